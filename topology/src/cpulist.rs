@@ -1,8 +1,8 @@
 //! The kernel's list notation for sets of CPUs: `0-3,8,10-11`.
 //!
-//! Invariant: whatever the text, parsing allocates at most [`MAX_CPUS`] entries, because a number at or above
-//! the limit is refused before its range is walked. The kernel's stride notation (`0-31:2/4`) is accepted by some of
-//! its inputs but never printed in sysfs or procfs, so it is not understood here.
+//! Invariant: for any text, parsing allocates at most [`MAX_CPUS`] entries, because a number at or above the limit is
+//! rejected before its range is walked. The kernel's stride notation (`0-31:2/4`) is accepted by some of its inputs but
+//! never printed in sysfs or procfs, so it is not parsed here.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,8 +13,9 @@ pub type CpuSet = BTreeSet<usize>;
 /// CPUs are numbered below this. The kernel's own largest configuration is 8,192.
 pub const MAX_CPUS: usize = 8_192;
 
-/// Why a text is not a CPU list.
+/// Error of parsing a CPU list.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum CpuListError {
     /// A part between commas is neither a number nor two numbers with a dash between them.
     Malformed {
@@ -29,10 +30,7 @@ pub enum CpuListError {
         last: usize,
     },
     /// A number is not below [`MAX_CPUS`].
-    TooLarge {
-        /// The number.
-        cpu: usize,
-    },
+    TooLarge { cpu: usize },
 }
 
 impl fmt::Display for CpuListError {
@@ -53,12 +51,12 @@ impl fmt::Display for CpuListError {
 
 impl std::error::Error for CpuListError {}
 
-/// Reads a CPU list such as `0-3,8`. White space around the text and its parts is ignored; an empty text is the
-/// empty set, as the kernel prints it.
+/// Parses a CPU list such as `0-3,8`. White space around the text and its parts is ignored; an empty text is the empty
+/// set, as the kernel prints it.
 ///
 /// # Errors
 ///
-/// [`CpuListError`] names the first part that cannot be understood.
+/// [`CpuListError`] names the first part that is not valid.
 pub fn parse(text: &str) -> Result<CpuSet, CpuListError> {
     let mut cpus = CpuSet::new();
     if text.trim().is_empty() {
@@ -80,7 +78,7 @@ pub fn parse(text: &str) -> Result<CpuSet, CpuListError> {
 }
 
 fn number(digits: &str, part: &str) -> Result<usize, CpuListError> {
-    // `usize::from_str` takes a leading plus sign, which no CPU list has.
+    // `usize::from_str` accepts a leading plus sign, which no CPU list has.
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     match digits.parse() {
         Ok(number) if plain => Ok(number),
@@ -89,7 +87,7 @@ fn number(digits: &str, part: &str) -> Result<usize, CpuListError> {
     }
 }
 
-/// Writes `cpus` as the kernel would: `0-3,8`. The inverse of [`parse`].
+/// Formats `cpus` as the kernel does: `0-3,8`. The inverse of [`parse`].
 #[must_use]
 pub fn format(cpus: &CpuSet) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
@@ -120,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn errors_name_the_malformed_part() {
         let malformed = |part: &str| Err(CpuListError::Malformed { part: part.into() });
         assert_eq!(parse("0,,2"), malformed(""));
         assert_eq!(parse("0-3:1/2"), malformed("0-3:1/2"));

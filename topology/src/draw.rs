@@ -1,11 +1,11 @@
-//! Shows a machine, its shard plan and its rail matrix: [`text`] and [`svg`] for people, [`json`] for programs, and
-//! [`why`] for who doubts a choice.
+//! Drawings of a machine, its shard plan and its rail matrix: [`text`] and [`svg`] for operators, [`json`] for
+//! programs, and [`why`] for the reasons of all choices.
 //!
-//! The text has one cell a physical core, grouped by NUMA node, so that a large server fits a screen. The JSON has
-//! every field of all three values under its own name; unknown is `null`.
+//! The text has one cell per physical core, grouped by NUMA node, so that a large server fits a screen. The JSON has
+//! every field of all three values under its name; unknown is `null`.
 //!
-//! Names come from the kernel and can hold nearly any byte: controls are escaped, so that no device name moves the
-//! reader's cursor.
+//! Names come from the kernel and can hold nearly any byte: control characters are escaped, so that no device name
+//! controls the terminal.
 
 use crate::cpulist;
 use crate::model::{CacheKind, Machine, NodeKind};
@@ -24,10 +24,10 @@ pub use fields::json;
 pub use matrix::why;
 pub use svg::svg;
 
-/// Width that rows of cells keep to, characters.
+/// Maximum width of rows of cells, in characters.
 const ROW_CHARACTERS: usize = 100;
 
-/// Draws the machine, who sits where, and which rails serve which memory, in lines that end with a line feed.
+/// Draws the machine, the placement of shards and the rail matrix as text, in lines that end with a line feed.
 #[must_use]
 pub fn text(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     let mut out = summary(machine, plan, machine.physical_cores().len());
@@ -49,7 +49,7 @@ pub fn text(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     out
 }
 
-/// All nodes that anything is on; `None`, the unknown one, last.
+/// Returns all nodes with CPUs, memory or devices; `None`, the unknown one, last.
 fn nodes(machine: &Machine) -> Vec<Option<u32>> {
     let known = machine.numa_nodes.iter().map(|node| Some(node.id));
     let cores = machine.cores.iter().map(|core| core.numa_node);
@@ -64,7 +64,7 @@ fn nodes(machine: &Machine) -> Vec<Option<u32>> {
     nodes.into_iter().chain(unknown).collect()
 }
 
-/// The node to draw a device on: hardware of a machine with one node is on that one.
+/// Returns the node to draw a device on: hardware of a machine with one node is on that one.
 fn home(machine: &Machine, numa_node: Option<u32>, hardware: bool) -> Option<u32> {
     if hardware { machine.effective_node(numa_node) } else { numa_node }
 }
@@ -128,7 +128,7 @@ fn node_heading(machine: &Machine, id: Option<u32>) -> String {
     format!("node {id}: memory {}{kind}{distances}{access}\n", size_text(node.memory_bytes))
 }
 
-/// One cell a physical core, with its node.
+/// Returns one cell per physical core, with its node.
 fn cell_texts(machine: &Machine, plan: &ShardPlan) -> Vec<(Option<u32>, String)> {
     let text = |cell: Cell| {
         let marked = |cpu: &usize| {
@@ -172,7 +172,7 @@ fn count(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Bytes in the largest binary unit that leaves at least 1 before the point.
+/// Formats bytes in the largest binary unit that leaves at least 1 before the point.
 fn size_text(bytes: Option<u64>) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some(bytes) = bytes else {

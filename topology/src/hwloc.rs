@@ -1,12 +1,12 @@
-//! Reads a [`Machine`] from hwloc's XML, as `lstopo --of xml` and the library's export write it (format 2).
+//! Reader of a [`Machine`] from hwloc's XML, as `lstopo --of xml` and the library's export write it (format 2).
 //!
-//! hwloc knows structure: nodes, cores, caches, the PCI tree, and which devices hang where. It does not know what
-//! changes: speeds, MTUs, drivers, which CPUs this very process may use. Those stay unknown, and
-//! [`merge`](crate::merge::merge) takes them from sysfs. Where the file does not say whether an interface is up, it
-//! counts as up.
+//! hwloc knows structure: nodes, cores, caches, the PCI tree, and the place of each device in it. It does not know
+//! values that change: speeds, MTUs, drivers, the CPUs that this process may use. Those stay unknown, and
+//! [`merge`](crate::merge::merge) takes them from sysfs. An interface whose state the file does not contain counts as
+//! up.
 //!
-//! Reading is bounded: [`MAX_XML_BYTES`], and CPU numbers below [`MAX_CPUS`]. Attributes that are missing or odd leave
-//! a value unknown.
+//! Reading is bounded: [`MAX_XML_BYTES`], and CPU numbers below [`MAX_CPUS`]. Missing or malformed attributes leave a
+//! value unknown.
 
 mod devices;
 mod memory;
@@ -18,30 +18,28 @@ use roxmltree::{Document, Node, ParsingOptions};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The largest file that is read, bytes; a machine of a thousand CPUs has about 2 MB.
+/// Most bytes of a file; a machine of a thousand CPUs has about 2 MB.
 pub const MAX_XML_BYTES: usize = 32 << 20;
-/// Elements and texts of a file, at most.
+/// Most elements and texts of a file.
 const MAX_XML_NODES: u32 = 2_000_000;
 
-/// Why a text is not a machine.
+/// Error of reading a machine from XML.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum HwlocError {
     /// More than [`MAX_XML_BYTES`].
-    TooLarge {
-        /// Its size, bytes.
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// Not XML.
     NotXml {
-        /// What is wrong and where.
+        /// The error and its position.
         message: String,
     },
     /// XML, but not of hwloc, or of a format other than 2.
     NotHwloc {
-        /// What was found.
+        /// Description of the file's root element.
         found: String,
     },
-    /// It names no CPU.
+    /// The file names no CPU.
     NoCpus,
 }
 
@@ -62,11 +60,11 @@ impl fmt::Display for HwlocError {
 
 impl std::error::Error for HwlocError {}
 
-/// Reads what hwloc wrote.
+/// Reads a machine from hwloc's XML.
 ///
 /// # Errors
 ///
-/// [`HwlocError`] says what the text is instead.
+/// [`HwlocError`] if the text is not hwloc's XML of format 2, or names no CPU.
 pub fn parse(xml: &str) -> Result<Machine, HwlocError> {
     if xml.len() > MAX_XML_BYTES {
         return Err(HwlocError::TooLarge { bytes: xml.len() });
@@ -100,7 +98,7 @@ pub fn parse(xml: &str) -> Result<Machine, HwlocError> {
     Ok(machine)
 }
 
-/// All objects of a type below `root`, in the order of the file.
+/// Iterates over all objects of a type below `root`, in the order of the file.
 fn objects<'a>(root: Node<'a, 'a>, kind: &'static str) -> impl Iterator<Item = Node<'a, 'a>> {
     root.descendants().filter(move |node| is_object(*node, kind))
 }
@@ -109,7 +107,7 @@ fn is_object(node: Node<'_, '_>, kind: &str) -> bool {
     node.tag_name().name() == "object" && node.attribute("type") == Some(kind)
 }
 
-/// The nearest object of a type that contains this one.
+/// Returns the nearest object of a type that contains this one.
 fn above<'a>(node: Node<'a, 'a>, kind: &str) -> Option<Node<'a, 'a>> {
     node.ancestors().skip(1).find(|one| is_object(*one, kind))
 }
@@ -118,7 +116,7 @@ fn number<T: TryFrom<u64>>(node: Node<'_, '_>, name: &str) -> Option<T> {
     T::try_from(node.attribute(name)?.trim().parse::<u64>().ok()?).ok()
 }
 
-/// The value of an `<info>` of an object.
+/// Returns the value of an `<info>` of an object.
 fn info<'a>(node: Node<'a, 'a>, name: &str) -> Option<&'a str> {
     let infos = node.children().filter(|child| child.tag_name().name() == "info");
     infos.filter(|info| info.attribute("name") == Some(name)).find_map(|info| info.attribute("value"))

@@ -1,8 +1,8 @@
-//! A writer of JSON, small enough that this crate needs no dependency.
+//! Minimal JSON writer, so that this crate needs no dependency for it.
 //!
-//! Objects are built in a closure, so brackets always match. Whole numbers only: nothing here has fractions, and
-//! so nothing can be NaN. Numbers above 2^53 lose digits in readers that hold numbers as doubles; no figure of a
-//! machine comes near. There is no reader.
+//! Objects are built in a closure, so brackets always match. Whole numbers only: no value here has fractions, so none
+//! can be NaN. Numbers above 2^53 lose digits in readers that hold numbers as doubles; no figure of a machine comes
+//! near.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,14 @@ pub(crate) trait ToJson {
     fn write_json(&self, out: &mut String);
 }
 
-/// The object under construction; see [`object`].
+/// An object under construction; see [`object`].
 pub(crate) struct Object<'a> {
     out: &'a mut String,
     empty: bool,
 }
 
 impl Object<'_> {
-    /// Appends one member. Keys are the caller's literals; each is used once.
+    /// Appends one member. Keys are literals of the caller; each is used once.
     pub(crate) fn field(&mut self, key: &'static str, value: &(impl ToJson + ?Sized)) -> &mut Self {
         if !self.empty {
             self.out.push(',');
@@ -58,7 +58,7 @@ impl ToJson for str {
                 '"' => out.push_str("\\\""),
                 '\\' => out.push_str("\\\\"),
                 '\n' => out.push_str("\\n"),
-                // JSON forbids bare controls below 0x20; DEL and the C1 range are legal but move terminals.
+                // JSON forbids raw control characters below 0x20; DEL and the C1 range are legal but control terminals.
                 control if control.is_control() => {
                     out.push_str(&format!("\\u{:04x}", u32::from(control)));
                 }

@@ -1,15 +1,15 @@
-//! One machine from two descriptions: hwloc's for structure, sysfs's for what changes.
+//! Merge of two descriptions of one machine: hwloc's for structure, sysfs's for values that change.
 //!
-//! Where both say something, hwloc's word counts for nodes, cores and places of devices, and a note says so when they
-//! differ. Where one is silent, the other's is taken. All that only sysfs knows is kept.
+//! If both contain a value, hwloc's counts for nodes, cores and places of devices, and a note reports a difference. If
+//! one lacks a value, the other's is taken. Values that only sysfs has are kept.
 
 use crate::model::{BlockDevice, Core, Gpu, Machine, NodeKind, NumaNode, PciPath};
 use std::fmt::Debug;
 
-/// Differences that are named; the others are counted.
+/// Most differences that are named; further ones are counted.
 const MAX_NAMED: usize = 8;
 
-/// Makes one machine of what hwloc and sysfs say about it.
+/// Merges the descriptions of one machine by hwloc and sysfs.
 #[must_use]
 pub fn merge(hwloc: Machine, sysfs: Machine) -> Machine {
     let mut differences = Differences::default();
@@ -58,7 +58,7 @@ struct Differences {
 }
 
 impl Differences {
-    /// Takes hwloc's value where it has one; notes when both have and differ.
+    /// Takes hwloc's value if there is one; records a difference if both have one and they differ.
     fn take<T: PartialEq + Debug>(&mut self, what: &str, ours: &mut Option<T>, theirs: Option<T>) {
         let Some(theirs) = theirs else { return };
         if let Some(ours) = ours
@@ -80,14 +80,14 @@ impl Differences {
     }
 }
 
-/// What hwloc says of where a device is.
+/// Place of a device, by hwloc.
 struct Place {
     numa_node: Option<u32>,
     pci: Option<PciPath>,
 }
 
 impl Place {
-    /// Takes it into what sysfs says of the device of this name.
+    /// Merges this place into the one that sysfs gives for the device of this name.
     fn merge_into(
         self,
         numa_node: &mut Option<u32>,
@@ -99,7 +99,7 @@ impl Place {
         if let (Some(mine), Some(other)) = (&*pci, &self.pci)
             && mine.function == other.function
         {
-            // hwloc may leave out bridges that it finds unimportant: the longer path says more.
+            // hwloc may leave out bridges that it considers unimportant: the longer path holds more.
             if mine.bridges.len() < other.bridges.len() {
                 *pci = self.pci;
             }
@@ -112,7 +112,7 @@ impl Place {
 fn merge_cores(ours: &mut [Core], theirs: Vec<Core>, differences: &mut Differences) {
     for core in theirs {
         let Some(mine) = ours.iter_mut().find(|mine| mine.id == core.id) else {
-            // Offline by the kernel's word: hwloc's file may be older than that.
+            // Offline by the kernel's state: hwloc's file may be older.
             continue;
         };
         differences.take(&format!("node of CPU {}", core.id), &mut mine.numa_node, core.numa_node);
@@ -133,7 +133,7 @@ fn merge_nodes(ours: &mut Vec<NumaNode>, theirs: Vec<NumaNode>, differences: &mu
         if mine.kind == NodeKind::MemoryOnly {
             mine.kind = node.kind;
         }
-        // The two count reserved pages differently: the kernel's figure is what can be had.
+        // The two count reserved pages differently: the kernel's figure is the usable memory.
         mine.memory_bytes = mine.memory_bytes.or(node.memory_bytes);
         mine.access = mine.access.or(node.access);
         if same_nodes && !node.distances.is_empty() {
@@ -153,7 +153,7 @@ fn merge_disks(ours: &mut Vec<BlockDevice>, theirs: Vec<BlockDevice>, difference
                 mine.bytes = mine.bytes.or(disk.bytes);
                 mine.block_bytes = mine.block_bytes.or(disk.block_bytes);
             }
-            // An unused loop device, or a drive that went: the kernel knows better.
+            // An unused loop device, or a drive that was removed: the kernel's state is newer.
             None if disk.bytes.is_none_or(|bytes| bytes == 0) => {}
             None => ours.push(disk),
         }

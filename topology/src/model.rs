@@ -1,9 +1,9 @@
-//! The machine as a value: what the planner, the drawing and the drivers need to know about it, and no more.
+//! Model of a machine: the values that the planner, the drawing and the drivers need, and no more.
 //!
-//! Absence is explicit: an `Option` that is `None` means that the kernel did not say. A device whose NUMA node is
-//! unknown (the kernel prints `-1`, usual in virtual machines and on boxes with one node) is not on node 0.
+//! Absence is explicit: an `Option` that is `None` means that the kernel did not report the value. A device whose NUMA
+//! node is unknown (the kernel prints `-1`, usual in virtual machines and on hosts with one node) is not on node 0.
 //!
-//! The value is plain data. It does not keep itself true: a CPU taken offline later still stands in it.
+//! The value is plain data and does not follow changes: a CPU taken offline later stays in it.
 
 mod device;
 mod pci;
@@ -14,20 +14,20 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use device::{BlockDevice, Gpu, HardwareQueue, LinkLayer, Nic, NvmeController, PortState, RdmaDevice, RdmaPort};
 pub use pci::{MAX_BRIDGES, NotPci, PciAddress, PciPath, PciRelation, PciRoot};
 
-/// One machine, or the part of it that a process sees.
+/// A machine, or the part of it that a process sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// NUMA nodes by ascending id; empty where the kernel has no NUMA support.
+    /// NUMA nodes by ascending id; empty if the kernel has no NUMA support.
     pub numa_nodes: Vec<NumaNode>,
     /// Online logical CPUs by ascending id.
     pub cores: Vec<Core>,
-    /// Caches, each once, by level, kind and first CPU.
+    /// Distinct caches, by level, kind and first CPU.
     pub caches: Vec<Cache>,
-    /// Network interfaces by name, virtual ones too.
+    /// Network interfaces by name, including virtual ones.
     pub nics: Vec<Nic>,
     /// RDMA devices by name.
     pub rdma_devices: Vec<RdmaDevice>,
-    /// Block devices that have a medium, by name.
+    /// Block devices with a medium, by name.
     pub block_devices: Vec<BlockDevice>,
     /// NVMe controllers by name.
     pub nvme_controllers: Vec<NvmeController>,
@@ -35,13 +35,13 @@ pub struct Machine {
     pub gpus: Vec<Gpu>,
     /// CPUs on which this process may run. May name CPUs that are not online.
     pub allowed_cpus: CpuSet,
-    /// Processor time that this process's control group may use, thousandths of a CPU; `None`: no limit is known.
+    /// CPU time that this process's control group may use, in thousandths of a CPU; `None` if no limit is known.
     pub cpu_limit_millis: Option<u64>,
-    /// What could not be found out and what follows, one sentence each.
+    /// Unknown values and their consequences, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// What a node is made of.
+/// Kind of a NUMA node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeKind {
     /// Memory with CPUs.
@@ -54,7 +54,7 @@ pub enum NodeKind {
 }
 
 impl NodeKind {
-    /// A word for people and programs.
+    /// Returns the kind's name in drawings and JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -65,13 +65,13 @@ impl NodeKind {
     }
 }
 
-/// How fast the nearest initiators reach a node's memory, as the firmware tells (HMAT). Bandwidth in mebibytes a
-/// second.
+/// Latency and bandwidth between a node's memory and the nearest initiators, as the firmware reports them (HMAT).
+/// Bandwidth in mebibytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeAccess {
-    /// Latency of a read, nanoseconds.
+    /// Latency of a read, in nanoseconds.
     pub read_latency_ns: Option<u32>,
-    /// Latency of a write, nanoseconds.
+    /// Latency of a write, in nanoseconds.
     pub write_latency_ns: Option<u32>,
     /// Bandwidth of reads.
     pub read_mib_per_s: Option<u32>,
@@ -81,28 +81,28 @@ pub struct NodeAccess {
 
 /// Memory, and usually CPUs, at one distance from each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct NumaNode {
     /// The kernel's number of the node.
     pub id: u32,
-    /// What it is made of.
     pub kind: NodeKind,
-    /// Memory of the node, bytes.
+    /// Memory of the node, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Distance to each node, in the order of [`Machine::numa_nodes`], 10 being local (ACPI SLIT units); empty
-    /// where unknown.
+    /// Distance to each node, in the order of [`Machine::numa_nodes`], 10 being local (ACPI SLIT units); empty if
+    /// unknown.
     pub distances: Vec<u32>,
-    /// What the firmware tells about its speed; `None` where it tells nothing.
+    /// Speed of the node's memory by the firmware; `None` if the firmware reports none.
     pub access: Option<NodeAccess>,
 }
 
-/// One logical CPU: what a thread is pinned to.
+/// One logical CPU: the unit that a thread is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Core {
     /// The kernel's number of the logical CPU.
     pub id: usize,
-    /// NUMA node it belongs to.
+    /// NUMA node of the CPU.
     pub numa_node: Option<u32>,
-    /// Socket it sits in.
+    /// Socket of the CPU.
     pub package: Option<u32>,
     /// Number of its physical core, unique within the package only.
     pub core_id: Option<u32>,
@@ -110,34 +110,34 @@ pub struct Core {
     pub smt_siblings: CpuSet,
 }
 
-/// What a cache holds.
+/// Contents of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CacheKind {
     /// Data only.
     Data,
     /// Instructions only.
     Instruction,
-    /// Both.
+    /// Data and instructions.
     Unified,
 }
 
 /// One cache and the CPUs behind it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cache {
-    /// 1 is nearest to the core.
+    /// Level; 1 is nearest to the core.
     pub level: u32,
-    /// What it holds.
+    /// Contents of the cache.
     pub kind: CacheKind,
     /// Logical CPUs that share it.
     pub shared_cpus: CpuSet,
-    /// Capacity, bytes.
+    /// Capacity, in bytes.
     pub size_bytes: Option<u64>,
 }
 
-/// Logical CPUs that share one physical core, as [`Machine::physical_cores`] groups them.
+/// Logical CPUs that share one physical core, as grouped by [`Machine::physical_cores`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhysicalCore {
-    /// Its online logical CPUs; never empty.
+    /// Online logical CPUs of the core; never empty.
     pub cpus: CpuSet,
     /// Node of its lowest logical CPU.
     pub numa_node: Option<u32>,
@@ -146,8 +146,8 @@ pub struct PhysicalCore {
 impl Machine {
     /// Groups the online logical CPUs by physical core, in the order of each group's lowest CPU.
     ///
-    /// Two CPUs are in one group when either names the other as a sibling, directly or through others: if the
-    /// kernel's lists disagree, no CPU is wrongly taken for independent.
+    /// Two CPUs are in one group if either names the other as a sibling, directly or through others: if the kernel's
+    /// lists disagree, no CPU is wrongly considered independent.
     #[must_use]
     pub fn physical_cores(&self) -> Vec<PhysicalCore> {
         let position: BTreeMap<usize, usize> =
@@ -175,7 +175,7 @@ impl Machine {
         cores
     }
 
-    /// Node to count a device to: its own, or, on a machine with one node of CPUs, that one.
+    /// Returns the node that a device counts for: its own, or, on a machine with one node of CPUs, that one.
     #[must_use]
     pub fn effective_node(&self, numa_node: Option<u32>) -> Option<u32> {
         numa_node.or_else(|| {
@@ -184,14 +184,14 @@ impl Machine {
         })
     }
 
-    /// Distance from node `from` to node `to` in ACPI SLIT units; `None` where the kernel does not say.
+    /// Returns the distance from node `from` to node `to` in ACPI SLIT units; `None` if unknown.
     #[must_use]
     pub fn distance(&self, from: u32, to: u32) -> Option<u32> {
         let column = self.numa_nodes.iter().position(|node| node.id == to)?;
         self.numa_nodes.iter().find(|node| node.id == from)?.distances.get(column).copied()
     }
 
-    /// CPUs that are online and on which this process may run.
+    /// Returns the CPUs that are online and on which this process may run.
     #[must_use]
     pub fn usable_cpus(&self) -> CpuSet {
         let online = self.cores.iter().map(|core| core.id);
@@ -199,7 +199,7 @@ impl Machine {
     }
 }
 
-/// The representative of `index` in a union-find forest, with path halving.
+/// Returns the representative of `index` in a union-find forest, with path halving.
 fn root(parent: &mut [usize], mut index: usize) -> usize {
     while parent[index] != index {
         parent[index] = parent[parent[index]];

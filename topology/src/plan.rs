@@ -1,20 +1,20 @@
-//! Which logical CPU each shard gets, and which devices' queues. Pure: a machine and a wish in, a plan out.
+//! Shard plan: the logical CPU and the devices' queues of each shard. Pure: a function of a machine and a request.
 //!
 //! A shard polls. Pinned, it may take a whole physical core for itself, so:
 //!
 //! * no two shards share a physical core: two pollers on SMT siblings halve each other;
 //! * one physical core always stays free for everything else: the control plane, clients, interrupts;
 //! * shards alternate over NUMA nodes, so that each node's memory and devices have a shard near them, beginning with
-//!   the node that has most NIC bandwidth;
-//! * only CPUs that this process is allowed to use are given out, and no more pollers than the control group's limit of
-//!   processor time feeds: a group over its limit stands still, pollers and all.
+//!   the node with the highest NIC bandwidth;
+//! * only CPUs that this process is allowed to use are assigned, and no more pollers than the control group's CPU limit
+//!   feeds: a group over its limit is throttled, pollers included.
 //!
-//! When these cannot all hold for the number of shards asked for, *no* shard is pinned: the scheduler then shares what
-//! there is, and the shards must park as soon as they have nothing to do ([`ShardPlan::must_park_at_once`]).
-//! Pinning some would only push the others onto the cores of the pinned ones.
+//! If these cannot all hold for the requested number of shards, *no* shard is pinned: the scheduler then shares the
+//! CPUs, and the shards must park as soon as they are idle ([`ShardPlan::must_park_at_once`]). Pinning some of them
+//! would only push the others onto the cores of the pinned ones.
 //!
-//! Queues of NICs and drives are then dealt to the shards of their node. Every device is served by some shard, and
-//! every shard has a NIC where there is one.
+//! Queues of NICs and drives are then assigned to the shards of their node. Every device is served by some shard, and
+//! every shard has a NIC if the machine has one.
 
 mod deal;
 
@@ -24,74 +24,74 @@ use crate::rails::{RailMatrix, rail_matrix};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// The most shards that a plan has. Each is a thread, a listening port and a pool; no machine gains from more.
+/// Most shards of a plan. Each is a thread, a listening port and a pool; no machine gains from more.
 pub const MAX_SHARDS: usize = 1_024;
 
-/// What is asked of a plan.
+/// Request for a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanRequest {
-    /// Number of shards; without a wish, as many as can be pinned, and at least 1. 0 counts as 1, and more than
-    /// [`MAX_SHARDS`] as that; a note says so.
+    /// Number of shards; none for as many as can be pinned, and at least 1. 0 counts as 1, and more than [`MAX_SHARDS`]
+    /// as that many, with a note.
     pub shards: Option<usize>,
-    /// CPUs that the calling thread may run on, as the scheduler says; narrows the machine's allowed ones. `None` goes
-    /// by the machine's alone.
+    /// CPUs that the calling thread may run on by the scheduler; narrows the machine's allowed CPUs. `None` for the
+    /// machine's alone.
     pub affinity: Option<CpuSet>,
 }
 
 impl PlanRequest {
-    /// This many shards, on any CPU that the machine allows.
+    /// Creates a request for this many shards, on any CPU that the machine allows.
     #[must_use]
     pub fn shards(shards: usize) -> Self {
         Self { shards: Some(shards), affinity: None }
     }
 }
 
-/// One queue of a device, as a shard uses it.
+/// A device queue assigned to a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueShare {
     /// Device name: an RDMA device, an interface without one, or a drive.
     pub device: String,
-    /// Which queue. For a drive with a known map of queues, the kernel's number of the one that serves the shard's CPU;
-    /// else a count from 0 over the shards that share the device.
+    /// Number of the queue. For a drive with a known map of queues, the kernel's number of the one that serves the
+    /// shard's CPU; otherwise a count from 0 over the shards that share the device.
     pub queue: u32,
     /// Node of the device.
     pub numa_node: Option<u32>,
-    /// Device and shard are on one node.
+    /// True if device and shard are on one node.
     pub local: bool,
 }
 
-/// Where one shard sits.
+/// Placement of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSeat {
-    /// The shard's index, `0..shards`.
+    /// Index of the shard, in `0..shards`.
     pub shard: usize,
-    /// Logical CPU to pin its thread to; `None`: leave the thread to the scheduler.
+    /// Logical CPU to pin its thread to; `None` leaves the thread to the scheduler.
     pub core: Option<usize>,
-    /// Node to take its memory from; `None`: unknown, or the shard is not pinned.
+    /// Node to allocate its memory from; `None` if unknown, or if the shard is not pinned.
     pub numa_node: Option<u32>,
-    /// NIC queues that it polls, the one to begin with first.
+    /// NIC queues that it polls, the preferred one first.
     pub nics: Vec<QueueShare>,
     /// Queues of NVMe drives that it submits to.
     pub drives: Vec<QueueShare>,
-    /// Why it sits there and has these devices.
+    /// Reason for this placement.
     pub reason: String,
 }
 
-/// Where all shards of a process sit.
+/// Placement of all shards of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardPlan {
-    /// One seat a shard, in shard order; between 1 and [`MAX_SHARDS`].
+    /// Placements in shard order; between 1 and [`MAX_SHARDS`].
     pub shards: Vec<ShardSeat>,
-    /// Logical CPUs for every other thread: the usable ones whose physical core has no pinned shard. Where the only
+    /// Logical CPUs for all other threads: the usable ones whose physical core has no pinned shard. If the only
     /// physical core has several hardware threads, those that the shard does not have.
     pub housekeeping_cores: CpuSet,
-    /// What an operator should know about the plan, one sentence each.
+    /// Facts about the plan for operators, one sentence each.
     pub notes: Vec<String>,
 }
 
 impl ShardPlan {
-    /// Whether shards must park as soon as they are idle instead of polling for a while first: they share their
-    /// cores with other threads.
+    /// Returns true if idle shards must park at once instead of polling for a while first: they share their cores with
+    /// other threads.
     #[must_use]
     pub fn must_park_at_once(&self) -> bool {
         self.shards.iter().any(|seat| seat.core.is_none())
@@ -141,7 +141,7 @@ fn new_seat(shard: usize, seat: Option<&Seat>, reason: String) -> ShardSeat {
 
 fn pinned(machine: &Machine, seats: &[Seat], cores: usize, usable_cpus: CpuSet, mut notes: Vec<String>) -> ShardPlan {
     if cores == 1 {
-        notes.push("The only usable physical core is divided between a shard and the rest.".into());
+        notes.push("The only usable physical core is divided between a shard and all other threads.".into());
     }
     let mut housekeeping_cores = usable_cpus;
     for seat in seats {
@@ -150,7 +150,7 @@ fn pinned(machine: &Machine, seats: &[Seat], cores: usize, usable_cpus: CpuSet, 
     let several_nodes = machine.numa_nodes.len() > 1;
     let seat = |(shard, seat): (usize, &Seat)| {
         let node = match seat.numa_node {
-            Some(node) if several_nodes => format!(" of node {node}, whose turn it was"),
+            Some(node) if several_nodes => format!(" of node {node}, as shards alternate over nodes"),
             None if several_nodes => " of an unknown node".to_owned(),
             _ => String::new(),
         };
@@ -164,12 +164,12 @@ fn pinned(machine: &Machine, seats: &[Seat], cores: usize, usable_cpus: CpuSet, 
     ShardPlan { shards: seats.iter().enumerate().map(seat).collect(), housekeeping_cores, notes }
 }
 
-/// Takes away seats that the limit of processor time does not feed; says whether it did.
+/// Removes the seats that the CPU limit does not feed; returns whether it did.
 fn keep_to_limit(machine: &Machine, usable_cpus: &CpuSet, seats: &mut Vec<Seat>, notes: &mut Vec<String>) -> bool {
     let Some(limit) = machine.cpu_limit_millis.filter(|&limit| limit < usable_cpus.len() as u64 * 1_000) else {
         return false;
     };
-    // One CPU's worth stays for everything else.
+    // One CPU's time is kept for everything else.
     let pollers = usize::try_from(limit / 1_000).unwrap_or(usize::MAX).saturating_sub(1);
     if pollers >= seats.len() {
         return false;
@@ -182,15 +182,15 @@ fn keep_to_limit(machine: &Machine, usable_cpus: &CpuSet, seats: &mut Vec<Seat>,
     true
 }
 
-/// A place that one shard can be pinned to.
+/// A physical core that a shard can be pinned to.
 struct Seat {
     cpu: usize,
     numa_node: Option<u32>,
-    /// CPUs that nothing else should run on while a shard sits here.
+    /// CPUs to keep free of other threads while a shard is pinned here.
     occupied_cpus: CpuSet,
 }
 
-/// Physical cores with at least one usable CPU, reduced to those.
+/// Returns the physical cores with at least one usable CPU, reduced to usable CPUs.
 fn usable_physical_cores(machine: &Machine, usable_cpus: &CpuSet) -> Vec<PhysicalCore> {
     let mut cores = machine.physical_cores();
     for core in &mut cores {
@@ -200,18 +200,18 @@ fn usable_physical_cores(machine: &Machine, usable_cpus: &CpuSet) -> Vec<Physica
     cores
 }
 
-/// All seats, best first: a plan of n shards takes the first n.
+/// Returns all seats, best first: a plan of n shards takes the first n.
 fn pinnable_seats(machine: &Machine, rails: &RailMatrix, cores: &[PhysicalCore]) -> Vec<Seat> {
     if let [only] = cores {
         return seat_beside_housekeeping(only).into_iter().collect();
     }
     let mut free_of_node: BTreeMap<u32, VecDeque<&PhysicalCore>> = BTreeMap::new();
     for core in cores {
-        // Cores of an unknown node form a node of their own, the last.
+        // Cores of an unknown node form a group of their own, the last.
         free_of_node.entry(core.numa_node.unwrap_or(u32::MAX)).or_default().push_back(core);
     }
-    // Housekeeping takes from the node that has most, so that no node loses its only shard; on an even machine that
-    // is the core of CPU 0, where interrupts go unless told otherwise.
+    // Housekeeping takes a core from the node with most cores, so that no node loses its only shard; on an even machine
+    // that is the core of CPU 0, where interrupts go by default.
     let most = free_of_node.values().map(VecDeque::len).max().unwrap_or(0);
     if let Some(free) = free_of_node.values_mut().find(|free| free.len() == most) {
         free.pop_front();
@@ -229,8 +229,8 @@ fn pinnable_seats(machine: &Machine, rails: &RailMatrix, cores: &[PhysicalCore])
     seats
 }
 
-/// On a single physical core with several hardware threads (a small virtual machine, usually) the last thread is
-/// for a shard and the others for the rest: better than a shard that the scheduler moves about.
+/// On a single physical core with several hardware threads (usually a small virtual machine), the last thread is for a
+/// shard and the others are for the rest: better than a shard that the scheduler migrates between CPUs.
 fn seat_beside_housekeeping(only: &PhysicalCore) -> Option<Seat> {
     let cpu = *only.cpus.last().filter(|_| only.cpus.len() > 1)?;
     Some(Seat { cpu, numa_node: only.numa_node, occupied_cpus: CpuSet::from([cpu]) })
@@ -248,12 +248,12 @@ fn shard_count(requested: Option<usize>, pinnable: usize, notes: &mut Vec<String
 fn crowded_note(shards: usize, pinnable: usize, cores: usize, limited: bool) -> String {
     let why = match (pinnable, cores) {
         (0, 1..) if limited => "The limit of processor time leaves none to poll with".into(),
-        _ if limited => format!("{shards} shards were asked for, more than may poll"),
+        _ if limited => format!("{shards} shards were requested, more than may poll"),
         (_, 0) => "No usable CPU is known".into(),
         (0, _) => "The only usable CPU is needed for everything else too".into(),
-        (_, 1) => format!("{shards} shards were asked for on one usable physical core"),
+        (_, 1) => format!("{shards} shards were requested on one usable physical core"),
         _ => format!(
-            "{shards} shards were asked for, but only {pinnable} can have a core of their own (of {cores} usable, \
+            "{shards} shards were requested, but only {pinnable} can have a core of their own (of {cores} usable, \
              with one kept for everything else)"
         ),
     };

@@ -1,11 +1,11 @@
-//! The rail matrix: for each place that memory can be, the RDMA ports to use for it, nearest first. Pure.
+//! Rail matrix: for each memory location, the RDMA ports to use for it, nearest first. Pure.
 //!
-//! A rail is an RDMA device with an active port. The rails of a location stand in tiers: an engine spreads over the
-//! first tier and turns to the next when a tier is busy or broken. A tier's rails are equally near; how near is said in
-//! words ([`Tier::reason`]), because an operator who sees an odd choice wants to know what it was made from.
+//! A rail is an RDMA device with an active port. The rails of a location are grouped in tiers: an engine spreads over
+//! the first tier, and uses the next one when a tier is busy or broken. The rails of a tier are equally near;
+//! [`Tier::reason`] explains the tier in words, because an operator who sees an unexpected choice needs its inputs.
 //!
-//! Rails slower than half the fastest stand behind all others, even near ones: whoever spreads evenly would wait for
-//! them.
+//! Rails slower than half the fastest come behind all others, even if they are near: a transfer that is spread evenly
+//! would wait for them.
 
 mod given;
 mod json;
@@ -19,19 +19,19 @@ pub(crate) use notes::gigabits;
 
 pub use given::{GivenMatrix, GivenRow, MAX_MATRIX_BYTES, MatrixError};
 
-/// Where memory is.
+/// Memory location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Location {
-    /// A NUMA node, by the kernel's number: `cpu:0`. Mooncake calls any node that.
+    /// A NUMA node, by the kernel's number: `cpu:0`. Mooncake uses this name for any node.
     Cpu(u32),
     /// A NUMA node that is CXL memory, by the kernel's number: `cxl:2`.
     Cxl(u32),
-    /// A GPU, by the prefix of its vendor and its place among those in the order of PCI addresses: `cuda:0`.
+    /// A GPU, by its vendor's prefix and its index among those in the order of PCI addresses: `cuda:0`.
     Gpu(&'static str, u32),
 }
 
 impl Location {
-    /// The name that Mooncake uses: it knows NUMA nodes as `cpu:N` only.
+    /// Returns Mooncake's name of the location: it knows NUMA nodes as `cpu:N` only.
     #[must_use]
     pub fn mooncake_name(self) -> String {
         match self {
@@ -40,7 +40,7 @@ impl Location {
         }
     }
 
-    /// Whether `name` means this location. `cpu:N` means any node, `gpu:N` a GPU of any vendor.
+    /// Returns true if `name` names this location. `cpu:N` names any kind of node, `gpu:N` a GPU of any vendor.
     #[must_use]
     pub fn is_named(self, name: &str) -> bool {
         let alias = match self {
@@ -62,35 +62,35 @@ impl fmt::Display for Location {
     }
 }
 
-/// An RDMA device whose port carries data.
+/// An RDMA device with an active port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rail {
     /// Device name.
     pub name: String,
-    /// The port: the fastest active one, the lowest of equals.
+    /// Number of the port: the fastest active one, the lowest of equals.
     pub port: u32,
     /// Interface that the port runs over.
     pub netdev: Option<String>,
-    /// Rate of the port, megabits per second.
+    /// Rate of the port, in megabits per second.
     pub speed_mbps: Option<u64>,
-    /// Largest payload of a packet, bytes.
+    /// Largest payload of a packet, in bytes.
     pub active_mtu_bytes: Option<u32>,
     /// Node of the device.
     pub numa_node: Option<u32>,
-    /// Where it hangs.
+    /// Place in the PCI tree.
     pub pci: Option<PciPath>,
 }
 
-/// An RDMA device that is no rail.
+/// An RDMA device that is not a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExcludedDevice {
     /// Device name.
     pub name: String,
-    /// Why, and what would help.
+    /// The reason, and a remedy.
     pub reason: String,
 }
 
-/// How near the rails of a tier are, nearest first.
+/// Proximity of a tier's rails, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Nearness {
     /// Below the same PCI switch.
@@ -99,16 +99,16 @@ pub enum Nearness {
     SameRootComplex,
     /// On the same NUMA node.
     SameNode,
-    /// The node of one of both is unknown.
+    /// The node of the memory or of the rail is unknown.
     NodeUnknown,
     /// On another NUMA node.
     OtherNode,
-    /// As a matrix says that was given.
+    /// By a given matrix.
     Given,
 }
 
 impl Nearness {
-    /// A few words for people and programs.
+    /// Returns the proximity's name in drawings and JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -124,47 +124,47 @@ impl Nearness {
 
 /// Rails that are equally near.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Tier {
-    /// How near.
     pub nearness: Nearness,
-    /// For [`Nearness::SameSwitch`] the bridges between, for nodes their NUMA distance; `None` where unknown.
+    /// For [`Nearness::SameSwitch`] the bridges between, for nodes their NUMA distance; `None` if unknown.
     pub distance: Option<u32>,
-    /// Held back because they are slower than half the fastest rail.
+    /// True if the rails are held back because they are slower than half the fastest one.
     pub slow: bool,
-    /// Device names, the one to begin with first.
+    /// Device names, the preferred one first.
     pub rails: Vec<String>,
-    /// Why they stand here.
+    /// Reason for the rails' tier.
     pub reason: String,
 }
 
-/// The tiers of one location.
+/// Tiers of one location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Where the memory is.
+    /// Location of the memory.
     pub location: Location,
-    /// Nearest first; none is empty, and each rail stands in one.
+    /// Tiers, nearest first; none is empty, and each rail is in one of them.
     pub tiers: Vec<Tier>,
 }
 
-/// All locations of a machine and the rails for each.
+/// Rails of all locations of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RailMatrix {
-    /// Usable rails by name, numbers in names counted as numbers.
+    /// Usable rails by name, in natural order of numbers.
     pub rails: Vec<Rail>,
-    /// RDMA devices that are not, by name.
+    /// RDMA devices that are not rails, by name.
     pub excluded: Vec<ExcludedDevice>,
     /// Locations: nodes by number, then GPUs.
     pub rows: Vec<Row>,
-    /// What an operator should know, one sentence each.
+    /// Facts about the rails for operators, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// A location that the machine does not have.
+/// Error of a location that the machine does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownLocation {
-    /// The name asked for, cut to 64 characters.
+    /// The requested name, truncated to 64 characters.
     pub name: String,
-    /// Locations that there are.
+    /// The machine's locations.
     pub known: Vec<String>,
 }
 
@@ -178,11 +178,11 @@ impl fmt::Display for UnknownLocation {
 impl std::error::Error for UnknownLocation {}
 
 impl RailMatrix {
-    /// The tiers for memory at the location of this name; see [`Location::is_named`].
+    /// Returns the tiers of the location of this name; see [`Location::is_named`].
     ///
     /// # Errors
     ///
-    /// [`UnknownLocation`] lists what there is.
+    /// [`UnknownLocation`] lists the machine's locations.
     pub fn row(&self, location: &str) -> Result<&Row, UnknownLocation> {
         self.rows.iter().find(|row| row.location.is_named(location)).ok_or_else(|| UnknownLocation {
             name: location.chars().take(64).collect(),
@@ -190,26 +190,26 @@ impl RailMatrix {
         })
     }
 
-    /// The rail of this name.
+    /// Returns the rail of this name.
     #[must_use]
     pub fn rail(&self, name: &str) -> Option<&Rail> {
         self.rails.iter().find(|rail| rail.name == name)
     }
 
-    /// The slowest that a rail may be without being held back, megabits per second; 0 where no speed is known.
+    /// Returns the least speed of a rail that is not held back, in megabits per second; 0 if no speed is known.
     #[must_use]
     pub fn full_speed_from_mbps(&self) -> u64 {
         self.rails.iter().filter_map(|rail| rail.speed_mbps).max().unwrap_or(0).div_ceil(2)
     }
 
-    /// Whether a rail is held back: slower than half the fastest.
+    /// Returns true if a rail is held back: slower than half the fastest.
     #[must_use]
     pub fn is_slow(&self, rail: &Rail) -> bool {
         rail.speed_mbps.is_some_and(|speed| speed < self.full_speed_from_mbps())
     }
 }
 
-/// Works out the matrix of `machine`.
+/// Computes the matrix of `machine`.
 #[must_use]
 pub fn rail_matrix(machine: &Machine) -> RailMatrix {
     let mut matrix = RailMatrix::default();
@@ -238,10 +238,10 @@ fn rail(device: &RdmaDevice, port: &RdmaPort) -> Rail {
     }
 }
 
-/// The port to use, or why there is none.
+/// Returns the port to use, or the reason for which there is none.
 fn usable_port(device: &RdmaDevice) -> Result<&RdmaPort, String> {
     let active = device.ports.iter().filter(|port| port.state == PortState::Active);
-    // The first of equals wins `min_by_key`, so the lowest number.
+    // `min_by_key` returns the first of equals, so the lowest number.
     if let Some(port) = active.min_by_key(|port| std::cmp::Reverse(port.speed_mbps)) {
         return Ok(port);
     }
@@ -251,7 +251,7 @@ fn usable_port(device: &RdmaDevice) -> Result<&RdmaPort, String> {
     };
     let states: Vec<String> = device.ports.iter().map(state).collect();
     let Some(first) = device.ports.first() else {
-        return Err("it shows no port: is its driver loaded completely?".to_owned());
+        return Err("it has no port: check that its driver is loaded completely".to_owned());
     };
     let help = match (first.state, first.link_layer) {
         (PortState::Down, _) => "check the cable, the switch, and that its interface is up",
@@ -262,7 +262,7 @@ fn usable_port(device: &RdmaDevice) -> Result<&RdmaPort, String> {
     Err(format!("no active port: {}; {help}", states.join(", ")))
 }
 
-/// Splits a name so that `mlx5_2` stands before `mlx5_10`.
+/// Splits a name so that `mlx5_2` sorts before `mlx5_10`.
 pub(crate) fn natural_key(name: &str) -> Vec<(String, u128)> {
     let mut key: Vec<(String, u128)> = Vec::new();
     let mut rest = name;
@@ -273,7 +273,7 @@ pub(crate) fn natural_key(name: &str) -> Vec<(String, u128)> {
         key.push((rest[..letters].to_owned(), number));
         rest = &rest[digits..];
     }
-    // Names that differ in leading zeros only still need an order.
+    // Names that differ only in leading zeros still need an order.
     key.push((name.to_owned(), 0));
     key
 }

@@ -1,8 +1,9 @@
-//! Machines from a line of text, `numa:2 core:4 pu:2`, for planning hardware that is not at hand and for tests.
+//! Machines described by a line of text, `numa:2 core:4 pu:2`, for planning hardware that is not available and for
+//! tests.
 //!
-//! The notation is a small part of the one that hwloc's tools take. Logical CPUs are numbered the way Linux does
-//! on most x86 servers: the first hardware thread of every core, node by node, then the second threads. So the
-//! siblings of CPU 0 are far from it, and code that takes neighbours in number for independent cores fails early.
+//! The notation is a subset of the one of hwloc's tools. Logical CPUs are numbered as Linux does on most x86 servers:
+//! the first hardware thread of every core, node by node, then the second threads. So the siblings of CPU 0 have
+//! distant numbers, and code that considers CPUs with adjacent numbers independent fails early.
 //!
 //! No caches or devices: a plan needs none.
 
@@ -10,13 +11,13 @@ use crate::cpulist::{CpuSet, MAX_CPUS};
 use crate::model::{Core, Machine, NumaNode};
 use std::fmt;
 
-/// Memory that each synthetic node has, bytes.
+/// Memory of each synthetic node, in bytes.
 const NODE_MEMORY_BYTES: u64 = 64 << 30;
-/// Usual firmware figures for the node itself and for another socket.
+/// Usual firmware distances of the local node and of another socket.
 const LOCAL_DISTANCE: u32 = 10;
 const REMOTE_DISTANCE: u32 = 21;
 
-/// Why a text does not describe a machine.
+/// Error of parsing a description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SyntheticError {
     /// A word is not `numa:N`, `core:N` or `pu:N` with N of at least 1.
@@ -24,14 +25,14 @@ pub enum SyntheticError {
         /// The word, cut to 32 characters.
         word: String,
     },
-    /// A level stands twice, or above a level that contains it.
+    /// A level appears twice, or below a level that it contains.
     OutOfOrder {
         /// The level.
         level: &'static str,
     },
     /// The levels multiply to more CPUs than [`MAX_CPUS`].
     TooManyCpus,
-    /// The text names no level at all.
+    /// The text names no level.
     Empty,
 }
 
@@ -42,7 +43,7 @@ impl fmt::Display for SyntheticError {
                 write!(f, "{word:?} is not numa:N, core:N or pu:N with N of at least 1")
             }
             Self::OutOfOrder { level } => {
-                write!(f, "{level} stands twice or in the wrong place; the order is numa, core, pu")
+                write!(f, "{level} appears twice or out of order; the order is numa, core, pu")
             }
             Self::TooManyCpus => write!(f, "more than {MAX_CPUS} CPUs; lower numa, core or pu"),
             Self::Empty => write!(f, "no levels; write for example \"numa:2 core:4 pu:2\""),
@@ -52,8 +53,8 @@ impl fmt::Display for SyntheticError {
 
 impl std::error::Error for SyntheticError {}
 
-/// Makes a machine of `numa` nodes, each of `core` physical cores, each of `pu` hardware threads; a level left out
-/// counts 1. All CPUs are allowed.
+/// Creates a machine of `numa` nodes, each with `core` physical cores, each with `pu` hardware threads; a level left
+/// out counts 1. All CPUs are allowed.
 ///
 /// # Errors
 ///
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_text_is_named() {
+    fn errors_name_the_malformed_word() {
         let malformed = |word: &str| Err(SyntheticError::Malformed { word: word.into() });
         assert_eq!(parse("  "), Err(SyntheticError::Empty));
         assert_eq!(parse("numa"), malformed("numa"));

@@ -1,11 +1,11 @@
-//! Reads a [`Machine`] from sysfs, below a root that can be any directory, so that tests bring their own.
+//! Reader of a [`Machine`] from sysfs, below a root that can be any directory, so that tests can provide one.
 //!
-//! sysfs differs between kernels, drivers and containers, and files vanish while they are read. So a file that is
-//! missing, unreadable or odd means "unknown", never an error; the only errors are a root that is not a sysfs
-//! tree and a tree without CPUs, where every later answer would be nonsense.
+//! sysfs differs between kernels, drivers and containers, and files vanish while they are read. So a missing,
+//! unreadable or malformed file means "unknown", never an error; the only errors are a root that is not a sysfs tree
+//! and a tree without CPUs, for which every later answer would be meaningless.
 //!
-//! Reading is bounded: [`MAX_FILE_BYTES`] a file, [`MAX_ENTRIES`] a directory. Some files ask a driver (a NIC's
-//! speed takes the kernel's network lock): read at start, not on a shard.
+//! Reading is bounded: [`MAX_FILE_BYTES`] per file, [`MAX_ENTRIES`] per directory. Some files call into a driver (a
+//! NIC's speed takes the kernel's network lock): read at start, not on a shard.
 
 mod cpus;
 mod drives;
@@ -24,26 +24,21 @@ use std::fmt;
 use std::path::PathBuf;
 use tree::DeviceTree;
 
-/// Where to read the machine from.
+/// Sources of the machine's description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysfs {
     root: PathBuf,
     process: PathBuf,
 }
 
-/// Why there is no machine to describe.
+/// Error of reading a machine from sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum SysfsError {
     /// The root has no `devices/system/cpu` directory.
-    NotSysfs {
-        /// The root.
-        root: PathBuf,
-    },
+    NotSysfs { root: PathBuf },
     /// The tree names no CPU.
-    NoCpus {
-        /// The root.
-        root: PathBuf,
-    },
+    NoCpus { root: PathBuf },
 }
 
 impl fmt::Display for SysfsError {
@@ -51,7 +46,7 @@ impl fmt::Display for SysfsError {
         match self {
             Self::NotSysfs { root } => write!(
                 f,
-                "{} is not a sysfs tree: it has no devices/system/cpu directory; is sysfs mounted there?",
+                "{} is not a sysfs tree: it has no devices/system/cpu directory; check that sysfs is mounted there",
                 root.display()
             ),
             Self::NoCpus { root } => write!(
@@ -66,24 +61,25 @@ impl fmt::Display for SysfsError {
 impl std::error::Error for SysfsError {}
 
 impl Sysfs {
-    /// The machine that this process runs on: `/sys` and `/proc/self`.
+    /// Returns the sources for this host and process: `/sys` and `/proc/self`.
     #[must_use]
     pub fn system() -> Self {
         Self::at("/sys", "/proc/self")
     }
 
-    /// Another tree. `process` is a directory like `/proc/self`, for the CPUs allowed to the process (`status`) and the
-    /// name of its control group (`cgroup`), whose limits are below the root in `fs/cgroup`.
+    /// Returns the sources below other directories. `process` is a directory like `/proc/self`, for the CPUs allowed to
+    /// the process (`status`) and the name of its control group (`cgroup`), whose limits are below the root in
+    /// `fs/cgroup`.
     pub fn at(root: impl Into<PathBuf>, process: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), process: process.into() }
     }
 
-    /// Reads everything once. Blocks on file system calls.
+    /// Reads the machine. Blocks on file system calls.
     ///
     /// # Errors
     ///
-    /// Only [`SysfsError`]; what cannot be read in a sysfs tree stays unknown. Where the allowed CPUs cannot be
-    /// read, all online ones count as allowed: pinning to one that is not fails loudly at that point.
+    /// [`SysfsError`]; unreadable values of a sysfs tree stay unknown. If the allowed CPUs cannot be read, all online
+    /// ones count as allowed: pinning to a CPU that is not fails with an error.
     pub fn read(&self) -> Result<Machine, SysfsError> {
         let cpu_directory = self.root.join("devices/system/cpu");
         if !cpu_directory.is_dir() {

@@ -1,13 +1,13 @@
-//! What a machine's description leaves open, as sentences: which values are unknown, and what follows.
+//! Notes on unknown values of a machine's description, with their consequences.
 //!
-//! Devices with the same gap share a sentence, so that a large machine does not fill a screen.
+//! Devices with the same unknown value share a sentence, so that a large machine does not fill a screen.
 
 use crate::model::{Machine, PortState};
 
-/// Names in one sentence; the others are counted.
+/// Most names in one sentence; further ones are counted.
 const NAMES: usize = 4;
 
-/// One sentence for each kind of gap.
+/// Returns one sentence for each kind of unknown value.
 pub(crate) fn notes(machine: &Machine) -> Vec<String> {
     let mut notes = Vec::new();
     if machine.numa_nodes.is_empty() {
@@ -20,7 +20,7 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
         several_nodes(machine, &mut notes);
     }
     let silent = machine.numa_nodes.iter().filter(|node| node.memory_bytes.is_none());
-    push(&mut notes, silent.map(|node| format!("node {}", node.id)), "memory size", "the kernel hides it");
+    push(&mut notes, silent.map(|node| format!("node {}", node.id)), "memory size", "the kernel does not report it");
     let ports = || machine.rdma_devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let silent = ports().filter(|(_, port)| port.state == PortState::Unknown);
     let silent = silent.map(|(device, port)| format!("{} port {}", device.name, port.number));
@@ -32,14 +32,14 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
     let silent = active().filter(|(_, port)| port.speed_mbps.is_none()).map(name);
     push(&mut notes, silent, "port speed", "measured once in use");
     let silent = active().filter(|(_, port)| port.active_mtu_bytes.is_none()).map(name);
-    push(&mut notes, silent, "active MTU", "verbs tell when the device is opened");
+    push(&mut notes, silent, "active MTU", "known once the device is opened");
     notes
 }
 
-/// Gaps that only matter where there is a choice of nodes.
+/// Adds the unknown values that matter only if there are several nodes.
 fn several_nodes(machine: &Machine, notes: &mut Vec<String>) {
     let cpus = machine.cores.iter().filter(|core| core.numa_node.is_none());
-    push(notes, cpus.map(|core| format!("CPU {}", core.id)), "NUMA node", "planned for last");
+    push(notes, cpus.map(|core| format!("CPU {}", core.id)), "NUMA node", "used last");
     let mut devices: Vec<String> = Vec::new();
     let hardware = machine.nics.iter().filter(|nic| nic.pci.is_some() && nic.numa_node.is_none());
     devices.extend(hardware.map(|nic| nic.name.clone()));
@@ -59,7 +59,7 @@ fn push(notes: &mut Vec<String>, names: impl Iterator<Item = String>, what: &str
     }
 }
 
-/// The first names, and how many more there are.
+/// Lists the first names, with the count of further ones.
 pub(crate) fn list<T: AsRef<str>>(names: &[T]) -> String {
     let shown: Vec<&str> = names.iter().take(NAMES).map(AsRef::as_ref).collect();
     let more = names.len().saturating_sub(NAMES);

@@ -1,10 +1,10 @@
-//! Which segments exist, under which names, and who serves them.
+//! Catalog of segments: name, owner, kind and address of each.
 //!
-//! A segment of a member lives as long as that incarnation of the member. A client that is no member gives its segments
-//! a time to live and renews all of them with one heartbeat. The catalog says where to ask; the owner says what is in a
-//! segment.
+//! A segment of a member lives as long as that incarnation of the member. A client that is not a member gives its
+//! segments a time to live and renews all of them with one heartbeat. The catalog locates a segment's owner; the owner
+//! describes the contents of the segment.
 //!
-//! Invariants: every entry is in its owner's set and the reverse; counts stay within [`Limits`].
+//! Invariants: every entry is in its owner's set and vice versa; counts stay within [`Limits`].
 
 use core::fmt;
 use core::ops::Bound;
@@ -16,10 +16,10 @@ use kvplane_proto::ids::{Incarnation, NodeId};
 use crate::config::Limits;
 use crate::rejection::Rejection;
 
-/// Longest name of a segment.
+/// Maximum length of a segment's name.
 pub const MAX_SEGMENT_NAME_BYTES: usize = 255;
 
-/// A client that is no member: a random number it drew at its start.
+/// Id of a client that is not a member: a random number drawn when the client starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
@@ -29,21 +29,14 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// Who serves a segment.
+/// Owner of a segment: the process that serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum SegmentOwner {
     /// One incarnation of a member.
-    Node {
-        /// The member.
-        node: NodeId,
-        /// Its incarnation.
-        incarnation: Incarnation,
-    },
-    /// A client that is no member.
-    Client {
-        /// The client.
-        client: ClientId,
-    },
+    Node { node: NodeId, incarnation: Incarnation },
+    /// A client that is not a member.
+    Client { client: ClientId },
 }
 
 impl fmt::Display for SegmentOwner {
@@ -55,7 +48,7 @@ impl fmt::Display for SegmentOwner {
     }
 }
 
-/// What a segment's memory is.
+/// Kind of memory that a segment consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SegmentKind {
     /// Main memory.
@@ -68,18 +61,17 @@ pub enum SegmentKind {
 
 /// An entry of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Segment {
-    /// Unique in the cluster.
+    /// Name, unique in the cluster.
     pub name: String,
-    /// Who serves it.
     pub owner: SegmentOwner,
-    /// What its memory is.
     pub kind: SegmentKind,
-    /// Its size.
+    /// Size of the segment.
     pub bytes: u64,
-    /// Where its owner answers questions about it.
+    /// Address at which its owner answers requests about it.
     pub address: SocketAddr,
-    /// For clients: time it lives after the client's last heartbeat. For members: 0, it lives as long as the member.
+    /// Time to live after the client's last heartbeat. 0 for a member's segment, which lives as long as the member.
     pub ttl_ns: u64,
 }
 
@@ -92,7 +84,7 @@ struct Entry {
     expires_ns: u64,
 }
 
-/// The catalog.
+/// All registered segments, by name and by owner.
 #[derive(Default)]
 pub(crate) struct Catalog {
     entries: BTreeMap<String, Entry>,
@@ -100,7 +92,7 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    /// Enters a segment, or replaces the owner's entry of that name. `true` if that changed what is durable.
+    /// Registers a segment, or replaces the owner's entry of that name. Returns true if the durable state changed.
     pub(crate) fn register(&mut self, segment: Segment, now_ns: u64, limits: &Limits) -> Result<bool, Rejection> {
         check(&segment, limits)?;
         let known = self.entries.get(&segment.name).map(|entry| &entry.segment);
@@ -124,7 +116,7 @@ impl Catalog {
         Ok(changed)
     }
 
-    /// Enters a segment that has been checked, or that was durable; its time to live starts at `from_ns`.
+    /// Inserts a segment that was checked before or was restored; its time to live starts at `from_ns`.
     pub(crate) fn insert(&mut self, segment: Segment, from_ns: u64) {
         let expires_ns = match segment.owner {
             SegmentOwner::Node { .. } => NEVER_NS,
@@ -134,7 +126,7 @@ impl Catalog {
         self.entries.insert(segment.name.clone(), Entry { segment, expires_ns });
     }
 
-    /// Withdraws a segment; `false` if there is none of that name.
+    /// Unregisters a segment. Returns false if no segment has that name.
     pub(crate) fn unregister(&mut self, owner: SegmentOwner, name: &str) -> Result<bool, Rejection> {
         match self.entries.get(name) {
             None => Ok(false),
@@ -149,7 +141,7 @@ impl Catalog {
     }
 
     fn remove(&mut self, name: &str) {
-        let entry = self.entries.remove(name).expect("only entries that are there are removed");
+        let entry = self.entries.remove(name).expect("only registered segments are removed");
         let names = self.owners.get_mut(&entry.segment.owner).expect("every entry is in its owner's set");
         names.remove(name);
         if names.is_empty() {
@@ -157,7 +149,7 @@ impl Catalog {
         }
     }
 
-    /// Removes all that an owner has; returns the names.
+    /// Removes all segments of an owner; returns their names.
     pub(crate) fn remove_owner(&mut self, owner: SegmentOwner) -> Vec<String> {
         let names: Vec<String> = self.owners.remove(&owner).unwrap_or_default().into_iter().collect();
         for name in &names {
@@ -166,7 +158,7 @@ impl Catalog {
         names
     }
 
-    /// Starts the time to live of a client's segments anew; returns how many there are. No expiry comes sooner by this.
+    /// Restarts the time to live of a client's segments; returns their number. Never brings an expiry forward.
     pub(crate) fn renew(&mut self, client: ClientId, now_ns: u64) -> Option<usize> {
         let names = self.owners.get(&SegmentOwner::Client { client })?;
         for name in names {
@@ -176,7 +168,7 @@ impl Catalog {
         Some(names.len())
     }
 
-    /// Removes what has expired; returns the names.
+    /// Removes the expired segments; returns their names.
     pub(crate) fn expire(&mut self, now_ns: u64) -> Vec<String> {
         let due = self.entries.values().filter(|entry| entry.expires_ns <= now_ns && entry.expires_ns != NEVER_NS);
         let names: Vec<String> = due.map(|entry| entry.segment.name.clone()).collect();
@@ -186,19 +178,19 @@ impl Catalog {
         names
     }
 
-    /// Gives every client's segment more time.
+    /// Postpones the expiry of every client's segments.
     pub(crate) fn postpone(&mut self, by_ns: u64) {
         for entry in self.entries.values_mut() {
             entry.expires_ns = entry.expires_ns.saturating_add(by_ns);
         }
     }
 
-    /// When the first segment expires.
+    /// Returns the first expiry.
     pub(crate) fn first_expiry_ns(&self) -> Option<u64> {
         self.entries.values().map(|entry| entry.expires_ns).filter(|&at| at != NEVER_NS).min()
     }
 
-    /// One page of segments with names after `after`, and whether more follow.
+    /// Returns one page of segments with names after `after`, and true if more follow.
     pub(crate) fn page(&self, after: Option<&str>, limit: usize) -> (Vec<Segment>, bool) {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut entries = self.entries.range::<str, _>((from, Bound::Unbounded));

@@ -1,16 +1,17 @@
-//! The state machine as a whole: its state, time, and publishing.
+//! Cluster state machine: applies inputs, advances time and publishes maps.
 //!
-//! Each call first lets time pass, then applies its input, then publishes: however many members a call loses or
-//! gains, it makes at most one epoch. The cluster joins its parts: the membership with its map, the catalog of
-//! segments, tenants, and, while there is no map, offers of members to adopt theirs. Starting from what is durable is
-//! in `start.rs`.
+//! Each call first advances time, then applies its input, then publishes: however many members a call loses or gains,
+//! it publishes at most one epoch. The cluster combines its parts: the membership with its map, the catalog of
+//! segments, the tenants and, while there is no map, the offers of members whose maps may be adopted. Starting from
+//! durable records is in `start.rs`.
 //!
-//! **A late call is nobody's silence.** If the driver comes later than [`Cluster::poll_timeout`] asked by more than a
-//! heartbeat interval (the process was stopped, the machine slept), heartbeats may be waiting unread; everyone gets the
-//! missed time back before deadlines are looked at. So a driver that skips ticks delays deaths but causes none.
+//! **A late call is not evidence of silence.** If the driver calls later than [`Cluster::poll_timeout`] by more than a
+//! heartbeat interval (the process was stopped, the machine slept), heartbeats may be waiting unread; the missed time
+//! is added to every member's deadlines before they are checked. A driver that skips ticks therefore delays the
+//! detection of deaths but causes none.
 //!
-//! Timers are one number, `due_ns`: no later than the first deadline. Heartbeats only push deadlines back and leave
-//! it alone; when it passes, one scan finds what is due and the next number.
+//! All timers share one number, `due_ns`, which is no later than the first deadline. Heartbeats only push deadlines
+//! back and leave it unchanged; when it passes, one scan finds the expired deadlines and computes it again.
 
 mod start;
 
@@ -29,26 +30,26 @@ use crate::tenants::{Tenant, Tenants};
 use start::LAST_EPOCH;
 pub use start::StartError;
 
-/// The control plane's state machine. See [`Output`] for what its driver owes it.
+/// State machine of the control plane. [`Output`] describes the obligations of its driver.
 pub struct Cluster {
     membership: Membership,
     catalog: Catalog,
     tenants: Tenants,
-    /// There is no map yet, and members may know one of a state that was lost.
+    /// Offers of members, while there is no map and the state may have been lost.
     adoption: Option<Adoption>,
-    /// Counters of the shell; the membership has its own.
+    /// Counters of this type; the membership keeps the others.
     counters: Counters,
     now_ns: u64,
 }
 
 impl Cluster {
-    /// Applies what happened at `now_ns`. A clock that goes back is taken to stand still.
+    /// Applies an input that occurred at `now_ns`. If the clock goes back, time stands still.
     ///
     /// # Errors
-    /// When the input is refused; nothing but the passing of time has had an effect then.
+    /// When the input is rejected; only time has advanced then.
     ///
     /// # Panics
-    /// When the outputs of the call before were not taken: the driver broke the order of persisting and publishing.
+    /// When the outputs of the previous call were not taken: the driver broke the order of persisting and publishing.
     pub fn handle(&mut self, input: Input, now_ns: u64) -> Result<Reply, Rejection> {
         let outputs = self.membership.effects().outputs().len();
         assert!(outputs == 0, "{outputs} outputs were not taken before the next input");
@@ -92,30 +93,30 @@ impl Cluster {
         }
     }
 
-    /// The next thing the driver must do; `None` when the call before is done.
+    /// Returns the next output that the driver must carry out; `None` once the previous call is complete.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.membership.effects().take_output()
     }
 
-    /// When to call with [`Input::Tick`] at the latest; `None` while nothing can run out.
+    /// Returns the latest time of the next call with [`Input::Tick`]; `None` while no deadline is set.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<u64> {
         self.membership.due_ns()
     }
 
-    /// The newest map. Published only when its [`Output::MapChanged`] was carried out.
+    /// Returns the newest map. It is published only once its [`Output::MapChanged`] was carried out.
     #[must_use]
     pub const fn map(&self) -> &ClusterMap {
         self.membership.maps().map()
     }
 
-    /// Since which epoch no slot has changed hands, seen from the newest map.
+    /// Returns the epoch since which no slot has changed hands, as of the newest map.
     #[must_use]
     pub const fn layout_since(&self) -> Epoch {
         self.membership.maps().layout().since
     }
 
-    /// All nodes known, ended incarnations included, by id.
+    /// Returns all known nodes, ended incarnations included, by id.
     pub fn members(&self) -> impl Iterator<Item = MemberView<'_>> {
         self.membership.members().iter().map(|row| MemberView {
             member: &row.member,
@@ -128,29 +129,29 @@ impl Cluster {
         })
     }
 
-    /// The segment of this name.
+    /// Returns the segment of this name.
     #[must_use]
     pub fn segment(&self, name: &str) -> Option<&Segment> {
         self.catalog.get(name)
     }
 
-    /// All segments, by name.
+    /// Returns all segments, by name.
     pub fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.catalog.iter()
     }
 
-    /// The tenants that were set, by name.
+    /// Returns the tenants that were set, by name.
     pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
         self.tenants.iter()
     }
 
-    /// A tenant that was set.
+    /// Returns a tenant that was set.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<&Tenant> {
         self.tenants.get(name)
     }
 
-    /// The last incarnation of a node that is known of, as a member or by its devices; 0 where none is.
+    /// Returns the last known incarnation of a node, as a member or from its devices; 0 if none is known.
     #[must_use]
     pub fn last_incarnation(&self, node: NodeId) -> Incarnation {
         let joined = self.membership.members().get(node).map(|row| row.member.incarnation);
@@ -158,72 +159,72 @@ impl Cluster {
         joined.max(attached).unwrap_or(Incarnation(0))
     }
 
-    /// Members of the map that have missed a heartbeat: they are taken for dead if their ports refuse connections, or
-    /// do not answer while others are heard.
+    /// Returns the members of the map that have missed a heartbeat: they are considered dead if their ports refuse
+    /// connections, or do not answer while other members are heard from.
     pub fn silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
         self.membership.detector(now_ns).silent()
     }
 
-    /// Members of the map of which nothing was heard since the control plane started, more than two heartbeat intervals
-    /// ago: those whose ports refuse connections died meanwhile, however many owners slots have. Members with devices
-    /// are not among them, as what is on these is worth the grace.
+    /// Returns the members of the map that have sent nothing since the control plane started, more than two heartbeat
+    /// intervals ago: those whose ports refuse connections died meanwhile, regardless of the replica count. Members
+    /// with devices are excluded, because the objects on their devices are worth the restart grace.
     pub fn unheard(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
         self.membership.detector(now_ns).unheard()
     }
 
-    /// True while an owner may not have fetched everything that migrated to it.
+    /// Returns true while an owner may not have fetched everything that migrated to it.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.unsettled().next().is_some()
     }
 
-    /// Owners that may not have all yet that moved to them.
+    /// Returns the owners that may not have fetched everything that migrated to them.
     pub fn unsettled(&self) -> impl Iterator<Item = NodeId> {
         self.membership.unsettled()
     }
 
-    /// True until a member has reported that it follows the last map that moved slots and has fetched everything that
-    /// migrated to it; false for a member that never reports.
+    /// Returns true until a member has reported that it follows the last map that moved slots and has fetched
+    /// everything that migrated to it; false for a member that never reports.
     #[must_use]
     pub fn is_behind(&self, node: NodeId) -> bool {
         self.membership.members().is_behind(node, self.membership.maps().moved_at())
     }
 
-    /// True while members of a lost state may still offer their map: clients wait for the map that is adopted, or for
+    /// Returns true while members of a lost state may still offer their maps: clients wait for the adopted map, or for
     /// [`Output::BeganEmpty`].
     #[must_use]
     pub fn awaits_offers(&self) -> bool {
         self.adoption.as_ref().is_some_and(Adoption::is_awaited)
     }
 
-    /// Counts since the start.
+    /// Returns the counters since the start.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         let Counters { stale, rejections, expired_segments, .. } = self.counters;
         Counters { stale, rejections, expired_segments, ..self.membership.counters() }
     }
 
-    /// The settings.
+    /// Returns the settings.
     #[must_use]
     pub const fn config(&self) -> &ClusterConfig {
         self.membership.config()
     }
 
-    /// The whole durable state: what a store holds that carried out every [`Output::Persist`].
+    /// Returns the whole durable state: the contents of a store that carried out every [`Output::Persist`].
     #[must_use]
     pub fn snapshot(&self) -> Vec<Record> {
         let membership = &self.membership;
         let header = membership.maps().header(membership.config());
         let members = membership.members().iter().map(Row::record);
         let segments = self.catalog.iter().cloned().map(Record::Segment);
-        // It is written when a member first gets slots.
+        // The layout is written when a member first gets slots.
         let layout = membership.maps().layout();
         let layout = (*layout != Layout::default()).then(|| Record::Layout(layout.clone()));
         let devices = membership.devices().iter().copied().map(Record::Devices);
         core::iter::once(header).chain(members).chain(segments).chain(layout).chain(devices).collect()
     }
 
-    /// Lets time pass: silence, deadlines, expiries.
+    /// Advances time: silence, deadlines, expiries.
     fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         let Some(forgiven_ns) = self.membership.pass_time(now_ns) else { return };
@@ -238,7 +239,7 @@ impl Cluster {
         self.rearm();
     }
 
-    /// Finds the first deadline anew.
+    /// Computes the first deadline again.
     fn rearm(&mut self) {
         self.membership.rearm();
         self.membership.arm(self.catalog.first_expiry_ns());
@@ -275,8 +276,8 @@ impl Cluster {
         self.membership.heartbeat(node, incarnation, load)
     }
 
-    /// Refuses who would be made a member while a lost state may still be offered. Without offers, the wait ends with
-    /// its time: then this is a new cluster.
+    /// Rejects a node that would become a member while members of a lost state may still offer their maps. Without
+    /// offers, the wait times out: this is a new cluster.
     fn refuse_while_adopting(&mut self, node: NodeId) -> Result<(), Rejection> {
         let Some(adoption) = &mut self.adoption else { return Ok(()) };
         if adoption.is_over(self.now_ns) {
@@ -292,14 +293,14 @@ impl Cluster {
         Err(Rejection::Adopting { retry_after_ns })
     }
 
-    /// A member that is not known offers the map that it follows.
+    /// Accepts the map that a member unknown to this control plane follows.
     fn offer(&mut self, offer: Offer) -> Result<Reply, Rejection> {
         let (node, incarnation) = (offer.member.node, offer.member.incarnation);
         let config = self.membership.config();
         let latest_ns = self.now_ns.saturating_add(config.heartbeat_deadline_ns);
         let last_epoch = Epoch(LAST_EPOCH.0 - EPOCH_GAP);
         let Some(adoption) = &mut self.adoption else {
-            // It may have been adopted meanwhile; then it goes on.
+            // The member's map may have been adopted meanwhile; then the member continues.
             return match self.membership.members().check_live(node, incarnation) {
                 Ok(()) => Ok(Reply::Offered),
                 Err(Rejection::Unknown { .. }) => Err(Rejection::OfferRefused { node }),
@@ -315,7 +316,7 @@ impl Cluster {
         Ok(Reply::Offered)
     }
 
-    /// Adopts what was offered, if it is time. Without an offer, clients wait no longer; members may still offer.
+    /// Adopts the offered map when the time has come. Without an offer, clients stop waiting; members may still offer.
     fn adopt_due(&mut self) {
         let now_ns = self.now_ns;
         let Some(adoption) = self.adoption.as_mut().filter(|adoption| adoption.due_ns().is_some_and(|at| at <= now_ns))
@@ -330,7 +331,7 @@ impl Cluster {
         }
     }
 
-    /// Goes on with the newest map that was offered, as after a restart.
+    /// Adopts the newest offered map and continues from it, as after a restart.
     fn adopt(&mut self) {
         let Some(adoption) = self.adoption.take() else { return };
         let Some(newest) = adoption.newest() else { return };

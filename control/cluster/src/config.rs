@@ -1,4 +1,4 @@
-//! What an operator may set, what follows from it, and which settings contradict each other.
+//! Settings of a cluster: defaults, limits, and checks that the settings fit together.
 
 use core::fmt;
 
@@ -6,43 +6,44 @@ use kvplane_proto::map::{MAX_MEMBERS, MAX_REPLICAS};
 
 use crate::record::MAX_CLUSTER_NAME_BYTES;
 
-/// Bounds of everything the control plane remembers.
+/// Limits of everything that the control plane remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Members that are joining, active or suspect.
     pub members: usize,
-    /// Ended incarnations that are remembered, so that what they still say is recognised as stale. The longest ended
-    /// goes first.
+    /// Ended incarnations that are remembered, so that their late messages are recognised as stale. The one that ended
+    /// first is forgotten first.
     pub ended_incarnations: usize,
     /// Segments of all owners.
     pub segments: usize,
     /// Segments of one owner.
     pub segments_per_owner: usize,
-    /// Longest time a client's segment lives without a heartbeat of that client.
+    /// Maximum time to live of a client's segment after a heartbeat of that client.
     pub segment_ttl_ns: u64,
 }
 
 /// Settings of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ClusterConfig {
-    /// Its name; stored state of another cluster is refused.
+    /// Name of the cluster; the stored state of another cluster is rejected.
     pub cluster: String,
-    /// Copies per slot.
+    /// Replicas of each slot.
     pub replicas: u8,
-    /// How often members are asked to send a heartbeat.
+    /// Interval of members' heartbeats.
     pub heartbeat_interval_ns: u64,
     /// Silence after which a member is suspect.
     pub suspect_after_ns: u64,
     /// Silence after which a member is dead.
     pub heartbeat_deadline_ns: u64,
-    /// After a restart of the control plane: time for members to find it again, before silence counts.
+    /// Grace after a restart of the control plane: time for members to reconnect, before silence counts.
     pub restart_grace_ns: u64,
-    /// Of a state without any map, which may be one that was lost: how long members have to offer theirs before others
-    /// may join. None takes every such state for a new cluster's.
+    /// Time for members to offer their maps to a control plane whose state has no map, before nodes may join, in case
+    /// the state was lost. None treats every such state as a new cluster's.
     pub adoption_wait_ns: Option<u64>,
-    /// How long a change of owners that can wait does so at most, until what the one before it moved has come.
+    /// Maximum delay of a deferrable change of owners, which waits until the migrations of the previous change are
+    /// complete.
     pub settle_most_ns: u64,
-    /// Bounds.
     pub limits: Limits,
 }
 
@@ -52,7 +53,7 @@ const DEFAULT_INTERVAL_NS: u64 = SECOND_NS / 2;
 const DEFAULT_SUSPECT_NS: u64 = 3 * SECOND_NS;
 const DEFAULT_DEADLINE_NS: u64 = 6 * SECOND_NS;
 const DEFAULT_GRACE_NS: u64 = 10 * SECOND_NS;
-// At the default rate of background moves, time for 300 GiB to come to one node.
+// Time to migrate 300 GiB to one node at the default rate of background migration.
 const DEFAULT_SETTLE_NS: u64 = 300 * SECOND_NS;
 const DEFAULT_LIMITS: Limits = Limits {
     members: MAX_MEMBERS,
@@ -62,7 +63,8 @@ const DEFAULT_LIMITS: Limits = Limits {
     segment_ttl_ns: 3600 * SECOND_NS,
 };
 
-// One lost heartbeat makes nobody suspect, two lost ones kill nobody, and a suspect has time to prove itself alive.
+// One lost heartbeat makes no member suspect, two lost ones expel none, and a suspect has time to prove that it is
+// alive.
 const _: () = assert!(DEFAULT_SUSPECT_NS >= 2 * DEFAULT_INTERVAL_NS);
 const _: () = assert!(DEFAULT_DEADLINE_NS >= 3 * DEFAULT_INTERVAL_NS);
 const _: () = assert!(DEFAULT_DEADLINE_NS > DEFAULT_SUSPECT_NS);
@@ -71,8 +73,9 @@ const _: () = assert!(DEFAULT_LIMITS.members <= MAX_MEMBERS);
 const _: () = assert!(DEFAULT_LIMITS.segments_per_owner <= DEFAULT_LIMITS.segments);
 
 impl ClusterConfig {
-    /// The defaults for a cluster of this name: one copy per slot, a heartbeat every half second, suspect after 3 s of
-    /// silence, dead after 6 s, 10 s of grace after a restart, 5 minutes of patience with moves.
+    /// Returns the defaults for a cluster of this name: one replica per slot, a heartbeat every half second, suspect
+    /// after 3 s of silence, dead after 6 s, 10 s of grace after a restart, at most 5 minutes of waiting for
+    /// migrations.
     #[must_use]
     pub fn new(cluster: &str) -> Self {
         Self {
@@ -118,16 +121,14 @@ impl ClusterConfig {
     }
 }
 
-/// A setting that is out of the range that the other settings leave.
+/// Setting that is outside the range that the other settings leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ConfigError {
-    /// Which setting.
+    /// Name of the setting.
     pub what: &'static str,
-    /// What it is.
     pub found: u64,
-    /// The least it may be.
     pub least: u64,
-    /// The most it may be.
     pub most: u64,
 }
 

@@ -1,60 +1,61 @@
-//! Deadlines of a member that leaves while slots move: [`MovesWait`].
+//! Deadlines of a member that leaves while slots migrate: [`MovesWait`].
 //!
-//! A member that leaves in order sends [`Input::PrepareLeave`] until nothing moves to it or from it any more. What it
-//! has not given away is lost to others when it ends, and what it has not fetched is gone with its former owner. The
-//! wait is bounded by progress and in all, since a peer that has failed must not keep a process from ending.
+//! A member that leaves in order repeats [`Input::PrepareLeave`] until no migration to it or from it is in progress.
+//! Objects that their new owners have not fetched are lost when the member ends, and objects that it has not fetched
+//! are lost with their former owner. The wait is bounded by progress and in total, because a failed peer must not keep
+//! a process from ending.
 //!
 //! [`Input::PrepareLeave`]: crate::Input::PrepareLeave
 
-/// How long a member that leaves waits for a first answer of the control plane, in nanoseconds: a map that moves slots
-/// to it may be on its way.
+/// Time that a leaving member waits for a first reply of the control plane, in nanoseconds: a map that moves slots to
+/// it may be in flight.
 pub const FIRST_ANSWER_NS: u64 = 1_000_000_000;
 
-/// Slots and objects that are left to move, at one moment.
+/// Slots and objects that remain to be migrated, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovesLeft {
-    /// Slots that others may not have yet.
+    /// Slots that their new owners may not have fetched yet.
     pub leaving: u64,
-    /// Slots that are not here yet.
+    /// Slots that this member has not fetched yet.
     pub coming: u64,
-    /// Objects here, of which others take those of slots that leave.
+    /// Objects of this member, some of them in slots that leave it.
     pub objects: u64,
-    /// Objects that were taken over so far.
+    /// Objects that this member has imported so far.
     pub imported: u64,
-    /// An SSD is still being recovered: others cannot list yet what leaves, so the lack of progress means nothing.
+    /// An SSD is still being recovered: peers cannot list yet what leaves, so the lack of progress means nothing.
     pub recovering: bool,
 }
 
-/// The control plane's last answer to [`Input::PrepareLeave`](crate::Input::PrepareLeave).
+/// Last reply of the control plane to [`Input::PrepareLeave`](crate::Input::PrepareLeave).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovesNews {
-    /// Other owners that may not have all yet that moved to them.
+    /// Other owners that may not have fetched everything that migrated to them.
     pub unsettled: u64,
-    /// Slots have moved by a map that the member has not said to follow.
+    /// True if slots have moved by a map that the member has not reported to follow.
     pub behind: bool,
 }
 
-/// Deadlines of a member that leaves while slots move; all times are nanoseconds of one monotonic clock.
+/// Deadlines of a member that leaves while slots migrate; all times are nanoseconds of one monotonic clock.
 #[derive(Debug)]
 pub struct MovesWait {
     begun_ns: u64,
     patience_ns: u64,
     most_ns: u64,
-    /// When something moved last, or was seen to be left first.
+    /// Time of the last progress, or of the first observation of remaining slots.
     progress_ns: u64,
-    /// The slots and objects that were left then.
+    /// Slots and objects that remained at that time.
     last: MovesLeft,
 }
 
 impl MovesWait {
-    /// A wait that begins now, goes on for `patience_ns` without progress, and for `most_ns` in all.
+    /// Creates a wait that begins now, ends after `patience_ns` without progress, and after `most_ns` in total.
     #[must_use]
     pub fn new(now_ns: u64, patience_ns: u64, most_ns: u64) -> Self {
         Self { begun_ns: now_ns, patience_ns, most_ns, progress_ns: now_ns, last: MovesLeft::default() }
     }
 
-    /// The number of slots that are still to move, once the member need not wait for them, or not any longer; nothing
-    /// while the wait goes on.
+    /// Returns the number of slots that remain to be migrated, once the wait is over, because nothing remains or a
+    /// deadline has passed; `None` while the member has to wait.
     pub fn is_over(&mut self, left: MovesLeft, news: Option<MovesNews>, now_ns: u64) -> Option<u64> {
         let leaving = if news.is_some_and(|news| news.unsettled == 0) { 0 } else { left.leaving };
         let left = MovesLeft { leaving, ..left };
@@ -65,7 +66,7 @@ impl MovesWait {
             (self.last, self.progress_ns) = (left, now_ns);
         }
         let waited_ns = now_ns.saturating_sub(self.begun_ns);
-        // A map that moves slots may not have come here yet. A control plane that does not answer at once may do so.
+        // A map that moves slots may be in flight. A control plane that does not reply at once may still do so.
         let behind = news.map_or(waited_ns < FIRST_ANSWER_NS, |news| news.behind);
         let is_late = now_ns.saturating_sub(self.progress_ns) >= self.patience_ns || waited_ns >= self.most_ns;
         (slots == 0 && !behind || is_late).then_some(slots)
@@ -79,23 +80,23 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_departure_waits_for_moves_for_maps_to_come_and_no_longer_than_for_progress() {
+    fn departure_waits_for_migrations_and_maps_while_there_is_progress() {
         let news = |unsettled, behind| Some(MovesNews { unsettled, behind });
         let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
         let new = || MovesWait::new(7, 5_000 * MS, 20_000 * MS);
         let at = |ms: u64| 7 + ms * MS;
-        // Nobody moves anything.
+        // No slots are to migrate.
         assert_eq!(new().is_over(leaving(0, 9), news(0, false), at(1)), Some(0));
-        // A map gave it slots that it has not heard of. They come, object by object, longer than the patience.
+        // A map that it has not received gave it slots. They migrate object by object, for longer than the patience.
         let mut wait = new();
         assert_eq!(wait.is_over(coming(0, 0), news(0, true), at(900)), None);
         for second in 1..15 {
             assert_eq!(wait.is_over(coming(70, second), news(0, true), at(1000 * second)), None, "{second}");
         }
-        assert_eq!(wait.is_over(coming(0, 20), news(0, true), at(15_000)), None, "the control plane does not know");
+        assert_eq!(wait.is_over(coming(0, 20), news(0, true), at(15_000)), None, "the control plane has no report yet");
         assert_eq!(wait.is_over(coming(0, 20), news(0, false), at(15_200)), Some(0));
-        // Others have what left, whatever is counted here; where they have not, it is waited for, object by object.
+        // New owners have fetched what left, despite the count here; otherwise the member waits, object by object.
         assert_eq!(new().is_over(leaving(9, 9), news(0, false), at(1)), Some(0));
         let mut wait = new();
         for second in 0..9 {
@@ -108,7 +109,7 @@ mod tests {
             assert_eq!(wait.is_over(coming(8, second), news(1, false), at(1000 * second)), None);
         }
         assert_eq!(wait.is_over(coming(8, 20), news(1, false), at(20_000)), Some(8), "the longest wait");
-        // Others wait for the recovery of an SSD here, within the longest wait.
+        // Peers wait for the recovery of an SSD here, within the longest wait.
         let recovering = |recovering| MovesLeft { recovering, ..leaving(8, 3) };
         let mut wait = new();
         for second in 1..12 {
@@ -116,7 +117,7 @@ mod tests {
         }
         assert_eq!(wait.is_over(recovering(false), news(1, false), at(15_999)), None);
         assert_eq!(wait.is_over(recovering(false), news(1, false), at(16_000)), Some(8));
-        // Without an answer a map may still be on its way, for a moment.
+        // Without an answer a map may still be in flight, for a moment.
         let mut wait = new();
         assert_eq!(wait.is_over(coming(0, 0), None, at(999)), None);
         assert_eq!(wait.is_over(coming(0, 0), None, at(1000)), Some(0));

@@ -1,15 +1,17 @@
-//! The control plane's pure core: who is a member of the cluster, what map follows from that, and which segments exist.
+//! Sans-IO core of the control plane: cluster membership, the cluster map that follows from it, and the segment
+//! catalog.
 //!
-//! [`Cluster`] is told what happened ([`Input`]) and when, answers ([`Reply`] or [`Rejection`]), and says what must
-//! be done ([`Output`]): persist records, publish a map, tell others that a member is lost. It opens no file, reads
-//! no clock and sends nothing; the control process and the simulator host the same code.
+//! [`Cluster`] takes events ([`Input`]) with their time, returns a [`Reply`] or a [`Rejection`], and emits the work of
+//! its driver ([`Output`]): persist records, publish a map, report a lost member. It opens no file, reads no clock and
+//! sends nothing; the control process and the simulator host the same code.
 //!
-//! Two rules carry the rest. **Records before maps**: a change is durable before anyone hears of it, so that a control
-//! plane that was killed comes back with an epoch no lower and members no fewer than it ever told. **Incarnations, not
-//! names**: a node is known by id and incarnation; whatever an older incarnation says is a counted no-op.
+//! Two invariants carry the rest. **Records before maps**: a change is durable before it is published, so that a
+//! control plane that was killed restarts with no lower epoch and no fewer members than it ever published.
+//! **Incarnations, not names**: a node is identified by id and incarnation; messages of an older incarnation are
+//! counted and ignored.
 //!
-//! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is
-//! alive but ill should do.
+//! Out of scope: leader election, object placement (owners follow from the map), and the recovery of a member that is
+//! alive but unhealthy.
 
 #![forbid(unsafe_code)]
 

@@ -1,20 +1,20 @@
-//! Membership: who is a member, in which incarnation, where each stands, and which map follows from that.
+//! Cluster membership: the members with their incarnations and states, and the map that follows from them.
 //!
-//! Each part has its state for itself; the membership joins them:
+//! Each part keeps its own state; the membership combines them:
 //!
 //! * `members`: the table of nodes;
-//! * `devices`: what nodes said of theirs;
-//! * `failures`: which members are silent, and which are dead;
-//! * `shares`: which change of owners waits, and for what;
-//! * `maps`: the newest map, and how its owners came to be;
-//! * `effects`: what follows from the call in progress.
+//! * `devices`: the devices that nodes reported;
+//! * `failures`: failure detection;
+//! * `shares`: pending changes of owners, and the conditions that they wait for;
+//! * `maps`: the newest map and the history of its owners;
+//! * `effects`: effects of the call in progress.
 //!
-//! **Two incarnations of one id.** A greater incarnation is a restart, unless the former incarnation is still heard of
-//! from another place: then two nodes were given one id, and the newcomer is refused for as long as the other one sends
-//! heartbeats. A restart that comes from another place (a new port, a reboot) is therefore refused at most
-//! `suspect_after_ns` and tries again. From the same host and ports it is taken at once: the former incarnation cannot
-//! hold them any more. So it is after a restart of the control plane, which has not heard of the former incarnation
-//! yet; should that one still speak, it is told that it is stale.
+//! **Two incarnations of one id.** A greater incarnation is a restart, unless the former incarnation still sends
+//! heartbeats from another place: then two nodes were given one id, and the newcomer is rejected while the other one
+//! sends heartbeats. A restart from another place (a new port, a reboot) is therefore rejected for at most
+//! `suspect_after_ns` and retries. A restart from the same host and ports is accepted at once: the former incarnation
+//! cannot hold them any more. So is one after a restart of the control plane, which has not heard from the former
+//! incarnation yet; if that incarnation is alive after all, its next message is rejected as stale.
 
 mod devices;
 mod effects;
@@ -47,22 +47,21 @@ use shares::{ShareFacts, Shares};
 /// Evidence about a member's ports, from port probes and from reports of its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PortEvidence {
-    /// All of them refuse connections.
+    /// All ports refuse connections.
     Refused,
-    /// None of them answers.
+    /// No port answers.
     Unanswered,
-    /// They have answered this control plane.
+    /// The ports have answered this control plane.
     Answered,
-    /// A peer has heard nothing of the member.
+    /// A peer reports that the member does not answer.
     Reported,
 }
 
-/// A member as it joins.
+/// Description of a member that joins.
 pub(crate) struct Joiner {
     pub(crate) member: Member,
     /// Bytes it contributes.
     pub(crate) capacity_bytes: u64,
-    /// Version of its program.
     pub(crate) version: String,
 }
 
@@ -76,13 +75,13 @@ pub(crate) struct Membership {
     effects: Effects,
     counters: Counters,
     now_ns: u64,
-    /// No later than the first deadline. Heartbeats only push deadlines back and leave it alone; when it passes, one
-    /// scan finds what is due and the next number.
+    /// Lower bound of the first deadline. Heartbeats only push deadlines back and leave it unchanged; when it passes,
+    /// one scan finds the expired deadlines and computes it again.
     due_ns: Option<u64>,
 }
 
 impl Membership {
-    /// Nobody yet.
+    /// Creates an empty membership.
     pub(crate) fn new(config: ClusterConfig, now_ns: u64) -> Self {
         Self {
             members: Members::default(),
@@ -113,7 +112,7 @@ impl Membership {
         &self.maps
     }
 
-    /// Effects of the call in progress.
+    /// Returns the effects of the call in progress.
     pub(crate) const fn effects(&mut self) -> &mut Effects {
         &mut self.effects
     }
@@ -126,24 +125,24 @@ impl Membership {
         self.due_ns
     }
 
-    /// Seen from now: which members are silent, and which are dead.
+    /// Returns the failure detector, as of `now_ns`.
     pub(crate) const fn detector(&self, now_ns: u64) -> FailureDetector<'_> {
         let (config, members, devices) = (&self.config, &self.members, &self.devices);
         FailureDetector { config, members, devices, replicas: self.maps.map().replicas, now_ns }
     }
 
-    /// Owners that may not have all yet that moved to them.
+    /// Returns the owners that may not have fetched everything that migrated to them.
     pub(crate) fn unsettled(&self) -> impl Iterator<Item = NodeId> {
         self.shares.unsettled(&self.members, &self.maps, self.now_ns)
     }
 
-    /// The epoch that will be newest when the call in progress is done.
+    /// Returns the epoch that will be newest at the end of the call in progress.
     pub(crate) fn newest_epoch(&self) -> Epoch {
         Epoch(self.maps.map().epoch.0 + u64::from(self.effects.map_changed()))
     }
 
-    /// Lets time pass: silence, and deaths. Where a deadline has passed: how much time members have back, as the call
-    /// came too late to hold silence against anybody; mostly 0.
+    /// Advances time: members become suspect or dead. Returns `None` if no deadline has passed, else the time by which
+    /// deadlines were postponed because the call came too late to count silence; mostly 0.
     pub(crate) fn pass_time(&mut self, now_ns: u64) -> Option<u64> {
         self.now_ns = self.now_ns.max(now_ns);
         let due_ns = self.due_ns.filter(|&due_ns| due_ns <= self.now_ns)?;
@@ -152,10 +151,10 @@ impl Membership {
         if by_ns > 0 {
             self.counters.late_calls += 1;
             self.members.forgive(by_ns);
-            // Nor were answers heard, and those before it are old.
+            // Answers to the probe were not received meanwhile, and those before are stale.
             self.shares.forget_probe();
         }
-        // Members that have been silent for long become suspect, and those that are dead are expelled.
+        // Members that were silent for too long become suspect, and dead ones are expelled.
         for node in self.detector(self.now_ns).suspects() {
             self.step(node, MemberEvent::Silence);
             self.counters.suspicions += 1;
@@ -164,19 +163,19 @@ impl Membership {
         Some(by_ns)
     }
 
-    /// Brings the timer forward to `at_ns`, if that is sooner; the end of the clock never comes.
+    /// Brings the timer forward to `at_ns` if that is earlier; `u64::MAX` is never.
     pub(crate) fn arm(&mut self, at_ns: Option<u64>) {
         let at_ns = at_ns.filter(|&at_ns| at_ns != u64::MAX);
         self.due_ns = [self.due_ns, at_ns].into_iter().flatten().min();
     }
 
-    /// Brings the timer forward for a member that was heard or moved.
+    /// Brings the timer forward for a member that sent a message or changed its state.
     fn arm_member(&mut self, node: NodeId) {
         let at_ns = self.members.get(node).and_then(|row| row.due_ns(&self.config, self.now_ns));
         self.arm(at_ns);
     }
 
-    /// Finds the first deadline of members and shares anew.
+    /// Computes the first deadline of members and shares again.
     pub(crate) fn rearm(&mut self) {
         self.due_ns = None;
         self.arm(self.members.first_due_ns(&self.config, self.now_ns));
@@ -184,7 +183,7 @@ impl Membership {
         self.arm(self.shares.due_ns(&self.members, facts));
     }
 
-    /// Moves a member by the table; `false` if the event came too late to matter.
+    /// Applies an event to a member by the table; returns false if the event came too late to matter.
     fn step(&mut self, node: NodeId, event: MemberEvent) -> bool {
         let row = self.members.row_mut(node);
         match row.state.on(event) {
@@ -202,10 +201,10 @@ impl Membership {
         }
     }
 
-    /// A member moved to another state: its share may have to follow.
+    /// Requests a change of shares if a member's new state requires one.
     fn share_follows(&mut self, node: NodeId) {
         let row = self.members.row_mut(node);
-        // What is not in the map has no share, whoever waits for what.
+        // A node that is not in the map has no share, even while a change of shares is pending.
         row.shared &= row.state.in_map();
         if row.shared != row.wants_share() {
             self.shares.want();
@@ -213,7 +212,7 @@ impl Membership {
         self.share_out();
     }
 
-    /// Gives everybody the share that is due, if anybody waits for that and it may be.
+    /// Gives each member its due share, if a change of shares is pending and its conditions hold.
     pub(crate) fn share_out(&mut self) {
         let facts = ShareFacts { config: &self.config, devices: &self.devices, maps: &self.maps, now_ns: self.now_ns };
         let change = self.shares.share_out(&mut self.members, facts);
@@ -221,13 +220,14 @@ impl Membership {
         self.arm(change.at_ns);
     }
 
-    /// A node asks to be a member, or to go on after a restart.
+    /// Accepts a node as a member, at first or after a restart.
     pub(crate) fn join(&mut self, joiner: Joiner) -> Result<Reply, Rejection> {
         let (node, given) = (joiner.member.node, joiner.member.incarnation);
         match self.members.get_mut(node) {
             Some(row) if given <= row.member.incarnation => {
                 if row.capacity_bytes == 0 && row.version.is_empty() && row.member == joiner.member {
-                    // It is known from an adopted map, which says neither, and has not heard yet that it has joined.
+                    // The node is known from an adopted map, which lacks both, and has not received the reply to its
+                    // join.
                     (row.capacity_bytes, row.version) = (joiner.capacity_bytes, joiner.version.clone());
                     self.effects.put(row.record());
                 }
@@ -253,25 +253,25 @@ impl Membership {
         })
     }
 
-    /// Begins a new incarnation. What the former one served is gone with it.
+    /// Begins a new incarnation. The state of the former one ends with it.
     fn accept(&mut self, joiner: Joiner) {
         let Joiner { member, capacity_bytes, version } = joiner;
         let (node, incarnation) = (member.node, member.incarnation);
         let mut row = Row { capacity_bytes, version, ..Row::new(member, MemberState::Joining, self.now_ns) };
         let before = self.members.get(node).map(|former| {
             (row.state, row.shared) = (former.state, former.shared);
-            // An incarnation in place of another in the map may not have reported yet that it reports.
+            // An incarnation that replaces one in the map may not have sent its first report yet.
             row.settled = former.settled.filter(|_| former.state.in_map()).map(|_| Epoch(0));
             former.member.incarnation
         });
-        // An incarnation that ended in order has given its slots away. One that died has them on its devices.
+        // An incarnation that ended in order has given its slots away. One that died has their objects on its devices.
         row.newcomer = self.members.get(node).is_none_or(|former| match former.state {
             MemberState::Joining => former.newcomer,
             MemberState::Left => true,
             MemberState::Dead => !self.devices.has(node),
             MemberState::Active | MemberState::Suspect | MemberState::Draining => false,
         });
-        // Without devices, unless it has said which.
+        // The incarnation has no devices, unless it has reported some.
         self.devices.begin(node, incarnation, &mut self.effects);
         self.members.insert(row);
         if let Some(incarnation) = before {
@@ -279,7 +279,7 @@ impl Membership {
         }
         self.step(node, MemberEvent::Join);
         self.share_follows(node);
-        // In place of a former incarnation in the map: its addresses are new even if its slots are not.
+        // An incarnation that replaces one in the map has new addresses, even if its slots are unchanged.
         self.effects.change_map(self.members.row(node).state.in_map());
         self.counters.joins += 1;
         self.effects.put(self.members.row(node).record());
@@ -287,7 +287,7 @@ impl Membership {
         self.expel_dead();
     }
 
-    /// An incarnation that is about to join says which devices it has.
+    /// Notes the devices of an incarnation that is about to join.
     pub(crate) fn attach(&mut self, node: NodeId, incarnation: Incarnation, devices: u128) -> Result<Reply, Rejection> {
         let limit = self.config.limits.members + self.config.limits.ended_incarnations;
         let newest = self.newest_epoch();
@@ -295,7 +295,7 @@ impl Membership {
         Ok(Reply::DevicesKept { since })
     }
 
-    /// A member is alive.
+    /// Notes a heartbeat of a member.
     pub(crate) fn heartbeat(&mut self, node: NodeId, incarnation: Incarnation, load: Load) -> Result<Reply, Rejection> {
         let joining = self.members.expect_incarnation(node, incarnation)?.state == MemberState::Joining;
         if !self.step(node, MemberEvent::Heartbeat) {
@@ -315,7 +315,7 @@ impl Membership {
         Ok(Reply::Alive { epoch: self.newest_epoch(), since })
     }
 
-    /// A member has all that moved to it by this map or earlier ones.
+    /// Notes that a member has fetched everything that migrated to it by this map or earlier ones.
     pub(crate) fn settled(&mut self, node: NodeId, incarnation: Incarnation, epoch: Epoch) -> Result<Reply, Rejection> {
         let row = self.members.expect_live(node, incarnation)?;
         row.settled = row.settled.max(Some(epoch));
@@ -323,7 +323,7 @@ impl Membership {
         Ok(Reply::Settled)
     }
 
-    /// A member is about to end: until then it gets no slots, and loses none.
+    /// Notes that a member is about to end: until then it neither gets nor loses slots.
     pub(crate) fn prepare_leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
         let now_ns = self.now_ns;
         self.members.expect_live(node, incarnation)?.seen.ends_ns = Some(now_ns);
@@ -331,7 +331,7 @@ impl Membership {
         Ok(Reply::Moves { unsettled, behind: self.members.is_behind(node, self.maps.moved_at()) })
     }
 
-    /// A member goes in order.
+    /// Ends a member that leaves in order.
     pub(crate) fn leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
         self.members.expect_incarnation(node, incarnation)?;
         if self.end(node, MemberEvent::Leave) {
@@ -340,8 +340,8 @@ impl Membership {
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
-    /// An incarnation ends whose devices are to serve the next one. It keeps the slots that it was to give away and has
-    /// not: a drain ends with the incarnation.
+    /// Ends an incarnation whose devices are to serve the next one. The node keeps the slots that it was to give away
+    /// and has not: a drain ends with the incarnation.
     pub(crate) fn restart(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
         let row = self.members.expect_incarnation(node, incarnation)?;
         let has_devices = self.devices.get(node).is_some_and(|devices| devices.incarnation == incarnation);
@@ -349,8 +349,8 @@ impl Membership {
         if !(has_devices && owns) {
             return self.leave(node, incarnation);
         }
-        // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at
-        // once.
+        // Silence counts from now, and refused connections are no evidence of death. The next incarnation is accepted
+        // at once.
         (row.heard, row.heard_ns, row.seen.restarts) = (false, self.now_ns, true);
         if self.step(node, MemberEvent::Undrain) {
             self.effects.put(self.members.row(node).record());
@@ -360,7 +360,7 @@ impl Membership {
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
-    /// A member is to give its slots away.
+    /// Drains a member: it is to give its slots away.
     pub(crate) fn drain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
         let incarnation = self.members.given_or_present(node, given);
         self.members.expect_incarnation(node, incarnation)?;
@@ -374,7 +374,7 @@ impl Membership {
         Ok(Reply::Draining { epoch: self.newest_epoch() })
     }
 
-    /// A member that is drained is to have its share again.
+    /// Ends a drain: the member is to have its share again.
     pub(crate) fn undrain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
         let incarnation = self.members.given_or_present(node, given);
         self.members.expect_live(node, incarnation)?;
@@ -385,7 +385,7 @@ impl Membership {
         Ok(Reply::Undrained { epoch: self.newest_epoch() })
     }
 
-    /// Others say something of a member's ports.
+    /// Notes evidence about a member's ports.
     pub(crate) fn note_ports(
         &mut self,
         node: NodeId,
@@ -407,11 +407,11 @@ impl Membership {
         Ok(Reply::Ticked)
     }
 
-    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of
-    /// others say when: a report may come before the second one is missed.
+    /// Expels members that are silent and were recently reported to be, unless their ports have answered. Heartbeats of
+    /// other members trigger this check: a report may arrive before the second heartbeat is missed.
     fn believe_reports(&mut self) {
         for node in self.detector(self.now_ns).reported() {
-            // Others may be expelled with one of them.
+            // Other members may be expelled together with one of them.
             if self.detector(self.now_ns).is_dead_if_unanswered(node) {
                 self.find_dead(node);
             }
@@ -424,7 +424,7 @@ impl Membership {
         self.arm_member(node);
     }
 
-    /// Takes a sign of life.
+    /// Notes a sign of life of a member.
     fn hear(&mut self, node: NodeId) {
         let now_ns = self.now_ns;
         let row = self.members.row_mut(node);
@@ -438,7 +438,7 @@ impl Membership {
         }
     }
 
-    /// Expels the members that are dead, as far as none of them waits for others.
+    /// Expels the dead members, except those that wait for other members.
     fn expel_dead(&mut self) {
         for node in self.detector(self.now_ns).expellable() {
             let row = self.members.row(node);
@@ -453,14 +453,14 @@ impl Membership {
         }
     }
 
-    /// Ends an incarnation; `false` if it was over already.
+    /// Ends an incarnation; returns false if it had ended before.
     fn end(&mut self, node: NodeId, event: MemberEvent) -> bool {
         if !self.step(node, event) {
             return false;
         }
         let ended = self.newest_epoch();
         let row = self.members.row_mut(node);
-        // What it had is gone with it.
+        // Its load ends with it.
         (row.ended, row.load) = (ended, None);
         let incarnation = row.member.incarnation;
         self.effects.put(self.members.row(node).record());
@@ -469,7 +469,7 @@ impl Membership {
         true
     }
 
-    /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.
+    /// Ends a call: publishes the next epoch if the map changed, and queues the outputs, records first.
     pub(crate) fn publish(&mut self) {
         let mut map_changed = self.effects.take_map_changed();
         if map_changed {
@@ -477,7 +477,7 @@ impl Membership {
         }
         let members = if map_changed { self.members.of_map() } else { Vec::new() };
         let (map, replicas) = (self.maps.map(), self.config.replicas);
-        // What was changed may have been changed back.
+        // A change may have been reverted.
         map_changed &= self.shares.begins_probe(map.epoch) || members != map.members || map.replicas != replicas;
         if map_changed {
             let before = self.maps.advance(members, replicas);

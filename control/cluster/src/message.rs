@@ -1,4 +1,4 @@
-//! What goes into the cluster's state machine and what comes out.
+//! Inputs, replies and outputs of the cluster's state machine.
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
@@ -9,326 +9,242 @@ use crate::record::{Record, RecordKey};
 use crate::state::MemberState;
 use crate::tenants::Tenant;
 
-/// Longest version text of a member.
+/// Maximum length of a member's version text.
 pub const MAX_VERSION_BYTES: usize = 64;
 
-/// What a member holds, as it says in a heartbeat.
+/// Load of a member, as its heartbeats report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Load {
-    /// Objects in its index.
+    /// Objects in the member's index.
     pub objects: u64,
-    /// Bytes they take.
+    /// Bytes that these objects take.
     pub used_bytes: u64,
-    /// Bytes its pool has.
+    /// Size of the member's pool in bytes.
     pub capacity_bytes: u64,
 }
 
-/// Something that happened.
+/// Event that the state machine processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Input {
-    /// A node asks to be a member, or to go on after a restart. Repeating it word for word does no harm.
+    /// A node requests to become a member, or to continue after a restart. Idempotent if repeated unchanged.
     Join {
-        /// What the map will say about it.
+        /// Description of the member for the map.
         member: Member,
-        /// Bytes it contributes, for the operator; its share of slots follows from `member.weight`.
+        /// Bytes that the member contributes, for the operator; its share of slots follows from `member.weight`.
         capacity_bytes: u64,
-        /// Version of its program, for the operator.
+        /// Version of the member's program, for the operator.
         version: String,
     },
-    /// A member that is not known says which map it follows: of a state that was lost, if there is no map yet. It is
-    /// refused where there is one.
-    Offer {
-        /// The member's map.
-        offer: Box<Offer>,
-    },
-    /// An incarnation of a node that is about to join says which devices it has. One that does not has none.
+    /// A member that the control plane does not know offers the map that it follows: one of a lost state, if there is
+    /// no map yet. Rejected if there is a map.
+    Offer { offer: Box<Offer> },
+    /// An incarnation of a node that is about to join reports its devices. An incarnation that does not has none.
     AttachDevices {
-        /// Who.
         node: NodeId,
-        /// Which incarnation.
         incarnation: Incarnation,
-        /// A digest of the devices' identities.
+        /// Digest of the devices' identities.
         devices: u128,
     },
-    /// A member is alive.
-    Heartbeat {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-        /// What it holds.
-        load: Load,
-    },
-    /// A member follows this map, and has all that moved to it by this one or earlier ones. It says so of every map,
-    /// also of one that moved nothing to it: liveness probes wait for that. The first comes before the first heartbeat,
-    /// with epoch 0, and says that more will come: then owners change again only when it has, as long as that can wait.
-    Settled {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-        /// The map's epoch.
-        epoch: Epoch,
-    },
-    /// A member is about to end in order, and waits until nothing moves to it or from it any more. It gets no slots
-    /// while it says so, which it repeats within [`crate::ENDS_INTERVALS`] heartbeat intervals.
-    PrepareLeave {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
-    /// where it is silent too ([`crate::Cluster::silent`]) and slots have two owners. A member with devices is lost
-    /// after one and a half heartbeat intervals of silence: if it comes back before that, nobody changed anything in
-    /// its slots meanwhile. Heeded too where it was never heard of since the control plane started
+    /// Heartbeat of a member.
+    Heartbeat { node: NodeId, incarnation: Incarnation, load: Load },
+    /// A member follows the map of this epoch, and has fetched everything that migrated to it by this map or earlier
+    /// ones. It reports every map, also one that moved nothing to it: liveness probes wait for that. The first report
+    /// precedes the first heartbeat, has epoch 0, and announces the others: from then on, a change of owners that can
+    /// wait does so until the member has reported.
+    Settled { node: NodeId, incarnation: Incarnation, epoch: Epoch },
+    /// A member is about to end in order, and waits until no slots migrate to it or from it. It gets no slots while it
+    /// repeats this input, within [`crate::ENDS_INTERVALS`] heartbeat intervals.
+    PrepareLeave { node: NodeId, incarnation: Incarnation },
+    /// All ports of a member, which accepted connections before, refuse them: its process is dead. Counts only if the
+    /// member is silent too ([`crate::Cluster::silent`]) and slots have two owners. A member with devices is lost after
+    /// one and a half heartbeat intervals of silence: if it returns before that, no object in its slots was changed
+    /// meanwhile. Counts also if the member has sent nothing since the control plane started
     /// ([`crate::Cluster::unheard`]).
-    Refused {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// No port of a member answers, where all did before: its process is stopped, or its machine or network is gone.
-    /// Heeded where slots have two owners, it has been silent for two heartbeat intervals, and most of the other
-    /// members are heard.
-    Unanswered {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// The ports of a member have answered: from now on it is known first-hand whether they are silent.
-    Answered {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// Somebody has asked a member for something, and heard nothing of it for about half a second. Heeded as
-    /// [`Input::Unanswered`] is, for a second, where its ports cannot be asked first-hand: a report is a claim.
-    Reported {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// A member goes in order.
-    Leave {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// A member's process ends in order, and its next incarnation is expected soon: where it has devices, its slots
-    /// wait for that as long as for one that is silent, since what is on them is worth more than the wait. One without
-    /// devices, or that is drained, goes as by [`Self::Leave`].
-    Restart {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation ends.
-        incarnation: Incarnation,
-    },
-    /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their new
-    /// owners can fetch what was in them. It lasts as long as this incarnation of it, or until [`Input::Undrain`].
+    Refused { node: NodeId, incarnation: Incarnation },
+    /// No port of a member answers, although all did before: its process is stopped, or its machine or network is down.
+    /// Counts only if slots have two owners, the member has been silent for two heartbeat intervals, and most of the
+    /// other members are heard from.
+    Unanswered { node: NodeId, incarnation: Incarnation },
+    /// The ports of a member have answered: from now on the control plane itself detects their silence.
+    Answered { node: NodeId, incarnation: Incarnation },
+    /// A peer has sent a request to a member, and received nothing from it for about half a second. Counts as
+    /// [`Input::Unanswered`] does, for two heartbeat intervals, if the control plane cannot probe the member's ports: a
+    /// report is only a claim.
+    Reported { node: NodeId, incarnation: Incarnation },
+    /// A member leaves in order.
+    Leave { node: NodeId, incarnation: Incarnation },
+    /// A member's process ends in order, and its next incarnation is expected soon: if the member has devices, its
+    /// slots wait for that incarnation as long as for one that is silent, because the objects on the devices are worth
+    /// the wait. A member without devices, or one that is being drained, leaves as by [`Self::Leave`].
+    Restart { node: NodeId, incarnation: Incarnation },
+    /// A member is to give its slots away, as soon as earlier migrations are complete, and to stay reachable, so that
+    /// their new owners can fetch the objects. The drain lasts for the member's incarnation, or until
+    /// [`Input::Undrain`].
     Drain {
-        /// Who.
         node: NodeId,
-        /// Which incarnation; nothing for the present one.
+        /// Incarnation to be drained; `None` for the present one.
         incarnation: Option<Incarnation>,
     },
-    /// A member that is drained is to have its share again, with what the others have fetched meanwhile.
+    /// A member that is being drained is to have its share again, including the slots that other owners have fetched
+    /// meanwhile.
     Undrain {
-        /// Who.
         node: NodeId,
-        /// Which incarnation; nothing for the present one.
+        /// Incarnation; `None` for the present one.
         incarnation: Option<Incarnation>,
     },
-    /// A client that is no member is alive: its segments live on for their time to live.
-    ClientHeartbeat {
-        /// Who.
-        client: ClientId,
-    },
-    /// An owner offers a segment under a name, or changes its own entry of that name.
-    RegisterSegment {
-        /// The whole entry.
-        segment: Segment,
-    },
-    /// An owner withdraws its segment. Withdrawing one that is not there does no harm.
+    /// Heartbeat of a client that is not a member: renews the time to live of its segments.
+    ClientHeartbeat { client: ClientId },
+    /// An owner registers a segment under a name, or changes its own entry of that name.
+    RegisterSegment { segment: Segment },
+    /// An owner unregisters its segment. Idempotent.
     UnregisterSegment {
-        /// Who asks; only the owner may.
+        /// Owner of the segment: only it may unregister the segment.
         owner: SegmentOwner,
-        /// Name of the segment.
         name: String,
     },
-    /// An operator makes a tenant, or changes it.
-    SetTenant {
-        /// As it is to be.
-        tenant: Tenant,
-    },
-    /// An operator takes a tenant away. Its objects stay until they are removed or evicted.
-    RemoveTenant {
-        /// Its name.
-        name: String,
-    },
-    /// Someone asks which segments there are, in the order of their names.
+    /// An operator creates or changes a tenant.
+    SetTenant { tenant: Tenant },
+    /// An operator removes a tenant. Its objects stay until they are removed or evicted.
+    RemoveTenant { name: String },
+    /// A client lists the segments, in the order of their names.
     ListSegments {
-        /// Only names after this one: the last of the previous page.
+        /// Last name of the previous page; only names after it are returned.
         after: Option<String>,
-        /// Most entries to return.
+        /// Maximum number of returned entries.
         limit: usize,
     },
     /// Time has passed.
     Tick,
 }
 
-/// The answer to an input that was accepted.
+/// Reply to an accepted input.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Reply {
-    /// To a join. The member is in the map from its first heartbeat on, which it should send at once.
+    /// Reply to a join. The member is in the map from its first heartbeat on, which it should send at once.
     Joined {
-        /// The newest epoch.
         epoch: Epoch,
-        /// How often it should send a heartbeat.
+        /// Interval at which the member should send heartbeats.
         heartbeat_interval_ns: u64,
-        /// How long it may be silent before it is out.
+        /// Silence after which the member is dead.
         heartbeat_deadline_ns: u64,
     },
-    /// To an offer: the member goes on by its map, and says that it is alive, until it is known or refused.
+    /// Reply to an offer: the member continues with its map, and sends heartbeats, until the control plane knows or
+    /// rejects it.
     Offered,
-    /// To what devices it has: what is on them is of use if it is of a map of this epoch or a later one.
-    DevicesKept {
-        /// See above.
-        since: Epoch,
-    },
-    /// To a heartbeat: a member with an older map fetches the new one.
-    Alive {
-        /// The newest epoch.
-        epoch: Epoch,
-        /// The epoch since which no slot has changed hands.
-        since: Epoch,
-    },
-    /// To what a member says of moves.
+    /// Reply to the report of devices: records on them are valid if they are of a map of epoch `since` or later.
+    DevicesKept { since: Epoch },
+    /// Reply to a heartbeat: a member with an older map fetches the new one. No slot has changed hands since epoch
+    /// `since`.
+    Alive { epoch: Epoch, since: Epoch },
+    /// Reply to a report of finished migrations.
     Settled,
-    /// To the announcement of a farewell.
+    /// Reply to the announcement of a departure.
     Moves {
-        /// Other owners that may not have all yet that moved to them.
+        /// Number of other owners that may not have fetched everything that migrated to them.
         unsettled: usize,
-        /// Whether the member itself may not: slots have moved by a map of which it has not said that it follows it and
-        /// has what moved to it.
+        /// True if the member itself may not: slots have moved by a map that it has not reported to follow.
         behind: bool,
     },
-    /// To a farewell.
-    Left {
-        /// The newest epoch.
-        epoch: Epoch,
-    },
-    /// To a drain.
-    Draining {
-        /// The newest epoch.
-        epoch: Epoch,
-    },
-    /// To the end of a drain; also where there was none.
-    Undrained {
-        /// The newest epoch.
-        epoch: Epoch,
-    },
-    /// To a client's heartbeat.
+    /// Reply to a departure.
+    Left { epoch: Epoch },
+    /// Reply to a drain.
+    Draining { epoch: Epoch },
+    /// Reply to the end of a drain, also if there was none.
+    Undrained { epoch: Epoch },
+    /// Reply to a client's heartbeat.
     Renewed {
-        /// How many segments live on.
+        /// Number of renewed segments.
         segments: usize,
     },
-    /// To a registration.
+    /// Reply to a registration.
     Registered,
-    /// To a withdrawal.
+    /// Reply to an unregistration.
     Unregistered,
-    /// To a change of a tenant.
+    /// Reply to a change of a tenant.
     TenantSet,
-    /// To a removal of a tenant.
+    /// Reply to a removal of a tenant.
     TenantRemoved,
-    /// To a listing.
+    /// Reply to a listing.
     Segments {
         /// One page, in the order of names.
         segments: Vec<Segment>,
-        /// Whether there are more after the last.
+        /// True if more segments follow the last one.
         more: bool,
     },
-    /// To a tick.
+    /// Reply to a tick.
     Ticked,
 }
 
-/// What the driver must do, in this order.
+/// Work of the driver, to be carried out in order.
 ///
-/// **The contract.** After [`crate::Cluster::new`] and after every [`crate::Cluster::handle`] the driver takes all
-/// outputs in order and carries each out before the next, and only then sends the reply: in particular a `Persist` is
-/// durable before a `MapChanged` after it is published. If persisting fails, nothing after it may be published and
-/// the process must end: what it holds in memory is ahead of what it would remember.
+/// **Contract.** After [`crate::Cluster::new`] and after every [`crate::Cluster::handle`] the driver takes all outputs
+/// in order and completes each before the next, and only then sends the reply: in particular a `Persist` is durable
+/// before a `MapChanged` after it is published. If persisting fails, nothing after it may be published and the process
+/// must end: its memory is ahead of its durable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Output {
-    /// Make these changes durable, in order and in one transaction.
+    /// Persist these changes, in order and in one transaction.
     Persist(Vec<Change>),
-    /// The state that was lost is gone on with: make its identity and these changes durable, in one transaction.
-    /// Whoever was told another identity of the state is to be told this one before the map that follows.
+    /// Persist the identity of the adopted state and these changes, in one transaction. Connections that were given
+    /// another identity of the state must be given this one before the map that follows.
     Adopt {
         /// Identity of the state.
         state: u64,
-        /// In order.
+        /// Changes, in order.
         changes: Vec<Change>,
     },
-    /// A member was silent beyond its deadline: whatever waits for it should give up.
-    MemberLost {
-        /// Who.
-        node: NodeId,
-        /// Which incarnation.
-        incarnation: Incarnation,
-    },
-    /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats what was last published; each later
+    /// A member is dead and was expelled: requests that wait for it should fail.
+    MemberLost { node: NodeId, incarnation: Incarnation },
+    /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats the last published map; each later
     /// one has a greater epoch.
     MapChanged(ClusterMap),
-    /// No member offered a state while the cluster waited for one: the map of epoch 0 that is published is a new
-    /// cluster's. See [`crate::Cluster::awaits_offers`].
+    /// No member offered a map in time: the published map of epoch 0 is a new cluster's. See
+    /// [`crate::Cluster::awaits_offers`].
     BeganEmpty,
 }
 
-/// A change of the durable state, which holds at most one record per key.
+/// Change of the durable state, which has at most one record per key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Store the record under its key, replacing what is there.
+    /// Store the record under its key, replacing an earlier one.
     Put(Record),
-    /// Remove what is stored under the key, if anything.
+    /// Remove the record of the key, if there is one.
     Remove(RecordKey),
 }
 
-/// What is known of a node, for operators and metrics.
+/// State of a node, for operators and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct MemberView<'a> {
-    /// As in the map.
+    /// Description of the member in the map.
     pub member: &'a Member,
-    /// Where it stands.
     pub state: MemberState,
-    /// Whether the map gives it its share: who joins or is drained waits until what moved before has come.
+    /// True if the map gives the node its share: a node that joins or is drained waits until earlier migrations are
+    /// complete.
     pub shared: bool,
-    /// Bytes it said it contributes when it joined.
+    /// Bytes that the node contributes, as reported when it joined.
     pub capacity_bytes: u64,
-    /// Version of its program.
     pub version: &'a str,
-    /// Its last heartbeat's load; none yet in this incarnation or since the control plane started.
+    /// Load of the last heartbeat; none before the first one of this incarnation, or since the control plane started.
     pub load: Option<Load>,
-    /// From when its silence counts, on the driver's clock: its last sign of life, later if a late call gave time
-    /// back. None if it was not heard of since the control plane started.
+    /// Time from which its silence counts, on the driver's clock: of its last sign of life, or later if a late call
+    /// postponed deadlines. None if the node has sent nothing since the control plane started.
     pub heard_ns: Option<u64>,
 }
 
-/// Counts since the start, for metrics.
+/// Counters since the start, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
     /// New incarnations accepted.
     pub joins: u64,
     /// Heartbeats of current incarnations.
     pub heartbeats: u64,
-    /// Messages of older or ended incarnations.
+    /// Messages from older or ended incarnations.
     pub stale: u64,
-    /// Inputs refused, the stale ones included.
+    /// Rejected inputs, including stale ones.
     pub rejections: u64,
     /// Times that a member became suspect.
     pub suspicions: u64,
@@ -336,16 +252,16 @@ pub struct Counters {
     pub losses: u64,
     /// Members that left in order.
     pub leaves: u64,
-    /// Incarnations of members that ended in order, with devices for the next one.
+    /// Incarnations that ended in order on a node with devices, which are kept for the next one.
     pub restarts: u64,
-    /// Members that were told to give their slots away.
+    /// Members that began to be drained.
     pub drains: u64,
     /// Client segments that were not renewed in time.
     pub expired_segments: u64,
-    /// Calls that came so late that silence was not held against anyone.
+    /// Calls that came too late for silence to count.
     pub late_calls: u64,
     /// Maps published with a new epoch.
     pub epochs: u64,
-    /// Times that a lost state was gone on with, as members offered it.
+    /// Adoptions of a lost state that members offered.
     pub adoptions: u64,
 }

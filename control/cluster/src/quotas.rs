@@ -1,17 +1,19 @@
-//! Quotas as leases: how much of each tenant's quota each shard may use by itself, so that nobody has to be asked when
-//! something is put.
+//! Quotas as leases: each shard leases a part of each tenant's quota, so that a put needs no round trip to the control
+//! plane.
 //!
-//! Every shard says now and then what each tenant has there and may have; the answer is what it may have from then on.
-//! A shard may have what its tenant uses there, and of what is not used anywhere a part in proportion to its pool.
-//! Where it had to refuse puts lately, most of what is unused goes there: an object may be longer than a part by pools.
+//! Every shard periodically reports the use and the lease of each tenant; the reply is its lease from then on. A fair
+//! lease covers the bytes that the tenant uses on the shard, and a part of the unused quota in proportion to the
+//! shard's pool. Shards that recently rejected puts get most of the unused quota: an object may be larger than a part
+//! by pool size.
 //!
-//! Invariant, as long as a quota is not lowered: what all shards believe that they may have is never more than the
-//! quota, whatever messages are lost. So a lease grows only by what no other shard may still believe to have: one that
-//! is to shrink counts as it was until its shard has said that it knows. A shard asks again only after its last call is
-//! over, and an answer that comes too late for its call is never used; so what it says is what it has.
+//! Invariant, unless a quota is lowered: the leases that all shards believe to have never exceed the quota in total,
+//! whatever messages are lost. So a lease grows only by what no other shard may still believe to have: a lease that is
+//! to shrink counts in full until its shard has reported the smaller one. A shard sends its next report only after its
+//! last call is over, and never uses a reply that arrives after its call ended; so the reported lease is the lease in
+//! use.
 //!
-//! Leases have no end in time: a shard goes on with the last when the control plane is away, and what a node has ends
-//! with its incarnation. No clock is looked at, so none can jump.
+//! Leases do not expire: a shard keeps its last lease while the control plane is unreachable, and the leases of a node
+//! end with its incarnation. No clock is read, so a clock jump has no effect.
 
 use std::collections::BTreeMap;
 
@@ -19,67 +21,64 @@ use kvplane_proto::digest::tenant_number;
 
 use crate::tenants::Tenant;
 
-/// A shard of one incarnation of a node.
+/// Shard of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardIncarnation {
-    /// The node.
     pub node: u64,
-    /// Its incarnation.
     pub incarnation: u64,
-    /// The shard.
     pub shard: u16,
 }
 
-/// What a shard says of a tenant.
+/// Use of a tenant on a shard, as the shard reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardUse {
-    /// The tenant's number.
     pub number: u32,
-    /// Bytes that its objects take there.
+    /// Bytes of the tenant's objects on the shard.
     pub used_bytes: u64,
-    /// Bytes that they may take there, as the shard has it.
+    /// Lease that the shard uses, in bytes; none for a tenant without a quota.
     pub lease_bytes: Option<u64>,
-    /// Bytes that were evicted there.
+    /// Bytes evicted on the shard.
     pub evicted_bytes: u64,
-    /// Puts refused there.
+    /// Puts rejected on the shard.
     pub refused: u64,
 }
 
-/// What a shard may have of a tenant.
+/// Lease of a tenant on a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardLease {
-    /// The tenant's number.
     pub number: u32,
-    /// Bytes that it may take there; without, whatever it gets.
+    /// Maximum bytes of the tenant's objects on the shard; none without a quota.
     pub dram_bytes: Option<u64>,
-    /// Its weight.
     pub weight: u32,
 }
 
-/// For so many of its reports after one with more refusals a shard counts as one that wants more.
+/// Number of reports after one with new rejections for which a shard counts as wanting more.
 const WANTS_FOR: u8 = 8;
-/// Of what is not used anywhere, shards that want no more keep one in so many of what would be their part.
+/// Divisor of the fair part of the unused quota that a shard keeps while others want more.
 const KEEP_ONE_IN: u64 = 8;
 
 #[derive(Debug, Default)]
 struct Shard {
     pool_bytes: u64,
-    /// Tenants for which it refused puts lately, and for how many reports that counts yet.
+    /// Tenants whose puts the shard recently rejected, and the number of reports for which that still counts.
     wants: BTreeMap<u32, u8>,
     uses: BTreeMap<u32, ShardUse>,
-    /// The most that it may believe to have, of each tenant with a quota.
+    /// Upper bound of the lease that the shard may believe to have, of each tenant with a quota.
     granted: BTreeMap<u32, u64>,
 }
 
-/// What all shards have and may have. In memory: they say it again.
+/// Uses and leases of all shards. Not durable: shards report them again.
 #[derive(Debug, Default)]
 pub struct Quotas {
     shards: BTreeMap<ShardIncarnation, Shard>,
 }
 
 impl Quotas {
-    /// A shard says what tenants have there: what they may have from now on. `all_known`: every shard of every member
-    /// has said something; until then nothing grows, as nobody knows what the others have.
+    /// Processes the report of a shard; returns its new leases. `all_known` is true once every shard of every member
+    /// has reported; until then no lease grows, because the leases of the others are unknown.
     pub fn sync<'a>(
         &mut self,
         who: ShardIncarnation,
@@ -127,23 +126,23 @@ impl Quotas {
         };
         let most = if all_known { quota.saturating_sub(others) } else { had };
         let lease = fair.min(most);
-        // Until it says so, it may not have heard of less.
+        // Until its next report, the shard may not have received a smaller lease.
         shard.granted.insert(number, lease.max(had));
         lease
     }
 
-    /// Keeps only incarnations that `keep` says: what others had is free again.
+    /// Keeps only the incarnations for which `keep` returns true: the leases of the others are free again.
     pub fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.shards.retain(|incarnation, _| keep(incarnation.node, incarnation.incarnation));
     }
 
-    /// Whether a shard has said anything.
+    /// Returns true if a shard has reported.
     #[must_use]
     pub fn knows(&self, who: ShardIncarnation) -> bool {
         self.shards.contains_key(&who)
     }
 
-    /// What a tenant has over all shards; its leases are summed where it has any.
+    /// Returns the use of a tenant over all shards; its leases are summed if it has any.
     #[must_use]
     pub fn total(&self, number: u32) -> ShardUse {
         let mut total = ShardUse { number, ..ShardUse::default() };
@@ -158,7 +157,7 @@ impl Quotas {
         total
     }
 
-    /// Numbers of all tenants that have, or had, anything anywhere.
+    /// Returns the numbers of all tenants that any shard reported.
     #[must_use]
     pub fn numbers(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> = self.shards.values().flat_map(|shard| shard.uses.keys().copied()).collect();
@@ -167,7 +166,7 @@ impl Quotas {
         numbers
     }
 
-    /// Bytes of all pools.
+    /// Returns the size of all pools in bytes.
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.shards.values().map(|shard| shard.pool_bytes).sum()
@@ -175,7 +174,7 @@ impl Quotas {
 }
 
 impl Shard {
-    /// Compares what a shard refused with what it said the last time; an incarnation begins with none.
+    /// Compares the rejections of a shard with those of its previous report; an incarnation begins with none.
     fn note_refusals(&mut self, uses: &[ShardUse]) {
         self.wants.retain(|_, left| {
             *left -= 1;
@@ -195,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// A shard as it is: what it has, and what it believes to be allowed.
+    /// Actual state of a shard: its use, and the lease that it believes to have.
     #[derive(Clone, Copy, Debug, Default)]
     struct Real {
         used: u64,
@@ -219,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Which shard, whether it gets its answer, how much it wants, whether the control plane forgets all before.
+    /// Strategy of a step: shard, true if it gets its answer, wanted bytes, true if the control plane restarts.
     fn step() -> impl Strategy<Value = (usize, bool, u64, bool)> {
         (0..4usize, prop::bool::weighted(0.7), 0..400u64, prop::bool::weighted(0.03))
     }
@@ -233,18 +232,18 @@ mod tests {
             let mut seen = [false; 4];
             for (at, answered, wants, restart) in steps {
                 if restart {
-                    // The control plane forgets; shards go on with what they have.
+                    // The control plane restarts; shards keep their leases.
                     (quotas, seen) = (Quotas::default(), [false; 4]);
                 }
                 seen[at] = true;
-                // Whoever wants more takes what it may.
+                // A shard that wants more uses its whole lease.
                 reals[at].used = wants.min(reals[at].lease.unwrap_or(0));
                 reals[at].refused += u64::from(wants > reals[at].used);
                 sync(&mut quotas, &mut reals, at, answered, seen == [true; 4]);
                 let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
                 prop_assert!(all <= QUOTA, "{reals:?}");
             }
-            // When nothing is lost any more, nearly all of the quota is to be had, and where it is wanted.
+            // Once no message is lost any more, nearly all of the quota is leased to the shard that wants it.
             for _ in 0..40 {
                 for at in 0..4 {
                     reals[at].used = if at == 2 { reals[at].lease.unwrap_or(0) } else { 0 };
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unused_goes_where_puts_are_refused_and_comes_back() {
+    fn unused_quota_moves_to_shards_that_reject_puts_and_back() {
         let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 4]);
         let round = |quotas: &mut Quotas, reals: &mut [Real; 4]| {
             (0..4).for_each(|at| sync(quotas, reals, at, true, true));
@@ -267,7 +266,7 @@ mod tests {
         }
         let fair = reals.map(|real| real.lease);
         assert!(fair[1] < Some(QUOTA / 3), "{fair:?}");
-        // One object that is longer than any part. The others are told of less, say that they heard it, and then it has
+        // One object is larger than any part. The other shards get smaller leases and report them; then its shard gets
         // more.
         reals[1].refused += 1;
         for _ in 0..3 {
@@ -275,7 +274,7 @@ mod tests {
         }
         assert!(reals[1].lease > Some(QUOTA * 8 / 10), "{reals:?}");
         assert!(reals.iter().all(|real| real.lease > Some(0)), "{reals:?}");
-        // Two share it.
+        // Two shards want more.
         reals[2].refused += 1;
         for _ in 0..3 {
             round(&mut quotas, &mut reals);
@@ -284,11 +283,11 @@ mod tests {
         for _ in 0..12 {
             round(&mut quotas, &mut reals);
         }
-        assert_eq!(reals.map(|real| real.lease), fair, "nobody wants more");
+        assert_eq!(reals.map(|real| real.lease), fair, "no shard wants more");
     }
 
     #[test]
-    fn what_a_node_had_is_free_when_its_incarnation_is_over() {
+    fn leases_of_an_ended_incarnation_are_free_again() {
         let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 2]);
         for at in [0, 1, 0, 1, 0, 1] {
             sync(&mut quotas, &mut reals, at, true, true);

@@ -1,20 +1,22 @@
-//! What the control plane remembers over a restart, record by record.
+//! Durable records of the control plane.
 //!
 //! The durable state is a set of records, at most one per [`RecordKey`]; storing one replaces its predecessor. So
 //! replaying a change twice, or reading the records in any order, gives the same state. A record is sealed like a
 //! cluster map ([`kvplane_proto::map::codec`]): magic "KVCR", format 1, contents, checksum.
 //!
 //! ```text
-//! header:  0 u8 | epoch u64 | replicas u8 | cluster text member:  1 u8 | state u8 | ended u64 | capacity u64 |
-//! version text | member segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 |
-//! ttl u64 | address | name text layout:  3 u8 | since u64 | claims u128 | former, or nothing
+//! header:  0 u8 | epoch u64 | replicas u8 | cluster text
+//! member:  1 u8 | state u8 | ended u64 | capacity u64 | version text | member
+//! segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 | ttl u64 |
+//!          address | name text
+//! layout:  3 u8 | since u64 | claims u128 | former, or nothing
 //! tenant:  8 u8 | has quota u8, quota u64 | weight u32 | name text
 //! devices: 9 u8 | node u64 | incarnation u64 | digest u128 | since u64
 //! ```
 //!
-//! Records of the Conductor have the kinds from 16 on ([`crate::ConductorRecord`]).
+//! Records of the Conductor have kinds from 16 on ([`crate::ConductorRecord`]).
 //!
-//! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
+//! Suspicion is not durable: it is about the recent past, which a restarted control plane does not know.
 
 pub(crate) mod conductor;
 
@@ -31,85 +33,81 @@ use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant};
 
 use conductor::{ConductorKey, ConductorRecord};
 
-/// Longest name of a cluster.
+/// Maximum length of a cluster's name.
 pub const MAX_CLUSTER_NAME_BYTES: usize = 64;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"KVCR");
 const FORMAT: u16 = 1;
 
-// Texts are written with their length in one byte.
+// A text is written with its length in one byte.
 const _: () = assert!(MAX_CLUSTER_NAME_BYTES <= 255 && MAX_SEGMENT_NAME_BYTES <= 255 && MAX_VERSION_BYTES <= 255);
 
-/// What holds for the cluster as a whole.
+/// Record of the cluster as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Header {
-    /// Its name.
     pub cluster: String,
-    /// The newest epoch.
     pub epoch: Epoch,
-    /// Copies per slot in that epoch.
+    /// Replicas per slot in that epoch.
     pub replicas: u8,
 }
 
-/// What is remembered of a node.
+/// Record of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct MemberRecord {
-    /// As in the map.
     pub member: Member,
-    /// Where it stood; never [`MemberState::Suspect`].
+    /// State of the incarnation; never [`MemberState::Suspect`].
     pub state: MemberState,
-    /// The newest epoch when this incarnation ended; 0 while it goes on.
+    /// Newest epoch when this incarnation ended; 0 while it is live.
     pub ended: Epoch,
-    /// Bytes it contributes.
     pub capacity_bytes: u64,
-    /// Version of its program.
     pub version: String,
 }
 
-/// Since when owners have been what they are.
+/// Layout: the epoch since which the owners have been the same.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// The epoch in which slots changed hands last. While nobody is a member, they have not.
+    /// Epoch in which slots changed hands last. While the map has no members, they have not.
     pub since: Epoch,
-    /// A digest of what owners follow from.
+    /// Digest of everything that the owners follow from.
     pub claims: u128,
-    /// Who owned the slots before; not known of one that an earlier version remembered.
+    /// Owners of the slots before; none in a record of an earlier version.
     pub former: Option<Former>,
 }
 
-/// What the last incarnation of a node said of its devices.
+/// Devices of a node, as its last incarnation reported them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Devices {
-    /// Which node.
     pub node: NodeId,
-    /// Which incarnation.
     pub incarnation: Incarnation,
-    /// A digest of the devices' identities.
+    /// Digest of the devices' identities.
     pub devices: u128,
-    /// No incarnation of the node since this epoch had others.
+    /// Epoch since which every incarnation of the node had these devices.
     pub since: Epoch,
 }
 
-/// One durable record.
+/// Durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// The cluster as a whole.
     Header(Header),
-    /// A node.
+    /// Node: a member, or an ended incarnation.
     Member(MemberRecord),
     /// A segment.
     Segment(Segment),
-    /// Since when owners have been what they are.
+    /// Epoch since which the owners have been the same.
     Layout(Layout),
     /// A tenant.
     Tenant(Tenant),
-    /// What a node's incarnations said of their devices.
+    /// Devices of a node.
     Devices(Devices),
     /// A record of the Conductor.
     Conductor(ConductorRecord),
 }
 
-/// The name under which a record is stored.
+/// Key under which a record is stored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RecordKey {
     /// The header: there is one.
@@ -129,7 +127,7 @@ pub enum RecordKey {
 }
 
 impl RecordKey {
-    /// The key as bytes that sort like the keys: at most 513.
+    /// Returns the key as bytes that sort like the keys: at most 513.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
@@ -144,7 +142,7 @@ impl RecordKey {
     }
 }
 
-/// Why stored bytes are not a record.
+/// Reason that stored bytes are not a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordError {
     /// Damaged, of another format, or malformed.
@@ -177,7 +175,7 @@ impl fmt::Display for RecordError {
 impl std::error::Error for RecordError {}
 
 impl Record {
-    /// The key under which this record is stored.
+    /// Returns the key under which this record is stored.
     #[must_use]
     pub fn key(&self) -> RecordKey {
         match self {
@@ -241,10 +239,10 @@ impl Record {
         seal(out, start);
     }
 
-    /// The inverse of [`Self::encode`].
+    /// Decodes a record: the inverse of [`Self::encode`].
     ///
     /// # Errors
-    /// When the bytes are damaged, of another format, or hold what no record holds.
+    /// When the bytes are damaged, of another format, or not a valid record.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
         let mut reader = Reader::open(bytes, MAGIC, FORMAT)?;
         let record = match reader.u8()? {
@@ -290,7 +288,7 @@ fn tenant(reader: &mut Reader<'_>) -> Result<Tenant, DecodeError> {
     let has_quota = match reader.u8()? {
         0 => false,
         1 => true,
-        found => return Err(DecodeError::Field { what: "whether a tenant has a quota", found: found.into() }),
+        found => return Err(DecodeError::Field { what: "quota flag of a tenant", found: found.into() }),
     };
     let quota = reader.u64()?;
     if !has_quota && quota != 0 {

@@ -1,4 +1,4 @@
-//! Why an input is refused, and what the sender should do about it.
+//! Reasons for rejecting an input, each with the next step of the sender.
 
 use core::fmt;
 use std::net::SocketAddr;
@@ -11,149 +11,104 @@ use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
 use crate::tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT};
 
-/// Why an input is refused.
+/// Reason for rejecting an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Rejection {
     /// A later incarnation of the node is known: this one was replaced and should stop.
     StaleIncarnation {
-        /// The node.
         node: NodeId,
-        /// The incarnation that spoke.
+        /// Incarnation of the sender.
         given: Incarnation,
-        /// The latest incarnation known; a join needs a greater one.
+        /// Latest known incarnation; a join needs a greater one.
         known: Incarnation,
     },
-    /// This incarnation was declared over. Its slots are elsewhere: drop what it holds and join with a greater
+    /// This incarnation has ended, and its slots have other owners: drop its objects and join with a greater
     /// incarnation.
     Ended {
-        /// The node.
         node: NodeId,
-        /// The incarnation that is over.
         incarnation: Incarnation,
-        /// How it ended.
+        /// State in which it ended.
         state: MemberState,
     },
-    /// Nobody joined under this id, or not in this incarnation: join first.
+    /// No node has joined under this id, or not in this incarnation: join first.
     Unknown {
-        /// The node.
         node: NodeId,
-        /// The incarnation that spoke.
+        /// Incarnation of the sender.
         incarnation: Incarnation,
     },
     /// This incarnation has joined before, with another description.
-    IncarnationReused {
-        /// The node.
-        node: NodeId,
-        /// The incarnation that is taken.
-        incarnation: Incarnation,
-    },
-    /// Another live node has this id. If it is the former incarnation of the same node, try again after
-    /// `retry_after_ns`.
+    IncarnationReused { node: NodeId, incarnation: Incarnation },
+    /// Another live node has this id. If that is the former incarnation of the same node, retry after `retry_after_ns`.
     NodeIdInUse {
-        /// The id.
         node: NodeId,
-        /// Host of the node that has it.
+        /// Host of the live node.
         host: String,
-        /// Its first shard's address.
+        /// Address of its first shard.
         address: Option<SocketAddr>,
-        /// When the other will count as silent, unless it is heard of again.
+        /// Time until the live node counts as silent, unless it sends another message.
         retry_after_ns: u64,
     },
-    /// Nobody else takes slots, or all who do restart: what the node has could go nowhere.
-    LastOwner {
-        /// The node.
-        node: NodeId,
-    },
-    /// A map was offered, and is not adopted: there is one already, or it makes no sense. The member is not known: drop
-    /// what it holds and join with a greater incarnation.
-    OfferRefused {
-        /// The node.
-        node: NodeId,
-    },
-    /// There is no map yet, and members of a state that was lost may still offer theirs: ask again.
+    /// No other node takes slots, or all that do are restarting: the objects of the node have no destination.
+    LastOwner { node: NodeId },
+    /// The offered map is not adopted: there is a map already, or the offered one is invalid. The member is not known:
+    /// drop its objects and join with a greater incarnation.
+    OfferRefused { node: NodeId },
+    /// There is no map yet, and members of a lost state may still offer theirs: retry.
     Adopting {
-        /// When it makes sense to ask again.
+        /// Time after which a retry may succeed.
         retry_after_ns: u64,
     },
     /// The description of the member is over a limit.
     Member(MapError),
     /// The version text is too long.
-    Version {
-        /// Its length.
-        bytes: usize,
-    },
-    /// The cluster is full.
-    TooManyMembers {
-        /// The limit.
-        limit: usize,
-    },
-    /// The cluster has no room for this many shards.
+    Version { bytes: usize },
+    /// The cluster has the maximum number of members.
+    TooManyMembers { limit: usize },
+    /// The map would have too many shards.
     TooManyShards {
-        /// Shards there would be.
+        /// Resulting number of shards.
         wanted: usize,
     },
-    /// The client has no segment, or they expired: register again.
-    UnknownClient {
-        /// Who.
-        client: ClientId,
-    },
-    /// A segment needs a name of 1 to 255 bytes.
+    /// The client has no segment, or its segments expired: register them again.
+    UnknownClient { client: ClientId },
+    /// The name of a segment is empty or too long.
     SegmentName {
-        /// Length of the name given.
+        /// Length of the given name.
         bytes: usize,
     },
-    /// A time to live is out of range. A member's segment has none (0): it lives as long as the member.
-    SegmentTtl {
-        /// What was given.
-        ttl_ns: u64,
-        /// The least allowed.
-        least_ns: u64,
-        /// The most allowed.
-        most_ns: u64,
-    },
+    /// A time to live is out of range. That of a member's segment must be 0: the segment lives as long as the member.
+    SegmentTtl { ttl_ns: u64, least_ns: u64, most_ns: u64 },
     /// A tenant's name is too long, or has control characters.
-    TenantName {
-        /// Its length.
-        bytes: usize,
-    },
+    TenantName { bytes: usize },
     /// A tenant's weight is out of range.
-    TenantWeight {
-        /// What was given.
-        weight: u32,
-    },
-    /// There are as many tenants as there may be.
-    TooManyTenants {
-        /// The limit.
-        limit: usize,
-    },
+    TenantWeight { weight: u32 },
+    /// The maximum number of tenants is reached.
+    TooManyTenants { limit: usize },
     /// Another tenant has the same number.
     TenantNumber {
-        /// The name given.
+        /// Name of the rejected tenant.
         name: String,
-        /// The tenant that has the number.
+        /// Name of the tenant with the same number.
         other: String,
     },
-    /// There is no such tenant.
-    UnknownTenant {
-        /// The name.
-        name: String,
-    },
+    /// No tenant has this name.
+    UnknownTenant { name: String },
     /// Another owner has a segment of this name.
     SegmentNameTaken {
-        /// The name.
         name: String,
-        /// Who has it.
+        /// Owner of the existing segment.
         owner: SegmentOwner,
     },
     /// The catalog, or the owner's part of it, is full.
     TooManySegments {
-        /// The limit that was met.
+        /// Limit that was reached.
         limit: usize,
     },
 }
 
 impl Rejection {
-    /// Those about tenants.
+    /// Writes a message about tenants.
     fn fmt_tenant(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TenantName { bytes } => write!(
@@ -173,7 +128,7 @@ impl Rejection {
         }
     }
 
-    /// Messages about segments and the clients that register them.
+    /// Writes a message about segments and the clients that register them.
     fn fmt_segment(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownClient { client } => {
@@ -189,7 +144,7 @@ impl Rejection {
                 write!(f, "segment {name:?} belongs to {owner}: choose another name")
             }
             Self::TooManySegments { limit } => {
-                write!(f, "{limit} segments are registered already: withdraw one first")
+                write!(f, "{limit} segments are registered already: unregister one first")
             }
             _ => Ok(()),
         }
@@ -209,12 +164,12 @@ impl fmt::Display for Rejection {
             }
             Self::OfferRefused { node } => write!(
                 f,
-                "node {node} is no member, and the map that it follows is not adopted; drop its objects and join anew"
+                "node {node} is not a member, and the map that it follows is not adopted; drop its objects and rejoin"
             ),
             Self::Adopting { retry_after_ns } => write!(
                 f,
-                "the control plane has no map yet, and waits for members that know one, in case its state was lost: \
-                 try again in {} ms",
+                "the control plane has no map yet, and waits for members that follow one, in case its state was lost: \
+                 retry in {} ms",
                 retry_after_ns.div_ceil(1_000_000)
             ),
             Self::Ended { node, incarnation, state } => write!(
@@ -227,7 +182,7 @@ impl fmt::Display for Rejection {
             }
             Self::IncarnationReused { node, incarnation } => write!(
                 f,
-                "node {node} joined before with incarnation {incarnation} and another description; take a greater one"
+                "node {node} joined before with incarnation {incarnation} and another description; use a greater one"
             ),
             Self::NodeIdInUse { node, host, address, retry_after_ns } => {
                 write!(f, "node id {node} is in use by a live node on host {host:?}")?;
@@ -244,7 +199,7 @@ impl fmt::Display for Rejection {
             Self::Version { bytes } => {
                 write!(f, "a version text of {bytes} bytes is over the limit of {MAX_VERSION_BYTES}")
             }
-            Self::TooManyMembers { limit } => write!(f, "the cluster has its {limit} members already"),
+            Self::TooManyMembers { limit } => write!(f, "the cluster has {limit} members already, which is the limit"),
             Self::TooManyShards { wanted } => {
                 write!(f, "the cluster would have {wanted} shards, over the limit of {MAX_MAP_SHARDS}")
             }

@@ -1,27 +1,27 @@
-//! The life of a member, as a declared table.
+//! State machine of a member's lifecycle, as a declared table.
 //!
-//! A member is in the map while it is active or suspect. A suspect keeps its slots: a short silence must not move
-//! data. Only a first heartbeat makes a newcomer active, so that a join whose answer was lost never takes slots.
+//! A member is in the map while it is active, suspect or draining. A suspect keeps its slots: a short silence must not
+//! move data. Only a first heartbeat makes a newcomer active, so that a join whose reply was lost never takes slots.
 
 use kvplane_proto::state_machine;
 
 state_machine! {
-    /// Where a member stands.
+    /// State of a member.
     states MemberState {
-        /// Accepted, not heard of since; not in the map.
+        /// Accepted, not heard from since; not in the map.
         Joining,
-        /// In the map and heard of lately.
+        /// In the map and heard from recently.
         Active,
         /// In the map, but silent for longer than a heartbeat or two.
         Suspect,
-        /// In the map without a share: its slots are others' by now, who fetch what was in them.
+        /// In the map without a share: its slots have new owners, which fetch the objects in them.
         Draining,
         /// Silent beyond the deadline; this incarnation is over.
         Dead,
-        /// Left in order, or was taken out by an operator, also after its death; this incarnation is over.
+        /// Left in order, or was removed by an operator, also after its death; this incarnation is over.
         Left,
     }
-    /// What happens to a member.
+    /// Event of a member's lifecycle.
     events MemberEvent {
         /// A new incarnation of the node was accepted.
         Join,
@@ -29,13 +29,13 @@ state_machine! {
         Heartbeat,
         /// Silent for `suspect_after_ns`.
         Silence,
-        /// It is to give its slots away, for the rest of its incarnation or until it is to have some again.
+        /// The member is to give its slots away, for the rest of its incarnation or until `Undrain`.
         Drain,
-        /// It is to have its share again.
+        /// The member is to have its share again.
         Undrain,
         /// Silent for `heartbeat_deadline_ns`.
         Deadline,
-        /// The current incarnation says farewell, or an operator takes it out.
+        /// The current incarnation announced its departure, or an operator removed the member.
         Leave,
     }
     transitions {
@@ -56,13 +56,13 @@ state_machine! {
 }
 
 impl MemberState {
-    /// Whether the member is in the map; it owns its share of the slots there unless it is draining.
+    /// Returns true if the member is in the map; it owns its share of the slots there unless it is draining.
     #[must_use]
     pub const fn in_map(self) -> bool {
         matches!(self, Self::Active | Self::Suspect | Self::Draining)
     }
 
-    /// Whether this incarnation goes on: its deadline runs and its messages count.
+    /// Returns true if this incarnation is live: its deadline runs and its messages count.
     #[must_use]
     pub const fn is_live(self) -> bool {
         !matches!(self, Self::Dead | Self::Left)
@@ -75,7 +75,7 @@ mod tests {
     use kvplane_proto::states::render;
 
     #[test]
-    fn the_whole_table() {
+    fn state_machine_has_the_expected_transitions() {
         assert_eq!(render(MemberState::ALL, MemberEvent::ALL, MemberState::on), TABLE);
     }
     const TABLE: &str = "\

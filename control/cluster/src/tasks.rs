@@ -1,29 +1,30 @@
-//! Tasks: objects that are to have a copy, asked for a few at a time and again until each has one, or one cannot.
+//! Tasks that replicate sets of objects: a bounded number of objects is in progress at a time, and each is retried
+//! until it has a replica, or cannot have one.
 //!
-//! Who has to be asked, and how, is the host's to know: it takes what is due ([`Tasks::due`]) and says what came of it
-//! ([`Tasks::told`]). Nothing here lasts longer than the process; a task that is lost did no harm, and can be made
-//! again: an object that has its copy is done at once.
+//! The host knows the owners and how to reach them: it takes the due objects ([`Tasks::due`]) and reports the result of
+//! each ([`Tasks::told`]). Tasks are not durable; a lost task did no harm, and can be created again: an object that has
+//! its replica is done at once.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvplane_proto::Digest;
 
-/// What tasks may take.
+/// Limits of tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskLimits {
-    /// Tasks that are not over.
+    /// Maximum number of open tasks.
     pub open: usize,
-    /// Tasks that are over and still told of.
+    /// Number of finished tasks that are kept for queries.
     pub kept: usize,
-    /// Objects of one task.
+    /// Maximum number of objects of one task.
     pub objects: usize,
-    /// Objects of all open tasks.
+    /// Maximum number of objects of all open tasks.
     pub all_objects: usize,
-    /// Objects that are asked for at the same time.
+    /// Maximum number of objects in progress.
     pub under_way: usize,
-    /// Between two questions after the same object, in nanoseconds.
+    /// Interval between two requests for the same object, in nanoseconds.
     pub again_ns: u64,
-    /// How long an object may take from its first question on, in nanoseconds.
+    /// Timeout of an object from its first request on, in nanoseconds.
     pub object_ns: u64,
 }
 
@@ -41,103 +42,103 @@ impl Default for TaskLimits {
     }
 }
 
-/// How a task is.
+/// State of a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskState {
-    /// None of its objects had its turn.
+    /// No object was requested yet.
     Pending,
-    /// Some had.
+    /// Some objects were requested.
     Running,
-    /// All have a copy.
+    /// All objects have a replica.
     Succeeded,
-    /// One cannot have one.
+    /// An object cannot have a replica.
     Failed,
-    /// Somebody ended it.
+    /// Cancelled by a client.
     Cancelled,
 }
 
 impl TaskState {
-    /// Whether nothing changes any more.
+    /// Returns true if the state is final.
     #[must_use]
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
 }
 
-/// What the first owner of an object says of its copy.
+/// Progress of an object's replica, as its owner reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyProgress {
-    /// It is there, and so long.
+    /// The replica exists; its length in bytes.
     There(u64),
-    /// It is being made, or nobody could be asked.
+    /// The replica is being made, or its owner could not be reached.
     Coming,
-    /// There is no object.
+    /// The object does not exist.
     Missing,
-    /// There is nobody who could have a copy.
+    /// No other node can have a replica.
     Alone,
 }
 
-/// Why a task is not made.
+/// Reason for rejecting a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskRefusal {
-    /// Without objects, or with more than one may have.
+    /// The task has no objects, or too many: their number.
     Objects(usize),
     /// There are too many tasks, or objects of tasks.
     Full,
 }
 
-/// A task as it is told.
+/// State of a task, for queries.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Task {
-    /// Its number: greater than those of all before it.
+    /// Number of the task: greater than those of all earlier ones.
     pub id: u64,
-    /// Whose objects.
+    /// Tenant of the objects.
     pub tenant: String,
-    /// What people are shown.
+    /// Description for people.
     pub name: String,
-    /// How it is.
     pub state: TaskState,
-    /// Its objects.
+    /// Number of objects of the task.
     pub objects: usize,
-    /// Those that have a copy.
+    /// Number of objects that have a replica.
     pub copied: usize,
-    /// Their bytes.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// When it was made.
+    /// Time of creation.
     pub created_ns: u64,
-    /// When something last changed.
+    /// Time of the last change.
     pub updated_ns: u64,
-    /// Why it failed.
+    /// Reason for a failure.
     pub message: String,
 }
 
 #[derive(Debug)]
 struct Open {
     digests: Vec<Digest>,
-    /// Not asked for yet: those from here on.
+    /// Index of the first object that was not requested yet.
     next: usize,
-    /// Asked for: when first.
+    /// Requested objects, with the time of the first request of each.
     asked: BTreeMap<usize, u64>,
 }
 
-/// All tasks.
+/// All tasks, open and finished.
 #[derive(Debug)]
 pub struct Tasks {
     limits: TaskLimits,
     last: u64,
     tasks: BTreeMap<u64, Task>,
     open: BTreeMap<u64, Open>,
-    /// Over, in that order.
+    /// Finished tasks, in the order in which they ended.
     over: VecDeque<u64>,
-    /// Objects that are asked for: when next, of which task, which of its objects.
+    /// Requested objects that wait for a retry: time, task, index of the object.
     due: BTreeSet<(u64, u64, usize)>,
-    /// The same while an answer is awaited.
+    /// Objects whose owner has not answered yet: task, index of the object.
     awaited: BTreeSet<(u64, usize)>,
     all_objects: usize,
 }
 
 impl Tasks {
-    /// No tasks; the first will have a greater number than `after`.
+    /// Creates an empty set of tasks; the first will have a greater number than `after`.
     #[must_use]
     pub fn new(limits: TaskLimits, after: u64) -> Self {
         Self {
@@ -152,7 +153,7 @@ impl Tasks {
         }
     }
 
-    /// A new task; its number.
+    /// Creates a task; returns its number.
     ///
     /// # Errors
     /// When it has no objects or too many, or there are too many tasks.
@@ -189,8 +190,8 @@ impl Tasks {
         Ok(self.last)
     }
 
-    /// The objects whose owners are to be asked now, each with its task and its place there; [`Self::told`] is to be
-    /// called for each of them.
+    /// Returns the objects whose owners are to be asked now, each with its task and its index there; [`Self::told`]
+    /// must be called for each of them.
     pub fn due(&mut self, now_ns: u64) -> Vec<(u64, usize, Digest)> {
         let mut due = Vec::new();
         while let Some(&(at_ns, id, object)) = self.due.first()
@@ -200,7 +201,7 @@ impl Tasks {
             let Some(open) = self.open.get(&id) else { continue };
             if now_ns.saturating_sub(open.asked.get(&object).copied().unwrap_or(now_ns)) >= self.limits.object_ns {
                 let waited_s = self.limits.object_ns / 1_000_000_000;
-                self.end(id, TaskState::Failed, format!("object {object} had no copy within {waited_s} s"), now_ns);
+                self.end(id, TaskState::Failed, format!("object {object} had no replica within {waited_s} s"), now_ns);
                 continue;
             }
             due.push((id, object, open.digests[object]));
@@ -222,13 +223,13 @@ impl Tasks {
         due
     }
 
-    /// When something may be due that is not now.
+    /// Returns the time of the next retry.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         self.due.first().map(|(at_ns, ..)| *at_ns)
     }
 
-    /// What is known of the copy of an object that was due. Of a task that is over it says nothing.
+    /// Processes the result for an object that was due. Ignored if its task is over.
     pub fn told(&mut self, id: u64, object: usize, progress: CopyProgress, now_ns: u64) {
         if !self.awaited.remove(&(id, object)) {
             return;
@@ -246,16 +247,16 @@ impl Tasks {
                 }
             }
             CopyProgress::Missing => {
-                self.end(id, TaskState::Failed, format!("object {object} is not there"), now_ns);
+                self.end(id, TaskState::Failed, format!("object {object} does not exist"), now_ns);
             }
             CopyProgress::Alone => {
-                let why = "there is no second node that could have a copy".to_owned();
+                let why = "no second node can take a replica".to_owned();
                 self.end(id, TaskState::Failed, why, now_ns);
             }
         }
     }
 
-    /// Ends a task. What was copied stays copied. False where there is none, or it is over.
+    /// Cancels a task. Replicas that were made stay. Returns false if the task does not exist or is over.
     pub fn cancel(&mut self, id: u64, now_ns: u64) -> bool {
         let open = self.open.contains_key(&id);
         if open {
@@ -264,13 +265,13 @@ impl Tasks {
         open
     }
 
-    /// A task.
+    /// Returns a task.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<&Task> {
         self.tasks.get(&id)
     }
 
-    /// Tasks with numbers above `after`, in their order.
+    /// Returns the tasks with numbers above `after`, in order.
     pub fn list(&self, after: u64) -> impl Iterator<Item = &Task> {
         self.tasks.range(after.saturating_add(1)..).map(|(_, task)| task)
     }

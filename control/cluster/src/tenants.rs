@@ -1,7 +1,7 @@
-//! Tenants: who may put, how much memory theirs may take, and how much weight they have.
+//! Tenants: name, memory quota and weight of each.
 //!
-//! The default tenant has no name and is always there; it may have a quota like others. Nodes know tenants by 32 bits
-//! of a hash of the name ([`tenant_number`]), so a second tenant with the same number is refused.
+//! The default tenant has no name and always exists; it may have a quota like others. Nodes identify tenants by 32 bits
+//! of a hash of the name ([`tenant_number`]), so a second tenant with the same number is rejected.
 
 use std::collections::BTreeMap;
 
@@ -9,32 +9,32 @@ use kvplane_proto::digest::tenant_number;
 
 use crate::rejection::Rejection;
 
-/// Longest name of a tenant.
+/// Maximum length of a tenant's name.
 pub const MAX_TENANT_NAME_BYTES: usize = 255;
-/// The most tenants: every shard looks through those that use anything when room is needed.
+/// Maximum number of tenants: to evict, a shard scans those that use memory.
 pub const MAX_TENANTS: usize = 1023;
-/// The greatest weight.
+/// Maximum weight of a tenant.
 pub const MAX_TENANT_WEIGHT: u32 = 1000;
 
-/// One tenant.
+/// Name, memory quota and weight of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// Its name, UTF-8; empty for the default tenant.
+    /// Name in UTF-8; empty for the default tenant.
     pub name: String,
-    /// Bytes of all nodes' memory that its objects may take; without, whatever they get.
+    /// Quota of its objects in the memory of all nodes, in bytes; none for a part by weight of the rest.
     pub dram_bytes: Option<u64>,
-    /// Its weight among tenants without a quota: how they divide the memory that the others leave.
+    /// Weight among tenants without a quota: they divide the memory that the others leave in proportion to it.
     pub weight: u32,
 }
 
-/// All tenants that were set.
+/// Tenants that were set, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     by_name: BTreeMap<String, Tenant>,
 }
 
 impl Tenants {
-    /// By name.
+    /// Returns the tenants, by name.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Tenant> {
         self.by_name.values()
     }
@@ -47,12 +47,12 @@ impl Tenants {
         self.by_name.len()
     }
 
-    /// A tenant as it was remembered.
+    /// Inserts a tenant from its record.
     pub(crate) fn insert(&mut self, tenant: Tenant) {
         self.by_name.insert(tenant.name.clone(), tenant);
     }
 
-    /// Makes a tenant, or changes it; whether that is news.
+    /// Creates or changes a tenant; returns true if anything changed.
     pub(crate) fn set(&mut self, tenant: &Tenant) -> Result<bool, Rejection> {
         let bytes = tenant.name.len();
         if bytes > MAX_TENANT_NAME_BYTES || tenant.name.chars().any(char::is_control) {
@@ -77,7 +77,7 @@ impl Tenants {
         Ok(is_news)
     }
 
-    /// Takes a tenant away.
+    /// Removes a tenant.
     pub(crate) fn remove(&mut self, name: &str) -> Result<(), Rejection> {
         match self.by_name.remove(name) {
             Some(_) => Ok(()),

@@ -1,19 +1,19 @@
-//! The Conductor: what schedulers and instances say to it, by name and by request.
+//! Conductor: serves schedulers and instances, by name and by request id.
 //!
-//! A pool's scheduler knows numbers. Here instances have names and incarnations, are believed while they report and
-//! doubted when they do not; requests have ids of their own, so that one asked twice is booked once; what is booked
-//! ends with a lease; and each model has a scheduler of its own, in a *pool*, since only instances of one model can
-//! stand in for another.
+//! The scheduler of a pool identifies instances by numbers. This layer gives instances names and incarnations, and
+//! excludes those that miss reports; it gives requests ids, so that a retried request is booked once; it ends each
+//! booking with a lease; and it keeps one scheduler per model, in a *pool*, because only instances of one model can
+//! replace each other.
 //!
-//! Each part has its state for itself; the Conductor joins them:
+//! Each part keeps its own state; the Conductor combines them:
 //!
-//! * `pools`: each with a scheduler, an index, and counts of its hot prefixes;
-//! * `instances`: names, incarnations, silence, and what each said of its cache (`cache_feed`);
-//! * `requests`: ids, leases, and what clients that wait are to be told.
+//! * `pools`: scheduler, index, and counts of hot prefixes, per pool;
+//! * `instances`: names, incarnations, missed reports, and the state of each cache feed (`cache_feed`);
+//! * `requests`: ids, leases, and notices for waiting clients.
 //!
-//! One owner calls it, with the time: nanoseconds of a monotonic clock. Nobody else's clock counts; messages carry
-//! spans only. What is to be told later to those who wait comes out of [`Conductor::take_told`]. Everything is bounded
-//! by [`ConductorConfig`].
+//! It has a single owner, which calls it with the time: nanoseconds of a monotonic clock. No clock of another process
+//! matters; messages contain durations only. Notices for waiting clients are polled with [`Conductor::take_told`].
+//! [`ConductorConfig`] bounds all state.
 
 mod cache_feed;
 mod calls;
@@ -49,7 +49,7 @@ pub use views::{
     PrefixHolding, Table,
 };
 
-/// What was counted.
+/// Counters of the Conductor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests placed at once.
@@ -58,40 +58,41 @@ pub struct Counts {
     pub queued: u64,
     /// Requests placed after they had waited.
     pub placed_later: u64,
-    /// Requests refused.
+    /// Rejected requests.
     pub refused: u64,
-    /// Requests that were asked again.
+    /// Requests that were repeated with the same id.
     pub repeated: u64,
-    /// Leases that ran out.
+    /// Leases that expired.
     pub expired: u64,
-    /// Requests whose instance was lost.
+    /// Requests that lost their instance.
     pub orphaned: u64,
-    /// Batches of events taken.
+    /// Accepted batches of events.
     pub batches: u64,
-    /// Batches that had been taken before.
+    /// Batches that had been accepted before.
     pub duplicates: u64,
-    /// Gaps in events.
+    /// Gaps in the numbers of batches.
     pub gaps: u64,
-    /// Reports that came late or twice.
+    /// Load reports that arrived late or twice.
     pub stale_reports: u64,
-    /// Instances that claimed to have what they had not.
+    /// Times that an instance's cache was cleared from the index, because the instance repeatedly lacked reported
+    /// blocks.
     pub disbelieved: u64,
 }
 
-/// The Conductor.
+/// Scheduling front end of all models: pools, instances, requests and replicas.
 pub struct Conductor {
     config: ConductorConfig,
     pools: Pools,
     instances: InstanceRegistry,
     requests: RequestLedger,
     copies: Copies<CopyKey>,
-    /// Whether the placement changed and is to be remembered.
+    /// True if the placement policy changed since it was last made durable.
     placement_changed: bool,
 }
 
 impl Conductor {
-    /// A Conductor nobody has come to. Numbers of reservations begin at `first`: drawn by chance, one of an earlier
-    /// incarnation of the process is unknown.
+    /// Creates a Conductor without instances. Numbers of reservations begin at `first`: drawn at random, so that
+    /// reservations of an earlier incarnation of the process are unknown.
     #[must_use]
     pub fn new(config: ConductorConfig, first: u64) -> Self {
         Self {
@@ -104,13 +105,13 @@ impl Conductor {
         }
     }
 
-    /// The instances.
+    /// Returns the instances.
     #[must_use]
     pub const fn instances(&self) -> &InstanceRegistry {
         &self.instances
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let RequestCounts { placed, queued, placed_later, refused, repeated, expired, orphaned } =
@@ -132,18 +133,19 @@ impl Conductor {
         }
     }
 
-    /// What is to be told, oldest first.
+    /// Takes the oldest notice for a waiting client.
     pub fn take_told(&mut self) -> Option<ClientNotice> {
         self.requests.take_notice()
     }
 
-    /// How it decides now, whether it refuses, and what is promised.
+    /// Returns the placement policy, true if it rejects requests, and the objectives.
     #[must_use]
     pub const fn placement(&self) -> (PolicyName, bool, Slo) {
         (self.config.policy, self.config.refuses, self.config.scheduler.slo)
     }
 
-    /// Decides otherwise from now on, for every model. What is booked stays so; those who wait are looked at again.
+    /// Changes the placement policy and objectives, for every model. Bookings stay; waiting requests are examined
+    /// again.
     pub fn set_placement(&mut self, policy: PolicyName, refuses: bool, slo: Slo, now_ns: u64) {
         (self.config.policy, self.config.refuses, self.config.scheduler.slo) = (policy, refuses, slo);
         self.placement_changed = true;
@@ -151,10 +153,11 @@ impl Conductor {
         self.poll(now_ns);
     }
 
-    /// Decides where a request runs, and books it. A request that comes again with the same id gets the same answer.
+    /// Chooses the instances of a request, and books it. Idempotent: a repeated request with the same id gets the same
+    /// answer.
     ///
     /// # Errors
-    /// When it makes no sense, nobody serves the model, or the id is another request's.
+    /// When it is malformed, no instance serves the model, or the id belongs to another request.
     pub fn schedule(&mut self, asked: &ScheduleRequest, now_ns: u64) -> Result<Answer, ConductorError> {
         asked.check()?;
         let pool = self.pools.of_context(&asked.context)?;
@@ -162,7 +165,7 @@ impl Conductor {
         self.requests.schedule(asked, pool, excluded, now_ns, &mut self.pools)
     }
 
-    /// How a request fares.
+    /// Notes the progress of a request.
     ///
     /// # Errors
     /// When there is no such reservation, or its instance was lost.
@@ -181,7 +184,8 @@ impl Conductor {
         Ok(())
     }
 
-    /// What was cached beside what had been said: an instance that never has what it says is not believed.
+    /// Compares the reused tokens with the prediction: an instance that repeatedly lacks reported blocks is cleared
+    /// from the index.
     fn compare(&mut self, report: &PrefillReport) -> Result<(), ConductorError> {
         let PrefillReport { pool: number, assigned, reused_tokens } = report;
         let Some(pool) = self.pools.get_mut(*number) else { return Ok(()) };
@@ -193,7 +197,7 @@ impl Conductor {
         }
     }
 
-    /// A request goes elsewhere, for those named have failed. It keeps its place among those who wait.
+    /// Places a request on other instances, because those in `failed` have failed. It keeps its place in the queue.
     ///
     /// # Errors
     /// When there is no such reservation.
@@ -206,27 +210,26 @@ impl Conductor {
         self.requests.reschedule(reservation, &failed, now_ns, &mut self.pools)
     }
 
-    /// What was assigned to a client's requests after they had waited, and may not have reached it.
+    /// Returns the assignments of a client's requests that had waited, and that may not have reached the client.
     #[must_use]
     pub fn unclaimed(&self, client: u64) -> Vec<ClientNotice> {
         self.requests.unclaimed(client)
     }
 
-    /// Lets those who wait go whose time has come.
+    /// Places the waiting requests that can start now.
     fn poll(&mut self, now_ns: u64) {
         let numbers: Vec<u32> = self.pools.iter().map(|(number, _)| number).collect();
         numbers.into_iter().for_each(|number| self.requests.poll(number, now_ns, &mut self.pools));
     }
 
-    /// When [`Self::tick`] is to be called for the sake of requests, as far as can be said without looking at
-    /// instances.
+    /// Returns the time of the next [`Self::tick`] for requests, without examining instances.
     #[must_use]
     pub fn soon_ns(&self, now_ns: u64) -> Option<u64> {
         self.requests.soon_ns(now_ns, &self.pools)
     }
 
-    /// Time has passed: ends what is over, doubts who is silent, lets those go whose time has come. When to be called
-    /// again, if anything waits for that.
+    /// Advances time: expires leases, excludes silent instances, and places waiting requests. Returns the time of the
+    /// next call, if one is needed.
     pub fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.requests.expire(now_ns, &mut self.pools);
         let instances_ns = self.look_at_instances(now_ns);

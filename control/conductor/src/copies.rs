@@ -1,73 +1,73 @@
-//! When a prefix is worth another copy: when those who fetch it wait for its sources' NICs longer than a copy costs.
+//! Replication of hot prefixes: a prefix is worth another replica when its fetches wait longer for the NICs of its
+//! sources than a replica costs.
 //!
-//! What is fetched `per_s` times a second and takes `s` seconds of a NIC keeps each of its `n` sources busy for a part
-//! `load = other + per_s * s / n` of the time. Who fetches waits `s * load / (2 * (1 - load))` for it, as in a queue
-//! with random arrivals and equal services (Pollaczek and Khinchin); where more comes than goes, half of what has piled
-//! up at the end of the horizon. A copy is a source more. It is worth it when it saves all who fetch within the horizon
-//! more time than making it takes of two NICs.
+//! A prefix that is fetched `per_s` times a second and occupies a NIC for `s` seconds keeps each of its `n` sources
+//! busy for a fraction `load = other + per_s * s / n` of the time. A fetch waits `s * load / (2 * (1 - load))` for the
+//! NIC, as in a queue with random arrivals and equal service times (M/D/1, Pollaczek-Khinchine formula); if the load
+//! exceeds 1, half of the backlog at the end of the horizon. A replica is another source. It pays off when it saves all
+//! fetches within the horizon more time than making it occupies two NICs.
 //!
-//! Copies have a budget of bytes. Where it is used up, those go from it that save the least for their bytes, if that is
-//! less than half of what takes their place; nobody fetches those that are not told of any more. What leaves the budget
-//! is left to eviction.
+//! Replicas have a budget of bytes. When it is exhausted, the replicas that save the least per byte leave it, if they
+//! save less than half of what their replacement does; so do replicas of prefixes that are no longer fetched. Replicas
+//! that leave the budget are not removed but left to eviction.
 
 use std::collections::BTreeMap;
 
-/// How long one that could not be copied is left alone.
+/// Backoff after a failed replication, in nanoseconds.
 const LEAVE_ALONE_NS: u64 = 30_000_000_000;
-/// Copies that are remembered at most.
+/// Maximum number of replicated prefixes.
 const KEPT: usize = 4_096;
 
-/// What copies may take.
+/// Limits of replicas.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyConfig {
-    /// Bytes of all copies; 0: none are made.
+    /// Maximum bytes of all replicas; 0 disables replication.
     pub most_bytes: u64,
-    /// Places where a prefix is, the first included.
+    /// Maximum number of places of a prefix, including the first.
     pub most_places: u32,
-    /// Copies that are being made.
+    /// Maximum number of replicas being made.
     pub under_way: usize,
-    /// Within which a copy must pay.
+    /// Horizon within which a replica must pay off, in nanoseconds.
     pub horizon_ns: u64,
 }
 
 impl Default for CopyConfig {
-    /// Two places, as the shared store has; 16 GiB; a minute, in which counts halve.
+    /// Returns the defaults: two places, as the shared store has; 16 GiB; a minute, the half-life of counts.
     fn default() -> Self {
         Self { most_bytes: 16 << 30, most_places: 2, under_way: 2, horizon_ns: 60_000_000_000 }
     }
 }
 
-/// A prefix that is fetched.
+/// Rate and size of a prefix that is fetched.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PrefixFetch<K> {
-    /// Its name.
     pub key: K,
-    /// How often a second.
+    /// Fetches per second.
     pub per_s: f64,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Pieces of it that lie anywhere, each by itself: its blocks in a store that spreads them, 1 where it is in one
-    /// place.
+    /// Number of independently placed pieces: its blocks in a store that spreads them, 1 if it is in one place.
     pub pieces: u64,
-    /// Places where each piece is already, without the copies made here.
+    /// Number of places of each piece, without replicas made by this module.
     pub places: u32,
 }
 
-/// Where prefixes are fetched from.
+/// Nodes that prefixes are fetched from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sources {
-    /// Nodes, each with a NIC.
+    /// Number of nodes, each with a NIC.
     pub nodes: u32,
-    /// Bytes a second of each.
+    /// Bandwidth of each NIC, in bytes per second.
     pub nic_bytes_s: u64,
 }
 
-/// What is to be done.
+/// Action to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOrder<K> {
-    /// A copy is made; [`Copies::ended`] says what became of it.
+    /// Make a replica; [`Copies::ended`] reports the result.
     Copy(K),
-    /// A copy does not count any more.
+    /// Remove a replica from the budget.
     Forget(K),
 }
 
@@ -78,40 +78,40 @@ struct CopyState {
     coming: bool,
 }
 
-/// The copies that were made.
+/// Replicas that were made or are being made.
 pub struct Copies<K> {
     config: CopyConfig,
     kept: BTreeMap<K, CopyState>,
     left_alone: BTreeMap<K, u64>,
-    /// What was counted.
+    /// Counters since the start.
     pub counts: CopyCounts,
 }
 
-/// What was counted of copies.
+/// Counters of replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyCounts {
-    /// Copies that were made.
+    /// Replicas that were made.
     pub made: u64,
-    /// Those that could not be.
+    /// Replicas that could not be made.
     pub failed: u64,
-    /// Those that do not count any more.
+    /// Replicas that left the budget.
     pub forgotten: u64,
 }
 
-/// How busy each source is with a prefix in so many places, and how long the part of a fetch takes that is one
-/// source's.
+/// Returns the load that a prefix in this many places puts on each source, and the duration of the part of a fetch that
+/// one source serves.
 fn spread<K>(fetched: &PrefixFetch<K>, places: u32, sources: Sources) -> (f64, f64) {
     let nodes = f64::from(sources.nodes.max(1));
     let pieces = fetched.pieces.max(1) as f64;
     let held = (f64::from(places) / nodes).min(1.0);
-    // Nodes that have a piece, on average.
+    // Expected number of nodes that have a piece.
     let busy_nodes = (nodes * (1.0 - (1.0 - held).powf(pieces))).max(1.0);
     let seconds = fetched.bytes as f64 / sources.nic_bytes_s.max(1) as f64;
     (fetched.per_s * seconds / busy_nodes, seconds / busy_nodes.min(pieces))
 }
 
-/// Seconds that all who fetch a prefix within the horizon wait for its sources, when it is in so many places and its
-/// sources are busy with others for the part `other` of the time.
+/// Returns the total wait of all fetches of a prefix within the horizon, in seconds, when the prefix is in this many
+/// places and other prefixes keep its sources busy for the fraction `other` of the time.
 #[must_use]
 pub fn waited_s<K>(fetched: &PrefixFetch<K>, places: u32, sources: Sources, other: f64, horizon_s: f64) -> f64 {
     let (own, service_s) = spread(fetched, places, sources);
@@ -120,51 +120,52 @@ pub fn waited_s<K>(fetched: &PrefixFetch<K>, places: u32, sources: Sources, othe
     each_s * fetched.per_s * horizon_s
 }
 
-/// What each source is busy with beside a prefix, on average.
+/// Returns the load of each source from other prefixes, on average.
 fn other_load<K>(all: &[PrefixFetch<K>], own: &PrefixFetch<K>, sources: Sources) -> f64 {
     let load = |one: &PrefixFetch<K>| one.per_s * one.bytes as f64 / sources.nic_bytes_s.max(1) as f64;
     (all.iter().map(load).sum::<f64>() - load(own)).max(0.0) / f64::from(sources.nodes.max(1))
 }
 
 impl<K: Ord + Copy> Copies<K> {
-    /// None yet.
+    /// Creates the state without replicas.
     #[must_use]
     pub fn new(config: CopyConfig) -> Self {
         Self { config, kept: BTreeMap::new(), left_alone: BTreeMap::new(), counts: CopyCounts::default() }
     }
 
-    /// What copies may take.
+    /// Returns the limits of replicas.
     #[must_use]
     pub const fn config(&self) -> &CopyConfig {
         &self.config
     }
 
-    /// Bytes of copies that are there or coming.
+    /// Returns the bytes of replicas that exist or are being made.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.kept.values().map(CopyState::total).sum()
     }
 
-    /// Prefixes with copies, and copies that are coming.
+    /// Returns the number of prefixes with replicas, and of replicas being made.
     #[must_use]
     pub fn prefixes(&self) -> (usize, usize) {
         let coming = self.kept.values().filter(|kept| kept.coming).count();
         (self.kept.values().filter(|kept| kept.copies > 0).count(), coming)
     }
 
-    /// Whether a prefix has a copy.
+    /// Returns true if a prefix has a replica.
     #[must_use]
     pub fn is_copied(&self, key: &K) -> bool {
         self.kept.get(key).is_some_and(|kept| kept.copies > 0)
     }
 
-    /// How many copies of a prefix there are.
+    /// Returns the number of replicas of a prefix.
     #[must_use]
     pub fn copies_of(&self, key: &K) -> u32 {
         self.kept.get(key).map_or(0, |kept| kept.copies)
     }
 
-    /// Seconds that one copy more saves those who fetch a prefix; with `less`, those that they lose with one less.
+    /// Returns the seconds that one more replica saves the fetches of a prefix; with `less`, those that one fewer costs
+    /// them.
     fn saves_s(&self, all: &[PrefixFetch<K>], one: &PrefixFetch<K>, sources: Sources, less: bool) -> f64 {
         let other = other_load(all, one, sources);
         let places = one.places.max(1) + self.copies_of(&one.key);
@@ -174,7 +175,7 @@ impl<K: Ord + Copy> Copies<K> {
         waited(few) - waited(many)
     }
 
-    /// What is to be done now, for all prefixes that are fetched.
+    /// Returns the actions to be taken now, given all prefixes that are fetched.
     pub fn decide(&mut self, all: &[PrefixFetch<K>], sources: Sources, now_ns: u64) -> Vec<CopyOrder<K>> {
         let mut orders = self.forget_cold(all);
         self.left_alone.retain(|_, until_ns| *until_ns > now_ns);
@@ -209,7 +210,7 @@ impl<K: Ord + Copy> Copies<K> {
         orders
     }
 
-    /// Copies of what nobody fetches any more do not count.
+    /// Removes the replicas of prefixes that are no longer fetched from the budget.
     fn forget_cold(&mut self, all: &[PrefixFetch<K>]) -> Vec<CopyOrder<K>> {
         let is_told = |key: &K| all.iter().any(|one| one.key == *key);
         let cold: Vec<K> =
@@ -224,7 +225,8 @@ impl<K: Ord + Copy> Copies<K> {
         CopyOrder::Forget(key)
     }
 
-    /// Whether the budget has room for a copy, after those have gone that lose least; then these are in `orders`.
+    /// Makes room for a replica in the budget by removing those that lose the least, which are appended to `orders`.
+    /// Returns false if that is not worthwhile.
     fn make_room(
         &mut self,
         all: &[PrefixFetch<K>],
@@ -258,7 +260,7 @@ impl<K: Ord + Copy> Copies<K> {
         true
     }
 
-    /// A copy was made, or could not be: then its prefix is left alone for a while.
+    /// Notes that a replica was made, or could not be: then its prefix is not retried for a while.
     pub fn ended(&mut self, key: K, made: bool, now_ns: u64) {
         let Some(kept) = self.kept.get_mut(&key).filter(|kept| kept.coming) else { return };
         kept.coming = false;

@@ -1,25 +1,25 @@
-//! What work costs: time of a prefill, fitted again from reports; time between tokens of a decode; time of a transfer.
+//! Cost model: duration of a prefill, refitted from reports; time between tokens of a decode; duration of a transfer.
 //!
-//! Prefill of `n` tokens of which `p` are cached: `c0 + c1 (n-p) + c2 (n²-p²) + c3 p` seconds. It begins with a fit to
-//! Figure 14 of the FAST'25 paper (LLaMA3-70B on eight A800) and is refitted from what instances report: weighted least
-//! squares with forgetting, drawn to where it began, solved anew every few reports. An instance that is slower or
-//! faster than the rest has a factor of its own.
+//! Prefill of `n` tokens of which `p` are cached: `c0 + c1 (n-p) + c2 (n²-p²) + c3 p` seconds. The initial coefficients
+//! are a fit to Figure 14 of the FAST'25 paper (LLaMA3-70B on eight A800). They are refitted from the reports of
+//! instances: recursive weighted least squares with exponential forgetting, regularised toward the initial values, and
+//! solved every few reports. An instance that is slower or faster than the others has a factor of its own.
 
-/// Tokens by which features are scaled, so that all are near one.
+/// Tokens by which features are scaled, so that all are close to one.
 const SCALE: f64 = 10_000.0;
-/// Reports between two fits.
+/// Number of reports between two fits.
 const REFIT_EVERY: u32 = 16;
-/// How much of the past a report leaves.
+/// Factor by which each report scales the weight of earlier ones.
 const KEEP: f64 = 0.998;
-/// Weight of the first fit, in reports.
+/// Weight of the initial coefficients, in reports.
 const PRIOR: f64 = 0.5;
-/// The part of the difference by which a factor follows a report.
+/// Gain of the exponential moving averages.
 const FOLLOW: f64 = 0.1;
 
-/// Time of a prefill.
+/// Model of the duration of a prefill.
 #[derive(Clone, Debug)]
 pub struct PrefillModel {
-    /// Of the scaled features, in seconds.
+    /// Coefficients of the scaled features, in seconds.
     coefficients: [f64; 4],
     prior: [f64; 4],
     normal: [[f64; 4]; 4],
@@ -29,14 +29,15 @@ pub struct PrefillModel {
 }
 
 impl Default for PrefillModel {
-    /// The fit to Figure 14 of the paper.
+    /// Returns the fit to Figure 14 of the paper.
     fn default() -> Self {
         Self::new([0.0667, 1.097e-4, 7.41e-10, 2.61e-6])
     }
 }
 
 impl PrefillModel {
-    /// A model with coefficients in seconds: constant, per computed token, per difference of squares, per cached token.
+    /// Creates a model with coefficients in seconds: constant, per computed token, per difference of squares, per
+    /// cached token.
     #[must_use]
     pub fn new(coefficients: [f64; 4]) -> Self {
         let [constant, computed, squares, cached] = coefficients;
@@ -44,7 +45,7 @@ impl PrefillModel {
         Self { coefficients: scaled, prior: scaled, normal: [[0.0; 4]; 4], right: [0.0; 4], reports: 0, error: 0.0 }
     }
 
-    /// Nanoseconds for a prompt of `tokens` of which the first `cached` are there.
+    /// Predicts the duration for a prompt of `tokens` of which the first `cached` are cached, in nanoseconds.
     #[must_use]
     pub fn predict_ns(&self, tokens: u32, cached: u32) -> u64 {
         let features = features(tokens, cached);
@@ -52,13 +53,13 @@ impl PrefillModel {
         (seconds.max(0.001) * 1e9) as u64
     }
 
-    /// A prefill took `took_ns`, on an instance with that speed factor.
+    /// Learns from a prefill that took `took_ns`, on an instance with this factor.
     pub fn report(&mut self, tokens: u32, cached: u32, took_ns: u64, factor: f64) {
         let seconds = took_ns as f64 / 1e9 / factor;
         let predicted = self.predict_ns(tokens, cached) as f64 / 1e9;
         self.error += FOLLOW * ((predicted / seconds.max(1e-6) - 1.0).abs() - self.error);
         let features = features(tokens, cached);
-        // Relative errors count: a long prefill is not worth more than a short one.
+        // Relative errors are minimized: a long prefill has no more weight than a short one.
         let weight = 1.0 / seconds.max(0.01).powi(2);
         for (row, feature) in features.iter().enumerate() {
             self.right[row] = self.right[row] * KEEP + weight * feature * seconds;
@@ -72,7 +73,7 @@ impl PrefillModel {
         }
     }
 
-    /// Mean relative error of late predictions.
+    /// Returns the mean relative error of recent predictions.
     #[must_use]
     pub const fn error(&self) -> f64 {
         self.error
@@ -88,7 +89,7 @@ impl PrefillModel {
             row[4] += pull * self.prior[at];
         }
         if let Some(solved) = solve(rows) {
-            // More work never takes less time.
+            // Negative coefficients are excluded: more work never takes less time.
             self.coefficients = solved.map(|value| value.max(0.0));
         }
     }
@@ -99,7 +100,7 @@ fn features(tokens: u32, cached: u32) -> [f64; 4] {
     [1.0, n - p, n * n - p * p, p]
 }
 
-/// Gauss with pivots; nothing where the rows say nothing.
+/// Solves the system by Gaussian elimination with pivoting; `None` if it is singular.
 fn solve(mut rows: [[f64; 5]; 4]) -> Option<[f64; 4]> {
     for column in 0..4 {
         let pivot = (column..4).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
@@ -119,7 +120,7 @@ fn solve(mut rows: [[f64; 5]; 4]) -> Option<[f64; 4]> {
     solved.iter().all(|value| value.is_finite()).then_some(solved)
 }
 
-/// How an instance differs from the model: its times are `factor` times those predicted.
+/// Factor of an instance: ratio of its durations to the predicted ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Factor(pub f64);
 
@@ -130,39 +131,39 @@ impl Default for Factor {
 }
 
 impl Factor {
-    /// A prefill took `took_ns` where the model alone said `predicted_ns`.
+    /// Learns from a prefill that took `took_ns` and was predicted by the model alone to take `predicted_ns`.
     pub fn report(&mut self, predicted_ns: u64, took_ns: u64) {
         let seen = took_ns as f64 / predicted_ns.max(1) as f64;
         self.0 += FOLLOW * (seen.clamp(0.1, 10.0) - self.0);
     }
 
-    /// A predicted time on this instance.
+    /// Scales a predicted duration to this instance.
     #[must_use]
     pub fn of(self, predicted_ns: u64) -> u64 {
         (predicted_ns as f64 * self.0) as u64
     }
 }
 
-/// Time between tokens of a decode instance.
+/// Model of the time between tokens of a decode instance.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeModel {
-    /// Of a step, in nanoseconds.
+    /// Duration of a step, in nanoseconds.
     pub base_ns: f64,
-    /// For each token of KV cache that is resident.
+    /// Addition for each resident token of KV cache, in nanoseconds.
     pub token_ns: f64,
-    /// For each request of the batch.
+    /// Addition for each request of the batch, in nanoseconds.
     pub request_ns: f64,
 }
 
 impl Default for DecodeModel {
-    /// Figure 14 of the paper: 26.2 ms and 36 ns a resident token.
+    /// Returns the fit to Figure 14 of the paper: 26.2 ms, and 36 ns per resident token.
     fn default() -> Self {
         Self { base_ns: 26.2e6, token_ns: 36.0, request_ns: 0.0 }
     }
 }
 
 impl DecodeModel {
-    /// Nanoseconds of a step with so many resident tokens and requests.
+    /// Returns the duration of a step with this many resident tokens and requests, in nanoseconds.
     #[must_use]
     pub fn step_ns(&self, tokens: u64, requests: usize) -> u64 {
         (self.base_ns + self.token_ns * tokens as f64 + self.request_ns * requests as f64) as u64
@@ -172,8 +173,8 @@ impl DecodeModel {
 impl core::str::FromStr for DecodeModel {
     type Err = String;
 
-    /// `BASE_MS[,TOKEN_NS[,REQUEST_US]]`: milliseconds of a step, nanoseconds for each resident token, microseconds for
-    /// each request of the batch. What is left out is 0.
+    /// Parses `BASE_MS[,TOKEN_NS[,REQUEST_US]]`: milliseconds per step, nanoseconds per resident token, microseconds
+    /// per request of the batch. Omitted parts are 0.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
             |part: &str| format!("{part:?} in {text:?}: BASE_MS[,TOKEN_NS[,REQUEST_US]], from 0 to 1000000 each");
@@ -191,7 +192,7 @@ impl core::str::FromStr for DecodeModel {
     }
 }
 
-/// Nanoseconds that `bytes` take at `bytes_s`.
+/// Returns the duration of a transfer of `bytes` at `bytes_s`, in nanoseconds.
 #[must_use]
 pub fn transfer_ns(bytes: u64, bytes_s: u64) -> u64 {
     let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_s.max(1));
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decode_model_is_read_as_it_is_written() {
+    fn decode_model_is_parsed() {
         let step = |text: &str| text.parse::<DecodeModel>().map(|model| model.step_ns(1000, 10));
         assert_eq!(step("26.2,36"), Ok(26_236_000));
         assert_eq!(step("5, 0, 100"), Ok(6_000_000));
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_with_the_paper_and_learns_another_machine() {
+    fn model_starts_from_the_paper_and_learns_another_machine() {
         let mut model = PrefillModel::default();
         let seconds = |model: &PrefillModel, n, p| model.predict_ns(n, p) as f64 / 1e9;
         for (tokens, published) in [(8_192, 1.00), (32_768, 4.48), (131_072, 27.52)] {
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_reports_do_not_break_it() {
+    fn extreme_reports_do_not_break_the_model() {
         let mut model = PrefillModel::default();
         for _ in 0..100 {
             model.report(0, 0, 0, 1.0);

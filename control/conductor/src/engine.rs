@@ -1,13 +1,13 @@
-//! What engines publish of their caches, in the shapes of vLLM and SGLang, as changes for the Conductor.
+//! Decoder of the cache events that inference engines publish, in the formats of vLLM and SGLang.
 //!
-//! Batches are maps, or arrays of a time, events and perhaps a rank; events are maps with a `type`, or arrays that
-//! begin with it and may end early. Hashes are unsigned or signed numbers, or digests, of which the last eight bytes
-//! count. What cannot be read costs its event and is counted. Blocks of another size than the instance registered
-//! with, and those of further groups of layers, are counted and left out: a hash says nothing of how much it stands
-//! for.
+//! A batch is a map, or an array of a time, events and an optional rank; an event is a map with a `type`, or an array
+//! that begins with the type and may be truncated. A hash is an unsigned or signed number, or a digest, of which the
+//! last eight bytes count. An event that cannot be decoded is counted and skipped. So are events about blocks of
+//! another size than the instance registered with, and about further groups of layers: a hash does not tell how many
+//! tokens it covers.
 //!
-//! Where an event tells the tokens of a prompt's first block, they are kept with its hash: who knows what hashes should
-//! begin with can see whether they do.
+//! If an event contains the tokens of a prompt's first block, they are kept with its hash: a caller that knows the hash
+//! seed can verify that the engine hashes as expected.
 
 pub mod hashes;
 pub mod keys;
@@ -18,37 +18,37 @@ use crate::conductor::CacheEvent;
 use crate::index::Tier;
 use msgpack::Value;
 
-/// A batch of changes.
+/// Decoded batch of changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineBatch {
-    /// What changed, in order.
+    /// Changes, in order.
     pub events: Vec<CacheEvent>,
-    /// Events that could not be read.
+    /// Number of events that could not be decoded.
     pub unread: usize,
-    /// Events about blocks of other sizes, other groups of layers, or kept elsewhere.
+    /// Number of events about blocks of other sizes, of other groups of layers, or in other media.
     pub foreign: usize,
-    /// The first block of a prompt, where there is one whose hash depends on its tokens alone.
+    /// First block of a prompt, if there is one whose hash depends on its tokens alone.
     pub root: Option<RootBlock>,
 }
 
-/// The first block of a prompt: its tokens, and the hash that an engine gives it.
+/// First block of a prompt: its tokens, and the hash that the engine gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootBlock {
-    /// All of them.
+    /// All tokens of the block.
     pub tokens: Vec<u32>,
-    /// The last 64 bits.
+    /// Last 64 bits of the hash.
     pub hash: u64,
 }
 
 impl RootBlock {
-    /// Whether it has the hash that vLLM gives these tokens (`sha256_cbor`) with this `PYTHONHASHSEED`.
+    /// Returns true if the hash is the one that vLLM gives these tokens (`sha256_cbor`) with this `PYTHONHASHSEED`.
     #[must_use]
     pub fn is_of(&self, seed: &str) -> bool {
         hashes::vllm(&self.tokens, self.tokens.len(), seed, "", "") == [self.hash]
     }
 }
 
-/// Reads a batch of an engine whose blocks are of `block_tokens` tokens; none where it is no batch at all.
+/// Decodes a batch of an engine whose blocks have `block_tokens` tokens; `None` if the payload is not a batch.
 #[must_use]
 pub fn read_batch(payload: &[u8], block_tokens: u32) -> Option<EngineBatch> {
     let value = Value::read(payload)?;
@@ -73,11 +73,11 @@ pub fn read_batch(payload: &[u8], block_tokens: u32) -> Option<EngineBatch> {
     Some(batch)
 }
 
-/// The fields of an event, by name and by place.
+/// Fields of an event, by name and by position.
 struct Fields<'a, 'b>(&'b Value<'a>);
 
 impl<'a, 'b> Fields<'a, 'b> {
-    /// A field; none where it is not there, or nil.
+    /// Returns a field; `None` if it is missing or nil.
     fn get(&self, name: &str, place: usize) -> Option<&'b Value<'a>> {
         let found = match self.0 {
             Value::Array(values) => values.get(place),
@@ -87,7 +87,7 @@ impl<'a, 'b> Fields<'a, 'b> {
     }
 }
 
-/// An event; nothing within where it does not concern us, nothing at all where it cannot be read.
+/// Decodes an event: `Some(None)` if it is foreign, `None` if it cannot be decoded.
 fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>> {
     let fields = Fields(event);
     let kind = fields.get("type", 0)?.text()?;
@@ -110,13 +110,13 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
             let mut hashes = hashes(fields.get("block_hashes", 1)?)?;
             let told = fields.get("token_ids", 3).and_then(Value::array).map_or(0, <[_]>::len);
             if ends_in_part(hashes.len(), told, block_tokens) {
-                // Everything else counts blocks as full: no request reuses a part of one.
+                // Blocks are assumed to be full elsewhere: no request reuses a partial one.
                 hashes.pop();
                 if hashes.is_empty() {
                     return Some(None);
                 }
             }
-            // A hash depends on the adapter already, and removals do not name it: requests name none either.
+            // A hash depends on the adapter already, and removals do not name it: requests do not name it either.
             let lora = String::new();
             Some(Some(CacheEvent::Stored { lora, salt: String::new(), tier, parent, hashes }))
         }
@@ -137,19 +137,19 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
     }
 }
 
-/// True where the last of this many blocks is not full, by the number of tokens in the event. Events may leave the
-/// tokens out.
+/// Returns true if the last of this many blocks is not full, according to the number of tokens in the event. Events may
+/// omit the tokens.
 fn ends_in_part(blocks: usize, tokens: usize, block_tokens: u32) -> bool {
     let block_tokens = block_tokens as usize;
     let full = blocks.saturating_mul(block_tokens);
     tokens < full && tokens > full.saturating_sub(block_tokens)
 }
 
-/// The first block of what was stored, where it begins a prompt and its tokens are told.
+/// Returns the first stored block, if it begins a prompt and the event contains its tokens.
 fn root_of(event: &Value<'_>, read: &CacheEvent, block_tokens: u32) -> Option<RootBlock> {
     let CacheEvent::Stored { parent: None, hashes, .. } = read else { return None };
     let fields = Fields(event);
-    // Adapters and salts are in the hash too.
+    // Adapters and salts are inputs of the hash too.
     let extra = fields.get("extra_keys", 8).and_then(Value::array).and_then(|extra| extra.first());
     let plain = extra.is_none_or(|extra| *extra == Value::Nil);
     if !plain || fields.get("lora_id", 5).is_some() || fields.get("lora_name", 7).is_some() {
@@ -163,7 +163,7 @@ fn root_of(event: &Value<'_>, read: &CacheEvent, block_tokens: u32) -> Option<Ro
     Some(RootBlock { tokens: tokens.iter().map(token).collect::<Option<_>>()?, hash: *hashes.first()? })
 }
 
-/// Where blocks are; nothing within where that is elsewhere.
+/// Returns the tier of a medium: `Some(None)` for a foreign medium, `None` for an unknown one.
 fn tier(medium: Option<&Value<'_>>) -> Option<Option<Tier>> {
     let Some(medium) = medium else { return Some(Some(Tier::Gpu)) };
     Some(match medium.text()?.to_ascii_uppercase().as_str() {
@@ -179,7 +179,7 @@ fn hashes(value: &Value<'_>) -> Option<Vec<u64>> {
     value.array()?.iter().map(hash).collect()
 }
 
-/// A hash as 64 bits.
+/// Returns a hash as 64 bits.
 fn hash(value: &Value<'_>) -> Option<u64> {
     match value {
         Value::Int(number) => {

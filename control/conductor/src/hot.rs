@@ -1,56 +1,57 @@
-//! Which beginnings of prompts come most: a table of fixed size that forgets at half-life.
+//! Hottest prefixes: a table of fixed size whose counts decay exponentially.
 //!
-//! One that is new takes the place of the one that counts least, and its count as an upper bound (Metwally's
-//! space-saving). Counts halve in a minute: instead of shrinking all that were made, those that are made grow.
+//! A new prefix replaces the one with the least count, and inherits that count as an upper bound of its error
+//! (space-saving algorithm, Metwally et al.). Counts halve every minute: instead of scaling all old counts down, the
+//! weight of new ones grows.
 
 use std::sync::Arc;
 
 use crate::index::ContextId;
 
-/// Beginnings that are counted.
+/// Number of prefixes in the table.
 const ROWS: usize = 64;
-/// Blocks of a beginning that are remembered; longer ones are one with theirs.
+/// Maximum number of blocks that are stored of a prefix; longer prefixes with the same beginning share a row.
 const CHAIN: usize = 4_096;
-/// In which counts halve.
+/// Half-life of counts, in nanoseconds.
 const HALF_NS: f64 = 60e9;
-/// From which growth on all counts are written anew.
+/// Weight beyond which all counts are rescaled.
 const MOST: f64 = 1e100;
 
 struct Row {
     context: ContextId,
     chain: Arc<[u64]>,
-    /// What was counted, times what a count was worth then.
+    /// Sum of the weights at the times of the counts.
     count: f64,
-    /// Of that, what may be another's.
+    /// Upper bound of the part that may belong to other prefixes.
     error: f64,
 }
 
-/// The counts.
+/// Table of hot prefixes.
 #[derive(Default)]
 pub struct HotTable {
     rows: Vec<Row>,
-    /// When a count was worth 1.
+    /// Time at which a count had the weight 1.
     since_ns: u64,
 }
 
-/// A beginning that comes often.
+/// Prefix with its rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HotRow {
-    /// How often a minute, of late; for certain.
+    /// Recent rate per minute; a lower bound.
     pub per_minute: f64,
-    /// What its blocks can be shared among.
+    /// Context within which its blocks can be shared.
     pub context: ContextId,
-    /// Rolling hashes of its blocks, one at least.
+    /// Rolling hashes of its blocks, at least one.
     pub chain: Arc<[u64]>,
 }
 
 impl HotTable {
-    /// What a count is worth now.
+    /// Returns the weight of a count now.
     fn worth(&self, now_ns: u64) -> f64 {
         (now_ns.saturating_sub(self.since_ns) as f64 / HALF_NS).exp2()
     }
 
-    /// The beginning `chain` came once more; an empty one is none.
+    /// Counts an occurrence of the prefix `chain`; an empty one is ignored.
     pub fn note(&mut self, context: ContextId, chain: &[u64], now_ns: u64) {
         let chain = &chain[..chain.len().min(CHAIN)];
         if chain.is_empty() {
@@ -74,7 +75,7 @@ impl HotTable {
         }
     }
 
-    /// Those that came most for certain, `count` at most.
+    /// Returns the prefixes with the greatest certain rate, at most `count`.
     #[must_use]
     pub fn most(&self, count: usize, now_ns: u64) -> Vec<HotRow> {
         let per_minute = std::f64::consts::LN_2 * 60e9 / HALF_NS / self.worth(now_ns);

@@ -1,15 +1,15 @@
-//! The prefix index: who holds which beginnings of prompts, answered from the deepest holders down.
+//! Prefix index: finds the instances that hold the longest prefix of a prompt.
 //!
-//! A block is named by a rolling hash, which stands for itself and for everything before it. So a block's place proves
-//! its whole prefix, and a question walks *runs*: rows of blocks stored in one go, of which it compares the last key
-//! only. It ends as soon as nobody is left who holds everything so far, and it never lists the holders of a head that
-//! everybody has: those are a bitset, cut down run by run until few are left.
+//! A block is identified by a rolling hash, which covers the block and everything before it. A matching block therefore
+//! proves its whole prefix, and a lookup walks *runs*: sequences of blocks that were stored in one go, of which only
+//! the last key is compared. The walk ends once no holder of the whole prefix is left, and it never lists the holders
+//! of a common head of all prompts: those are a bitset, which is narrowed run by run until few holders are left.
 //!
-//! Hashes are salted by context, so that one table serves all tenants and models and no two of them meet. All memory
-//! follows from [`IndexConfig`]; when it is full, the runs longest not stored are forgotten. One owner writes and
-//! reads; a host that wants more cores shards by context or by first block.
+//! Hashes are salted by context, so that one table serves all tenants and models without collisions between them. All
+//! memory follows from [`IndexConfig`]; when the index is full, the least recently stored runs are evicted (CLOCK). The
+//! index has a single owner, which writes and reads; a host that needs more cores shards by context or by first block.
 //!
-//! What it does not do: compute hashes, know about tokens, or check that a holder tells the truth.
+//! Out of scope: computing hashes, knowledge of tokens, and verification of the holders' reports.
 
 mod arena;
 mod blocks;
@@ -31,30 +31,31 @@ use contexts::Contexts;
 use holders::Holders;
 use run::Record;
 
-/// Runs that an update sweeps while somebody was retired.
+/// Number of runs that an update sweeps while retired holders remain.
 const SWEEP: usize = 64;
 
-/// Bit of a place in the table: the low bits are a run whose first block it is, not a block.
+/// Flag of a place in the table: the low bits are a run, and the entry is its first block; else they are a block.
 const FIRST: u32 = 1 << 31;
-/// The most blocks that can be configured.
+/// Maximum of [`IndexConfig::max_blocks`].
 pub const MAX_BLOCKS: usize = 1 << 30;
-/// The most holders that can be configured.
+/// Maximum of [`IndexConfig::max_holders`].
 pub const MAX_HOLDERS: usize = 8_192;
-/// The longest name of a context's part, in bytes.
+/// Maximum length of each name in a context's key, in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// The index's limits; its memory follows from them.
+/// Limits of the index; its memory follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexConfig {
-    /// Blocks of all contexts: up to [`MAX_BLOCKS`]. Each takes about 15 bytes.
+    /// Maximum number of blocks of all contexts: up to [`MAX_BLOCKS`]. Each takes about 15 bytes.
     pub max_blocks: usize,
-    /// Records of who holds which stretch of a run, 8 bytes each; a set of many holders counts as several.
+    /// Maximum number of records of holders, 8 bytes each; a set of many holders counts as several.
     pub max_records: usize,
-    /// Holders at one time, counting those retired a moment ago: up to [`MAX_HOLDERS`].
+    /// Maximum number of holders, including recently retired ones: up to [`MAX_HOLDERS`].
     pub max_holders: usize,
-    /// Contexts: up to 65,534.
+    /// Maximum number of contexts: up to 65,534.
     pub max_contexts: usize,
-    /// Salts the hashes, so that nobody can choose colliding ones. Draw it at start.
+    /// Seed of the salts of hashes: with a random seed, an attacker cannot choose colliding hashes. To be drawn at
+    /// start.
     pub seed: u64,
 }
 
@@ -64,34 +65,34 @@ impl Default for IndexConfig {
     }
 }
 
-/// What blocks can be shared among: two requests of different contexts share nothing.
+/// Key of a context, within which blocks can be shared: requests of different contexts share nothing.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ContextKey {
-    /// Whose requests these are.
+    /// Tenant of the requests.
     pub tenant: String,
-    /// The model.
     pub model: String,
-    /// The LoRA adapter; empty for none.
+    /// LoRA adapter; empty for none.
     pub lora: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// What else goes into the hashes, such as a cache salt; empty for none.
+    /// Other inputs of the hashes, such as a cache salt; empty for none.
     pub salt: String,
 }
 
-/// A context of this index.
+/// Id of a context in an index.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ContextId(u16);
 
 impl ContextId {
-    /// Its number.
+    /// Returns the number of the context.
     #[must_use]
     pub const fn number(self) -> u16 {
         self.0
     }
 }
 
-/// A holder of this index: an instance, or a rank of one, or a store node. Of an older incarnation it is refused.
+/// Id of a holder in an index: an instance, a rank of one, or a store node. Ids of earlier incarnations are rejected.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct HolderId {
     slot: u16,
@@ -99,14 +100,14 @@ pub struct HolderId {
 }
 
 impl HolderId {
-    /// Its place in sets of holders: below [`IndexConfig::max_holders`], used again by others later.
+    /// Returns its slot in sets of holders: below [`IndexConfig::max_holders`], reused by later holders.
     #[must_use]
     pub const fn slot(self) -> u16 {
         self.slot
     }
 }
 
-/// Where blocks lie, nearest first.
+/// Tier that blocks are in, nearest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u16)]
 pub enum Tier {
@@ -118,33 +119,33 @@ pub enum Tier {
     Ssd = 2,
     /// The shared store.
     Pool = 3,
-    /// Will be there: an instance computes it or gets it, and no event has said so yet.
+    /// Promised: an instance will compute or fetch the block, and no event has reported it yet.
     Promised = 4,
 }
 
-/// A set of tiers.
+/// Set of tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiers(u8);
 
 impl Tiers {
-    /// What an instance has itself or will have: all but the pool.
+    /// Tiers of the instance itself, including promised blocks: all but the pool.
     pub const OWN: Self = Self(0b1_0111);
-    /// What an instance has itself by what it said.
+    /// Tiers of the instance itself that it has reported.
     pub const SAID: Self = Self(0b0_0111);
-    /// What others can fetch from an instance.
+    /// Tiers that peers can fetch from an instance.
     pub const FETCHED: Self = Self(0b0_0110);
-    /// What others can fetch from anywhere.
+    /// Tiers that can be fetched from any holder.
     pub const SHARED: Self = Self(0b0_1110);
-    /// All.
+    /// All tiers.
     pub const ALL: Self = Self(0b1_1111);
 
-    /// Only `tier`.
+    /// Returns the set of `tier` alone.
     #[must_use]
     pub const fn only(tier: Tier) -> Self {
         Self(1 << tier as u16)
     }
 
-    /// `tier` and those nearer.
+    /// Returns the set of `tier` and the nearer ones.
     #[must_use]
     pub const fn up_to(tier: Tier) -> Self {
         Self((2 << tier as u16) - 1)
@@ -155,51 +156,45 @@ impl Tiers {
     }
 }
 
-/// What an event changed.
+/// Result of [`PrefixIndex::stored`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StoreOutcome {
-    /// Blocks that nobody had before.
+    /// Blocks that were not in the index before.
     pub new_blocks: usize,
-    /// Blocks that were forgotten to make room.
+    /// Blocks that were evicted to make room.
     pub forgotten_blocks: usize,
 }
 
-/// What a removal found.
+/// Result of [`PrefixIndex::removed`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemovalOutcome {
     /// Blocks that the holder had in that tier.
     pub removed_blocks: usize,
-    /// Blocks that nobody has.
+    /// Blocks that are not in the index.
     pub unknown_blocks: usize,
 }
 
-/// Why a call was refused.
+/// Reason for rejecting a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum IndexError {
-    /// A limit of the configuration that cannot be.
+    /// A limit of the configuration is out of range.
     Config {
-        /// Which one.
+        /// Name of the limit.
         field: &'static str,
-        /// Its value.
         value: usize,
-        /// The most it may be; the least is 1.
+        /// Its maximum; the minimum is 1.
         most: usize,
     },
-    /// The context's id is not one of this index.
+    /// The context does not belong to this index.
     UnknownContext,
-    /// The holder was retired, or is of another index.
+    /// The holder was retired, or belongs to another index.
     UnknownHolder,
-    /// There are as many contexts as were configured.
-    TooManyContexts {
-        /// The limit.
-        most: usize,
-    },
-    /// There are as many holders as were configured.
-    TooManyHolders {
-        /// The limit.
-        most: usize,
-    },
-    /// A part of the context's name is too long.
+    /// The configured number of contexts is reached.
+    TooManyContexts { most: usize },
+    /// The configured number of holders is reached.
+    TooManyHolders { most: usize },
+    /// A name in the context's key is too long.
     LongName {
         /// Its length in bytes.
         bytes: usize,
@@ -209,8 +204,8 @@ pub enum IndexError {
 impl fmt::Display for IndexError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Config { field, value, most } => write!(f, "{field} is {value}; it can be 1 to {most}"),
-            Self::UnknownContext => write!(f, "unknown context; ask the index for its id first"),
+            Self::Config { field, value, most } => write!(f, "{field} is {value}; it must be 1 to {most}"),
+            Self::UnknownContext => write!(f, "unknown context; create it first"),
             Self::UnknownHolder => write!(f, "unknown holder; it was retired, register it again"),
             Self::TooManyContexts { most } => write!(f, "there are {most} contexts already; raise max_contexts"),
             Self::TooManyHolders { most } => write!(f, "there are {most} holders already; raise max_holders"),
@@ -223,35 +218,35 @@ impl fmt::Display for IndexError {
 
 impl std::error::Error for IndexError {}
 
-/// The index: contexts, holders, and the blocks that these hold there.
+/// Prefix index: contexts, holders, and the blocks that these hold.
 pub struct PrefixIndex {
     config: IndexConfig,
     contexts: Contexts,
     holders: Holders,
     blocks: Blocks,
-    /// The run at which sweeping out those who were retired goes on.
+    /// Run at which the sweep for retired holders continues.
     broom: usize,
 }
 
-/// How much there is.
+/// Statistics of the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexStats {
-    /// Blocks that somebody holds.
+    /// Blocks with a holder.
     pub blocks: usize,
-    /// Runs that they are in.
+    /// Runs that these are in.
     pub runs: usize,
     /// Records of holders.
     pub records: usize,
-    /// Blocks forgotten for want of room, ever.
+    /// Blocks evicted for lack of room, in total.
     pub forgotten_blocks: usize,
-    /// Bytes for as many blocks as there are: keys, table, runs and holders.
+    /// Bytes that the present blocks use: keys, table, runs and holders.
     pub used_bytes: usize,
     /// Bytes reserved.
     pub reserved_bytes: usize,
 }
 
 impl PrefixIndex {
-    /// An empty index.
+    /// Creates an empty index.
     ///
     /// # Errors
     /// When a limit is 0 or too large.
@@ -274,7 +269,7 @@ impl PrefixIndex {
         })
     }
 
-    /// The context named `key`, made if it is new.
+    /// Returns the context named `key`; creates it if it is new.
     ///
     /// # Errors
     /// When a name is too long, or there are too many contexts.
@@ -282,20 +277,20 @@ impl PrefixIndex {
         self.contexts.get_or_add(key)
     }
 
-    /// A new holder, who holds nothing.
+    /// Registers a holder, which holds nothing.
     ///
     /// # Errors
-    /// When there are too many.
+    /// When there are too many holders.
     pub fn register(&mut self) -> Result<HolderId, IndexError> {
         if self.holders.is_full() {
-            // Those retired wait to be swept out of every run; two rounds do it.
+            // The slots of retired holders are free once they are swept out of every run; two rounds suffice.
             self.sweep(2 * self.blocks.places() + 2);
         }
         self.holders.register().ok_or(IndexError::TooManyHolders { most: self.config.max_holders })
     }
 
-    /// Forgets a holder and everything it held. Takes effect at once and costs nothing now: its traces are swept out
-    /// with later events. A publisher that cleared all its blocks is retired and registered again.
+    /// Retires a holder and everything it holds. Takes effect at once, in constant time: its records are swept out by
+    /// later updates. A publisher that cleared all its blocks is retired and registered again.
     ///
     /// # Errors
     /// When it is not registered.
@@ -303,16 +298,17 @@ impl PrefixIndex {
         self.holders.retire(holder)
     }
 
-    /// How much there is. Costs time in proportion to the runs with many holders.
+    /// Returns statistics, in time proportional to the number of runs with many holders.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
         self.blocks.stats()
     }
 
-    /// `holder` has the blocks `hashes` in `tier`. Rolling hashes in the order of the prompt; `parent` is that of the
-    /// block before the first, if there is one, and only helps to keep blocks together.
+    /// Notes that `holder` has the blocks `hashes` in `tier`. The hashes are rolling, in the order of the prompt;
+    /// `parent` is that of the block before the first, if there is one, and only helps to keep blocks together.
     ///
-    /// When the index is full, the runs longest not stored go; [`StoreOutcome::forgotten_blocks`] counts their blocks.
+    /// When the index is full, the least recently stored runs are evicted; [`StoreOutcome::forgotten_blocks`] counts
+    /// their blocks.
     ///
     /// # Errors
     /// Unknown context or holder: nothing changes.
@@ -351,7 +347,7 @@ impl PrefixIndex {
                 new_blocks += usize::from(end - start);
                 before = Some((run, end - 1));
             }
-            // A cut may have moved the end of what was just covered.
+            // A cut may have moved the end of the stretch that was just covered.
             if before.is_some_and(|(run, offset)| offset >= self.blocks.run(run).len) {
                 before = self.blocks.locate(context, salt.key(hashes[at - 1]));
             }
@@ -360,7 +356,8 @@ impl PrefixIndex {
         Ok(StoreOutcome { new_blocks, forgotten_blocks: self.blocks.forgotten() - forgotten })
     }
 
-    /// `holder` no longer has the blocks `hashes` in `tier`. What it did not have is counted and left.
+    /// Notes that `holder` no longer has the blocks `hashes` in `tier`. Blocks that it did not have are counted and
+    /// ignored.
     ///
     /// # Errors
     /// Unknown context or holder: nothing changes.
@@ -389,7 +386,7 @@ impl PrefixIndex {
         Ok(outcome)
     }
 
-    /// Takes those who were retired out of the next `runs` runs; whoever is out of all of them frees its slot.
+    /// Removes the retired holders from the next `runs` runs; a holder that is out of all runs frees its slot.
     fn sweep(&mut self, runs: usize) {
         if !self.holders.has_retired() {
             return;

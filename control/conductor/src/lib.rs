@@ -1,13 +1,13 @@
-//! The Conductor's pure core: where every block is, what a placement costs, and who should serve a request.
+//! Sans-IO core of the Conductor: the location of every block, the cost of a placement, and the choice of instances.
 //!
-//! * [`index`]: who holds which beginnings of prompts.
-//! * [`cost`]: how long prefills, decodes and transfers take, fitted again from reports.
-//! * [`policy`]: who prefills, who decodes, what is fetched, who is refused: ours, the paper's, and other routers'.
-//! * [`scheduler`]: the scheduler of one model's instances: `schedule`, `commit`, `poll`, `update`, `release`.
-//! * [`hot`], [`copies`]: what is asked for most, and when it is worth another copy.
-//! * [`engine`]: what engines publish of their caches, read.
-//! * [`fallback`]: where a client sends requests while it cannot ask.
-//! * [`conductor`]: names, incarnations, ids, leases: what a server hosts.
+//! * [`index`]: prefix index: the holders of each prefix of blocks.
+//! * [`cost`]: durations of prefills, decodes and transfers, refitted from reports.
+//! * [`policy`]: placement policies: choose the prefill and decode instances and the fetches, or reject a request.
+//! * [`scheduler`]: scheduler of one model's instances: `schedule`, `commit`, `poll`, `update`, `release`.
+//! * [`hot`], [`copies`]: the hottest prefixes, and when another replica of one pays off.
+//! * [`engine`]: decoders of the cache events that engines publish.
+//! * [`fallback`]: placement by a client while the Conductor is unreachable.
+//! * [`conductor`]: names, incarnations, ids and leases: the part that a server hosts.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
-//! Policies side by side: who prefills, who decodes, what is fetched, who is refused, and in what order those wait.
+//! Placement policies: choose the prefill instance, the decode instance, the fetches, the rejections and the queue
+//! order.
 //!
-//! A policy sees a request and a [`View`] of the cluster and answers with a [`Choice`]. It changes nothing; the
-//! Conductor books what was chosen. So the same policy decides for a simulated cluster and for a live one.
+//! A policy gets a request and a [`View`] of the cluster and returns a [`Choice`]. It has no side effects; the
+//! Conductor books the choice. So the same policy schedules a simulated cluster and a live one.
 
 mod ours;
 mod paper;
@@ -15,7 +16,7 @@ pub use rivals::{DynamoLike, SglangLike};
 
 use crate::cost::{DecodeModel, PrefillModel, transfer_ns};
 
-/// A policy by its name, with its defaults.
+/// Name of a policy with default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyName {
     /// [`Spread`].
@@ -37,7 +38,7 @@ pub enum PolicyName {
 }
 
 impl PolicyName {
-    /// All of them, in the order in which they are shown; ours last.
+    /// All policies, in the order of display; ours last.
     pub const ALL: [Self; 8] = [
         Self::Random,
         Self::RoundRobin,
@@ -49,7 +50,7 @@ impl PolicyName {
         Self::Ours,
     ];
 
-    /// Its name, by which it is remembered: that of the command line.
+    /// Returns the name of the policy for the command line and for durable records.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -64,20 +65,20 @@ impl PolicyName {
         }
     }
 
-    /// The policy with this [`Self::label`].
+    /// Returns the policy with this [`Self::label`].
     #[must_use]
     pub fn labelled(label: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.label() == label)
     }
 
-    /// Whether it is one that refuses whom it cannot serve as promised; promises mean nothing to the others.
+    /// Returns true if the policy can reject requests that would miss their objectives; the others ignore objectives.
     #[must_use]
     pub const fn heeds_promises(self) -> bool {
         matches!(self, Self::Local | Self::Algorithm1 | Self::Ours)
     }
 
-    /// The policy. With `refuses`, whom it cannot serve as promised it refuses, if it is one that can: Algorithm 1 on
-    /// its line 18, and ours.
+    /// Creates the policy. With `refuses`, it rejects requests that would miss their objectives, if it can: Algorithm 1
+    /// on its line 18, and ours.
     #[must_use]
     pub fn make(self, refuses: bool) -> Box<dyn Policy> {
         match self {
@@ -93,243 +94,239 @@ impl PolicyName {
     }
 }
 
-/// What is to be served.
+/// Request to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// The request's number: what a policy that draws lots draws from.
+    /// Number of the request: seed of a policy that chooses at random.
     pub id: u64,
-    /// When it came.
+    /// Time of arrival.
     pub arrival_ns: u64,
-    /// Tokens of its prompt.
+    /// Length of the prompt in tokens.
     pub tokens: u32,
 }
 
-/// A prefill instance as a policy sees it.
+/// Prefill instance, from the perspective of a policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PrefillView {
-    /// Whether it takes work.
+    /// True if it accepts requests.
     pub alive: bool,
-    /// Until all that is booked there is done.
+    /// Time until all booked prefills are done.
     pub wait_ns: u64,
-    /// Requests booked there.
+    /// Number of requests booked there.
     pub requests: u32,
     /// Tokens booked there that are not cached.
     pub queued_tokens: u64,
-    /// Tokens of the prompt that it has or will have computed when the booked work is done.
+    /// Tokens of the prompt that it has or will have computed when the booked prefills are done.
     pub held: u32,
-    /// Tokens of the prompt that were ever routed there, evicted or not; 0 where the policy does not look at that
+    /// Tokens of the prompt that were ever routed there, evicted or not; 0 unless the policy uses them
     /// ([`Policy::looks_at_routes`]).
     pub routed: u32,
-    /// Tokens of all prompts ever routed there; what several begin with counts once.
+    /// Tokens of all prompts ever routed there; common prefixes count once.
     pub routed_size: u64,
-    /// Until what is booked on its NIC for others has left.
+    /// Time until the transfers booked on its NIC have been sent.
     pub egress_wait_ns: u64,
-    /// How its prefills compare with the model.
+    /// Ratio of its prefill durations to the model's.
     pub factor: f64,
 }
 
-/// A decode instance as a policy sees it.
+/// Decode instance, from the perspective of a policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecodeView {
-    /// Whether it takes work.
+    /// True if it accepts requests.
     pub alive: bool,
-    /// Tokens of KV cache resident or on their way.
+    /// Tokens of KV cache, resident or expected.
     pub tokens: u64,
-    /// Requests that these belong to.
+    /// Number of requests of these tokens.
     pub requests: u32,
-    /// Tokens there is room for.
+    /// Capacity in tokens.
     pub capacity: u64,
-    /// Tokens and requests now in the batch, without those on their way.
+    /// Tokens and requests in the batch, without expected ones.
     pub running: (u64, u32),
-    /// What will be resident when this request's prefill would end, if decodes take as long as they did.
+    /// Tokens and requests that will be resident at the end of this request's prefill, if decodes last as long as
+    /// before.
     pub later: (u64, u32),
 }
 
-/// The cluster at one moment, for one request.
+/// State of the cluster at one moment, for one request.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct View<'a> {
-    /// Now.
+    /// Present time.
     pub now_ns: u64,
-    /// Prefill instances.
     pub prefill: &'a [PrefillView],
-    /// Decode instances.
     pub decode: &'a [DecodeView],
-    /// Time of prefills.
+    /// Model of prefill durations.
     pub model: &'a PrefillModel,
-    /// Time of decodes.
+    /// Model of decode steps.
     pub decode_model: &'a DecodeModel,
-    /// What is promised.
+    /// Objectives.
     pub slo: Slo,
-    /// Bytes of KV cache of a token.
+    /// Bytes of KV cache per token.
     pub token_bytes: u64,
-    /// Bytes a second of a NIC.
+    /// Bandwidth of a NIC, in bytes per second.
     pub nic_bytes_s: u64,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Tokens of the prompt that all together have stored.
+    /// Tokens of the prompt that all holders can provide together.
     pub pooled: u32,
-    /// Work of those in the central queue that would go before this request, divided among the instances.
+    /// Work of the queued requests ahead of this one, divided by the number of instances.
     pub ahead_ns: u64,
-    /// Requests placed so far.
+    /// Number of requests placed so far.
     pub placed: u64,
-    /// The decode instance on which tokens come fastest with this request too, and that time. One without room only
-    /// where all are.
+    /// Decode instance with the shortest step if it gets this request, and that step. A full instance only if all are
+    /// full.
     pub fastest_decode: Option<(usize, u64)>,
-    /// Until the busiest NIC of those that take work is free of what is booked there for others.
+    /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
 }
 
-/// What is promised to a request; the largest value is no promise.
+/// Objectives of a request; the largest value is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slo {
-    /// Time to the first token.
+    /// Time to first token (TTFT).
     pub ttft_ns: u64,
-    /// Time between tokens.
+    /// Time between tokens (TBT).
     pub tbt_ns: u64,
 }
 
 impl Slo {
-    /// No promise.
+    /// No objectives.
     pub const NONE: Self = Self { ttft_ns: u64::MAX, tbt_ns: u64::MAX };
 }
 
-/// Where a request goes.
+/// Placement of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Placement {
-    /// The prefill instance.
     pub prefill: usize,
-    /// The decode instance.
     pub decode: Option<usize>,
     /// Tokens to reuse, local or fetched.
     pub reuse: u32,
-    /// From whom the tokens that it lacks are fetched.
+    /// Source of missing tokens.
     pub fetch: Fetch,
-    /// Predicted: until the prefill begins.
+    /// Predicted wait until the prefill begins.
     pub wait_ns: u64,
-    /// Predicted: the prefill.
+    /// Predicted duration of the prefill.
     pub prefill_ns: u64,
 }
 
 impl Placement {
-    /// Predicted: until the prefill is done.
+    /// Returns the predicted time until the prefill is done.
     #[must_use]
     pub const fn takes_ns(&self) -> u64 {
         self.wait_ns.saturating_add(self.prefill_ns)
     }
 }
 
-/// What an instance gets from others before a prefill.
+/// Fetch of blocks before a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
-    /// Nothing.
+    /// No fetch.
     Nothing,
-    /// What this one has, to be kept.
+    /// Fetch the blocks of this instance, and keep them.
     One(usize),
-    /// What it lacks from whoever has it, several at a time.
+    /// Fetch missing blocks from all their holders, several at a time.
     Pool {
-        /// Whether the copies are kept, because those who have them are too busy for how often they are asked.
+        /// True if the fetched blocks are kept, because the NICs of their holders are too busy.
         keep: bool,
     },
 }
 
-/// Why a request is refused.
+/// Reason for rejecting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The first token would come too late.
+    /// The first token would miss its objective.
     Ttft,
-    /// Tokens would come too slowly.
+    /// The tokens would miss their objective.
     Tbt,
-    /// Nobody could serve it.
+    /// No instance could serve the request.
     NoInstance,
-    /// Too many wait already.
+    /// The queue is full.
     QueueFull,
 }
 
-/// What a policy says.
+/// Decision of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Choice {
-    /// There.
+    /// Place the request.
     Place(Placement),
-    /// Later, when an instance is about to be free.
+    /// Queue the request until an instance is about to be free.
     Wait,
-    /// Not at all; worth trying again after so long.
-    Refuse {
-        /// Why.
-        why: Refusal,
-        /// After how long.
-        retry_after_ns: u64,
-    },
+    /// Reject the request; a retry may succeed after `retry_after_ns`.
+    Refuse { why: Refusal, retry_after_ns: u64 },
 }
 
-/// A request that waits in the central queue.
+/// Request in the central queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuedRequest {
-    /// The request.
+    /// Request as a policy sees it.
     pub ask: Ask,
-    /// Its prefill with the most that anybody had cached when it came.
+    /// Predicted prefill duration with the best cache that any instance had when the request arrived.
     pub best_ns: u64,
 }
 
-/// Who decides.
+/// Placement policy.
 pub trait Policy: Send {
-    /// Its name in reports.
+    /// Returns the name in reports.
     fn name(&self) -> String;
 
-    /// Where a request goes. `queued` is whether it comes from the central queue, which only policies have that answer
-    /// [`Choice::Wait`].
+    /// Decides about a request. `queued` is true if it comes from the central queue, which only policies use that
+    /// return [`Choice::Wait`].
     fn choose(&self, ask: &Ask, view: &View<'_>, queued: bool) -> Choice;
 
-    /// Where a request goes that must not wait in the central queue.
+    /// Decides about a request that must not wait in the central queue.
     fn choose_now(&self, ask: &Ask, view: &View<'_>) -> Choice {
         self.choose(ask, view, false)
     }
 
-    /// Which of those who wait is served next: lower is sooner. In nanoseconds, by convention.
+    /// Returns the rank of a queued request: lower is served sooner. In nanoseconds, by convention.
     fn rank(&self, waiting: &QueuedRequest, _now_ns: u64, _slo: Slo) -> i64 {
         waiting.ask.arrival_ns as i64
     }
 
-    /// Whether it looks at what was ever routed where, which costs another look into an index.
+    /// Returns true if the policy uses the tokens that were ever routed to instances, which costs another index lookup.
     fn looks_at_routes(&self) -> bool {
         false
     }
 
-    /// Whether it ever has requests wait in the central queue. Those of another policy that wait there it places at
-    /// once.
+    /// Returns true if the policy uses the central queue. Requests that another policy queued are placed at once by a
+    /// policy that does not.
     fn queues(&self) -> bool {
         false
     }
 
-    /// Whether an instance with so much booked takes one of those who wait.
+    /// Returns true if an instance with these bookings accepts a queued request.
     fn takes(&self, _instance: &PrefillView) -> bool {
         false
     }
 
-    /// After the prefill: whether the decode instance still takes the request, as the paper's local scheduler decides.
+    /// Returns true if the decode instance still accepts a request after its prefill, as the paper's local scheduler
+    /// decides.
     fn takes_decode(&self, _tokens: u32, _instance: &DecodeView, _model: &DecodeModel, _slo: Slo) -> bool {
         true
     }
 }
 
 impl View<'_> {
-    /// Instances that take work, with their places.
+    /// Returns the instances that accept requests, with their indices.
     pub fn alive(&self) -> impl Iterator<Item = (usize, &PrefillView)> {
         self.prefill.iter().enumerate().filter(|(_, instance)| instance.alive)
     }
 
-    /// Time of a prefill on an instance.
+    /// Predicts the duration of a prefill on an instance.
     #[must_use]
     pub fn prefill_ns(&self, instance: &PrefillView, tokens: u32, cached: u32) -> u64 {
         (self.model.predict_ns(tokens, cached.min(tokens)) as f64 * instance.factor) as u64
     }
 
-    /// Time to move `tokens` of KV cache, without waiting.
+    /// Returns the duration of a transfer of `tokens` of KV cache, without waiting.
     #[must_use]
     pub fn move_ns(&self, tokens: u32) -> u64 {
         transfer_ns(u64::from(tokens) * self.token_bytes, self.nic_bytes_s)
     }
 
-    /// A placement on `at` with what it has itself.
+    /// Returns the placement on instance `at` with its own cache.
     #[must_use]
     pub fn stay(&self, ask: &Ask, at: usize) -> Placement {
         let instance = &self.prefill[at];
@@ -343,7 +340,7 @@ impl View<'_> {
         }
     }
 
-    /// Refused because there is nobody.
+    /// Returns the rejection for lack of an instance.
     #[must_use]
     pub const fn nobody() -> Choice {
         Choice::Refuse { why: Refusal::NoInstance, retry_after_ns: 1_000_000_000 }

@@ -1,19 +1,20 @@
-//! The scheduler of one model's instances: which request is where, what each instance has booked, who waits.
+//! Scheduler of one model's instances: placements, bookings of each instance, and the central queue.
 //!
-//! [`Scheduler::schedule`] answers and changes nothing. [`Scheduler::commit`] books the answer: work, decode room, the
-//! source's NIC, and in the index the blocks that the instance will have; or it puts the request into the central
-//! queue. [`Scheduler::poll`] then says when one of those who wait should go and where. [`Scheduler::update`] tells
-//! how requests fare, which corrects the books and the cost model; [`Scheduler::release`] ends one, whatever became of
-//! it. Reservations that nobody releases end after a lease. A request retried with the same id gets the same answer.
+//! [`Scheduler::schedule`] returns a decision without side effects. [`Scheduler::commit`] books the decision: work,
+//! decode capacity, the source's NIC, and in the index the blocks that the instance will have; or it puts the request
+//! into the central queue. [`Scheduler::poll`] then returns the queued requests that can start, with their placements.
+//! [`Scheduler::update`] notes the progress of requests, which corrects the bookings and the cost model;
+//! [`Scheduler::release`] ends a request, successful or not. Reservations that are never released expire with their
+//! lease. A request retried with the same id gets the same answer.
 //!
-//! Each part has its state for itself; the scheduler joins them:
+//! Each part keeps its own state; the scheduler combines them:
 //!
-//! * `caches`: what prefill instances hold, will hold and were ever sent;
-//! * `bookings`: work, transfers and decode room that are booked on instances;
-//! * `reservations`: requests that are booked, with their leases;
+//! * `caches`: blocks that prefill instances hold, will hold, and were ever sent;
+//! * `bookings`: work, transfers and decode capacity booked on instances;
+//! * `reservations`: booked requests, with their leases;
 //! * `queue`: requests that wait for an instance.
 //!
-//! Everything is bounded by [`SchedulerConfig`]; times are nanoseconds of one monotonic clock, given by the caller.
+//! [`SchedulerConfig`] bounds all state; times are nanoseconds of one monotonic clock, supplied by the caller.
 
 mod bookings;
 mod caches;
@@ -39,29 +40,29 @@ use queue::{CentralQueue, QueueOrder};
 pub use request::{ExcludedInstances, Progress, Request};
 use reservations::{Reservation, Reservations};
 
-/// When it is worth trying again for one that is kept from every instance there is.
+/// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;
 
-/// Room for a question's working, kept by the caller.
+/// Scratch memory of a lookup, kept by the caller.
 #[derive(Default)]
 pub struct Scratch {
     found: PrefixMatches,
 }
 
 impl Scratch {
-    /// What was found last.
+    /// Returns the result of the last lookup.
     #[must_use]
     pub const fn found(&self) -> &PrefixMatches {
         &self.found
     }
 
-    /// The same, for the next question.
+    /// Returns the result of the last lookup, to be reused by the next one.
     pub const fn found_mut(&mut self) -> &mut PrefixMatches {
         &mut self.found
     }
 }
 
-/// The scheduler.
+/// Scheduler of one model's instances.
 pub struct Scheduler {
     config: SchedulerConfig,
     policy: Box<dyn Policy>,
@@ -74,10 +75,10 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler without instances.
+    /// Creates a scheduler without instances.
     ///
     /// # Errors
-    /// When the index's limits cannot be.
+    /// When a limit of the index is out of range.
     pub fn new(config: SchedulerConfig, policy: Box<dyn Policy>) -> Result<Self, SchedulerError> {
         Ok(Self {
             caches: Caches::new(config.index)?,
@@ -91,38 +92,38 @@ impl Scheduler {
         })
     }
 
-    /// Decides by another policy, and with other promises, from now on: what is booked stays booked, and those who wait
-    /// are to be asked about again ([`Self::poll`]).
+    /// Changes the policy and the objectives: bookings stay, and queued requests must be examined again
+    /// ([`Self::poll`]).
     pub fn set_policy(&mut self, policy: Box<dyn Policy>, slo: Slo) {
         (self.policy, self.config.slo) = (policy, slo);
     }
 
-    /// The index, to make contexts and to ask.
+    /// Returns the index, to create contexts and for lookups.
     pub const fn index(&mut self) -> &mut PrefixIndex {
         self.caches.index()
     }
 
-    /// The cost model as fitted by now.
+    /// Returns the cost model as fitted so far.
     #[must_use]
     pub const fn model(&self) -> &PrefillModel {
         &self.model
     }
 
-    /// Requests in the central queue.
+    /// Returns the number of requests in the central queue.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// A context of both indexes.
+    /// Returns a context of both indexes.
     ///
     /// # Errors
-    /// When there are too many.
+    /// When there are too many contexts.
     pub fn context(&mut self, key: &ContextKey) -> Result<ContextId, SchedulerError> {
         Ok(self.caches.context(key)?)
     }
 
-    /// What should become of `request`. Changes nothing.
+    /// Decides about `request`, without side effects.
     #[must_use]
     pub fn schedule(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
         if let Some(known) = self.reservations.get(request.id) {
@@ -132,7 +133,8 @@ impl Scheduler {
         self.policy.choose(&request.ask(), &self.view(&views, now_ns), false)
     }
 
-    /// As [`Self::schedule`] where the request is to be bound at once, to an instance that may have others before it.
+    /// Decides as [`Self::schedule`] does, but binds the request at once, to an instance that may have other requests
+    /// before it.
     #[must_use]
     pub fn schedule_now(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
         if let Some(known) = self.reservations.get(request.id) {
@@ -142,10 +144,10 @@ impl Scheduler {
         self.policy.choose_now(&request.ask(), &self.view(&views, now_ns))
     }
 
-    /// Books what [`Self::schedule`] said; a refusal books nothing.
+    /// Books the decision of [`Self::schedule`]; a rejection books nothing.
     ///
     /// # Errors
-    /// When a limit is reached, or the choice names what there is not.
+    /// When a limit is reached, or the decision names an unknown instance.
     pub fn commit(&mut self, request: Request, choice: &Choice, now_ns: u64) -> Result<(), SchedulerError> {
         if self.reservations.get(request.id).is_some() {
             return Ok(());
@@ -179,7 +181,7 @@ impl Scheduler {
         }
         let book = self.bookings.prefill(placement.prefill)?;
         book.add(request.id, placement.prefill_ns, request.tokens.saturating_sub(placement.reuse));
-        // What is fetched and not kept is there for this request only.
+        // Blocks that are fetched and not kept are there for this request only.
         let passes = matches!(placement.fetch, Fetch::Pool { keep } if !(keep && self.config.keeps_fetched));
         let block_tokens = self.config.block_tokens;
         let passing = if passes { (placement.reuse / block_tokens) as usize } else { 0 };
@@ -198,10 +200,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// How a booked request fares.
+    /// Notes the progress of a booked request.
     ///
     /// # Errors
-    /// When it is not booked.
+    /// When the request is not booked.
     pub fn update(&mut self, id: u64, progress: Progress, now_ns: u64) -> Result<(), SchedulerError> {
         let reservation = self.reservations.get_mut(id).ok_or(SchedulerError::UnknownRequest { id })?;
         reservation.touched_ns = now_ns;
@@ -232,18 +234,18 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A request ended, however. What it had booked is free.
+    /// Ends a request, successful or not, and frees its bookings.
     ///
     /// # Errors
-    /// When it is not booked and does not wait.
+    /// When the request is neither booked nor queued.
     pub fn release(&mut self, id: u64) -> Result<(), SchedulerError> {
         self.withdraw(id).map(|_| ())
     }
 
-    /// As [`Self::release`], and gives the request back, to be scheduled again.
+    /// Ends a request as [`Self::release`] does, and returns it, to be scheduled again.
     ///
     /// # Errors
-    /// When it is not booked and does not wait.
+    /// When the request is neither booked nor queued.
     pub fn withdraw(&mut self, id: u64) -> Result<Request, SchedulerError> {
         if let Some(request) = self.queue.remove(id) {
             return Ok(request);
@@ -260,18 +262,18 @@ impl Scheduler {
         Ok(reservation.request)
     }
 
-    /// Ends promises that events should have taken over by now, and leases.
+    /// Ends expired promises, and the reservations whose lease has expired.
     fn expire(&mut self, now_ns: u64) {
         self.caches.expire(now_ns);
         let Some(over) = self.reservations.over(now_ns) else { return };
         for id in over {
-            // Its instance may be gone, then there is nothing left to free.
+            // The instance may be gone; then nothing is left to free.
             let _ = self.release(id);
         }
         self.reservations.rearm(now_ns);
     }
 
-    /// Whether the decode instance still takes a request whose prefill is done.
+    /// Returns true if the decode instance still accepts a request whose prefill is done.
     #[must_use]
     pub fn takes_decode(&self, id: u64, now_ns: u64) -> bool {
         let Some(reservation) = self.reservations.get(id) else { return false };
@@ -281,14 +283,14 @@ impl Scheduler {
         self.policy.takes_decode(reservation.request.tokens, &view, model, slo)
     }
 
-    /// The next of those who wait that should go now, and where; it is booked. Or one that will not be served: kept
-    /// from every instance that there is, or refused by the policy, which may be another than when it came. To be asked
-    /// after every change until it answers nothing.
+    /// Returns the next queued request that can start now, with its placement, which is booked. Or one that is
+    /// rejected: it excludes every existing instance, or the policy rejects it, which may have changed since the
+    /// request arrived. To be called after every change until it returns `None`.
     ///
-    /// One whom nobody takes that it may go to stays where it is, and keeps nobody behind it from going.
+    /// A request that no instance accepts stays in the queue, and does not block the requests behind it.
     ///
     /// # Errors
-    /// As [`Self::commit`].
+    /// As for [`Self::commit`].
     pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, SchedulerError> {
         self.expire(now_ns);
         if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {
@@ -301,7 +303,7 @@ impl Scheduler {
         let views = self.views(request, now_ns, scratch);
         match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
             Choice::Place(placement) => {
-                // Booked first: one that cannot be booked stays in the queue.
+                // Booked first: a request that cannot be booked stays in the queue.
                 let request = request.clone();
                 let id = request.id;
                 self.book(request, placement, now_ns)?;
@@ -312,12 +314,12 @@ impl Scheduler {
                 let id = self.queue.remove_at(at).id;
                 Ok(Some(Next::Refused { id, why, retry_after_ns }))
             }
-            // Somebody takes it, so the policy has none better among those who wait either.
+            // An instance accepts requests, so the policy has no better candidate in the queue either.
             Choice::Wait => Ok(None),
         }
     }
 
-    /// Where the one is that goes next of those who wait.
+    /// Returns the queue position of the request that is served next.
     fn first(&self, now_ns: u64) -> Option<usize> {
         if self.queue.is_empty() {
             return None;
@@ -326,7 +328,7 @@ impl Scheduler {
         self.queue.first(self.order(now_ns), takers.as_deref())
     }
 
-    /// The order of those who wait, now.
+    /// Returns the order of queued requests, as of now.
     fn order(&self, now_ns: u64) -> QueueOrder<'_> {
         QueueOrder { policy: self.policy.as_ref(), slo: self.config.slo, now_ns }
     }

@@ -1,5 +1,5 @@
-//! Ranges and transactions of etcd's version 3, as JSON: keys and values in base64, numbers of 64 bits as strings, and
-//! what is empty or zero left out.
+//! JSON gateway of etcd version 3: ranges and transactions, with keys and values in base64, 64-bit numbers as strings,
+//! and empty or zero fields omitted.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use crate::http::{Http, HttpError, Method};
 
-/// A call that failed. It may have taken effect all the same, unless it only reads.
+/// Failed call. It may have taken effect nevertheless, unless it only reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayError {
-    /// Which endpoint said so, or was asked last.
+    /// Endpoint that returned the error, or was tried last.
     pub endpoint: String,
-    /// What happened.
+    /// Reason of the failure.
     pub reason: String,
 }
 
@@ -29,45 +29,44 @@ impl fmt::Display for GatewayError {
 
 impl std::error::Error for GatewayError {}
 
-/// A key with its value.
+/// Key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Entry {
-    /// The key.
     pub key: Vec<u8>,
-    /// The value.
     pub value: Vec<u8>,
-    /// The revision of etcd in which the value was set.
+    /// Revision of etcd in which the value was set.
     pub modified: i64,
 }
 
-/// Which keys are wanted.
+/// Range of keys to be read.
 #[derive(Clone, Copy, Debug)]
 pub struct Range<'a> {
-    /// The first key.
+    /// First key.
     pub from: &'a [u8],
-    /// The key behind the last; empty for `from` alone.
+    /// Key behind the last one; empty for `from` alone.
     pub to: &'a [u8],
-    /// At most so many; 0 for all.
+    /// Maximum number of entries; 0 for all.
     pub limit: u32,
-    /// As of this revision; 0 for now.
+    /// Revision to be read; 0 for the newest.
     pub revision: i64,
 }
 
-/// What a range has.
+/// Result of reading a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeResult {
-    /// Its entries, in the order of their keys.
+    /// Entries, in the order of their keys.
     pub entries: Vec<Entry>,
-    /// Whether there are more than the limit.
+    /// True if the range has more entries than the limit.
     pub more: bool,
-    /// As of which revision.
+    /// Revision that was read.
     pub revision: i64,
 }
 
-/// What must hold for a transaction.
+/// Condition of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub enum Compare<'a> {
-    /// There is no such key.
+    /// The key does not exist.
     Absent(&'a [u8]),
     /// The key has this value.
     Value(&'a [u8], &'a [u8]),
@@ -75,23 +74,23 @@ pub enum Compare<'a> {
     Modified(&'a [u8], i64),
 }
 
-/// What a transaction does.
+/// Operation of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
     /// Sets a key.
     Put(&'a [u8], &'a [u8]),
     /// Removes a key.
     Delete(&'a [u8]),
-    /// Removes all keys from this one up to, and without, the other.
+    /// Removes all keys from the first one up to, but without, the second.
     DeleteRange(&'a [u8], &'a [u8]),
 }
 
-/// What became of a transaction.
+/// Outcome of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All held, and everything is done.
+    /// All conditions held, and all operations are done.
     Done,
-    /// Something did not hold, and nothing is done. The entries that were asked for in that case.
+    /// A condition did not hold, and no operation is done. The entries that were requested for that case.
     Refused(Vec<Entry>),
 }
 
@@ -150,38 +149,38 @@ impl EntryAnswer {
 }
 
 fn number(text: &str) -> Result<i64, String> {
-    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| format!("{text:?} is no number")) }
+    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| format!("{text:?} is not a number")) }
 }
 
 fn entries(answers: Vec<EntryAnswer>) -> Result<Vec<Entry>, String> {
     answers.into_iter().map(EntryAnswer::read).collect()
 }
 
-/// A client of an etcd cluster.
+/// Client of an etcd cluster.
 #[derive(Debug)]
 pub struct Gateway {
     http: Http,
     urls: Vec<String>,
-    /// Which endpoint answered last: it is asked first.
+    /// Index of the endpoint that answered last, which is tried first.
     first: AtomicUsize,
 }
 
 impl Gateway {
-    /// A client of the cluster with these endpoints, such as `http://127.0.0.1:2379`.
+    /// Creates a client of the cluster with these endpoints, such as `http://127.0.0.1:2379`.
     #[must_use]
     pub fn new(urls: Vec<String>, http: Http) -> Self {
         Self { http, urls, first: AtomicUsize::new(0) }
     }
 
-    /// Makes a call, such as `kv/range`, by the deadline, at whichever endpoint answers first when they are tried in
-    /// turn and share the time. The answer is JSON.
+    /// Calls a method, such as `kv/range`, by the deadline. Endpoints are tried in turn and share the time; the first
+    /// answer is returned, which is JSON.
     ///
     /// # Errors
-    /// When none answers, or one refuses.
+    /// When no endpoint answers, or one returns an error.
     pub fn call(&self, method: &str, request: &Value, deadline: Instant) -> Result<Vec<u8>, GatewayError> {
         let body = request.to_string();
         let first = self.first.load(Ordering::Relaxed);
-        let mut last = GatewayError { endpoint: "none".to_owned(), reason: "there are no endpoints".to_owned() };
+        let mut last = GatewayError { endpoint: "none".to_owned(), reason: "no endpoints are configured".to_owned() };
         for turn in 0..self.urls.len() {
             let index = (first + turn) % self.urls.len();
             let endpoint = &self.urls[index];
@@ -194,15 +193,15 @@ impl Gateway {
                     self.first.store(index, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                // Without a leader, or going down: another one may do.
+                // The endpoint has no leader, or is shutting down: another one may answer.
                 Ok((status, answer)) => {
                     let said = String::from_utf8_lossy(&answer[..answer.len().min(200)]).trim().to_owned();
-                    last = failed(format!("it answers {status}: {said}"));
+                    last = failed(format!("status {status}: {said}"));
                     if !(500..600).contains(&status) {
                         return Err(last);
                     }
                 }
-                // More of the same would come from the others.
+                // The other endpoints would return the same.
                 Err(error @ HttpError::TooLong { .. }) => return Err(failed(error.to_string())),
                 Err(error) => last = failed(error.to_string()),
             }
@@ -216,13 +215,13 @@ impl Gateway {
 
     fn nonsense(&self, reason: &str) -> GatewayError {
         let endpoint = self.urls.get(self.first.load(Ordering::Relaxed)).cloned().unwrap_or_default();
-        GatewayError { endpoint, reason: format!("its answer cannot be read: {reason}") }
+        GatewayError { endpoint, reason: format!("cannot decode its answer: {reason}") }
     }
 
-    /// The entries of a range.
+    /// Reads the entries of a range.
     ///
     /// # Errors
-    /// When nobody answers, or not so.
+    /// When no endpoint answers, or the answer cannot be decoded.
     pub fn range(&self, range: &Range<'_>, deadline: Instant) -> Result<RangeResult, GatewayError> {
         let mut request = json!({ "key": STANDARD.encode(range.from) });
         if !range.to.is_empty() {
@@ -243,27 +242,27 @@ impl Gateway {
     /// Sets a key.
     ///
     /// # Errors
-    /// When nobody answers: whether it was done is not known then.
+    /// When no endpoint answers: the key may have been set nevertheless.
     pub fn put(&self, key: &[u8], value: &[u8], deadline: Instant) -> Result<(), GatewayError> {
         let request = json!({ "key": STANDARD.encode(key), "value": STANDARD.encode(value) });
         self.call("kv/put", &request, deadline).map(drop)
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key; returns true if it existed.
     ///
     /// # Errors
-    /// When nobody answers: whether it was done is not known then.
+    /// When no endpoint answers: the key may have been removed nevertheless.
     pub fn remove(&self, key: &[u8], deadline: Instant) -> Result<bool, GatewayError> {
         let request = json!({ "key": STANDARD.encode(key) });
         let answer: RemoveAnswer = self.read(&self.call("kv/deleterange", &request, deadline)?)?;
         Ok(!matches!(answer.deleted.as_str(), "" | "0"))
     }
 
-    /// Does all of `operations` if all of `compares` hold, else nothing; then the answer has the entries of
-    /// `otherwise`. At most 128 operations, unless etcd was told to allow more.
+    /// Applies all `operations` if all `compares` hold, else none; then the outcome has the entries of `otherwise`. At
+    /// most 128 operations, unless etcd is configured to allow more.
     ///
     /// # Errors
-    /// When nobody answers: whether it was done is not known then.
+    /// When no endpoint answers: the transaction may have been applied nevertheless.
     pub fn transact(
         &self,
         compares: &[Compare<'_>],

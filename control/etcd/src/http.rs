@@ -1,4 +1,4 @@
-//! HTTP as a client, with a deadline and limits.
+//! HTTP client with a deadline and limits.
 
 use std::fmt;
 use std::fs::File;
@@ -11,10 +11,10 @@ use ureq::Agent;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 const JSON: &str = "application/json";
-/// What servers say in an error is not longer than this.
+/// Maximum length of a server's error text.
 const ERROR_BYTES: usize = 4096;
 
-/// Methods that are used.
+/// HTTP methods of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// `GET`
@@ -27,20 +27,20 @@ pub enum Method {
     Delete,
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HttpError {
-    /// Not by the deadline.
+    /// The deadline passed.
     Deadline {
-        /// How long was waited.
+        /// Time that the client waited.
         waited: Duration,
     },
     /// The answer is longer than allowed.
     TooLong {
-        /// How long it may be.
+        /// Maximum length.
         max_bytes: usize,
     },
-    /// Anything else, in words.
+    /// Any other failure, as text.
     Failed(String),
 }
 
@@ -56,12 +56,12 @@ impl fmt::Display for HttpError {
 
 impl std::error::Error for HttpError {}
 
-/// Files of certificates that cannot be used.
+/// Certificate files that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificatesError {
-    /// Which file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Reason, as text.
     pub reason: String,
 }
 
@@ -73,18 +73,19 @@ impl fmt::Display for CertificatesError {
 
 impl std::error::Error for CertificatesError {}
 
-/// Whom a client trusts over TLS, and who it is there.
+/// Trusted certificates of a client for TLS, and its own identity.
 #[derive(Clone, Debug)]
 pub struct Certificates(TlsConfig);
 
-/// The private key, which nobody else may read.
+/// File of the private key, which only its owner may be able to read.
 const KEY: &str = "client.key";
 
 impl Certificates {
-    /// From a directory with `ca.pem`, and `client.pem` with `client.key` where the server wants to know its clients.
+    /// Reads the certificates in a directory: `ca.pem`, and `client.pem` with `client.key` if the server requires
+    /// client certificates.
     ///
     /// # Errors
-    /// When a file is missing or holds something else, or others than its owner may read the private key.
+    /// When a file is missing or malformed, or users other than its owner may read the private key.
     pub fn read(directory: &Path) -> Result<Self, CertificatesError> {
         let failed = |name: &str, reason: String| CertificatesError { path: directory.join(name), reason };
         if let Ok(key) = File::open(directory.join(KEY)) {
@@ -110,7 +111,7 @@ impl Certificates {
     }
 }
 
-/// A client without proxies and redirects.
+/// HTTP client without proxies and redirects.
 #[derive(Debug)]
 pub struct Http {
     agent: Agent,
@@ -118,13 +119,13 @@ pub struct Http {
 }
 
 impl Http {
-    /// A client that makes a connection for each request, and takes answers of so many bytes.
+    /// Creates a client that opens a connection for each request, and accepts answers of at most `max_bytes`.
     #[must_use]
     pub fn new(max_bytes: usize) -> Self {
         Self::with(max_bytes, 0, None)
     }
 
-    /// A client that keeps a few connections for the requests that follow, over TLS where there are certificates.
+    /// Creates a client that keeps a few connections open for later requests, over TLS if there are certificates.
     #[must_use]
     pub fn kept(max_bytes: usize, certificates: Option<Certificates>) -> Self {
         Self::with(max_bytes, 4, certificates)
@@ -146,10 +147,10 @@ impl Http {
         Self { agent: config.build().new_agent(), max_bytes }
     }
 
-    /// Status and body of the answer.
+    /// Sends a request; returns status and body of the answer.
     ///
     /// # Errors
-    /// When there is none by the deadline, or it is too long.
+    /// When there is no answer by the deadline, or it is too long.
     pub fn exchange(
         &self,
         method: Method,
@@ -171,7 +172,7 @@ impl Http {
         let mut answer = answer.map_err(|error| in_words(&error, left))?;
         let status = answer.status().as_u16();
         let max_bytes = if status == 200 { self.max_bytes } else { ERROR_BYTES };
-        // One more than allowed, to tell an answer that just fits from one that does not.
+        // One byte more than allowed, to tell an answer that just fits from one that does not.
         let body = answer.body_mut().with_config().limit(max_bytes as u64 + 1).read_to_vec();
         match body {
             Ok(body) if body.len() <= max_bytes => Ok((status, body)),
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_private_key_that_others_may_read_is_refused() {
+    fn private_key_readable_by_others_is_rejected() {
         let directory = std::env::temp_dir().join(format!("kvplane-etcd-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory");
         let key = directory.join(KEY);

@@ -1,9 +1,9 @@
-//! etcd, as far as this project needs it: ranges and transactions through the JSON gateway that every etcd of version 3
-//! serves beside gRPC, and the HTTP client under it.
+//! Client of etcd: ranges and transactions through the JSON gateway that every etcd of version 3 serves beside gRPC,
+//! and the HTTP client below it.
 //!
-//! * [`Gateway`]: an etcd cluster. Endpoints are tried in turn; what was sent may have been carried out even where the
-//!   answer is an error.
-//! * [`Http`]: HTTP with a deadline and limits; others who need a plain request use it too.
+//! * [`Gateway`]: client of an etcd cluster. Endpoints are tried in turn; a request may have been carried out even if
+//!   the call returns an error.
+//! * [`Http`]: HTTP client with a deadline and limits; other crates use it for plain requests too.
 //!
 //! Calls block their thread until their deadline at the latest; any thread may make them.
 

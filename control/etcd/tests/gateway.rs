@@ -1,4 +1,4 @@
-//! The gateway of a real etcd: ranges, pages, transactions, endpoints that are away, TLS.
+//! Gateway of a real etcd: ranges, pages, transactions, unreachable endpoints, TLS.
 
 mod launch;
 
@@ -8,7 +8,7 @@ use std::process::Command;
 use kvplane_etcd::{Certificates, Compare, Gateway, Http, Operation, Outcome, Range};
 use launch::{Etcd, soon};
 
-/// A directory that goes with the test.
+/// Directory that is removed at the end of the test.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -39,7 +39,7 @@ fn ranges_come_in_pages_of_one_revision_and_transactions_are_all_or_nothing() {
         format!("http://{}", listener.local_addr().unwrap())
     };
     let gateway = Gateway::new(vec![dead, format!("http://{}", etcd.address())], Http::kept(1 << 20, None));
-    // Bytes that are no text, and values that are empty.
+    // Keys that are not text, and empty values.
     let key = |n: u8| [b"k", &[n, 0xff][..]].concat();
     for n in 0..10 {
         gateway.put(&key(n), &vec![n; usize::from(n)], soon()).unwrap();
@@ -69,7 +69,7 @@ fn ranges_come_in_pages_of_one_revision_and_transactions_are_all_or_nothing() {
 }
 
 #[test]
-fn tls_lets_in_whom_etcd_trusts_and_trusts_whom_it_was_told_to() {
+fn tls_authenticates_both_sides() {
     let directory = Directory::new("tls");
     let certificates = directory.0.join("certificates");
     std::fs::create_dir_all(&certificates).unwrap();
@@ -89,14 +89,14 @@ fn tls_lets_in_whom_etcd_trusts_and_trusts_whom_it_was_told_to() {
     let Some(etcd) = Etcd::start_with(&directory.0.join("data"), &[], Some(certificates.clone())) else { return };
     etcd.gateway().put(b"k", b"secret", soon()).unwrap();
     let url = format!("https://{}", etcd.address());
-    // Without a certificate of its own it is not let in.
+    // Without a client certificate, the connection is rejected.
     std::fs::remove_file(certificates.join("client.pem")).unwrap();
     let stranger = Certificates::read(&certificates).unwrap();
     let stranger = Gateway::new(vec![url], Http::kept(1 << 20, Some(stranger)));
-    stranger.range(&all(0, 0), soon()).expect_err("a stranger is let in");
-    // No plain text, and no file that is something else.
+    stranger.range(&all(0, 0), soon()).expect_err("a client without a certificate is accepted");
+    // Plain text is rejected, and so is a malformed certificate file.
     let plain = Gateway::new(vec![format!("http://{}", etcd.address())], Http::kept(1 << 20, None));
-    plain.range(&all(0, 0), soon()).expect_err("plain text is served");
+    plain.range(&all(0, 0), soon()).expect_err("plain text is accepted");
     std::fs::write(certificates.join("ca.pem"), "junk").unwrap();
     let error = Certificates::read(&certificates).expect_err("junk").to_string();
     assert!(error.contains("ca.pem"), "{error}");

@@ -1,16 +1,17 @@
-//! The caller's side: one connection to the control plane, remade when it breaks.
+//! Client side of the control protocol: one connection to the control plane, with deadlines, retries and backoff.
 //!
-//! Every call has a deadline that includes connecting. A connection that fails is tried again at the earliest after a
-//! wait that doubles from failure to failure, with jitter, so that a restarted control plane is not met by all its
-//! clients at once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown.
-//! Only one that was refused as [`RefusalCode::NotReady`] is asked again, within its deadline: nothing has come of it.
+//! Every call has a deadline that includes connecting. After a failed connection attempt the client backs off; the
+//! backoff doubles from failure to failure, with jitter, so that a restarted control plane does not meet all its
+//! clients at once. A call that was sent is not retried unless it is idempotent: otherwise its caller learns that the
+//! outcome is unknown. A call that was refused as [`RefusalCode::NotReady`] is retried within its deadline, since it
+//! had no effect.
 //!
 //! [`RefusalCode::NotReady`]: crate::error::RefusalCode::NotReady
 //!
-//! A connection on which an answer is overdue is closed and remade: a control plane that was killed and started again
-//! cannot say that it forgot the old connection, and waiting for the idle timeout would cost seconds.
+//! A connection on which a reply is overdue is closed and remade: a control plane that was killed and restarted cannot
+//! report that it lost the old connection, and waiting for the idle timeout would cost seconds.
 //!
-//! Runs on the caller's tokio runtime; while nothing happens it wakes up only to keep the connection alive.
+//! Runs on the caller's tokio runtime; an idle client wakes up only to keep the connection alive.
 
 use std::fmt;
 use std::io;
@@ -33,23 +34,23 @@ use crate::message::{Hello, Request, Welcome};
 use crate::quic::socket::client_endpoint;
 use crate::quic::tls::{TlsError, client_config};
 
-/// How long the end of a connection may take to be told.
+/// Longest wait for QUIC's close frame to be sent.
 const GOODBYE: Duration = Duration::from_millis(5);
 
-/// How to reach a control plane.
+/// Configuration of a [`Client`]: address, credentials and limits.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ClientConfig {
-    /// Where it listens.
+    /// Address that the control plane listens on.
     pub address: SocketAddr,
-    /// Which cluster it must be the control plane of.
+    /// Cluster that the control plane must belong to.
     pub cluster: ClusterName,
-    /// Whose certificate it must have.
+    /// Authorities of which one must have signed the control plane's certificate.
     pub trust: Trust,
-    /// Who we are.
+    /// The caller's certificate and key.
     pub identity: Identity,
-    /// What to say about us: program and version, for logs.
+    /// The caller's program and version, for the control plane's logs.
     pub software: String,
-    /// Limits.
     pub limits: Limits,
 }
 
@@ -68,14 +69,14 @@ impl ClientConfig {
     }
 }
 
-/// Why there is no client.
+/// Error of [`Client::new`] and [`Client::connect`].
 #[derive(Debug)]
 pub enum ConnectError {
     /// The limits contradict each other.
     Limits(LimitsError),
     /// The identity is unusable.
     Tls(TlsError),
-    /// No UDP socket could be had.
+    /// No UDP socket could be opened.
     Socket(io::Error),
     /// The first exchange failed.
     Call(CallError),
@@ -121,7 +122,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that connects with its first call. Must be called on a tokio runtime; `rng` spreads reconnections.
+    /// Returns a client that connects with its first call. Must be called on a tokio runtime; `rng` spreads
+    /// reconnections.
     ///
     /// # Errors
     /// When limits or identity are unusable, or there is no socket.
@@ -148,7 +150,8 @@ impl Client {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// A client that has connected and was welcomed: wrong certificates, versions and addresses are found here.
+    /// Returns a client that has connected and been welcomed: wrong certificates, versions and addresses are found
+    /// here.
     ///
     /// # Errors
     /// As [`Self::new`], and the first exchange's.
@@ -158,13 +161,13 @@ impl Client {
         Ok((client, welcome))
     }
 
-    /// Where the control plane is.
+    /// Returns the control plane's address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
 
-    /// What the control plane said when the present connection was made; connects if there is none.
+    /// Returns the control plane's reply to the present connection's [`Hello`]; connects if there is no connection.
     ///
     /// # Errors
     /// When there is no connection within the deadline.
@@ -173,8 +176,8 @@ impl Client {
         Ok(self.connection(until).await?.1)
     }
 
-    /// Makes a call. An idempotent one is made again when its connection breaks: a control plane that was
-    /// started again ends the connections of the one before.
+    /// Makes a call. An idempotent call is retried when its connection breaks: a restarted control plane ends the
+    /// connections of its predecessor.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -182,7 +185,7 @@ impl Client {
         let frame = encode(request).map_err(CallError::BadRequest)?;
         let bytes = frame.len() - HEADER_BYTES;
         if bytes > LARGE_REQUEST_BYTES {
-            // A server would take it for nonsense, and end the connection.
+            // A server would treat the frame as invalid and close the connection.
             let limit_bytes = LARGE_REQUEST_BYTES;
             return Err(CallError::BadRequest(CodecError::TooLarge { kind: R::KIND, bytes, limit_bytes }));
         }
@@ -193,7 +196,7 @@ impl Client {
             if R::IDEMPOTENT && matches!(outcome, Err(CallError::Lost { .. })) && Instant::now() < until {
                 continue;
             }
-            // Nothing has come of a call that was refused so.
+            // A call that was refused as not ready had no effect, so it can be retried.
             match outcome.as_ref().err().and_then(CallError::not_ready) {
                 Some(wait) if Instant::now() + wait < until => tokio::time::sleep(wait).await,
                 _ => return outcome,
@@ -201,22 +204,22 @@ impl Client {
         }
     }
 
-    /// Asks the control plane whether it is there, on the present connection; makes none. Where no answer comes within
-    /// so long, the connection is ended, and whoever needs one next makes another: a control plane that was killed
-    /// says nothing, so that else it takes until the connection has been idle for too long.
+    /// Checks that the control plane answers on the present connection; makes no connection. Without a reply `within`
+    /// that time the connection is closed, and the next call makes another. A killed control plane sends no close
+    /// frame, so without this probe its connection would last until the idle timeout.
     ///
     /// # Errors
-    /// When there was a connection, and no good answer.
+    /// When there was a connection and no valid reply arrived.
     pub async fn probe(&self, within: Duration) -> Result<(), CallError> {
         let frame = encode(&Hello { software: self.shared.software.clone() }).map_err(CallError::BadRequest)?;
-        // Whoever has the lock makes a connection.
+        // If the lock is taken, another task is making a connection.
         let present = self.shared.link.try_lock().ok().and_then(|link| link.connection.clone());
         let Some(connection) = present.filter(|connection| connection.close_reason().is_none()) else { return Ok(()) };
         self.exchange::<Hello>(&connection, &frame, Instant::now() + within).await.map(|_| ())
     }
 
-    /// Sends a report as a datagram on the present connection, which is made if there is none. It may be lost, and what
-    /// the control plane thinks of it is not heard.
+    /// Sends a report as a datagram on the present connection, connecting if there is none. The datagram may be lost,
+    /// and the control plane does not answer it.
     ///
     /// # Errors
     /// When there is no connection, or the report is too long for a datagram.
@@ -230,19 +233,19 @@ impl Client {
         }
     }
 
-    /// Ends the connection; later calls make a new one.
+    /// Closes the connection; later calls make a new one.
     pub async fn close(&self) {
-        // Whoever holds the link for longer is making a connection, so there is none to end.
+        // A task that holds the link for longer than this is making a connection, so there is none to close.
         let Ok(mut link) = timeout(GOODBYE, self.shared.link.lock()).await else { return };
         let Some(connection) = link.connection.take() else { return };
         connection.close(CloseCode::Done.wire(), b"done");
-        // The caller's runtime may end right after this; a server that is not told keeps the connection until it has
-        // been idle for too long, and short-lived clients would fill its table. Being idle takes longer than telling
-        // does.
+        // The caller's runtime may end right after this. A server that receives no close frame keeps the connection
+        // until the idle timeout, and short-lived clients would fill its table; sending the frame takes far less time
+        // than that.
         let _ = timeout(GOODBYE, self.shared.endpoint.wait_idle()).await;
     }
 
-    /// The connection, made anew if need be, until `until` at most.
+    /// Returns the connection, making one if need be, until `until` at most.
     pub(crate) async fn connection(&self, until: Instant) -> Result<(Connection, Welcome), CallError> {
         let address = self.shared.address;
         let deadline = || CallError::Deadline { address, waited: self.shared.limits.call_deadline };
@@ -259,7 +262,7 @@ impl Client {
             }
             tokio::time::sleep_until(retry_at).await;
         }
-        // Nothing between here and the end awaits without a deadline, so that a failure is always booked.
+        // Every await between here and the end has a deadline, so a failure is always recorded.
         match self.open(until).await {
             Ok((connection, welcome)) => {
                 link.connection = Some(connection.clone());
@@ -277,8 +280,8 @@ impl Client {
         }
     }
 
-    /// TLS and the first exchange. A rejected certificate shows only in the latter, as a client's handshake ends before
-    /// the server has looked at it.
+    /// Performs the TLS handshake and the first exchange. A rejected certificate shows only in the exchange, as a
+    /// client's handshake ends before the server has verified the client's certificate.
     async fn open(&self, until: Instant) -> Result<(Connection, Welcome), CallError> {
         let shared = &self.shared;
         let address = shared.address;
@@ -294,7 +297,7 @@ impl Client {
             Err(_) => {
                 let waited = shared.limits.connect_deadline.as_secs_f64();
                 return Err(unreachable(format!(
-                    "no answer within {waited:.1} s: is it running, and is UDP let through?"
+                    "no answer within {waited:.1} s: check that it is running and reachable over UDP"
                 )));
             }
         };
@@ -330,9 +333,9 @@ impl Client {
         decode(&reply).map_err(bad_reply)
     }
 
-    /// Why a stream broke: the connection knows better than the stream, if it is gone.
+    /// Returns the error of a broken stream; once the connection is closed, its reason is more exact than the stream's.
     pub(crate) async fn broken(&self, connection: &Connection, reason: String) -> CallError {
-        // A stream may fail a moment before the connection's end is known.
+        // A stream may fail a moment before the connection's close is known.
         let _ = timeout(Duration::from_millis(100), connection.closed()).await;
         match connection.close_reason() {
             Some(error) => from_connection(self.shared.address, &error, true),
@@ -351,7 +354,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Sends `frame` on a stream of its own and reads what comes back.
+/// Sends `frame` on a new stream and reads the reply.
 async fn round_trip(connection: &Connection, frame: &[u8], limit_bytes: usize) -> Result<Vec<u8>, String> {
     let (mut send, mut receive) = connection.open_bi().await.map_err(|e| e.to_string())?;
     send.write_all(frame).await.map_err(|e| e.to_string())?;
@@ -362,7 +365,7 @@ async fn round_trip(connection: &Connection, frame: &[u8], limit_bytes: usize) -
     })
 }
 
-/// How long to wait after `failures` earlier failures: between half and all of a span that doubles (equal jitter).
+/// Returns the backoff after `failures` earlier failures: between half and all of a span that doubles (equal jitter).
 fn backoff(limits: &Limits, failures: u32, rng: &mut Rng) -> Duration {
     let doubled = limits.backoff_min.saturating_mul(1u32 << failures.min(20));
     let span = doubled.min(limits.backoff_max);

@@ -8,9 +8,9 @@
 //! | 8..12 | bytes of the body |
 //!
 //! The header is decoded by hand before anything is allocated, and a body is decoded under a limit that bounds every
-//! allocation. Trailing bytes are an error, as bincode alone would ignore them. There is no checksum: TLS
-//! authenticates every byte. Kinds and enum tags are append-only, and golden bytes in the tests hold the layout fast;
-//! another crate that writes the same layout can replace bincode without a change on the wire.
+//! allocation. Trailing bytes are an error, as bincode alone would ignore them. There is no checksum: TLS authenticates
+//! every byte. Kinds and enum tags are append-only, and golden bytes in the tests pin the layout; another crate that
+//! writes the same layout can replace bincode without a change on the wire.
 
 use std::fmt;
 
@@ -32,50 +32,39 @@ pub const VERSION: u16 = 1;
 pub trait Message: Encode + Decode<()> {
     /// The kind in the header.
     const KIND: u16;
-    /// Whether the body may have [`LARGE_BODY_BYTES`] instead of [`SMALL_BODY_BYTES`].
+    /// True if the body's limit is [`LARGE_BODY_BYTES`] instead of [`SMALL_BODY_BYTES`].
     const LARGE: bool;
 
     /// The largest body, in bytes.
     const LIMIT_BYTES: usize = if Self::LARGE { LARGE_BODY_BYTES } else { SMALL_BODY_BYTES };
 }
 
-/// Why bytes are not the expected message, or a message does not become bytes.
+/// Error of encoding or decoding a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum CodecError {
     /// Fewer bytes than a header.
-    Short {
-        /// How many there were.
-        bytes: usize,
-    },
-    /// Something other than our protocol.
+    Short { bytes: usize },
+    /// The first bytes are not [`MAGIC`].
     Magic([u8; 4]),
     /// A frame of another version.
     Version(u16),
     /// A kind that is unknown or not expected here.
     Kind(u16),
     /// The body is, or would be, above its limit.
-    TooLarge {
-        /// Which message.
-        kind: u16,
-        /// How long its body is.
-        bytes: usize,
-        /// How long it may be.
-        limit_bytes: usize,
-    },
+    TooLarge { kind: u16, bytes: usize, limit_bytes: usize },
     /// The frame holds more or fewer bytes than its header says, or than its body needs.
     Length {
-        /// Which message.
         kind: u16,
-        /// What the header or the body asks for.
+        /// Bytes that the header announces, or that decoding consumed.
         expected_bytes: usize,
-        /// What there is.
+        /// Bytes that the frame holds.
         found_bytes: usize,
     },
     /// The body is malformed.
     Body {
-        /// Which message.
         kind: u16,
-        /// What the decoder said.
+        /// The decoder's error.
         reason: String,
     },
 }
@@ -118,10 +107,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the first [`HEADER_BYTES`] of `frame`.
+    /// Decodes the header from the first [`HEADER_BYTES`] of `frame`.
     ///
     /// # Errors
-    /// When they are too few, or of another protocol or version.
+    /// When `frame` is shorter than a header, or of another protocol or version.
     pub fn decode(frame: &[u8]) -> Result<Self, CodecError> {
         let Some(header) = frame.first_chunk::<HEADER_BYTES>() else {
             return Err(CodecError::Short { bytes: frame.len() });
@@ -138,7 +127,7 @@ impl Header {
         Ok(Self { kind, body_bytes: u32::from_le_bytes([b0, b1, b2, b3]) as usize })
     }
 
-    /// Checks that this announces an `M` of an allowed size.
+    /// Checks that the header announces an `M` of an allowed size.
     ///
     /// # Errors
     /// [`CodecError::Kind`], [`CodecError::TooLarge`].
@@ -158,7 +147,7 @@ fn check_size(kind: u16, bytes: usize, limit_bytes: usize) -> Result<(), CodecEr
     Ok(())
 }
 
-/// The frame of `message`.
+/// Encodes `message` as a frame.
 ///
 /// # Errors
 /// [`CodecError::TooLarge`] when the body is above the limit of its kind.
@@ -176,7 +165,7 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, CodecError> {
     Ok(frame)
 }
 
-/// The message in `frame`, which must hold it and nothing else.
+/// Decodes the message in `frame`, which must hold exactly one.
 ///
 /// # Errors
 /// See [`CodecError`].
@@ -194,13 +183,13 @@ fn check_length(kind: u16, expected_bytes: usize, found_bytes: usize) -> Result<
     Ok(())
 }
 
-/// The message whose body, without header, is `body`.
+/// Decodes a message from `body`, its bytes without the header.
 ///
 /// # Errors
 /// [`CodecError::Body`], [`CodecError::Length`].
 pub fn decode_body<M: Message>(body: &[u8]) -> Result<M, CodecError> {
     // The limit counts the memory of decoded containers, which may be above their bytes on the wire: the factor leaves
-    // room for that and still bounds what a hostile length can make us allocate.
+    // room for that, and still bounds the allocation that a hostile length can cause.
     let decoded = if M::LARGE {
         bincode::decode_from_slice(body, config::legacy().with_limit::<{ 4 * LARGE_BODY_BYTES }>())
     } else {

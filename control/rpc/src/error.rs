@@ -1,7 +1,7 @@
-//! Errors of the control protocol: what a peer refuses, and what a call can end with.
+//! Errors of the control protocol: refusals by the control plane, and the errors that a call can end with.
 //!
-//! A refusal travels as a stable number and a text. A caller's own failures (no answer, connection lost) have numbers
-//! from 100 on that never travel. Numbers are append-only: operators and other languages match on them.
+//! A refusal travels as a stable number and a text. A caller's own failures (no reply, connection lost) have numbers
+//! from 100 on that never travel. Numbers are append-only: operators and bindings of other languages match on them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ use crate::codec::{CodecError, Message};
 use crate::limits::REASON_BYTES;
 use crate::quic::tls::PROTOCOL_NAME;
 
-/// Least time between two tries of a call for which the control plane is not ready.
+/// Least time between two attempts of a call that was refused as not ready.
 const LEAST_WAIT: Duration = Duration::from_millis(20);
 
 macro_rules! refusal_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal),+ $(,)?) => {
-        /// Why the control plane refused a call.
+        /// Reason for which the control plane refused a call.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum RefusalCode { $($(#[$doc])* $name = $number),+ }
@@ -32,7 +32,7 @@ macro_rules! refusal_codes {
 }
 
 refusal_codes! {
-    /// The request is well-formed but senseless.
+    /// The request is well-formed but its contents are invalid.
     BadRequest = 1,
     /// The caller's role may not do this.
     NotPermitted = 2,
@@ -40,27 +40,27 @@ refusal_codes! {
     UnknownMember = 3,
     /// A later incarnation of the node has joined.
     StaleIncarnation = 4,
-    /// A table is full.
+    /// A table of the control plane is full.
     LimitReached = 5,
-    /// Nothing has that name.
+    /// No item has the name.
     NotFound = 6,
-    /// Something else has that name.
+    /// Another item has the name.
     AlreadyExists = 7,
     /// The state could not be written; the change did not happen.
     Storage = 8,
-    /// The control plane is going down.
+    /// The control plane is shutting down.
     ShuttingDown = 9,
-    /// The answer is above its size limit.
+    /// The reply is above its size limit.
     TooLarge = 10,
-    /// This incarnation of the node was declared over: drop what it holds and join with a greater incarnation.
+    /// This incarnation of the node was declared dead: drop its objects and join with a greater incarnation.
     IncarnationEnded = 11,
     /// This incarnation has joined before with another description: join with a greater incarnation.
     IncarnationReused = 12,
-    /// Another live node has this id: choose another, or try again later if that one was stopped.
+    /// Another live node has this id: choose another id, or retry later if that node was stopped.
     NodeIdInUse = 13,
-    /// The client has no segment, or they expired: register again.
+    /// The client has no segment, or its segments expired: register again.
     UnknownClient = 14,
-    /// The control plane waits for members of a state that it may have lost: try again a little later.
+    /// The control plane waits for members of a state that it may have lost: retry a little later.
     NotReady = 15,
 }
 
@@ -71,7 +71,7 @@ pub struct Refusal {
     pub code: u16,
     /// The reason, with its numbers; at most [`REASON_BYTES`].
     pub reason: String,
-    /// When it may make sense to try again, in nanoseconds from now; none when waiting does not help.
+    /// Time from now after which a retry may succeed, in nanoseconds; none when waiting does not help.
     pub retry_after_ns: Option<u64>,
 }
 
@@ -81,7 +81,7 @@ impl Message for Refusal {
 }
 
 impl Refusal {
-    /// A refusal; a longer reason is cut.
+    /// Creates a refusal; truncates a reason above [`REASON_BYTES`].
     #[must_use]
     pub fn new(code: RefusalCode, reason: impl Into<String>) -> Self {
         let mut reason = reason.into();
@@ -89,7 +89,7 @@ impl Refusal {
         Self { code: code as u16, reason, retry_after_ns: None }
     }
 
-    /// The code, when this side knows it.
+    /// Returns the code if this side knows it.
     #[must_use]
     pub fn known_code(&self) -> Option<RefusalCode> {
         RefusalCode::ALL.iter().copied().find(|code| *code as u16 == self.code)
@@ -102,52 +102,32 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// How a call failed.
+/// Error that a call ended with.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum CallError {
-    /// The control plane answered with a refusal. Repeating the call will not help unless the code says so.
+    /// The control plane refused the call. A retry does not help unless the code advises one.
     Refused(Refusal),
-    /// TLS failed, or the control plane does not want this caller: a matter of certificates or versions.
+    /// TLS failed, or the control plane rejected this caller: a matter of certificates or versions.
     Rejected {
-        /// Who rejected whom.
         address: SocketAddr,
-        /// Why, and what to do.
+        /// The reason, and the next step for the operator.
         reason: String,
     },
-    /// No connection could be made. The next attempt waits longer.
-    Unreachable {
-        /// Which control plane.
-        address: SocketAddr,
-        /// Why.
-        reason: String,
-    },
-    /// The answer did not come in time; whether the call took effect is unknown.
-    Deadline {
-        /// Which control plane.
-        address: SocketAddr,
-        /// How long was waited.
-        waited: Duration,
-    },
+    /// No connection could be made. The next attempt backs off for longer.
+    Unreachable { address: SocketAddr, reason: String },
+    /// The reply did not arrive in time; whether the call took effect is unknown.
+    Deadline { address: SocketAddr, waited: Duration },
     /// The connection broke after the request was sent; whether the call took effect is unknown.
-    Lost {
-        /// Which control plane.
-        address: SocketAddr,
-        /// Why.
-        reason: String,
-    },
-    /// The answer makes no sense.
-    BadReply {
-        /// Which control plane.
-        address: SocketAddr,
-        /// What is wrong with it.
-        error: CodecError,
-    },
+    Lost { address: SocketAddr, reason: String },
+    /// The reply is not a valid message of the expected kind.
+    BadReply { address: SocketAddr, error: CodecError },
     /// The request is above its size limit and was not sent.
     BadRequest(CodecError),
 }
 
 impl CallError {
-    /// A stable number: below 100 what the control plane said, from 100 on what this side found.
+    /// Returns a stable number: below 100 a code of the control plane, from 100 on a failure that this side found.
     #[must_use]
     pub fn code(&self) -> u16 {
         match self {
@@ -161,7 +141,7 @@ impl CallError {
         }
     }
 
-    /// How long to wait before the call is made again, where the control plane is not ready for it yet.
+    /// Returns the time to wait before a retry, if the control plane refused the call as not ready.
     pub(crate) fn not_ready(&self) -> Option<Duration> {
         match self {
             Self::Refused(refusal) if refusal.known_code() == Some(RefusalCode::NotReady) => {
@@ -171,7 +151,7 @@ impl CallError {
         }
     }
 
-    /// The refusal code, when the control plane refused with one that this side knows.
+    /// Returns the refusal code, if the control plane refused with a code that this side knows.
     #[must_use]
     pub fn refusal(&self) -> Option<RefusalCode> {
         match self {
@@ -180,7 +160,7 @@ impl CallError {
         }
     }
 
-    /// When it may make sense to try again, where the control plane refused and said so.
+    /// Returns the time after which a retry may succeed, if the control plane's refusal carries one.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -207,7 +187,7 @@ impl fmt::Display for CallError {
                 write!(f, "the connection to the control plane at {address} broke: {reason}")
             }
             Self::BadReply { address, error } => {
-                write!(f, "the control plane at {address} answered nonsense: {error}")
+                write!(f, "the control plane at {address} sent an invalid reply: {error}")
             }
             Self::BadRequest(error) => write!(f, "the request cannot be sent: {error}"),
         }
@@ -216,22 +196,22 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
-/// Why a connection is closed, as it travels in QUIC's close frame.
+/// Reason for which a connection is closed, as it travels in QUIC's close frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CloseCode {
-    /// Nothing more to say.
+    /// The side that closes has no further requests.
     Done = 0,
-    /// A frame that is not of this protocol.
+    /// A frame is not of this protocol.
     BadFrame = 1,
     /// The certificate is good but names no role in this cluster.
     NoRole = 2,
-    /// The control plane goes down.
+    /// The control plane is shutting down.
     ShuttingDown = 3,
-    /// An answer did not come in time.
+    /// A reply did not arrive in time.
     Deadline = 4,
-    /// The certificate was good and is not any more.
+    /// The certificate has expired, or is not trusted any more.
     Expired = 5,
-    /// Another control plane leads.
+    /// This control plane is a standby: another one leads.
     StandingBy = 6,
 }
 
@@ -245,16 +225,16 @@ impl CloseCode {
 const CRYPTO_ERROR: u64 = 0x100;
 const ALERT_BAD_CERTIFICATE: u64 = CRYPTO_ERROR + 42;
 const ALERT_UNSUPPORTED_CERTIFICATE: u64 = CRYPTO_ERROR + 43;
-/// Not valid yet, or not any more.
+/// The certificate is not valid yet, or not any more.
 const ALERT_CERTIFICATE_EXPIRED: u64 = CRYPTO_ERROR + 45;
 const ALERT_CERTIFICATE_UNKNOWN: u64 = CRYPTO_ERROR + 46;
 const ALERT_UNKNOWN_CA: u64 = CRYPTO_ERROR + 48;
-/// A signature that does not check: what another authority of the same name leads to.
+/// The signature does not verify: the usual sign of another authority with the same name.
 const ALERT_DECRYPT_ERROR: u64 = CRYPTO_ERROR + 51;
 pub(crate) const ALERT_CERTIFICATE_REQUIRED: u64 = CRYPTO_ERROR + 116;
 pub(crate) const ALERT_NO_APPLICATION_PROTOCOL: u64 = CRYPTO_ERROR + 120;
 
-/// Whether a transport-level failure is about a certificate that was presented.
+/// Returns true if a transport-level failure is about a presented certificate.
 pub(crate) fn is_bad_certificate(code: u64) -> bool {
     matches!(
         code,
@@ -267,7 +247,7 @@ pub(crate) fn is_bad_certificate(code: u64) -> bool {
     )
 }
 
-/// The close code of a transport-level failure, whichever side found it.
+/// Returns the close code of a transport-level failure, whichever side found it.
 pub(crate) fn transport_code(error: &ConnectionError) -> Option<u64> {
     match error {
         ConnectionError::TransportError(error) => Some(u64::from(error.code)),
@@ -276,14 +256,14 @@ pub(crate) fn transport_code(error: &ConnectionError) -> Option<u64> {
     }
 }
 
-/// Turns the end of a connection, before (`established` false) or after the first exchange, into a call's error.
+/// Converts the close of a connection, before (`established` false) or after the first exchange, to a call's error.
 pub(crate) fn from_connection(address: SocketAddr, error: &ConnectionError, established: bool) -> CallError {
     let ours = matches!(error, ConnectionError::TransportError(_));
     let advice = match transport_code(error) {
         Some(ALERT_NO_APPLICATION_PROTOCOL) => {
             Some(format!("it speaks another version of the protocol than {PROTOCOL_NAME}"))
         }
-        Some(ALERT_CERTIFICATE_REQUIRED) => Some("it wants a certificate and none was presented".to_owned()),
+        Some(ALERT_CERTIFICATE_REQUIRED) => Some("it requires a certificate and none was presented".to_owned()),
         Some(ALERT_CERTIFICATE_EXPIRED) => {
             let whose = if ours { "its" } else { "our" };
             Some(format!(
@@ -295,7 +275,7 @@ pub(crate) fn from_connection(address: SocketAddr, error: &ConnectionError, esta
             Some("its certificate is not from this cluster's authority: check ca.pem and the cluster name".to_owned())
         }
         Some(code) if is_bad_certificate(code) => Some(
-            "our certificate is not from its authority: it is another cluster, or its authority was made anew"
+            "our certificate is not from its authority: it belongs to another cluster, or its authority was recreated"
                 .to_owned(),
         ),
         _ => None,
@@ -305,7 +285,7 @@ pub(crate) fn from_connection(address: SocketAddr, error: &ConnectionError, esta
         (None, ConnectionError::ApplicationClosed(frame)) => {
             String::from_utf8_lossy(&frame.reason).chars().take(REASON_BYTES).collect()
         }
-        (None, ConnectionError::TimedOut) => "no answer: is it running, and is UDP let through?".to_owned(),
+        (None, ConnectionError::TimedOut) => "no answer: check that it is running and reachable over UDP".to_owned(),
         (None, _) => error.to_string(),
     };
     match error {

@@ -1,7 +1,7 @@
-//! Identities: a certificate with its key, and the authority's certificate that others check it against.
+//! Identities of processes: a certificate with its key, and the authority certificates that peers verify it against.
 //!
-//! Both travel and are stored as PEM text. Keys never reach a log: `Debug` shows sizes only, and key files that
-//! others may read are refused.
+//! Both travel and are stored as PEM text. Keys never reach a log: `Debug` shows sizes only, and a key file that other
+//! users may read is rejected.
 
 pub(crate) mod authority;
 pub(crate) mod role;
@@ -20,26 +20,26 @@ use kvplane_sys::private_files::{FileError, read_private, read_text, write_priva
 use crate::identity::role::{CLUSTER_NAME_BYTES, ClusterName, tenant_of};
 use crate::quic::reset::ResetSecret;
 
-/// Longest PEM file of ours, in bytes.
+/// Longest PEM file of an identity, in bytes.
 pub(crate) const PEM_BYTES: u64 = 16 << 10;
 
-/// Why an identity cannot be made or used.
+/// Error of issuing, reading or writing an identity.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum IdentityError {
-    /// The name cannot be a cluster's.
+    /// The name is not valid for a cluster.
     ClusterName(String),
-    /// The name cannot be a tenant's in a certificate.
+    /// The name is not valid for a tenant in a certificate.
     TenantName(String),
-    /// A file of the identity.
+    /// A file of the identity could not be read or written.
     File(FileError),
-    /// A certificate or key is not what it should be.
+    /// A certificate or key is malformed.
     Malformed {
-        /// What was looked at.
+        /// The file or certificate in question.
         what: String,
-        /// What is wrong with it.
         reason: String,
     },
-    /// A key could not be made or a certificate not signed.
+    /// A key could not be generated or a certificate not signed.
     Issue(String),
 }
 
@@ -81,15 +81,16 @@ pub(crate) fn malformed(what: &str, reason: impl fmt::Display) -> IdentityError 
     IdentityError::Malformed { what: what.to_owned(), reason: reason.to_string() }
 }
 
-/// The cryptography everything here uses, named explicitly: a process-wide default may be another one, or none.
+/// Returns the cryptography provider of the control protocol, named explicitly: the process-wide default may be another
+/// one, or missing.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Most authorities that are trusted at once: two while one takes over from another.
+/// Most authorities that are trusted at once: two during a rotation.
 const AUTHORITIES: usize = 4;
 
-/// What a peer trusts: the certificate of a cluster's authority; several while a new one takes over from an old one.
+/// Authority certificates that a peer trusts: a cluster's authority, or several while a new one replaces an old one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Trust {
     pem: String,
@@ -122,18 +123,18 @@ impl Trust {
     /// Writes `ca.pem`.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// When the file cannot be written.
     pub fn write(&self, directory: &Path) -> Result<(), IdentityError> {
         Ok(write_private(&directory.join("ca.pem"), self.pem.as_bytes())?)
     }
 
-    /// The certificates in PEM.
+    /// Returns the certificates in PEM.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// How many authorities are trusted.
+    /// Returns the number of trusted authorities.
     #[must_use]
     pub fn authorities(&self) -> usize {
         self.ders.len()
@@ -147,7 +148,7 @@ impl Trust {
         Ok(roots)
     }
 
-    /// The certificates in PEM, each by itself.
+    /// Iterates over the certificates, each in PEM.
     pub(crate) fn pems(&self) -> impl Iterator<Item = &str> {
         const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
         self.pem.match_indices(BEGIN).map(|(at, _)| {
@@ -202,33 +203,33 @@ impl Identity {
     /// Writes `NAME.key` and then `NAME.pem`, both with mode 0600.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// When a file cannot be written.
     pub fn write(&self, directory: &Path, name: &str) -> Result<(), IdentityError> {
         write_private(&directory.join(format!("{name}.key")), self.key_pem.as_bytes())?;
         write_private(&directory.join(format!("{name}.pem")), self.certificate_pem.as_bytes())?;
         Ok(())
     }
 
-    /// The certificate in PEM.
+    /// Returns the certificate in PEM.
     #[must_use]
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
 
-    /// The key in PEM: a secret.
+    /// Returns the key in PEM, which is a secret.
     #[must_use]
     pub fn key_pem(&self) -> &str {
         &self.key_pem
     }
 
-    /// The only tenant of this cluster that the holder may be a client of: `default` for the one without a name. None
-    /// where it may be every tenant's, or is no client.
+    /// Returns the only tenant of this cluster that the certificate admits as a client: `default` for the default
+    /// tenant. None if it is valid for all tenants, or is not a client's.
     #[must_use]
     pub fn tenant(&self, cluster: &ClusterName) -> Option<String> {
         tenant_of(&self.certificate, cluster)
     }
 
-    /// The secret of the key, for a control plane that has this identity from a file.
+    /// Returns the reset secret that derives from the key, for a control plane whose identity is read from a file.
     #[must_use]
     pub fn reset_secret(&self) -> ResetSecret {
         ResetSecret::of_key(self.key.secret_der())

@@ -1,14 +1,17 @@
 //! The control protocol: QUIC with certificates on both sides, one call per stream. quinn, TLS identities and the
 //! message codec live here and nowhere else.
 //!
-//! * [`Authority`], [`identity`], [`Role`]: who may speak; a certificate names its role and its cluster.
-//! * [`local`]: how processes of one user on one machine find their control plane without configuration.
-//! * [`codec`], [`message`], [`conductor`], [`placement`], [`p2p`]: frames and what is in them.
-//! * [`server`]: accepts, checks, calls a [`Service`].
-//! * [`client`], [`watch`]: calls with deadlines over a connection that is remade; the cluster map, kept current.
+//! * [`Authority`], [`identity`], [`Role`]: certificates and access rights; a certificate names its role and its
+//!   cluster.
+//! * [`local`]: discovery of the control plane without configuration, for processes of one user on one machine.
+//! * [`codec`], [`message`], [`conductor`], [`placement`], [`p2p`]: the frames and the messages in them.
+//! * [`server`]: accepts connections, checks certificates and rights, calls a [`Service`].
+//! * [`client`], [`watch`]: calls with deadlines over a connection that reconnects; a copy of the cluster map that
+//!   follows every new epoch.
 //!
-//! Nothing here decides about members or maps; that is `kvplane-cluster`, hosted by `kvplane-server`. Bulk data never
-//! travels here: QUIC moves a few hundred megabytes a second, which is what the data plane is for.
+//! This crate makes no decision about members or maps; those are made in `kvplane-cluster`, which `kvplane-server`
+//! hosts. Bulk data never travels here: QUIC moves a few hundred megabytes a second, and the data plane exists to move
+//! more.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Every limit of the control protocol, and how they relate.
+//! Limits of the control protocol, and the relations between them.
 //!
-//! Both ends take a [`Limits`]; the defaults are what a control plane of a few hundred nodes needs. The relations
-//! between limits that must hold for the protocol to work are asserted at compile time for the defaults and by
-//! [`Limits::check`] for what an operator sets.
+//! Both ends take a [`Limits`]; the defaults suit a control plane of a few hundred nodes. The relations that must hold
+//! for the protocol to work are asserted at compile time for the defaults, and by [`Limits::check`] for an operator's
+//! settings.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub const LARGE_BODY_BYTES: usize = 16 << 20;
 /// Largest body of a request of a large kind, in bytes: a prompt's hashes, a batch of events.
 pub const LARGE_REQUEST_BYTES: usize = 1 << 20;
 
-/// Longest text of an error that travels, in bytes.
+/// Longest text of an error on the wire, in bytes.
 pub const REASON_BYTES: usize = 512;
 
 /// Most segments in one page of a listing.
@@ -28,28 +28,28 @@ pub const PAGE_SEGMENTS: usize = 4096;
 /// Limits of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that a server keeps open; further ones are refused.
+    /// Most open connections of a server; further ones are rejected.
     pub connections: usize,
-    /// Calls and watches in progress on one connection; further ones wait at the caller.
+    /// Most calls and watches in progress on one connection; further ones wait at the caller.
     pub calls_per_connection: u32,
-    /// How long one call may take, connecting included.
+    /// Deadline of one call, connecting included.
     pub call_deadline: Duration,
-    /// How long TLS and the first exchange may take.
+    /// Deadline of the TLS handshake and the first exchange.
     pub connect_deadline: Duration,
-    /// A connection on which nothing arrives for this long is dead.
+    /// Time without a packet after which a connection is dead.
     pub idle_timeout: Duration,
-    /// How often a client sends something, so that a silent connection is a dead one.
+    /// Interval of a client's keep-alive packets.
     pub keep_alive_interval: Duration,
-    /// How often a server looks again at the certificates of callers that stay.
+    /// Interval at which a server verifies the certificates of its open connections again.
     pub recheck_interval: Duration,
-    /// First wait before a connection is tried again; doubles up to `backoff_max`, each with jitter.
+    /// First backoff before a reconnection; doubles up to `backoff_max`, each with jitter.
     pub backoff_min: Duration,
-    /// Longest wait before a connection is tried again.
+    /// Longest backoff before a reconnection.
     pub backoff_max: Duration,
 }
 
 impl Limits {
-    /// The defaults.
+    /// The default limits.
     pub const DEFAULT: Self = Self {
         connections: 1024,
         calls_per_connection: 64,
@@ -62,31 +62,32 @@ impl Limits {
         backoff_max: Duration::from_secs(5),
     };
 
-    /// Round trip that is assumed before one was measured. A first packet that is lost, as to a control plane that is
-    /// not there yet, is sent again after three times as long, then after twice that and so on: with QUIC's 333 ms
-    /// (RFC 9002, section 6.2.2), which is for the Internet, one that starts 3 s later would be found after 7 s.
+    /// Round trip that is assumed before one was measured. A lost first packet, as to a control plane that is not
+    /// running yet, is retransmitted after three times this, then after twice that and so on: with QUIC's 333 ms (RFC
+    /// 9002, section 6.2.2), which is meant for the Internet, a control plane that starts 3 s later would be reached
+    /// after 7 s.
     pub(crate) const FIRST_RTT: Duration = Duration::from_millis(50);
-    /// Bytes of datagrams that may wait on one connection; older ones go.
+    /// Bytes of datagrams that may wait on one connection; the oldest are dropped.
     pub(crate) const DATAGRAM_BYTES: usize = 64 << 10;
-    /// Bytes that a peer may send on one stream before it must wait.
+    /// Bytes that a peer may send on one stream before it must wait for flow control.
     pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-    /// Bytes that a peer may send on all streams of a connection before it must wait.
+    /// Bytes that a peer may send on all streams of a connection before it must wait for flow control.
     pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
-    /// Whether the limits can work together.
+    /// Checks that the limits can work together.
     ///
     /// # Errors
     /// The first relation that does not hold.
     pub fn check(&self) -> Result<(), LimitsError> {
         let relations = [
             (self.connections > 0, "connections must be above 0"),
-            (self.calls_per_connection > 1, "calls_per_connection must be above 1: a watch holds one for good"),
+            (self.calls_per_connection > 1, "calls_per_connection must be above 1: a watch takes one permanently"),
             (!self.call_deadline.is_zero(), "call_deadline must be above 0"),
             (!self.recheck_interval.is_zero(), "recheck_interval must be above 0"),
             (!self.connect_deadline.is_zero(), "connect_deadline must be above 0"),
             (
                 self.keep_alive_interval.saturating_mul(2) < self.idle_timeout,
-                "idle_timeout must be above twice keep_alive_interval: one lost packet is no dead peer",
+                "idle_timeout must be above twice keep_alive_interval: one lost packet must not end a connection",
             ),
             (self.idle_timeout <= Duration::from_secs(3600), "idle_timeout must be at most one hour"),
             (
@@ -105,7 +106,7 @@ const _: () = {
     assert!(SMALL_BODY_BYTES < Limits::STREAM_WINDOW_BYTES as usize, "a request fits the window");
     assert!(LARGE_REQUEST_BYTES > SMALL_BODY_BYTES && LARGE_REQUEST_BYTES < LARGE_BODY_BYTES);
     assert!(MAX_MAP_BYTES + 16 <= LARGE_BODY_BYTES, "every valid map fits a large body");
-    // Name and the fixed fields; the decoder counts memory, which is less than twice that.
+    // Name and the fixed fields; the decoder counts memory, which is less than twice their bytes.
     assert!(PAGE_SEGMENTS * 512 <= LARGE_BODY_BYTES, "a full page fits a large body");
     assert!(REASON_BYTES < SMALL_BODY_BYTES);
 };
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_hold_together() {
+    fn the_default_limits_are_consistent() {
         assert_eq!(Limits::default().check(), Ok(()));
     }
 

@@ -1,13 +1,13 @@
-//! How a client on the same machine finds its control plane without configuration.
+//! Local discovery: publishes a control plane to clients on the same machine, so that they need no configuration.
 //!
-//! A control plane publishes one file, `CLUSTER.local`, in a directory that only its user may enter: where it
-//! listens, the certificate of its authority, and an identity for each role a local process may take. Whoever can
-//! read it could read the authority's key too, so nothing is given away.
+//! A control plane publishes one file, `CLUSTER.local`, in a directory that only its user may enter: the address it
+//! listens on, the certificate of its authority, and an identity for each role that a local process may take. A process
+//! that can read the file could read the authority's key too, so publishing grants no new rights.
 //!
-//! The publisher holds locks on that file and on `CLUSTER.lock` while it lives, which the kernel drops when it dies in
-//! any way. The second is for publishers: a cluster has one. The first is for readers: a file that is not locked is
-//! stale, also while the next publisher has not written its own yet, and a reader says so instead of waiting for an
-//! address where nobody listens.
+//! While it lives, the publisher holds locks on that file and on `CLUSTER.lock`; the kernel releases them however it
+//! dies. The lock file admits one publisher per cluster. The lock on `CLUSTER.local` is for readers: an unlocked file
+//! is stale, also while the next publisher has not written its own yet, and a reader reports it as stale instead of
+//! connecting to a dead address.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -31,8 +31,8 @@ const FIRST_LINE: &str = "kvplane local 1";
 /// Longest published file: eight certificates, four keys and a few short lines.
 const LOCAL_BYTES: u64 = 8 * PEM_BYTES;
 
-/// A publisher that ends holds the lock for an instant longer than its clients see it; the next one tries again this
-/// often before it believes that another lives.
+/// Attempts at the lock. A publisher that ends holds the lock for an instant longer than its clients see it; the next
+/// one retries this often, this far apart, before it concludes that another publisher runs.
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
@@ -42,66 +42,55 @@ pub struct RuntimeDirectory {
     path: PathBuf,
 }
 
-/// What a local control plane publishes.
+/// Contents of the file that a local control plane publishes.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct LocalCluster {
-    /// The cluster's name.
     pub cluster: ClusterName,
-    /// Where its control plane listens.
+    /// Address that the control plane listens on.
     pub control: SocketAddr,
-    /// The authority's certificate.
+    /// Certificate of the cluster's authority.
     pub trust: Trust,
     identities: Vec<(Role, Identity)>,
 }
 
-/// A published file, for as long as this value lives; dropping it removes the file with its lock, and the directory if
-/// publishing made it and nothing else is in it.
+/// A published file, for as long as this value lives. Dropping it removes the file and its lock file, and the directory
+/// if publishing created it and it is empty.
 #[derive(Debug)]
 pub struct Publication {
     path: PathBuf,
     lock_path: PathBuf,
-    /// The directory, where it is ours to remove.
+    /// The directory, if this publisher created it and may remove it.
     made: Option<PathBuf>,
-    /// The file as it is published, locked.
+    /// The published file, locked.
     text: Mutex<Option<File>>,
     _lock: File,
 }
 
-/// Why a local control plane cannot be published or found.
+/// Error of publishing or discovering a local control plane.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum LocalError {
-    /// The directory or the file.
+    /// The directory or the file cannot be used.
     File(FileError),
-    /// The content of the file.
+    /// An identity in the file is unusable.
     Identity(IdentityError),
-    /// Another process already publishes a cluster of that name.
+    /// Another process already publishes a cluster of this name.
     AlreadyPublished {
-        /// Of which cluster.
         cluster: ClusterName,
-        /// The lock that it holds.
+        /// Path of the lock that the other process holds.
         lock: PathBuf,
     },
-    /// Nothing was ever published.
+    /// No control plane of the cluster has published a file.
     NotPublished {
-        /// Of which cluster.
         cluster: ClusterName,
-        /// Where it would be.
+        /// Path that the file would have.
         path: PathBuf,
     },
-    /// What was published is left over from a process that is gone.
-    Stale {
-        /// Of which cluster.
-        cluster: ClusterName,
-        /// Which file.
-        path: PathBuf,
-    },
-    /// The file is not what a control plane of this version writes.
-    Malformed {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    /// The file is left over from a process that has ended.
+    Stale { cluster: ClusterName, path: PathBuf },
+    /// The file is not in the format of this version.
+    Malformed { path: PathBuf, reason: String },
 }
 
 impl fmt::Display for LocalError {
@@ -142,13 +131,13 @@ impl From<FileError> for LocalError {
 }
 
 impl LocalCluster {
-    /// What to publish.
+    /// Creates the contents of a published file.
     #[must_use]
     pub fn new(cluster: ClusterName, control: SocketAddr, trust: Trust, identities: Vec<(Role, Identity)>) -> Self {
         Self { cluster, control, trust, identities }
     }
 
-    /// The published identity for `role`.
+    /// Returns the published identity for `role`.
     #[must_use]
     pub fn identity(&self, role: Role) -> Option<&Identity> {
         self.identities.iter().find(|(r, _)| *r == role).map(|(_, identity)| identity)
@@ -186,7 +175,7 @@ impl LocalCluster {
         }
         Ok(Self {
             cluster: ClusterName::new(cluster).map_err(|e| e.to_string())?,
-            control: control.parse().map_err(|_| format!("{control:?} is no address"))?,
+            control: control.parse().map_err(|_| format!("{control:?} is not an address"))?,
             trust: Trust::from_pem(&format!("{authority}\n"), "its authority").map_err(|e| e.to_string())?,
             identities,
         })
@@ -194,7 +183,7 @@ impl LocalCluster {
 }
 
 impl RuntimeDirectory {
-    /// The user's directory ([`runtime_directory`]).
+    /// Returns the user's directory ([`runtime_directory`]).
     ///
     /// # Errors
     /// When the environment names no absolute path.
@@ -202,13 +191,13 @@ impl RuntimeDirectory {
         Ok(Self::at(runtime_directory()?))
     }
 
-    /// The directory at `path`; its parent must exist.
+    /// Returns the directory at `path`; its parent must exist.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Where it is.
+    /// Returns the directory's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -218,8 +207,9 @@ impl RuntimeDirectory {
         self.path.join(format!("{cluster}.{kind}"))
     }
 
-    /// Takes the lock of a cluster; says whether the directory was made for it. The last holder may remove the file,
-    /// and the directory, in between: then that is nobody's lock any more, and the one by that name is to be had.
+    /// Takes the lock of a cluster; the flag tells whether the directory was created. The previous holder may remove
+    /// the file and the directory in between: the lock taken is then on a file without a name, so the lock by that name
+    /// is tried again.
     fn lock(&self, cluster: &ClusterName) -> Result<(File, bool), LocalError> {
         let path = self.file(cluster, "lock");
         let (mut made, mut gone) = (false, None);
@@ -263,7 +253,7 @@ impl RuntimeDirectory {
         Ok(publication)
     }
 
-    /// What the control plane of `cluster` published.
+    /// Reads the file that the control plane of `cluster` published.
     ///
     /// # Errors
     /// When there is none, it is gone, or its file or the directory is not private.
@@ -274,7 +264,7 @@ impl RuntimeDirectory {
         {
             return Err(LocalError::NotPublished { cluster: cluster.clone(), path });
         }
-        // Another user's file must not tell us whom to trust.
+        // Another user's file must not decide which authority this process trusts.
         private_directory(&self.path)?;
         let (text, is_held) = read_locked(&path, LOCAL_BYTES)?;
         if !is_held {
@@ -285,10 +275,10 @@ impl RuntimeDirectory {
 }
 
 impl Publication {
-    /// Publishes this instead.
+    /// Publishes `local` in place of the present contents.
     ///
     /// # Errors
-    /// Whatever the file system says; then what was published before is there still.
+    /// When the file cannot be written; then the former contents stay.
     pub fn replace(&self, local: &LocalCluster) -> Result<(), LocalError> {
         let text = write_locked(&self.path, local.to_text().as_bytes())?;
         *self.text.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
@@ -298,17 +288,18 @@ impl Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        // We hold the lock, so the files are ours. Those that cannot be removed are recognised as stale.
+        // The lock is held, so the files belong to this publisher. Files that cannot be removed are recognized as
+        // stale.
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(&self.lock_path);
-        // Refused where others have something in it.
+        // Fails if the directory is not empty.
         if let Some(directory) = &self.made {
             let _ = fs::remove_dir(directory);
         }
     }
 }
 
-/// Whether this open file is the one of this name.
+/// Returns true if the open file is the one at `path`.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |found: fs::Metadata| (found.dev(), found.ino());
     let (held, named) = (file.metadata().map(identity), fs::symlink_metadata(path).map(identity));

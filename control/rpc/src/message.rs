@@ -1,11 +1,11 @@
 //! The calls of the control protocol and their replies.
 //!
 //! One struct per message, each with its kind; a request's kind has the top bit clear, its reply's has it set. A
-//! request without a reply of its own gets [`EmptyReply`]. Kinds and fields are append-only within a protocol version,
-//! and golden bytes hold them fast.
+//! request without a reply type gets [`EmptyReply`]. Kinds and fields are append-only within a protocol version, and
+//! golden bytes in the tests pin them.
 //!
-//! A member and a map travel in `kvplane-proto`'s own encoding inside a byte string, so that a decoded one has passed
-//! that encoding's checks of counts, lengths and ranges.
+//! A member and a map travel in `kvplane-proto`'s encoding inside a byte string, so that a decoded one has passed that
+//! encoding's checks of counts, lengths and ranges.
 
 pub mod conductor;
 pub(crate) mod events;
@@ -81,17 +81,17 @@ pub use crate::message::tickets::{
     GetTicket, GetTicketKeys, KEYS_PER_REPLY, KeyOfTickets, RotateTickets, TicketKeys, TicketReply,
 };
 
-/// A message that a client sends, and what it gets back.
+/// A request that a client sends, with its reply.
 pub trait Request: Message {
     /// The reply when the call succeeds.
     type Reply: Message;
-    /// The call reads only, or says what its caller has now: made twice, it does what it does once.
+    /// True if the call only reads, or reports present state: retrying it changes nothing more.
     const IDEMPOTENT: bool;
 }
 
-/// A message that a client sends, and what it gets back one after the other.
+/// A request that a client sends, with a stream of items in reply.
 pub trait StreamingCall: Message {
-    /// What comes.
+    /// Type of the stream's items.
     type Item: Message;
 }
 
@@ -124,7 +124,7 @@ macro_rules! messages {
             })?
         )+
 
-        /// Whether a body of this kind may be long.
+        /// Returns true if the body of this kind has the large limit.
         pub(crate) const fn is_large(kind: u16) -> bool {
             match kind {
                 $($kind => messages!(@large $size),)+
@@ -268,55 +268,53 @@ pub struct Hello {
     pub software: String,
 }
 
-/// The answer to [`Hello`]: who answers, and what it expects.
+/// The reply to [`Hello`]: the control plane's identity and its timing.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Welcome {
     /// Program and version of the control plane.
     pub software: String,
-    /// Identity of its state: epochs of different states do not compare.
+    /// Identity of the cluster state: epochs of different states cannot be compared.
     pub state_id: u64,
     /// Epoch of its map.
     pub epoch: u64,
-    /// How often a member sends a heartbeat, in nanoseconds.
+    /// Interval of a member's heartbeats, in nanoseconds.
     pub heartbeat_interval_ns: u64,
-    /// A member that is not heard from for this long is no member any more, in nanoseconds.
+    /// Time without a heartbeat after which a member is expelled, in nanoseconds.
     pub heartbeat_deadline_ns: u64,
 }
 
-/// Makes a node a member. It is in the map from its first heartbeat on, which it sends at once.
+/// Makes a node a member. The node enters the map with its first heartbeat, which it sends at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// Who it is, where its shards listen, and its share.
+    /// Node id, incarnation, addresses of the shards, and weight.
     pub member: Member,
-    /// Bytes it contributes, for operators.
+    /// Bytes that the node contributes, for operators.
     pub capacity_bytes: u64,
     /// Version of its program, for operators.
     pub version: String,
 }
 
-/// The answer to [`Join`].
+/// The reply to [`Join`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct JoinReply {
     /// The newest epoch.
     pub epoch: u64,
-    /// How often to send a heartbeat, in nanoseconds.
+    /// Interval of heartbeats, in nanoseconds.
     pub heartbeat_interval_ns: u64,
-    /// How long the member may be silent before it is out, in nanoseconds.
+    /// Time without a heartbeat after which the member is expelled, in nanoseconds.
     pub heartbeat_deadline_ns: u64,
 }
 
-/// A sign of life of a member.
+/// Heartbeat of a member.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Heartbeat {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// What it holds.
     pub load: Load,
 }
 
-/// What a member holds.
+/// Load of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Load {
     /// Objects in its index.
@@ -327,44 +325,44 @@ pub struct Load {
     pub capacity_bytes: u64,
 }
 
-/// Ends a membership. Of a node that ends by itself and has said which devices it has, the slots wait for its next
-/// incarnation, as long as for one that is silent.
+/// Ends a membership. If the node shuts down by itself and has reported its devices, its slots wait for its next
+/// incarnation, as long as for an unresponsive node.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Leave {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation; an operator who removes a member passes none.
+    /// None if an operator removes the member.
     pub incarnation: Option<u64>,
 }
 
-/// The call is done and there is nothing to say.
+/// Reply without contents: the call succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct EmptyReply;
 
-/// The answer to [`Heartbeat`].
+/// The reply to [`Heartbeat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Alive {
     /// The newest epoch.
     pub epoch: u64,
-    /// The epoch since which no slot has changed hands.
+    /// The first epoch since which no slot has changed owners.
     pub since: u64,
 }
 
-/// Asks for the map.
+/// Requests the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct GetMap;
 
-/// Asks for the map and all later ones: the reply is a stream of [`MapReply`].
+/// Requests the map and all later ones: the reply is a stream of [`MapReply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct WatchMap {
-    /// Epoch of the map that the caller has; it is not sent again.
+    /// Epoch of the caller's map, which is not sent again.
     pub known_epoch: Option<u64>,
 }
 
 /// The cluster map.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct MapReply {
-    /// The map.
     pub map: ClusterMap,
 }
 
@@ -408,52 +406,48 @@ impl<Context> Decode<Context> for Join {
     }
 }
 
-/// Asks for the state of the cluster.
+/// Requests the state of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Status;
 
 /// The state of the cluster, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct StatusReply {
     /// Program and version of the control plane.
     pub software: String,
-    /// The cluster's name.
     pub cluster: String,
-    /// How long the control plane runs, in nanoseconds.
+    /// Time since the control plane's start, in nanoseconds.
     pub uptime_ns: u64,
     /// Epoch of the map.
     pub epoch: u64,
-    /// Copies per slot.
+    /// Replicas per slot.
     pub replicas: u8,
     /// Segments in the catalog.
     pub segments: u64,
-    /// All nodes known, ended incarnations included, by node id.
+    /// All known nodes, ended incarnations included, by node id.
     pub members: Vec<MemberStatus>,
 }
 
 /// One member, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct MemberStatus {
-    /// Which node.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// Its state, in the word of the control plane's state table.
+    /// Name of the member's state in the control plane's state table.
     pub state: String,
-    /// Its share of the slots.
     pub weight: u32,
-    /// Its shards.
+    /// Number of shards.
     pub shards: u32,
-    /// Its failure domain.
     pub failure_domain: String,
-    /// Its host.
     pub host: String,
-    /// Version of its program.
+    /// Version of the node's program.
     pub version: String,
-    /// Bytes it said it contributes.
+    /// Bytes that the node reported to contribute.
     pub capacity_bytes: u64,
-    /// How long ago it was heard of, in nanoseconds; none since the control plane started.
+    /// Time since the member's last message, in nanoseconds; none if it sent none since the control plane's start.
     pub silent_ns: Option<u64>,
-    /// What its last heartbeat said.
+    /// Load in the last heartbeat.
     pub load: Option<Load>,
 }

@@ -1,4 +1,4 @@
-//! QUIC of both ends: TLS and transport parameters, sockets, resets.
+//! QUIC endpoints of both sides: TLS and transport parameters, sockets, stateless resets.
 
 pub(crate) mod reset;
 pub(crate) mod socket;

@@ -1,8 +1,8 @@
-//! Who may make which call: one table, for calls and streams alike.
+//! Access rights of calls: one table of the roles that may make each call, for calls and streams alike.
 //!
-//! A right is of a role, as the caller's certificate proves. Some calls speak for somebody besides: a node that
-//! reports, a client that wants in for a tenant. Then the certificate must let its holder speak for whom the call
-//! names. A control plane and an operator speak for everybody.
+//! A right belongs to a role, which the caller's certificate proves. Some calls act for a node or a tenant besides,
+//! such as a node's report or a client's request for a tenant's ticket. Then the scope of the caller's certificate must
+//! include the node or tenant that the call names. The control plane and operators may act for all.
 
 use crate::codec::Message;
 use crate::identity::role::{Role, Scope};
@@ -23,38 +23,38 @@ use crate::message::{
     Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 
-/// Everybody with a certificate.
+/// Every role.
 const ANY: &[Role] = &Role::ALL;
-/// Who is a member of the cluster.
+/// Members of the cluster.
 const MEMBERS: &[Role] = &[Role::Control, Role::Node];
-/// Who may offer memory.
+/// Roles that may offer memory.
 const HOLDERS: &[Role] = &[Role::Control, Role::Node, Role::Client];
-/// Who may ask shards for objects.
+/// Roles that may request objects from shards.
 const ASKERS: &[Role] = &[Role::Control, Role::Client, Role::Admin];
-/// Who may have objects copied.
+/// Roles that may have objects replicated.
 const COPIERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
-/// Who may change what others do.
+/// Roles that may operate the cluster.
 const OPERATORS: &[Role] = &[Role::Control, Role::Admin];
-/// Who may end a membership.
+/// Roles that may end a membership.
 const ENDERS: &[Role] = &[Role::Control, Role::Node, Role::Admin];
-/// Who may look at load.
+/// Roles that may read load.
 const OBSERVERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
-/// Who may follow what becomes of objects.
+/// Roles that may subscribe to events of objects.
 const FOLLOWERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
 
-/// Who may look at objects of the P2P store.
+/// Roles that may read the P2P store's catalog.
 const LOOKERS: &[Role] = &[Role::Control, Role::Node, Role::Client, Role::Admin];
-/// Who may say where requests go, and what instances are.
+/// Roles that may use the Conductor: request placements and watch instances.
 const ROUTERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 
-/// A message that a caller begins with, and who may.
+/// First message of a call, with the roles that may make it.
 pub trait CallMessage: Message {
-    /// Its name in metrics and refusals.
+    /// Name of the call in metrics and refusals.
     const METHOD: &'static str;
     /// The roles that may call it.
     const CALLERS: &'static [Role];
 
-    /// For whom it speaks, if for somebody.
+    /// Returns the node or tenant that the call acts for, if any.
     fn speaks_for(&self) -> Option<Scope> {
         None
     }
@@ -71,7 +71,7 @@ macro_rules! rights {
             })?
         })+
 
-        /// Every call's name and the roles that may make it.
+        /// Name of every call, and the roles that may make it.
         pub const RIGHTS: &[(&str, &[Role])] = &[$(($method, $callers)),+];
     };
 }
@@ -150,17 +150,17 @@ rights! {
     GetPeerKeys = "get_peer_keys" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
 }
 
-/// A ticket for all tenants is for whose certificate is for all.
+/// A ticket for all tenants needs a certificate for all tenants.
 fn tenant_of(call: &GetTicket) -> Scope {
     all_or(call.tenant.as_ref())
 }
 
-/// Whoever names no tenant means all of them.
+/// A call that names no tenant is for all of them.
 fn all_or(tenant: Option<&String>) -> Scope {
     tenant.cloned().map_or(Scope::Any, Scope::Tenant)
 }
 
-/// A node's memory is the node's to offer; a client's is said by a number that only it knows.
+/// A node's memory is offered by that node; a client's is identified by a secret random number.
 const fn node_of(owner: Owner) -> Option<Scope> {
     match owner {
         Owner::Node { node, .. } => Some(Scope::Node(node)),
@@ -168,7 +168,7 @@ const fn node_of(owner: Owner) -> Option<Scope> {
     }
 }
 
-/// Whether a role is bound to whom its certificate names.
+/// Returns true if certificates of `role` are bound to a scope of this kind.
 pub(crate) const fn is_bound(role: Role, scope: &Scope) -> bool {
     matches!((role, scope), (Role::Node, Scope::Node(_)) | (Role::Client, Scope::Tenant(_) | Scope::Any))
 }
@@ -252,7 +252,7 @@ mod tests {
         "get_peer_keys cnc",
     ];
 
-    /// Who may do what is decided here and nowhere else; changing it shows.
+    /// Rights are decided in the table above and nowhere else; this list shows every change.
     #[test]
     fn rights_are_these() {
         let letter = |role: &Role| role.name().chars().next().expect("a name");

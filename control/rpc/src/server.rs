@@ -1,11 +1,11 @@
-//! The server's side: accepts connections and checks who speaks.
+//! Server side of the control protocol: accepts connections and verifies callers.
 //!
-//! One task per connection and one per call, all bounded: a permit per connection, QUIC's stream limit per call.
-//! Nothing a peer sends reaches the service before its size, kind and the caller's role were checked. A peer that
-//! breaks the protocol loses its connection and nobody else's; every such event is reported to [`Service::observe`].
+//! One task per connection and one per call, all bounded: a permit per connection, QUIC's stream limit per call. A
+//! request reaches the service only after its size, its kind and the caller's role were checked. A peer that breaks the
+//! protocol loses its own connection and no other; every such event is reported to [`Service::observe`].
 //!
-//! Certificates are looked at again while a connection lasts: one that has expired, or whose authority was retired,
-//! ends it. The server's own certificate and whom it trusts may be replaced while it runs.
+//! Certificates are verified again while a connection lasts: an expired certificate, or one of a retired authority,
+//! closes it. The server's certificate and the trusted authorities may be replaced while it runs.
 
 pub(crate) mod call;
 pub(crate) mod convert;
@@ -34,37 +34,33 @@ use crate::quic::tls::{TlsError, Verifier, objection, server_config, verifier};
 use crate::server::call::Call;
 use crate::service::{Caller, Event, Rejection, Service, ServiceState};
 
-/// How to serve.
+/// Configuration of a [`Server`].
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ServerConfig {
-    /// Where to listen; port 0 lets the system choose.
+    /// Address to listen on; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Which cluster's certificates count.
+    /// Cluster whose certificates are accepted.
     pub cluster: ClusterName,
-    /// The control plane's own identity.
+    /// The control plane's certificate and key.
     pub identity: Identity,
-    /// Whose certificates callers must present.
+    /// Authorities of which one must have signed a caller's certificate.
     pub trust: Trust,
-    /// The secret by which it ends connections of the control plane that it takes the place of.
+    /// Secret by which the server resets connections of its predecessor.
     pub reset_secret: ResetSecret,
-    /// Limits.
     pub limits: Limits,
 }
 
-/// Why a server does not start.
+/// Error of [`Server::start`].
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum ServeError {
     /// The limits contradict each other.
     Limits(LimitsError),
     /// The identity is unusable.
     Tls(TlsError),
-    /// The address cannot be listened on.
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
+    /// The server cannot listen on the address.
+    Listen { address: SocketAddr, source: io::Error },
 }
 
 impl fmt::Display for ServeError {
@@ -87,7 +83,7 @@ impl fmt::Display for ServeError {
 
 impl std::error::Error for ServeError {}
 
-/// A listening server. Dropping it stops it at once.
+/// A listening server. Dropping it closes its connections at once.
 pub struct Server {
     endpoint: Endpoint,
     address: SocketAddr,
@@ -118,11 +114,11 @@ impl Server {
         Ok(Self { endpoint, address, accept, host })
     }
 
-    /// Another identity for new connections, and others whose certificates count: those of present connections are
-    /// looked at again within [`Limits::recheck_interval`].
+    /// Replaces the identity for new connections and the trusted authorities. The certificates of open connections are
+    /// verified again within [`Limits::recheck_interval`].
     ///
     /// # Errors
-    /// When TLS will not work with them; then nothing has changed.
+    /// When TLS cannot use them; then nothing has changed.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), TlsError> {
         let verifier = verifier(trust)?;
         let tls = server_config(identity, &verifier, &self.host.limits)?;
@@ -131,20 +127,20 @@ impl Server {
         Ok(())
     }
 
-    /// Has it serve, or stand by. All connections are closed, and callers told why.
+    /// Changes the state of the server to serving or standby. All connections are closed, with the reason.
     pub fn stand(&self, standing: ServiceState) {
         self.host.standing.send_replace(standing);
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Closes all connections, telling callers why, and waits up to `deadline` until they know.
+    /// Closes all connections, with the reason, and waits up to `deadline` until the close frames are acknowledged.
     pub async fn close(self, deadline: Duration) {
-        self.endpoint.close(CloseCode::ShuttingDown.wire(), b"the control plane is going down");
+        self.endpoint.close(CloseCode::ShuttingDown.wire(), b"the control plane is shutting down");
         // A caller that does not acknowledge finds out by its idle timeout.
         let _ = timeout(deadline, self.endpoint.wait_idle()).await;
     }
@@ -152,12 +148,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.endpoint.close(CloseCode::ShuttingDown.wire(), b"the control plane is going down");
+        self.endpoint.close(CloseCode::ShuttingDown.wire(), b"the control plane is shutting down");
         self.accept.abort();
     }
 }
 
-/// What all connections share.
+/// State that all connections share.
 pub(crate) struct Host {
     standing: watch::Sender<ServiceState>,
     cluster: ClusterName,
@@ -168,7 +164,7 @@ pub(crate) struct Host {
 
 impl Host {
     async fn accept(self: Arc<Self>, endpoint: Endpoint) {
-        // Connections die with this set: with the server.
+        // Connections end with this set, which ends with the server.
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -179,10 +175,10 @@ impl Host {
                         incoming.refuse();
                         continue;
                     };
-                    // When crowded, who claims an address must show that packets reach it there.
+                    // Under load, a client must prove that packets reach it at its address (QUIC address validation).
                     let crowded = self.permits.available_permits() < self.limits.connections / 2;
                     if crowded && !incoming.remote_address_validated() && incoming.may_retry() {
-                        // It fails only for a connection that may not retry, which was asked.
+                        // It fails only if the connection may not retry, which was checked above.
                         let _ = incoming.retry();
                         continue;
                     }
@@ -220,11 +216,11 @@ impl Host {
         service.observe(Event::Connected);
         tokio::select! {
             () = self.serve(&service, &connection, caller) => {}
-            // The sender lives as long as we do.
+            // The sender lives as long as this host.
             _ = standing.changed() => {
                 let words = match &*standing.borrow() {
                     ServiceState::StandingBy(words) => words.clone(),
-                    ServiceState::Serving(_) => "the control plane began anew".to_owned(),
+                    ServiceState::Serving(_) => "the control plane was restarted".to_owned(),
                 };
                 connection.close(CloseCode::StandingBy.wire(), words.as_bytes());
             }
@@ -232,7 +228,7 @@ impl Host {
         service.observe(Event::Disconnected);
     }
 
-    /// Counts a connection that was turned away, where somebody counts.
+    /// Counts a rejected connection, if a service is there to count.
     fn reject(&self, reason: Rejection) {
         if let ServiceState::Serving(service) = &*self.standing.borrow() {
             service.observe(Event::Rejected(reason));
@@ -240,13 +236,13 @@ impl Host {
     }
 
     async fn serve(self: &Arc<Self>, service: &Arc<dyn Service>, connection: &Connection, caller: Caller) {
-        // What the first exchange tells: nothing was told before.
+        // The state at the first exchange, which announces it to the caller.
         let state = service.maps().borrow().state;
         let call = || {
             let (host, service, connection) = (self.clone(), service.clone(), connection.clone());
             Call { host, service, connection, caller, state }
         };
-        // Calls die with this set: with the connection.
+        // Calls end with this set, which ends with the connection.
         let mut calls = JoinSet::new();
         let mut recheck = tokio::time::interval(self.limits.recheck_interval);
         recheck.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -256,7 +252,7 @@ impl Host {
                     let verifier = self.verifier.read().unwrap_or_else(PoisonError::into_inner).clone();
                     let objection = peer_chain(connection).and_then(|chain| objection(&verifier, &chain));
                     if let Some(reason) = objection {
-                        let reason = format!("the certificate does not count any more: {reason}");
+                        let reason = format!("the certificate is not valid any more: {reason}");
                         connection.close(CloseCode::Expired.wire(), reason.as_bytes());
                         return self.reject(Rejection::Certificate);
                     }
@@ -286,7 +282,7 @@ fn classify(error: &ConnectionError) -> Rejection {
     }
 }
 
-/// What the caller presented.
+/// Returns the caller's certificate chain.
 fn peer_chain(connection: &Connection) -> Option<Vec<CertificateDer<'static>>> {
     connection.peer_identity()?.downcast().ok().map(|chain| *chain)
 }
@@ -296,7 +292,7 @@ fn caller_role(connection: &Connection, cluster: &ClusterName) -> Option<Role> {
 }
 
 impl Host {
-    /// Whether the caller's certificate lets it speak for `scope`.
+    /// Returns true if the caller's certificate lets it act for `scope`.
     pub(crate) fn speaks_for(&self, connection: &Connection, role: Role, scope: &Scope) -> bool {
         peer_chain(connection).is_some_and(|chain| {
             chain.first().is_some_and(|certificate| may_speak_for(certificate, &self.cluster, role, scope))

@@ -1,7 +1,7 @@
-//! What a server needs behind it: the calls, the maps to watch, and someone to count.
+//! Interface between the server and the control plane: the calls, the watched map, and counted events.
 //!
-//! A service is called on the endpoint's runtime and must not block for long; it answers at once or refuses. What
-//! reaches it has passed the checks of size, form and role.
+//! A service is called on the endpoint's runtime and must not block for long; it replies at once or refuses. A call
+//! that reaches it has passed the checks of size, form and rights.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,27 +31,26 @@ use crate::message::{
     TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 
-/// Who makes a call, as its certificate proves.
+/// Caller of a request, as its certificate proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Caller {
-    /// Its role.
     pub role: Role,
-    /// Where it calls from.
     pub address: SocketAddr,
 }
 
-/// Why a connection was turned away.
+/// Reason for which a connection was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rejection {
-    /// Another version of the protocol.
+    /// The peer speaks another version of the protocol.
     Protocol,
-    /// No certificate, one of another authority, or one without a role in this cluster.
+    /// The peer has no certificate, one of another authority, or one without a role in this cluster.
     Certificate,
-    /// TLS took too long.
+    /// The TLS handshake took too long.
     Deadline,
-    /// Too many connections.
+    /// Too many connections are open.
     Full,
-    /// Anything else that ends a handshake.
+    /// Another error ended the handshake.
     Other,
 }
 
@@ -59,7 +58,7 @@ impl Rejection {
     /// All reasons, in declaration order.
     pub const ALL: [Self; 5] = [Self::Protocol, Self::Certificate, Self::Deadline, Self::Full, Self::Other];
 
-    /// The word for it in metrics.
+    /// Returns the reason's name in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,179 +71,175 @@ impl Rejection {
     }
 }
 
-/// What happens at the rim, for counters.
+/// Events of connections and calls, for counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Event {
-    /// A caller with a role arrived.
+    /// A caller with a role connected.
     Connected,
-    /// It went away.
+    /// A caller's connection closed.
     Disconnected,
-    /// A connection was turned away.
+    /// A connection was rejected.
     Rejected(Rejection),
-    /// A peer sent something that is not a message; its connection was closed.
+    /// A peer sent a frame that is not a message; its connection was closed.
     BadFrame,
-    /// A call was answered, or refused by role or by the service.
-    Called {
-        /// The method's name.
-        method: &'static str,
-        /// Whether it succeeded.
-        ok: bool,
-    },
+    /// A call was answered, or refused for its rights or by the service.
+    Called { method: &'static str, ok: bool },
 }
 
-/// The calls. One method each; none may block.
+/// The calls of the control protocol, one method each; none may block.
 pub trait Service: Send + Sync + 'static {
-    /// Greets a caller.
+    /// Welcomes a caller.
     fn hello(&self, caller: Caller, call: Hello) -> Result<Welcome, Refusal>;
     /// Makes a node a member.
     fn join(&self, caller: Caller, call: Join) -> Result<JoinReply, Refusal>;
-    /// A member that is not known says which map it follows.
+    /// Takes the map of a member that the control plane does not know.
     fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<EmptyReply, Refusal>;
-    /// Which incarnation of a node is known last.
+    /// Returns the last known incarnation of a node.
     fn get_incarnation(&self, caller: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal>;
-    /// An incarnation of a node says which devices it has.
+    /// Records the devices of a node's incarnation.
     fn attach_devices(&self, caller: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal>;
-    /// A sign of life, with load.
+    /// Records a heartbeat, with load.
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
-    /// A member has what moved to it.
+    /// Records that a member has received all objects that moved to it.
     fn settled(&self, caller: Caller, call: SettleReport) -> Result<EmptyReply, Refusal>;
-    /// Members that wait for what moved to them.
+    /// Returns the members that have not received all objects yet.
     fn get_moves(&self, caller: Caller, call: GetMoves) -> Result<Moves, Refusal>;
     /// Ends a membership.
     fn leave(&self, caller: Caller, call: Leave) -> Result<EmptyReply, Refusal>;
-    /// Has a member give its slots away.
+    /// Drains a member.
     fn drain(&self, caller: Caller, call: Drain) -> Result<EmptyReply, Refusal>;
-    /// Gives a member that was drained its share again.
+    /// Ends the draining of a member.
     fn undrain(&self, caller: Caller, call: Undrain) -> Result<EmptyReply, Refusal>;
-    /// Puts a segment into the catalog.
+    /// Adds a segment to the catalog.
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<EmptyReply, Refusal>;
-    /// Keeps a client's segments in the catalog.
+    /// Renews a client's segments.
     fn renew_segments(&self, caller: Caller, call: RenewSegments) -> Result<RenewReply, Refusal>;
-    /// Takes a segment out of the catalog.
+    /// Removes a segment from the catalog.
     fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<EmptyReply, Refusal>;
-    /// One segment by name.
+    /// Returns one segment by name.
     fn get_segment(&self, caller: Caller, call: GetSegment) -> Result<SegmentReply, Refusal>;
-    /// A page of segments.
+    /// Returns a page of segments.
     fn list_segments(&self, caller: Caller, call: ListSegments) -> Result<SegmentList, Refusal>;
-    /// The state of the cluster, for operators.
+    /// Returns the state of the cluster, for operators.
     fn status(&self, caller: Caller) -> Result<StatusReply, Refusal>;
-    /// How a node's tiers are; the answer says what it is to do with them.
+    /// Records the state of a node's tiers; the reply holds the node's outstanding orders.
     fn report_tiers(&self, caller: Caller, call: ReportTiers) -> Result<TierOrders, Refusal>;
-    /// What nodes reported of their tiers.
+    /// Returns the last reports of nodes' tiers.
     fn list_tiers(&self, caller: Caller, call: ListTiers) -> Result<TierList, Refusal>;
-    /// Orders something of nodes' tiers.
+    /// Sends an order to nodes' tiers.
     fn order_tiers(&self, caller: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal>;
-    /// How a node's shard does.
+    /// Records the state of a node's shard.
     fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<EmptyReply, Refusal>;
-    /// Which objects a node's shard was asked for most.
+    /// Records the hot objects of a node's shard.
     fn report_hot(&self, caller: Caller, call: ReportHot) -> Result<EmptyReply, Refusal>;
-    /// What nodes reported so.
+    /// Returns the hot objects that nodes reported.
     fn list_hot(&self, caller: Caller, call: ListHot) -> Result<HotList, Refusal>;
-    /// What nodes reported of their shards.
+    /// Returns the last reports of nodes' shards.
     fn list_shards(&self, caller: Caller, call: ListShards) -> Result<ShardList, Refusal>;
-    /// How much the cluster could hold.
+    /// Returns the capacity of the cluster.
     fn get_room(&self, _caller: Caller) -> Result<Room, Refusal> {
         Ok(Room { bytes: None })
     }
-    /// A member says nothing to somebody who asked it.
+    /// Records that a member does not answer one of its peers.
     fn report_silence(&self, _caller: Caller, _call: ReportSilence) -> Result<EmptyReply, Refusal> {
         Ok(EmptyReply)
     }
-    /// Makes a tenant, or changes it.
+    /// Creates a tenant, or changes it.
     fn set_tenant(&self, caller: Caller, call: SetTenant) -> Result<EmptyReply, Refusal>;
-    /// Takes a tenant away.
+    /// Removes a tenant.
     fn remove_tenant(&self, caller: Caller, call: RemoveTenant) -> Result<EmptyReply, Refusal>;
-    /// All tenants.
+    /// Returns all tenants.
     fn list_tenants(&self, caller: Caller) -> Result<TenantList, Refusal>;
-    /// What tenants have of a shard; the answer says what they may have.
+    /// Records the tenants' usage of a shard; the reply holds the shard's leases.
     fn sync_tenants(&self, caller: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal>;
-    /// A ticket for shards.
+    /// Issues a ticket for shards.
     fn get_ticket(&self, caller: Caller, call: GetTicket) -> Result<TicketReply, Refusal>;
-    /// What a node needs to check tickets.
+    /// Returns the keys that a node verifies tickets with.
     fn get_ticket_keys(&self, caller: Caller, call: GetTicketKeys) -> Result<TicketKeys, Refusal>;
-    /// Makes a new key for tickets.
+    /// Rotates the ticket key.
     fn rotate_tickets(&self, caller: Caller) -> Result<EmptyReply, Refusal>;
-    /// The orders of a node, until it goes.
+    /// Subscribes a node to its orders.
     fn watch_orders(&self, caller: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
-    /// What came of an order.
+    /// Takes the answer to an order.
     fn answer_order(&self, caller: Caller, call: AnswerOrder) -> Result<EmptyReply, Refusal>;
-    /// How far copies are that a node was to make.
+    /// Takes the progress of replications that a node was ordered to make.
     fn answer_copies(&self, _caller: Caller, _call: AnswerCopies) -> Result<EmptyReply, Refusal> {
         Ok(EmptyReply)
     }
-    /// Has objects copied.
+    /// Creates a replication task.
     fn create_task(&self, _caller: Caller, _call: CreateTask) -> Result<TaskCreated, Refusal> {
-        Err(Refusal::new(RefusalCode::NotFound, "tasks are not made here"))
+        Err(Refusal::new(RefusalCode::NotFound, "this service has no tasks"))
     }
-    /// How tasks are.
+    /// Returns the state of tasks.
     fn list_tasks(&self, _caller: Caller, _call: ListTasks) -> Result<TaskList, Refusal> {
         Ok(TaskList { tasks: Vec::new(), more: false })
     }
-    /// Ends a task.
+    /// Cancels a task.
     fn cancel_task(&self, _caller: Caller, call: CancelTask) -> Result<EmptyReply, Refusal> {
         Err(Refusal::new(RefusalCode::NotFound, format!("there is no task {}", call.id)))
     }
-    /// What became of objects of a node.
+    /// Records events of a node's objects.
     fn report_events(&self, caller: Caller, call: ReportEvents) -> Result<EmptyReply, Refusal>;
-    /// What becomes of all objects, until the watcher goes.
+    /// Subscribes to the events of all objects.
     fn watch_events(&self, caller: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
-    /// An instance registers with the Conductor.
+    /// Registers an instance with the Conductor.
     fn register_instance(&self, _caller: Caller, _call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
         Err(no_conductor())
     }
-    /// An instance goes.
+    /// Deregisters an instance.
     fn deregister_instance(&self, _caller: Caller, _call: DeregisterInstance) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
-    /// How busy an instance is.
+    /// Records the load of an instance.
     fn report_load(&self, _caller: Caller, _call: ReportLoad) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
-    /// What changed in an instance's cache.
+    /// Records changes of an instance's cache.
     fn report_cache(&self, _caller: Caller, _call: ReportCache) -> Result<CacheTaken, Refusal> {
         Err(no_conductor())
     }
-    /// Who has how much of the beginning of a prompt.
+    /// Returns the instances that hold the prefix of a prompt.
     fn query_prefix(&self, _caller: Caller, _call: QueryPrefix) -> Result<PrefixHolders, Refusal> {
         Err(no_conductor())
     }
-    /// Who should serve a request.
+    /// Places a request.
     fn schedule(&self, _caller: Caller, _call: Schedule) -> Result<ScheduleReply, Refusal> {
         Err(no_conductor())
     }
-    /// How a request fares.
+    /// Records the progress of a request.
     fn update_request(&self, _caller: Caller, _call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
-    /// A request must go elsewhere.
+    /// Places a request on another instance.
     fn reschedule(&self, _caller: Caller, _call: Reschedule) -> Result<ScheduleReply, Refusal> {
         Err(no_conductor())
     }
-    /// Why a request went where it went.
+    /// Returns the reasons for a request's placement.
     fn explain_request(&self, _caller: Caller, _call: ExplainRequest) -> Result<RequestExplained, Refusal> {
         Err(no_conductor())
     }
-    /// An instance is taken out, or let take requests again.
+    /// Holds an instance, or releases it.
     fn hold_instance(&self, _caller: Caller, _call: HoldInstance) -> Result<InstanceHeld, Refusal> {
         Err(no_conductor())
     }
-    /// How the Conductor decides from now on.
+    /// Sets the placement policy.
     fn set_placement(&self, _caller: Caller, _call: SetPlacement) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
-    /// How it decides.
+    /// Returns the placement policy and the held instances.
     fn show_placement(&self, _caller: Caller) -> Result<Placement, Refusal> {
         Err(no_conductor())
     }
-    /// Which copies of hot prefixes it has had made.
+    /// Returns figures of the replicas of hot prefixes.
     fn show_copies(&self, _caller: Caller) -> Result<CopiesShown, Refusal> {
         Err(no_conductor())
     }
-    /// All instances, and again when something changes.
+    /// Subscribes to the table of instances.
     fn watch_instances(&self, _caller: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         Err(no_conductor())
     }
-    /// What becomes of a client's requests that wait.
+    /// Subscribes to the placements of a client's queued requests.
     fn watch_assignments(
         &self,
         _caller: Caller,
@@ -252,70 +247,70 @@ pub trait Service: Send + Sync + 'static {
     ) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         Err(no_conductor())
     }
-    /// Says what an object of the P2P store is.
+    /// Publishes an object in the P2P store.
     fn publish_object(&self, _caller: Caller, _call: PublishObject) -> Result<ObjectPublished, Refusal> {
         Err(no_objects())
     }
-    /// What an object is.
+    /// Returns the description of an object.
     fn find_object(&self, _caller: Caller, _call: FindObject) -> Result<ObjectFound, Refusal> {
         Err(no_objects())
     }
-    /// A process has an object, or is about to.
+    /// Adds a process to an object's swarm.
     fn hold_object(&self, _caller: Caller, _call: HoldObject) -> Result<ObjectHeld, Refusal> {
         Err(no_objects())
     }
-    /// What a member got.
+    /// Records the shards that a member fetched.
     fn report_object(&self, _caller: Caller, _call: ReportObject) -> Result<EmptyReply, Refusal> {
         Err(no_objects())
     }
-    /// A process lives.
+    /// Renews the members of a process.
     fn renew_objects(&self, _caller: Caller, _call: RenewObjects) -> Result<ObjectsRenewed, Refusal> {
         Err(no_objects())
     }
-    /// A member goes.
+    /// Removes a member.
     fn release_object(&self, _caller: Caller, _call: ReleaseObject) -> Result<ObjectReleased, Refusal> {
         Err(no_objects())
     }
-    /// A page of objects.
+    /// Returns a page of objects.
     fn list_objects(&self, _caller: Caller, _call: ListObjects) -> Result<ObjectList, Refusal> {
         Err(no_objects())
     }
-    /// Who holds an object.
+    /// Returns the members of an object's swarm.
     fn describe_object(&self, _caller: Caller, _call: DescribeObject) -> Result<ObjectMembers, Refusal> {
         Err(no_objects())
     }
-    /// Where an object may be read from.
+    /// Returns members that hold all of a buffer.
     fn locate_object(&self, _caller: Caller, _call: LocateObject) -> Result<ObjectPlaces, Refusal> {
         Err(no_objects())
     }
-    /// A member is a rank, and asks whom it fetches from.
+    /// Makes a member a rank, and returns the rank to fetch from.
     fn join_ranks(&self, _caller: Caller, _call: JoinRanks) -> Result<RanksJoined, Refusal> {
         Err(no_objects())
     }
-    /// A member is to be ordered what it does not get by its schedule.
+    /// Adds shards to those that a member gets orders for.
     fn want_shards(&self, _caller: Caller, _call: WantShards) -> Result<EmptyReply, Refusal> {
         Err(no_objects())
     }
-    /// What a process of the P2P store needs to let its peers in, and to be let in by them.
+    /// Returns the keys with which a process of the P2P store and its peers verify each other.
     fn get_peer_keys(&self, _caller: Caller, _call: GetPeerKeys) -> Result<TicketKeys, Refusal> {
         Err(no_objects())
     }
-    /// What a process is to fetch, until it goes.
+    /// Subscribes a process to its fetch orders.
     fn watch_fetches(&self, _caller: Caller, _call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         Err(no_objects())
     }
-    /// The current map, and every later one, as frames of [`MapReply`].
+    /// Returns the current map, and every later one, as frames of [`MapReply`].
     fn maps(&self) -> watch::Receiver<MapFrame>;
     /// Counts an event.
     fn observe(&self, event: Event);
 }
 
-/// Whether a server has a service behind it.
+/// State of a server: serving, or standby.
 #[derive(Clone)]
 pub enum ServiceState {
-    /// It has, and serves.
+    /// The server serves with this service.
     Serving(Arc<dyn Service>),
-    /// Another control plane leads: callers are sent away, with these words.
+    /// Another control plane leads: connections are closed, with this text.
     StandingBy(String),
 }
 
@@ -327,7 +322,7 @@ fn no_objects() -> Refusal {
     Refusal::new(RefusalCode::NotFound, "this service has no P2P store")
 }
 
-/// An item of a stream, encoded once for all who watch it.
+/// An item of a stream, encoded once for all its watchers.
 pub type ItemFrame = Arc<[u8]>;
 
 /// Encodes an item of a stream.
@@ -338,10 +333,10 @@ pub fn item_frame<I: Message>(item: &I) -> Result<ItemFrame, CodecError> {
     Ok(encode(item)?.into())
 }
 
-/// A map, encoded once for all who watch it.
+/// A map, encoded once for all its watchers.
 #[derive(Clone, Debug)]
 pub struct MapFrame {
-    /// Identity of the state that it is of.
+    /// Identity of the cluster state that the map belongs to.
     pub(crate) state: u64,
     pub(crate) epoch: u64,
     pub(crate) frame: Arc<[u8]>,
@@ -349,8 +344,8 @@ pub struct MapFrame {
 }
 
 impl MapFrame {
-    /// Encodes `reply`, whose map is of the state with this identity. A connection whose caller was told another one is
-    /// closed, and not told the map.
+    /// Encodes `reply`, whose map belongs to the cluster state with this identity. A connection whose caller knows
+    /// another state is closed instead of getting the map.
     ///
     /// # Errors
     /// [`CodecError::TooLarge`].
@@ -358,14 +353,14 @@ impl MapFrame {
         Ok(Self { state, epoch: reply.map.epoch.0, frame: encode(reply)?.into(), is_provisional: false })
     }
 
-    /// Marks the map as one of a control plane that may have lost its state and be about to adopt another map. Clients
-    /// are not sent a provisional map, and wait for the next one: by this one, no node owns any object.
+    /// Marks the map as one of a control plane that may have lost its state and may be about to adopt another map.
+    /// Clients do not get a provisional map, and wait for the next one: by this one, no node owns any object.
     #[must_use]
     pub fn provisional(self, is_provisional: bool) -> Self {
         Self { is_provisional, ..self }
     }
 
-    /// Epoch of the map.
+    /// Returns the map's epoch.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch

@@ -1,4 +1,4 @@
-//! Streams of messages from the control plane: one request, and items for as long as both sides are there.
+//! Streams of messages from the control plane: one request, and items until either side closes.
 
 use std::marker::PhantomData;
 
@@ -10,7 +10,7 @@ use crate::codec::{HEADER_BYTES, Header, Message, decode_body, encode};
 use crate::error::{CallError, Refusal};
 use crate::message::StreamingCall;
 
-/// Items of a stream, as they come.
+/// Items of a stream, in order of arrival.
 #[derive(Debug)]
 pub struct ItemStream<I> {
     client: Client,
@@ -20,7 +20,7 @@ pub struct ItemStream<I> {
 }
 
 impl Client {
-    /// Asks for a stream; a refusal comes as its first item.
+    /// Opens a stream; a refusal arrives as its first item.
     ///
     /// # Errors
     /// When the request cannot be sent within the deadline.
@@ -51,7 +51,8 @@ impl Client {
         }
     }
 
-    /// The next item; waits for as long as the connection is alive, which keep-alives and the idle timeout see to.
+    /// Receives the next item; waits for as long as the connection is alive, which keep-alives and the idle timeout
+    /// bound.
     pub(crate) async fn next_item<I: Message>(
         &self,
         connection: &Connection,
@@ -78,7 +79,7 @@ impl Client {
 }
 
 impl<I: Message> ItemStream<I> {
-    /// The next item; waits for as long as the connection is alive.
+    /// Receives the next item; waits for as long as the connection is alive.
     ///
     /// # Errors
     /// A refusal, or the end of the stream; there are no more items after either.

@@ -1,8 +1,8 @@
-//! Watching the cluster map: the latest one, kept current over reconnections.
+//! Watch of the cluster map: keeps the latest map over reconnections.
 //!
-//! A watch holds one map, never a queue: who is slow skips maps, which is right, as only the latest counts. It goes
-//! on with the last map while the control plane is away. A map with an older epoch is ignored, except after the
-//! control plane said that its state is another one ([`Welcome::state_id`]): then its epochs start anew.
+//! A watch holds one map, never a queue: a slow reader skips maps, since only the latest counts. While the control
+//! plane is unreachable, the last map stays in use. A map with an older epoch is ignored, except after the control
+//! plane announced another state ([`Welcome::state_id`]): then epochs start over.
 //!
 //! [`Welcome::state_id`]: crate::message::Welcome::state_id
 
@@ -18,18 +18,18 @@ use crate::client::Client;
 use crate::error::CallError;
 use crate::message::{MapReply, WatchMap};
 
-/// What a watch knows.
+/// State of a watch.
 #[derive(Clone, Debug, Default)]
 pub struct WatchState {
-    /// The latest map; none before the first arrived.
+    /// The latest map; none before the first one arrived.
     pub map: Option<Arc<ClusterMap>>,
-    /// Which state of the control plane that map is of: epochs of different states do not compare.
+    /// Identity of the cluster state that the map belongs to; epochs of different states cannot be compared.
     pub state_id: u64,
-    /// Why the map may be out of date; none while the control plane is connected.
+    /// Error for which the map may be out of date; none while the control plane is connected.
     pub trouble: Option<Arc<CallError>>,
 }
 
-/// A watch in progress; dropping it ends it.
+/// A watch in progress; dropping it ends the watch.
 #[derive(Debug)]
 pub struct MapWatch {
     receiver: watch::Receiver<WatchState>,
@@ -37,13 +37,13 @@ pub struct MapWatch {
 }
 
 impl MapWatch {
-    /// What is known now.
+    /// Returns the present state.
     #[must_use]
     pub fn state(&self) -> WatchState {
         self.receiver.borrow().clone()
     }
 
-    /// Waits until map or trouble change, and returns both.
+    /// Waits until map or trouble changes, and returns the state.
     pub async fn changed(&mut self) -> WatchState {
         // The sender lives as long as the task, which lives as long as `self`; it ends early only with its runtime.
         if self.receiver.changed().await.is_err() {
@@ -82,7 +82,7 @@ impl Client {
             loop {
                 let error = client.follow(&sender, &mut state_id).await;
                 sender.send_modify(|state| state.trouble = Some(Arc::new(error)));
-                // How soon to try again is the connection's to say; this bounds a stream that ends at once.
+                // The connection decides when to retry; this bounds the rate of streams that end at once.
                 tokio::time::sleep(client.limits().backoff_min).await;
             }
         });
@@ -91,7 +91,7 @@ impl Client {
 
     /// Follows the map over one connection until that breaks.
     async fn follow(&self, sender: &watch::Sender<WatchState>, state_id: &mut Option<u64>) -> CallError {
-        // Long enough for the longest wait between two attempts.
+        // Longer than the longest backoff between two attempts.
         let patience = self.limits().backoff_max + self.limits().connect_deadline;
         let (connection, welcome) = match self.connection(Instant::now() + patience).await {
             Ok(found) => found,

@@ -1,8 +1,9 @@
-//! The Conductor's host: calls it on the control plane's thread, with the time that passes here.
+//! Host of the Conductor: calls it on the control plane's thread, and advances its time.
 //!
-//! Calls come from QUIC and HTTP and are answered at once; nothing waits in a queue of its own, for each connection has
-//! a limit of calls and the conductor limits of everything else. Who waits for an instance is told over its stream of
-//! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
+//! Calls come from QUIC and HTTP and are answered at once. No queue is needed here, since each connection has a limit
+//! of calls and the Conductor limits everything else. A client whose request is queued gets its placement over its
+//! stream of assignments. A stream that is not read is closed; placements that it missed are sent when the client
+//! subscribes again, or in reply to a retry with the request's id.
 
 mod convert;
 pub(crate) mod copies;
@@ -47,62 +48,62 @@ use crate::control::Control;
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
 
-/// Assignments that may wait for a client to read them.
+/// Most assignments queued for a client.
 const ASSIGNMENTS: usize = 1024;
-/// Clients that watch assignments, and watchers of instances.
+/// Most clients that watch assignments, and most watchers of instances.
 const WATCHERS: usize = 256;
-/// Tables that may wait for a watcher.
+/// Most tables queued for a watcher.
 const TABLES: usize = 4;
-/// Models whose seeds of hashes are remembered.
+/// Most models whose hash seeds are stored.
 const SEEDS: usize = 256;
-/// The longest topic.
+/// Most bytes of a topic.
 const TOPIC_BYTES: usize = 256;
-/// How often watchers hear of instances' loads while nothing else changes.
+/// Interval at which watchers get the instances' loads while nothing else changes.
 const LOADS: Duration = Duration::from_secs(1);
 
 struct Core {
     conductor: Conductor,
     clients: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
-    /// By instance: who follows what it publishes.
+    /// Tasks that follow the events of engines, by instance.
     followers: BTreeMap<String, AbortHandle>,
-    /// Masters of other stores.
+    /// Mooncake masters whose events are followed.
     masters: Masters,
-    /// Masters that were registered before this process began and are not followed yet.
+    /// Masters that were registered before this process started and are not followed yet.
     restored_masters: Vec<MasterSpec>,
-    /// By model: what its engines' hashes begin with.
+    /// Hash seed of the engines, by model.
     seeds: BTreeMap<PoolKey, String>,
-    /// Changes of masters and seeds that are not durable yet; the conductor has those of instances.
+    /// Changes of masters and seeds that are not durable yet; the Conductor holds those of instances.
     changes: Vec<Change>,
-    /// The version that watchers heard of last, and when.
+    /// Version that was sent to watchers last, and its time.
     told: (u64, u64),
-    /// When it is looked again.
+    /// Time at which the driver wakes up next.
     armed_ns: u64,
 }
 
-/// The host.
+/// Host of the Conductor.
 pub(crate) struct Host {
     core: Mutex<Core>,
-    /// Blocks of our own store.
+    /// Known blocks of this cluster's store.
     stored: Mutex<StoreState>,
-    /// Where the state is made durable.
+    /// Control plane that makes the state durable.
     keeper: OnceLock<Weak<Control>>,
     rearm: Notify,
-    /// How many models there were, of all times: nothing is known yet of a new one's blocks in stores.
+    /// Number of models ever seen: the blocks in stores of a new model are not indexed yet.
     fresh: watch::Sender<u64>,
     started: Instant,
-    /// Events of engines that could not be read, and that do not concern us.
+    /// Events of engines that could not be decoded, and events that do not concern this cluster.
     unread: AtomicU64,
     foreign: AtomicU64,
-    /// How often publishers of events went out of reach.
+    /// Times that a publisher of events became unreachable.
     lost_publishers: AtomicU64,
 }
 
 impl Host {
-    /// A host that goes on with what is remembered. For `grace` nobody's silence counts.
+    /// Creates a host from the restored state. For `grace` no instance is doubted for its silence.
     ///
     /// # Errors
-    /// When the limits do not allow all that is remembered.
+    /// When the limits do not allow the restored state.
     pub(crate) fn new(
         config: ConductorConfig,
         first: u64,
@@ -142,17 +143,17 @@ impl Host {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        // The conductor is whole between calls; one that ended in a bug is that call's loss.
+        // The Conductor is consistent between calls; only the call that panicked is lost.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stored(&self) -> MutexGuard<'_, StoreState> {
-        // What is known is whole between reports.
+        // The state is consistent between reports.
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the conductor, makes durable what is to be remembered, tells who is to be told, and sees to it that it is
-    /// looked at in time.
+    /// Calls the Conductor, makes its changes durable, sends its notices, and rearms the driver if something is due
+    /// earlier.
     pub(crate) fn with<T>(
         &self,
         call: impl FnOnce(&mut Conductor, u64) -> Result<T, ConductorError>,
@@ -160,8 +161,8 @@ impl Host {
         self.call(Keep::Soon, |core, now_ns| call(&mut core.conductor, now_ns))
     }
 
-    /// The same for a call that changes durable state: refused while the state cannot be written, and durable when
-    /// this returns.
+    /// Makes a call that changes durable state: refused while the state cannot be written, and durable when this
+    /// returns.
     fn change<T>(&self, call: impl FnOnce(&mut Core, u64) -> Result<T, ConductorError>) -> Result<T, Refusal> {
         self.check_durable()?;
         self.call(Keep::Now, call)
@@ -183,7 +184,7 @@ impl Host {
         result.map_err(|error| refusal(&error))
     }
 
-    /// Lets time pass, for as long as it is asked to; then nobody is followed any more.
+    /// Drives the Conductor's time, for as long as it is polled; then ends all followers.
     pub(crate) async fn run(self: Arc<Self>) {
         let _followers = Followers(&self);
         self.follow_restored();
@@ -192,14 +193,14 @@ impl Host {
             let due_ns = {
                 let mut core = self.core();
                 let due_ns = core.conductor.tick(now_ns).unwrap_or(u64::MAX);
-                // A failure ends the control plane, which says so.
+                // After a failure the control plane stops with its reason.
                 let _ = self.keep(&mut core, Keep::Soon);
                 core.tell(now_ns);
                 let loads_ns = if core.watchers.is_empty() { u64::MAX } else { core.told.1 + LOADS.as_nanos() as u64 };
                 core.armed_ns = due_ns.min(loads_ns).max(now_ns);
                 core.armed_ns
             };
-            // A year hence is never.
+            // One year stands for no deadline.
             let due = self.started + Duration::from_nanos(due_ns.min(now_ns.saturating_add(31_536_000_000_000_000)));
             tokio::select! {
                 () = sleep_until(due.into()) => {}
@@ -208,13 +209,14 @@ impl Host {
         }
     }
 
-    /// Instances and models as they are.
+    /// Returns the table of instances and models.
     pub(crate) fn table(&self) -> InstanceTable {
         let now_ns = self.now_ns();
         table_out(&self.core().conductor.table(now_ns))
     }
 
-    /// True while the index may lack blocks of instances of a model, or of stores: answers are lower bounds.
+    /// Returns true while the index may lack blocks of a model's instances, or of stores: answers are lower bounds
+    /// then.
     fn incomplete(&self, pool: &PoolKey) -> bool {
         let core = self.core();
         core.conductor.incomplete(pool)
@@ -222,7 +224,7 @@ impl Host {
             || core.masters.values().any(MasterRow::degraded)
     }
 
-    /// Whether engines of a model hash otherwise than who asks.
+    /// Returns true if a model's engines hash differently from the requester.
     fn mismatched(&self, pool: &PoolKey) -> bool {
         self.core().conductor.mismatched(pool)
     }
@@ -230,21 +232,21 @@ impl Host {
     fn check_tenant(&self, instance: &str, tenant: &str) -> Result<(), Refusal> {
         match self.core().conductor.instances().tenant_of(instance) {
             Some(known) if known != tenant => {
-                let reason = format!("instance {instance:?} is not of tenant {tenant:?}");
+                let reason = format!("instance {instance:?} belongs to another tenant than {tenant:?}");
                 Err(Refusal::new(RefusalCode::NotPermitted, reason))
             }
             _ => Ok(()),
         }
     }
 
-    /// What hashes of a model begin with.
+    /// Returns the hash seed of a model.
     fn seed(&self, pool: &PoolKey) -> String {
         self.core().seeds.get(pool).cloned().unwrap_or_else(|| "0".to_owned())
     }
 
-    /// What changed in a shard of the store; `void` is whether all that was known of it is.
+    /// Updates the index with changes of a shard of the store; `void` discards everything known of the shard.
     fn store_changed(&self, shard: u64, void: bool, changes: &[(String, BlockKey, bool)]) {
-        // Too many holders of one model: its blocks in the store are not known.
+        // Fails if a model has too many holders: its blocks in the store are not indexed then.
         let _ = self.with(|conductor, _| {
             if void {
                 conductor.store_cleared(shard);
@@ -256,7 +258,7 @@ impl Host {
         });
     }
 
-    /// Counts events that were left out.
+    /// Counts events that were skipped.
     fn note_events(&self, unread: usize, foreign: usize) {
         self.unread.fetch_add(unread as u64, Ordering::Relaxed);
         self.foreign.fetch_add(foreign as u64, Ordering::Relaxed);
@@ -266,8 +268,8 @@ impl Host {
         self.enter(call, false, None)
     }
 
-    /// An instance registers. With `is_vllm` its first blocks are compared with how questions with tokens are hashed;
-    /// `seed` is what its model's hashes begin with from now on.
+    /// Registers an instance. With `is_vllm` the hashes of its first blocks are compared with those computed from
+    /// tokens; `seed` becomes the hash seed of its model.
     fn enter(
         self: &Arc<Self>,
         call: RegisterInstance,
@@ -294,12 +296,12 @@ impl Host {
         if let Some(followed) = followed {
             self.follow(followed, !registered.again);
         }
-        // It may be due before anything else.
+        // The instance may be due before anything else.
         self.rearm.notify_one();
         Ok(InstanceRegistered { fresh: registered.fresh, doubted_after_ns: registered.doubted_after_ns })
     }
 
-    /// Follows what an instance publishes, if nobody does. With `anew` whoever follows a former registration ends.
+    /// Follows the events of an instance, unless a task does. With `anew` the task of a former registration is ended.
     fn follow(self: &Arc<Self>, followed: EventOrigin, anew: bool) {
         let mut core = self.core();
         core.followers.retain(|_, follower| !follower.is_finished());
@@ -336,7 +338,7 @@ impl Host {
         let (instance, incarnation, batch) = batch_in(call);
         let reports_already = self.core().conductor.instances().reports_cache(&instance);
         let take = |core: &mut Core, now_ns| core.conductor.cache(&instance, incarnation, batch, now_ns);
-        // The first batch changes what is remembered of an instance.
+        // The first batch changes the stored record of an instance.
         let ack = if reports_already { self.call(Keep::Soon, take) } else { self.change(take) }?;
         Ok(convert::ack_out(ack))
     }
@@ -353,7 +355,8 @@ impl Host {
         Ok(convert::holdings_out(&holdings))
     }
 
-    /// Tokens of a prompt's beginning that the shared store has by itself; none where nobody serves the model.
+    /// Returns the tokens of a prompt's prefix that the shared store holds by itself; 0 if no instance serves the
+    /// model.
     fn in_store(&self, call: &QueryPrefix) -> u32 {
         let context = context_in(call.context.clone());
         self.with(|conductor, _| conductor.in_store(&context, &call.hashes)).unwrap_or(0)
@@ -392,7 +395,7 @@ impl Host {
             return Err(full("watch instances"));
         }
         let (items, receiver) = mpsc::channel(TABLES);
-        // It is empty.
+        // The channel is empty.
         let _ = items.try_send(frame(&table)?);
         core.watchers.push(items);
         drop(core);
@@ -408,7 +411,7 @@ impl Host {
         }
         let (items, receiver) = mpsc::channel(ASSIGNMENTS);
         for told in core.conductor.unclaimed(call.client).iter().take(ASSIGNMENTS) {
-            // What does not fit is asked for by id.
+            // Placements that do not fit are returned in reply to a retry.
             let _ = items.try_send(told_frame(told)?);
         }
         core.clients.insert(call.client, items);
@@ -416,7 +419,7 @@ impl Host {
     }
 }
 
-/// Ends all who follow for a host, when it goes: they hold on to it themselves.
+/// Ends all followers of a host when it stops: they hold references to the host themselves.
 struct Followers<'a>(&'a Host);
 
 impl Drop for Followers<'_> {
@@ -430,7 +433,7 @@ impl Drop for Followers<'_> {
 }
 
 impl Core {
-    /// Remembers what a model's hashes begin with, for as many models as there may be.
+    /// Sets the hash seed of a model, within the limit of models.
     fn set_seed(&mut self, pool: PoolKey, seed: String) {
         if self.seeds.get(&pool) == Some(&seed) {
             return;
@@ -441,11 +444,11 @@ impl Core {
         self.seeds.insert(pool, seed);
     }
 
-    /// Sends what is to be told. Who does not read loses its stream.
+    /// Sends notices and tables. A client that does not read loses its stream.
     fn tell(&mut self, now_ns: u64) {
         while let Some(told) = self.conductor.take_told() {
             let Some(client) = self.clients.get(&told.client) else { continue };
-            // An answer is small; a client that does not keep up asks again.
+            // An answer is small; a client that does not keep up retries its request.
             if told_frame(&told).is_ok_and(|frame| client.try_send(frame).is_err()) {
                 self.clients.remove(&told.client);
             }
@@ -459,24 +462,24 @@ impl Core {
         }
         self.told = (version, now_ns);
         let Ok(frame) = frame(&table_out(&self.conductor.table(now_ns))) else { return };
-        // One that is slow gets the next one.
+        // A slow watcher gets the next table.
         self.watchers
             .retain(|watcher| !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_))));
     }
 }
 
-/// Whether events can be had from there.
+/// Checks that the addresses of an event source are usable.
 fn check_source(source: &EventSource) -> Result<(), Refusal> {
     let replay = source.replay.is_empty() || subscriber::address_of(&source.replay).is_some();
     if subscriber::address_of(&source.publisher).is_none() || !replay || source.topic.len() > TOPIC_BYTES {
-        let reason = format!("events come from tcp://HOST:PORT, not {:?} and {:?}", source.publisher, source.replay);
+        let reason = format!("event sources are tcp://HOST:PORT, not {:?} and {:?}", source.publisher, source.replay);
         return Err(Refusal::new(RefusalCode::BadRequest, reason));
     }
     Ok(())
 }
 
 fn full(what: &str) -> Refusal {
-    Refusal::new(RefusalCode::LimitReached, format!("{WATCHERS} {what} already, which is the limit"))
+    Refusal::new(RefusalCode::LimitReached, format!("{WATCHERS} subscribers {what} already, which is the limit"))
 }
 
 fn frame(table: &InstanceTable) -> Result<ItemFrame, Refusal> {

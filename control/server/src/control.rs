@@ -1,10 +1,10 @@
-//! The control plane's driver: gives the pure [`Cluster`] its inputs and the time, and carries out what it asks for.
+//! Driver of the control plane: feeds inputs and the time to the pure [`Cluster`], and carries out its outputs.
 //!
-//! Records before maps: an output is carried out before the next, so a map is published only when the records behind
-//! it are durable. When they cannot be made durable, nothing more is published and the control plane stops; what it
-//! holds in memory is ahead of what it would remember.
+//! Records before maps: each output is carried out before the next, so a map is published only after the records behind
+//! it are durable. If they cannot be made durable, nothing more is published and the control plane stops, since its
+//! state in memory is ahead of the durable one.
 //!
-//! Everything runs on one thread; the lock is there for the compiler and is never waited for.
+//! Everything runs on one thread; the lock satisfies the compiler and is never contended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -37,13 +37,13 @@ mod calls;
 mod durable;
 mod maps;
 
-/// Program and version, as callers see it.
+/// Program and version, as reported to callers.
 pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
 
-/// How often it is looked whether changes can be made again.
+/// Interval of checks whether changes are possible again.
 const LOOK_AGAIN_NS: u64 = 100_000_000;
 
-/// Incarnations of members, and the ports of some.
+/// Incarnations of all members, and the ports of the members to probe.
 pub(crate) type Doors = (BTreeSet<NodeIncarnation>, Vec<(NodeIncarnation, Vec<SocketAddr>)>);
 
 pub(crate) struct Core {
@@ -53,16 +53,16 @@ pub(crate) struct Core {
     shards: Shards,
     follow: Follow,
     quotas: Quotas,
-    /// What makes data tickets, where shards want some.
+    /// Issuer of data tickets, if shards require them.
     pub(crate) tickets: Option<Tickets>,
-    /// The owners of all slots by the map of this epoch, once somebody asked.
+    /// Owners of all slots by the map of this epoch, computed on demand.
     owners: Option<(Epoch, OwnerTable)>,
-    /// Why nothing may be changed any more.
+    /// Failure after which no change is accepted.
     failure: Option<String>,
 }
 
 impl Core {
-    /// What was reported by nodes that are no members any more is of no use.
+    /// Drops the reports of nodes that are not members any more.
     fn forget_gone(&mut self) {
         let Self { cluster, tiers, shards, follow, quotas, .. } = self;
         tiers.retain(|node, incarnation| {
@@ -82,20 +82,20 @@ impl Core {
         quotas.retain(|node, incarnation| live.contains(&(node, incarnation)));
     }
 
-    /// Refuses what is no member's.
+    /// Refuses a call of an incarnation that is not a member; returns the member's number of shards.
     fn check_incarnation(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
         let found = self.cluster.members().find(|view| view.member.node.0 == node);
         match found.filter(|view| view.member.incarnation.0 == incarnation) {
             Some(view) => Ok(view.member.shards.len()),
             None => {
-                let reason = format!("incarnation {incarnation} of node {node} is not that of a member");
+                let reason = format!("incarnation {incarnation} of node {node} is not a member");
                 Err(Refusal::new(RefusalCode::UnknownMember, reason))
             }
         }
     }
 }
 
-/// The control plane, as its endpoints see it.
+/// The control plane, as its endpoints use it.
 pub(crate) struct Control {
     core: Mutex<Core>,
     maps: watch::Sender<MapFrame>,
@@ -104,21 +104,21 @@ pub(crate) struct Control {
     rearm: Notify,
     started: Instant,
     address: OnceLock<SocketAddr>,
-    /// Whether only tenants that were set may put.
+    /// True if only configured tenants may put.
     strict_tenants: bool,
     pub(crate) objects: ObjectsAccess,
-    /// The Conductor, where it is hosted.
+    /// Host of the Conductor, if enabled.
     pub(crate) conductor: Option<Arc<Host>>,
-    /// The P2P store.
+    /// Host of the P2P store.
     pub(crate) p2p: Arc<P2p>,
     pub(crate) counts: Counts,
     pub(crate) drained: DrainStarts,
-    /// Objects that are to have copies.
+    /// Replication tasks.
     pub(crate) hosted: HostedTasks,
 }
 
 impl Control {
-    /// Takes a cluster that was just made and carries out its first outputs.
+    /// Takes a new cluster and carries out its first outputs.
     pub(crate) fn new(cluster: Cluster, store: Store, started: Instant) -> Result<Self, Refusal> {
         let first = maps::frame(cluster.map().clone(), &cluster, store.state_id())?;
         let control = Self {
@@ -166,17 +166,17 @@ impl Control {
         Ok(self.core()?.cluster.map().epoch.0)
     }
 
-    /// With this host of the P2P store.
+    /// Adds the host of the P2P store.
     pub(crate) fn with_p2p(self, p2p: P2p) -> Self {
         Self { p2p: Arc::new(p2p), ..self }
     }
 
-    /// With a Conductor.
+    /// Adds the Conductor's host.
     pub(crate) fn with_conductor(self, conductor: Option<Arc<Host>>) -> Self {
         Self { conductor, ..self }
     }
 
-    /// The Conductor.
+    /// Returns the Conductor's host.
     pub(crate) fn conductor(&self) -> Result<&Arc<Host>, Refusal> {
         self.conductor.as_ref().ok_or_else(|| {
             let reason = "this control plane runs without a Conductor; start it with --conductor";
@@ -184,27 +184,27 @@ impl Control {
         })
     }
 
-    /// Looks at tenants: what is remembered of them, their leases, and whether others may put.
+    /// Gives `look` the tenants' records, their quota leases, and whether other tenants may not put.
     pub(crate) fn with_quotas<T>(&self, look: impl FnOnce(&Cluster, &mut Quotas, bool) -> T) -> Result<T, Refusal> {
         let mut core = self.core()?;
         let Core { cluster, quotas, .. } = &mut *core;
         Ok(look(cluster, quotas, self.strict_tenants))
     }
 
-    /// How many shards a member has; an error where this incarnation is not one's.
+    /// Returns the number of a member's shards; an error if this incarnation is not a member.
     pub(crate) fn check_member(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
         self.core()?.check_incarnation(node, incarnation)
     }
 
-    /// Nanoseconds since it began.
+    /// Returns the time since the start, in nanoseconds.
     pub(crate) fn now_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The core, unless the control plane has failed.
+    /// Returns the core, unless the control plane has failed.
     pub(crate) fn core(&self) -> Result<MutexGuard<'_, Core>, Refusal> {
         let Ok(core) = self.core.lock() else {
-            let reason = "an earlier call ended in a bug; the state in memory is not trusted";
+            let reason = "an earlier call panicked; the state in memory is not trusted";
             self.failed.send_replace(Some(reason.to_owned()));
             return Err(Refusal::new(RefusalCode::ShuttingDown, reason));
         };
@@ -214,11 +214,11 @@ impl Control {
         }
     }
 
-    /// One input, and everything that follows from it.
+    /// Handles one input, and carries out all outputs that follow from it.
     pub(crate) fn handle(&self, input: Input) -> Result<Reply, Refusal> {
         let mut core = self.core()?;
         if let Some(reason) = core.store.doubt() {
-            // Time stands still for the cluster meanwhile, so nobody's silence counts either.
+            // Time stands still for the cluster meanwhile, so no member expires either.
             return Err(Refusal::new(RefusalCode::Storage, reason));
         }
         let due_ns = core.cluster.poll_timeout();
@@ -235,7 +235,7 @@ impl Control {
             match output {
                 Output::Persist(changes) => self.persist(core, &changes)?,
                 Output::Adopt { state, changes } => {
-                    tracing::warn!(state, records = changes.len(), "goes on with the state that members offered");
+                    tracing::warn!(state, records = changes.len(), "adopted the state that members offered");
                     self.adopt(core, state, &changes)?;
                 }
                 Output::MapChanged(map) => {
@@ -243,20 +243,16 @@ impl Control {
                     core.forget_gone();
                 }
                 Output::BeganEmpty => self.begin_empty(),
-                // Who waits for a member sees the map without it; the loss itself is in the counters.
+                // Nodes and clients learn of the loss from the map; the counters count it.
                 Output::MemberLost { node, incarnation } => {
-                    tracing::warn!(
-                        node = node.0,
-                        incarnation = incarnation.0,
-                        "a member was silent for too long: lost"
-                    );
+                    tracing::warn!(node = node.0, incarnation = incarnation.0, "expelled a dead member");
                 }
             }
         }
         Ok(())
     }
 
-    /// Lets time pass until the control plane fails; returns why.
+    /// Drives the cluster's time until the control plane fails; returns the reason.
     pub(crate) async fn run(&self) -> String {
         let mut failed = self.failed.subscribe();
         loop {
@@ -291,8 +287,9 @@ impl Control {
         }
     }
 
-    /// The incarnations of members of the map, and whose ports to probe now, at most so many: of those that were
-    /// never heard, and where slots have two owners of those not in `known`, and that were reached once and are silent.
+    /// Returns the incarnations of the map's members, and the ports of at most `most` members to probe now: members
+    /// that have not been heard since the start; if slots have replicas, members that are not in `known`; and silent
+    /// members that were reached before.
     pub(crate) fn doors(&self, known: &BTreeMap<NodeIncarnation, bool>, most: usize) -> Result<Doors, Refusal> {
         let core = self.core()?;
         let of = |member: &Member| (member.node, member.incarnation);
@@ -306,13 +303,13 @@ impl Control {
         Ok((incarnations, all.take(most).map(|member| (of(member), ports(member))).collect()))
     }
 
-    /// How many nodes own slots.
+    /// Returns the number of nodes that own slots.
     pub(crate) fn nodes(&self) -> Result<u32, Refusal> {
         let core = self.core()?;
         Ok(core.cluster.map().members.iter().filter(|member| !member.shards.is_empty()).count() as u32)
     }
 
-    /// The nodes that own an object's slot.
+    /// Returns the nodes that own an object's slot.
     pub(crate) fn owners(&self, digest: Digest) -> Result<Vec<u64>, Refusal> {
         let mut core = self.core()?;
         let Core { cluster, owners, .. } = &mut *core;
@@ -325,8 +322,8 @@ impl Control {
         Ok(members.map(|member| member.node.0).collect())
     }
 
-    /// The epoch of the map, and for each slot its first owner as a place in the list of those; none where nobody owns
-    /// slots.
+    /// Returns the epoch of the map, and for each slot its owner as an index into the list of owners; none if no node
+    /// owns slots.
     pub(crate) fn slots(&self) -> Result<SlotMap, Refusal> {
         let mut core = self.core()?;
         let Core { cluster, owners, .. } = &mut *core;
@@ -348,12 +345,12 @@ impl Control {
         Ok(SlotMap { epoch: map.epoch.0, owners: found, slots })
     }
 
-    /// Asks a node where these objects are.
+    /// Requests the locations of these objects from a node.
     pub(crate) fn find(&self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<KeyFound>>, Refusal> {
         self.core()?.follow.find(node, digests)
     }
 
-    /// Has a node copy these objects.
+    /// Orders a node to replicate these objects.
     pub(crate) fn order_copies(
         &self,
         node: u64,
@@ -362,31 +359,31 @@ impl Control {
         self.core()?.follow.copy(node, digests)
     }
 
-    /// Whether slots may have a second owner.
+    /// Returns true if slots may have replica owners.
     pub(crate) fn keeps_copies(&self) -> Result<bool, Refusal> {
         Ok(self.core()?.cluster.config().replicas > 1)
     }
 
-    /// Where calls reach this control plane.
+    /// Returns the address at which calls reach this control plane.
     pub(crate) fn address(&self) -> String {
         self.address.get().map_or_else(String::new, ToString::to_string)
     }
 
-    /// Says that, once.
+    /// Sets this address, once.
     pub(crate) fn set_address(&self, address: SocketAddr) {
-        // It is said once, when the endpoint is there.
+        // It is set once, when the endpoint is open.
         let _ = self.address.set(address);
     }
 
-    /// What becomes of all objects, beginning with a snapshot.
+    /// Subscribes to the events of all objects, beginning with a snapshot.
     pub(crate) fn follow(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         let watching = self.core()?.follow.watch(self.now_ns());
-        // There may be something to do later now.
+        // The snapshot may be due later than now.
         self.rearm.notify_one();
         watching
     }
 
-    /// Whoever follows wants to know everything anew.
+    /// Requests a new snapshot for all subscribers.
     pub(crate) fn want_snapshot(&self) {
         if let Ok(mut core) = self.core() {
             core.follow.want_snapshot(self.now_ns());
@@ -394,7 +391,7 @@ impl Control {
         self.rearm.notify_one();
     }
 
-    /// What members own and hold, by their numbers.
+    /// Returns the slots and objects of members, by node id.
     pub(crate) fn holdings(&self) -> Result<BTreeMap<u64, NodeHoldings>, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
@@ -416,7 +413,7 @@ impl Control {
         Ok(core.cluster.members().map(|view| (view.member.node.0, holding(view))).collect())
     }
 
-    /// What HTTP shows; fails when the control plane has.
+    /// Returns the state that HTTP shows; an error if the control plane has failed.
     pub(crate) fn view(&self) -> Result<View, Refusal> {
         let tenants = self.tenant_list()?;
         let core = self.core()?;
@@ -454,32 +451,32 @@ impl Control {
     }
 }
 
-/// What the last known incarnation of a node owns and holds.
+/// Slots and objects of the last known incarnation of a node.
 pub(crate) struct NodeHoldings {
     pub(crate) incarnation: u64,
     pub(crate) state: MemberState,
-    /// Whether it has its share of the slots.
+    /// True if the node has its share of the slots.
     pub(crate) shared: bool,
-    /// Whether others have not all yet that moved to them.
+    /// True if other members have not received everything yet that moved to them.
     pub(crate) moving: bool,
-    /// When it was heard of last, since this start.
+    /// Time of its last message since this start.
     pub(crate) heard: Option<Instant>,
-    /// In memory and on SSDs, as far as it has been heard of.
+    /// Objects in memory and on SSDs, by its last reports.
     pub(crate) objects: Option<u64>,
-    /// In memory.
+    /// Bytes in memory.
     pub(crate) bytes: u64,
 }
 
-/// Which shard owns which slot first.
+/// Owner of each slot.
 pub(crate) struct SlotMap {
     pub(crate) epoch: u64,
-    /// Nodes and their shards.
+    /// Owners: nodes and their shards.
     pub(crate) owners: Vec<(u64, u16)>,
-    /// By slot: a place in `owners`.
+    /// By slot: an index into `owners`.
     pub(crate) slots: Vec<Option<u32>>,
 }
 
-/// A snapshot for HTTP.
+/// State of the control plane at one moment, for HTTP.
 pub(crate) struct View {
     pub(crate) cluster: String,
     pub(crate) epoch: u64,

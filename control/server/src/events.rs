@@ -1,4 +1,4 @@
-//! Events for others over ZeroMQ, and those of engines.
+//! ZeroMQ: publication of the store's events, and subscription to those of engines.
 
 pub(crate) mod msgpack;
 pub(crate) mod publisher;

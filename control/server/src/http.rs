@@ -1,18 +1,18 @@
-//! HTTP for probes, Prometheus, operators and tools that know Mooncake's paths: on loopback, or for who has the token.
+//! HTTP for probes, Prometheus, operators and Mooncake's tools: on loopback, or with a token.
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/health` | JSON; status 503 once the control plane cannot go on |
+//! | `/health` | JSON; status 503 once the control plane has failed |
 //! | `/metrics` | Prometheus text |
-//! | `/get_all_segments` | names of segments, one a line |
-//! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
-//! | `/status`, `/status.json` | a page for people, and what it shows: see [`crate::http::status`] |
+//! | `/get_all_segments` | names of segments, one per line |
+//! | `/metadata` | Mooncake's metadata server, if enabled: the only path that can be written |
+//! | `/status`, `/status.json` | the status page, and its data: see [`crate::http::status`] |
 //! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
 //! | others | see [`crate::http::admin`] |
 //!
-//! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which paths that are
-//! only read refuse unread. How many connections there are, and who gives way: [`crate::http::connections`]. `/health`
-//! and `/metrics` are answered beside all other requests.
+//! One request per connection, all of it within a deadline. Heads and bodies are limited; read-only paths reject a body
+//! without reading it. Limits of connections, and the rule that picks which one is closed:
+//! [`crate::http::connections`]. `/health` and `/metrics` are served beside all other requests.
 
 pub(crate) mod access;
 pub(crate) mod admin;
@@ -49,9 +49,9 @@ use crate::http::counts::is_live;
 use crate::http::metadata::{Metadata, MetadataLimits};
 use crate::server::Role;
 
-/// All of a request, from connection to last byte of the answer.
+/// Deadline of a request, from the connection to the last byte of the answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The head of a request.
+/// Deadline of the head of a request.
 const HEAD_DEADLINE: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
@@ -59,16 +59,16 @@ const HEADERS: usize = 64;
 const _: () = assert!(HEAD_DEADLINE.as_secs() < DEADLINE.as_secs());
 
 const METADATA: &str = "/metadata";
-/// Mooncake has no number for it: its paths are open to all.
+/// Error code of a missing token. Mooncake has no number for it, as its paths need no authentication.
 const UNAUTHORIZED: i32 = -1;
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const MSGPACK: &str = "application/msgpack";
-const LEADS_HELP: &str = "# HELP kvplane_control_leads Whether this control plane leads, or stands by for another.\n\
+const LEADS_HELP: &str = "# HELP kvplane_control_leads 1 if this control plane is the leader, 0 if it is a standby.\n\
                           # TYPE kvplane_control_leads gauge\n";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is shown, and what is kept for others.
+/// State behind the paths of a leader.
 pub(crate) struct Pages {
     control: Arc<Control>,
     access: Access,
@@ -88,17 +88,17 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
     Ok((listener, address))
 }
 
-/// Serves until dropped.
+/// Serves until it is dropped.
 pub(crate) async fn serve(listener: Arc<TcpListener>, pages: Pages) {
     serve_as(listener, Arc::new(Who::Leads(pages))).await;
 }
 
-/// Answers for a control plane that does not lead, until dropped.
+/// Answers for a standby until it is dropped.
 pub(crate) async fn stand_by(listener: Arc<TcpListener>, role: watch::Receiver<Role>) {
     serve_as(listener, Arc::new(Who::StandsBy(role))).await;
 }
 
-/// Who answers.
+/// State behind the paths.
 enum Who {
     Leads(Pages),
     StandsBy(watch::Receiver<Role>),
@@ -115,7 +115,7 @@ async fn serve_as(listener: Arc<TcpListener>, pages: Arc<Who>) {
                         connections.spawn(connection(stream, from.ip(), pages.clone(), place, gives_way));
                     }
                 }
-                // Out of descriptors, mostly: accepting at once again would spin.
+                // Mostly out of file descriptors: accepting at once again would spin.
                 Err(_) => sleep(Duration::from_millis(100)).await,
             },
             Some(_) = connections.join_next() => {}
@@ -123,8 +123,8 @@ async fn serve_as(listener: Arc<TcpListener>, pages: Arc<Who>) {
     }
 }
 
-/// A connection's place, as soon as there is one; none where its address has too many. Every connection has an end, so
-/// that this has one too.
+/// Waits for a connection's place; none if its address has too many connections. Every connection ends, so this wait
+/// ends too.
 async fn place_for(places: &Arc<Connections>, from: IpAddr) -> Option<(Place, oneshot::Receiver<()>)> {
     loop {
         let (entrance, gives_way) = places.enter(from, Instant::now());
@@ -162,14 +162,14 @@ async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Who>, place: Pla
         .max_headers(HEADERS)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
-    // A client that breaks HTTP, dawdles or goes away harms only itself.
+    // A client that breaks HTTP, is slow or disconnects harms only itself.
     tokio::select! {
         _ = timeout(DEADLINE, serving) => {}
         Ok(()) = gives_way => {}
     }
 }
 
-/// Whether a path is for probes: they find out whether the control plane is well, also when it has much to do.
+/// Returns true if the path is for probes, which must be answered under load too.
 fn is_probe(path: &str) -> bool {
     matches!(path, "/health" | "/metrics")
 }
@@ -185,8 +185,8 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
     }
     let (path, (status, content_type, body)) = match &pages.metadata {
         _ if !permitted => {
-            let what = "this needs the header Authorization: Bearer with the token of the control plane's token file; \
-                        without one this machine may ask, by address or as localhost, and not for another page";
+            let what = "this path needs the header Authorization: Bearer with the token of the token file; without a \
+                        token file it serves only this host, by address or as localhost, and no page of another site";
             ("refused", admin::failure(StatusCode::UNAUTHORIZED, UNAUTHORIZED, what))
         }
         Some(metadata) if request.uri().path() == METADATA => {
@@ -210,11 +210,11 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
     response
 }
 
-/// What a standby says: that it is well, to probes; to all others, who leads.
+/// Answers for a standby: healthy, to probes; who the leader is, to all other requests.
 fn standby_answer(role: &Role, path: &str) -> Response<Full<Bytes>> {
     let words = match role {
         Role::StandsBy(words) => words.as_str(),
-        Role::Leads => "this control plane is about to lead",
+        Role::Leads => "this control plane is about to become the leader",
     };
     let (status, content_type, body) = match path {
         "/health" => {
@@ -237,7 +237,7 @@ fn standby_answer(role: &Role, path: &str) -> Response<Full<Bytes>> {
     response
 }
 
-/// The path, as metrics name it, and the answer.
+/// Returns the path's name in metrics, and the answer.
 fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
     let path = match request.uri().path() {
         "/health" => "/health",
@@ -295,7 +295,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
     (path, answer)
 }
 
-/// One name a line; control characters, which could feign a line, are escaped.
+/// Joins names, one per line; control characters, which could fake a line, are escaped.
 fn lines(names: &[&str]) -> String {
     let mut text = String::new();
     for name in names {
@@ -316,7 +316,7 @@ mod tests {
     use super::lines;
 
     #[test]
-    fn a_name_cannot_feign_a_line() {
+    fn a_name_cannot_fake_a_line() {
         let names = ["plain", "two\nlines", "é"];
         assert_eq!(lines(&names), "plain\ntwo\\nlines\né\n");
     }

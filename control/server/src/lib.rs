@@ -1,14 +1,16 @@
-//! The control process: services, state store, HTTP.
+//! Control plane process: services, state store and HTTP.
 //!
-//! * [`ControlServer`], [`ControlHandle`]: start and stop one on a thread of its own.
-//! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
-//! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
-//! * `conductor`: hosts the pure `kvplane-conductor`, where that is switched on.
-//! * `p2p`: hosts the P2P store's catalog; `tasks`: has objects copied.
-//! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`, `etcd`: its memory; `http`, `admin`,
-//!   `counts`: what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
+//! * [`ControlServer`], [`ControlHandle`]: start and stop a control plane on a thread of its own.
+//! * [`ControlConfig`], [`StartError`]: settings, and errors of starting.
+//! * [`MetadataLimits`]: limits of the metadata server for Mooncake's engines.
+//! * `conductor`: hosts the pure `kvplane-conductor`, if enabled.
+//! * `p2p`: hosts the P2P store's catalog; `tasks`: carries out replication tasks.
+//! * `control`: drives the pure `kvplane-cluster` and serves calls; `store`, `etcd`: the durable cluster state; `http`,
+//!   `admin`, `counts`: pages and metrics, `access`: their authentication; `shards`, `tiers`, `follow`: nodes' reports
+//!   and orders.
 //!
-//! It decides nothing itself and is on nobody's data path: with it down, puts and gets go on with the last map.
+//! This crate makes no decisions itself and is on no data path: while it is down, puts and gets continue with the last
+//! map.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is known of nodes beside their membership: reports, orders and their answers, port probes, leases of tenants.
+//! State of nodes beside their membership: reports, orders and their answers, port probes, quota leases of tenants.
 
 pub(crate) mod follow;
 pub(crate) mod port_probe;

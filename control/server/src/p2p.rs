@@ -1,8 +1,8 @@
-//! The P2P store's host: the catalog of objects, called on the control plane's thread, with the time that passes here.
+//! Host of the P2P store's catalog: calls it on the control plane's thread, and advances its time.
 //!
-//! All of it is in memory. A control plane that starts knows no objects; who holds some sees that within a lease, and
-//! announces it again. What a process is to fetch is sent over its stream; one that does not read loses the stream, and
-//! is told everything again over the next one.
+//! The catalog is in memory only. A control plane that starts knows no objects; their holders notice that within a
+//! lease, and announce them again. Fetch orders go to a process over its stream; a process that does not read loses its
+//! stream, and gets all outstanding orders again over the next one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,9 +23,9 @@ use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep_until;
 
-/// Processes that may have a stream of orders.
+/// Most processes with a stream of fetch orders.
 const WATCHERS: usize = 8192;
-/// Frames of orders that may wait for a process to read them.
+/// Most frames of orders queued for a process.
 const ORDERS: usize = 1024;
 /// Orders in one frame: with the longest names they fit a message.
 const ORDERS_PER_FRAME: usize = 4096;
@@ -37,7 +37,7 @@ struct Core {
     watchers: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
 }
 
-/// The host.
+/// Host of the catalog.
 pub(crate) struct P2p {
     core: Mutex<Core>,
     rearm: Notify,
@@ -45,7 +45,7 @@ pub(crate) struct P2p {
 }
 
 impl P2p {
-    /// One without objects. Both numbers are drawn by chance.
+    /// Creates a host without objects. Both numbers are drawn at random.
     pub(crate) fn new(seed: u64, first: u64) -> Self {
         let objects = Objects::new(ObjectsConfig { seed, ..ObjectsConfig::default() }, first, 0);
         let core = Mutex::new(Core { objects, watchers: BTreeMap::new() });
@@ -57,11 +57,11 @@ impl P2p {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        // The catalog is whole between calls; one that ended in a bug is that call's loss.
+        // The catalog is consistent between calls; only the call that panicked is lost.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the catalog and sends what follows.
+    /// Calls the catalog, and sends the orders that follow.
     fn with<T>(&self, call: impl FnOnce(&mut Objects, u64) -> Result<T, ObjectError>) -> Result<T, Refusal> {
         let mut core = self.core();
         let due_ns = core.objects.due_ns();
@@ -73,7 +73,7 @@ impl P2p {
         result.map_err(|error| refusal(&error))
     }
 
-    /// Lets time pass, for as long as it is asked to.
+    /// Advances the catalog's time, for as long as it is polled.
     pub(crate) async fn run(&self) {
         loop {
             let due_ns = {
@@ -233,7 +233,7 @@ impl P2p {
 }
 
 impl Core {
-    /// Sends what is to be fetched, to each process in as few frames as possible.
+    /// Sends new fetch orders, to each process in as few frames as possible.
     fn tell(&mut self) {
         let mut by_client: BTreeMap<u64, Vec<Grant>> = BTreeMap::new();
         for grant in self.objects.poll_grants() {
@@ -244,7 +244,7 @@ impl Core {
         }
     }
 
-    /// Who has no stream is told when it has one; who does not read loses it.
+    /// A process without a stream gets its orders when it opens one; a process that does not read loses its stream.
     fn send(&mut self, client: u64, grants: &[Grant]) {
         for some in grants.chunks(ORDERS_PER_FRAME) {
             let Some(watcher) = self.watchers.get(&client) else { return };

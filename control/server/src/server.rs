@@ -1,11 +1,11 @@
-//! A running control plane: one thread, one single-threaded runtime, never on a shard's core unless the system puts
+//! A running control plane: one thread with a single-threaded runtime, on no shard's core unless the kernel schedules
 //! it there.
 //!
 //! Starting is synchronous and complete: when [`ControlServer::start`] returns, the state is read, the ports are open
-//! and local processes can find it. Nothing is polled: the thread sleeps until a packet, a request or a deadline.
+//! and local processes can discover it. Nothing polls: the thread sleeps until a packet, a request or a deadline.
 //!
-//! With the state in etcd it may be one of several: then it stands by until it leads, and again when it does not lead
-//! any more. Ports stay open all the time; who calls a standby is told who leads.
+//! With the state in etcd, several control planes may share it: one is the leader, the others are standbys until a
+//! takeover. The ports stay open all the time; a standby tells its callers who the leader is.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -34,21 +34,21 @@ mod running;
 
 use running::{ControlProcess, Rest, State, live, reachable};
 
-/// File of the state within the state directory.
+/// Name of the state file in the state directory.
 pub const STATE_FILE: &str = "state.redb";
 
-/// How long a dropped handle waits for its thread.
+/// Longest wait of a dropped handle for its thread.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Starts control planes.
+/// Starter of control planes.
 pub struct ControlServer;
 
-/// Why a control plane ended by itself.
+/// Error with which a control plane ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndError {
-    /// It could not go on: the state cannot be written, or a bug was found.
+    /// The control plane cannot continue: the state cannot be written, or a bug was found.
     Failed(String),
-    /// It did not end in time; its thread goes on.
+    /// The control plane did not end in time; its thread still runs.
     Deadline(Duration),
 }
 
@@ -74,7 +74,7 @@ pub struct ControlHandle {
     role: watch::Receiver<Role>,
     stop: Option<oneshot::Sender<()>>,
     ended: mpsc::Receiver<Result<(), EndError>>,
-    /// What came out of `ended`, which gives it only once.
+    /// Result received from `ended`, which yields it only once.
     result: Option<Result<(), EndError>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -85,20 +85,20 @@ impl fmt::Debug for ControlHandle {
     }
 }
 
-/// Whether a control plane serves.
+/// Role of a control plane among those that share a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It leads: it is the one that serves.
+    /// The control plane is the leader and serves.
     Leads,
-    /// It stands by; in words, whom it leaves the lead to.
+    /// The control plane is a standby; the text names the leader, or the reason for which none is known.
     StandsBy(String),
 }
 
 impl ControlServer {
-    /// Starts a control plane on a thread of its own.
+    /// Starts a control plane on a new thread.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing is left running then.
+    /// See [`StartError`]; nothing keeps running then.
     pub fn start(config: ControlConfig) -> Result<ControlHandle, StartError> {
         let (started, starting) = mpsc::channel();
         let (finished, ended) = mpsc::channel();
@@ -110,7 +110,7 @@ impl ControlServer {
                 Ok((runtime, running, state))
             });
             match up {
-                // Whoever started us is waiting.
+                // The caller of `start` is waiting.
                 Err(error) => drop(started.send(Err(error))),
                 Ok((runtime, running, state)) => {
                     let of = |listening: &Listening| listening.as_ref().map(|(_, at)| *at);
@@ -136,14 +136,14 @@ impl ControlServer {
             }),
             Ok(Err(error)) => Err(error),
             Err(_) => {
-                let reason = "it ended in a bug while starting";
+                let reason = "it panicked during the start";
                 Err(StartError::Thread(std::io::Error::other(reason)))
             }
         }
     }
 }
 
-/// Whether nothing listens beyond loopback for whoever comes.
+/// Checks that no listener without authentication is reachable from other hosts.
 fn check_listeners(config: &ControlConfig) -> Result<(), StartError> {
     if let Some(address) = config.http_listen
         && !address.ip().is_loopback()
@@ -163,11 +163,11 @@ fn check_listeners(config: &ControlConfig) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Whether the state is in one place only.
+/// Checks that the state has exactly one place.
 fn check_state(config: &ControlConfig) -> Result<(), StartError> {
     match &config.etcd {
         Some(_) if config.state_directory.is_some() => {
-            Err(StartError::EtcdShape("the state is to be in a directory and in etcd: choose one of them"))
+            Err(StartError::EtcdShape("a state directory and etcd are both given: choose one of them"))
         }
         Some(_) if config.identity_directory.is_none() => Err(StartError::EtcdShape(
             "with the state in etcd, all control planes need certificates of one authority: give a directory with \
@@ -179,7 +179,7 @@ fn check_state(config: &ControlConfig) -> Result<(), StartError> {
 
 type Listening = Option<(Arc<TcpListener>, SocketAddr)>;
 
-/// The ports of HTTP and of events, where they are wanted.
+/// Opens the ports of HTTP and of events, if configured.
 async fn listen(http: Option<SocketAddr>, events: Option<SocketAddr>) -> Result<(Listening, Listening), StartError> {
     let shared = |(listener, at)| (Arc::new(listener), at);
     let http = match http {
@@ -210,7 +210,7 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
         }
         (Some(directory), None) => {
             private_directory(directory).map_err(|error| StartError::Identity(error.into()))?;
-            // The state's lock comes first: it keeps a second process from making another authority.
+            // The lock of the state comes first: it keeps a second process from generating another authority.
             let (store, records) =
                 Store::open(&directory.join(STATE_FILE), random_u64().map_err(StartError::Randomness)?)?;
             Some((store, records, Keep::Directory(directory.clone())))
@@ -233,7 +233,7 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
     let own = own.map(|(store, records, keep)| rest.control(store, records, keep)).transpose()?;
     let standing = match &own {
         Some(control) => ServiceState::Serving(control.clone()),
-        None => ServiceState::StandingBy("this control plane has not asked etcd yet".to_owned()),
+        None => ServiceState::StandingBy("this control plane has not reached etcd yet".to_owned()),
     };
     let server_config = ServerConfig {
         listen: config.listen,
@@ -252,7 +252,7 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
             State::Own(control)
         }
         (None, etcd) => {
-            let etcd = etcd.as_ref().ok_or(StartError::EtcdShape("there is no place for the state"))?;
+            let etcd = etcd.as_ref().ok_or(StartError::EtcdShape("neither a state directory nor etcd is given"))?;
             let address = etcd.advertise.unwrap_or(reachable).to_string();
             State::Shared(Etcd::start(etcd, name.as_str(), address)?)
         }
@@ -266,7 +266,7 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
     let metadata = config.mooncake_metadata;
     let role = watch::Sender::new(match &state {
         State::Own(_) => Role::Leads,
-        State::Shared(_) => Role::StandsBy("etcd was just asked".to_owned()),
+        State::Shared(_) => Role::StandsBy("the first request to etcd is in flight".to_owned()),
     });
     let running =
         ControlProcess { server, http, events, access, metadata, local, source, mark, publication, rest, role };
@@ -274,65 +274,65 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
 }
 
 impl ControlHandle {
-    /// Where QUIC listens.
+    /// Returns the address of the QUIC endpoint.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where HTTP listens, if it does.
+    /// Returns the address of HTTP, if it is served.
     #[must_use]
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http_address
     }
 
-    /// Where events are published, if they are.
+    /// Returns the address at which events are published, if they are.
     #[must_use]
     pub fn events_address(&self) -> Option<SocketAddr> {
         self.events_address
     }
 
-    /// Address, trust and identities for clients in this process.
+    /// Returns address, trust and identities for clients in this process.
     #[must_use]
     pub fn local(&self) -> &LocalCluster {
         &self.local
     }
 
-    /// Whether it leads, or stands by for another.
+    /// Returns the present role: leader or standby.
     #[must_use]
     pub fn role(&self) -> Role {
         self.role.borrow().clone()
     }
 
-    /// Waits up to `patience` for the control plane to end by itself; none while it runs.
+    /// Waits up to `patience` for the control plane to end by itself; returns none while it runs.
     pub fn ended_within(&mut self, patience: Duration) -> Option<Result<(), EndError>> {
         if self.result.is_none() {
             self.result = match self.ended.recv_timeout(patience) {
                 Ok(result) => Some(result),
                 Err(mpsc::RecvTimeoutError::Timeout) => None,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    Some(Err(EndError::Failed("its thread ended in a bug".to_owned())))
+                    Some(Err(EndError::Failed("its thread panicked".to_owned())))
                 }
             };
         }
         self.result.clone()
     }
 
-    /// Shuts down and waits until ports and files are free, up to `deadline`.
+    /// Shuts down, and waits up to `deadline` until ports and files are free.
     ///
     /// # Errors
-    /// When it failed before, or does not end in time.
+    /// When the control plane failed before, or does not end in time.
     pub fn shutdown(mut self, deadline: Duration) -> Result<(), EndError> {
         self.end(deadline)
     }
 
     fn end(&mut self, deadline: Duration) -> Result<(), EndError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
-        // An error says that it has ended by itself.
+        // An error means that it has ended by itself.
         let _ = self.stop.take().map(|stop| stop.send(()));
         let result = self.ended_within(deadline).unwrap_or(Err(EndError::Deadline(deadline)));
         if !matches!(result, Err(EndError::Deadline(_))) {
-            // It has nothing left to do but to drop what it holds.
+            // The thread has nothing left to do but to drop its state.
             let _ = thread.join();
         }
         result
@@ -341,7 +341,7 @@ impl ControlHandle {
 
 impl Drop for ControlHandle {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // No caller is left to return the result to.
         let _ = self.end(DROP_DEADLINE);
     }
 }

@@ -1,10 +1,10 @@
-//! What the control plane remembers: records by key in one embedded redb file, in etcd ([`crate::store::etcd`]), or
-//! nothing.
+//! Durable cluster state: records by key in one embedded redb file, in etcd ([`crate::store::etcd`]), or in memory
+//! only.
 //!
-//! A commit is one transaction, synced before it returns, so a process killed at any point comes back with all it
-//! ever published. The file is locked while open: a second control plane on the same state is refused. Besides the
-//! records the file holds the identity of this state, drawn when it was made, by which watchers tell that epochs
-//! began anew.
+//! A commit is one transaction, synced before it returns, so a process killed at any point restarts with all records it
+//! ever published. The file is locked while open: a second control plane on the same state is rejected. Beside the
+//! records the file holds the identity of the cluster state, drawn when it was created, by which watchers notice that
+//! epochs started over.
 //!
 //! A commit blocks its thread for one sync of the disk. Commits happen when members or segments come and go, not with
 //! heartbeats.
@@ -25,35 +25,29 @@ const ABOUT: TableDefinition<'_, &str, u64> = TableDefinition::new("about");
 /// Version of the tables; records carry their own.
 const FORMAT: u64 = 1;
 
-/// Why the state cannot be used.
+/// Error of opening, reading or writing the state.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum StoreError {
-    /// Another process has it open.
+    /// Another process has the file open.
     InUse(PathBuf),
     /// The file was written by another version.
     Format {
-        /// Which file.
         path: PathBuf,
-        /// Its format.
+        /// Format of the file.
         found: u64,
     },
     /// A record is damaged.
-    Record {
-        /// In which file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    Record { path: PathBuf, reason: String },
     /// Reading or writing failed.
     Database {
-        /// Which file.
         path: PathBuf,
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
-        /// What the database said.
+        /// The database's error.
         reason: String,
     },
-    /// etcd did not take a change, or another control plane leads by now.
+    /// etcd did not accept a change, or another control plane is the leader by now.
     Etcd(String),
 }
 
@@ -67,42 +61,42 @@ impl fmt::Display for StoreError {
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the state file {} has format {found}, this program reads format {FORMAT}: use the program that \
+                "the state file {} has format {found}, this program reads format {FORMAT}: use the version that \
                  wrote it",
                 path.display()
             ),
             Self::Record { path, reason } => write!(
                 f,
-                "the state file {} is damaged ({reason}): restore a copy, or remove it to begin anew",
+                "the state file {} is damaged ({reason}): restore a copy, or remove it to start over",
                 path.display()
             ),
             Self::Database { path, action, reason } => {
                 write!(f, "cannot {action} the state file {}: {reason}", path.display())
             }
-            Self::Etcd(reason) => write!(f, "the state in etcd could not be changed: {reason}"),
+            Self::Etcd(reason) => write!(f, "cannot change the state in etcd: {reason}"),
         }
     }
 }
 
 impl std::error::Error for StoreError {}
 
-/// Where it is.
+/// Place of the state.
 enum Place {
     Nowhere,
     File(Database, PathBuf),
     Etcd(Turn),
 }
 
-/// The durable state.
+/// The durable cluster state.
 pub(crate) struct Store {
     place: Place,
     state_id: u64,
-    /// Stands for a disk that fails, which a test cannot have.
+    /// Simulates a failing disk in tests.
     #[cfg(test)]
     pub(crate) broken: bool,
 }
 
-/// Turns whatever redb says into an error that names the file.
+/// Converts an error of redb to one that names the file.
 fn failed<E: Into<redb::Error>>(path: &Path, action: &'static str) -> impl Fn(E) -> StoreError {
     let path = path.to_owned();
     move |error| {
@@ -112,7 +106,7 @@ fn failed<E: Into<redb::Error>>(path: &Path, action: &'static str) -> impl Fn(E)
 }
 
 impl Store {
-    /// A state that ends with the process.
+    /// Creates a state that ends with the process.
     pub(crate) fn in_memory(state_id: u64) -> Self {
         Self {
             place: Place::Nowhere,
@@ -122,7 +116,7 @@ impl Store {
         }
     }
 
-    /// Opens or makes the file at `path` and reads all records; `fresh_id` names a state that is new.
+    /// Opens or creates the file at `path` and reads all records; `fresh_id` becomes the identity of a new state.
     pub(crate) fn open(path: &Path, fresh_id: u64) -> Result<(Self, Vec<Record>), StoreError> {
         let database = open_or_make(path, fresh_id)?;
         let state_id = identify(&database, path, fresh_id)?;
@@ -131,12 +125,13 @@ impl Store {
         Ok((store, records))
     }
 
-    /// A state in etcd, for as long as this turn lasts.
+    /// Creates a state in etcd, for as long as this turn lasts.
     pub(crate) fn in_etcd(turn: Turn, state_id: u64) -> Self {
         Self { place: Place::Etcd(turn), ..Self::in_memory(state_id) }
     }
 
-    /// Why nothing can be changed at present. Asked before a change begins; what was begun cannot be taken back.
+    /// Returns the reason for which no change is possible at present. Called before a change begins, as a begun change
+    /// cannot be undone.
     pub(crate) fn doubt(&self) -> Option<String> {
         match &self.place {
             Place::Etcd(turn) => turn.doubt(),
@@ -144,7 +139,7 @@ impl Store {
         }
     }
 
-    /// Identity of this state.
+    /// Returns the identity of this state.
     pub(crate) fn state_id(&self) -> u64 {
         self.state_id
     }
@@ -154,7 +149,7 @@ impl Store {
         self.write(None, changes)
     }
 
-    /// The same, and from then on this is the identity of the state.
+    /// Makes `changes` durable, all or none, together with a new identity of the state.
     pub(crate) fn adopt(&mut self, state_id: u64, changes: &[Change]) -> Result<(), StoreError> {
         self.write(Some(state_id), changes)?;
         self.state_id = state_id;
@@ -198,8 +193,8 @@ impl Store {
     }
 }
 
-/// Opens the file, or makes it. A new one is made under another name and gets its own when it is whole: what a process
-/// leaves that is killed meanwhile could never be opened again.
+/// Opens the file, or creates it. A new file is created under a temporary name and renamed once it is complete: a file
+/// that a killed process left incomplete could never be opened again.
 fn open_or_make(path: &Path, fresh_id: u64) -> Result<Database, StoreError> {
     if path.exists() {
         return open_whole(path);
@@ -209,7 +204,7 @@ fn open_or_make(path: &Path, fresh_id: u64) -> Result<Database, StoreError> {
     let new = PathBuf::from(new);
     let _ = fs::remove_file(&new);
     let database = open_whole(&new)?;
-    // A link, as a name that another process was quicker to make must stay; not every file system has links.
+    // A link, since a file that another process created meanwhile must stay; not every file system supports links.
     let named = match fs::hard_link(&new, path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => fs::rename(&new, path),
         linked => linked,
@@ -218,7 +213,7 @@ fn open_or_make(path: &Path, fresh_id: u64) -> Result<Database, StoreError> {
     match named {
         Ok(()) => {
             if let Some(Ok(directory)) = path.parent().map(fs::File::open) {
-                // Not every file system can do that for a directory.
+                // Not every file system can sync a directory.
                 let _ = directory.sync_all();
             }
             Ok(database)
@@ -238,7 +233,7 @@ fn open_whole(path: &Path) -> Result<Database, StoreError> {
     })
 }
 
-/// The state's identity, written when the file is new.
+/// Returns the state's identity; writes it if the file is new.
 fn identify(database: &Database, path: &Path, fresh_id: u64) -> Result<u64, StoreError> {
     let write = || failed(path, "write");
     let transaction = database.begin_write().map_err(failed(path, "write"))?;
@@ -257,7 +252,7 @@ fn identify(database: &Database, path: &Path, fresh_id: u64) -> Result<u64, Stor
             }
         }
     };
-    // So that a reader never has to tell a missing table from an empty one.
+    // So that a reader need not distinguish a missing table from an empty one.
     transaction.open_table(RECORDS).map_err(failed(path, "write"))?;
     transaction.commit().map_err(failed(path, "sync"))?;
     Ok(state_id)
@@ -284,11 +279,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_file_has_its_name_when_it_is_whole_and_is_nobody_elses() {
+    fn a_new_state_file_appears_complete_and_locked() {
         let directory = std::env::temp_dir().join(format!("kvplane-state-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("a directory");
         let path = directory.join("state.redb");
-        // What a killed process left.
+        // The leftover of a killed process.
         fs::write(directory.join("state.redb.7.new"), vec![0; 4096]).expect("written");
         let (store, records) = Store::open(&path, 7).expect("made");
         assert_eq!((store.state_id(), records.len()), (7, 0));
@@ -302,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_make_it_at_once_one_has_it() {
+    fn of_concurrent_creators_of_a_state_file_one_succeeds() {
         let directory = std::env::temp_dir().join(format!("kvplane-states-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("a directory");
         for round in 0..10 {

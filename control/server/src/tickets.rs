@@ -1,8 +1,8 @@
-//! Data tickets: the control plane makes them, and gives nodes the keys to check them with.
+//! Data tickets: the control plane issues them, and gives nodes the keys to verify them.
 //!
-//! With a state directory the keys and the ticket time outlive the process, in files of their own that only the user
-//! can read, and with the state in etcd they are there: so a restart changes nothing for who holds a ticket, whatever
-//! the host's clock says by then ([`TicketTime`]).
+//! With a state directory, the keys and the epoch time outlive the process, in files that only the user can read; with
+//! the state in etcd, they are stored there. So a restart changes nothing for a ticket's holder, whatever the host's
+//! clock shows by then ([`TicketTime`]).
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,19 +19,19 @@ use crate::config::StartError;
 use crate::control::Control;
 use crate::store::etcd::Turn;
 
-/// File of the keys within the state directory.
+/// Name of the file of the keys in the state directory.
 pub(crate) const KEYS_FILE: &str = "ticket.keys";
-/// File of the ticket time within the state directory.
+/// Name of the file of the epoch time in the state directory.
 pub(crate) const TIME_FILE: &str = "ticket-time";
 /// Most bytes of one of these files.
 const FILE_BYTES: u64 = 64 << 10;
 
-/// How tickets are made.
+/// Lifetimes of tickets and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketConfig {
-    /// How long one is good, in seconds. Clients have another after a third of it.
+    /// Lifetime of a ticket, in seconds. Clients renew it after a third of it.
     pub lifetime_s: u64,
-    /// How long tickets are made with one key, in seconds.
+    /// Time for which a key signs new tickets, in seconds.
     pub key_term_s: u64,
 }
 
@@ -41,20 +41,20 @@ impl Default for TicketConfig {
     }
 }
 
-/// What makes tickets, and where its keys and its time are kept.
+/// Issuer of tickets, with the place of its keys and its time.
 pub(crate) struct Tickets {
     mint: Mint,
     keep: Keep,
     time: TicketTime,
-    /// The beginning of the monotonic clock that the time goes on with.
+    /// The origin of the monotonic clock that advances the time.
     started: Instant,
-    /// Whether the time could not be made durable when that was tried last.
+    /// True if the last attempt to make the time durable failed.
     stands: bool,
 }
 
-/// Where the keys and the time are kept.
+/// Place of the keys and the time.
 pub(crate) enum Keep {
-    /// Nowhere: they are as old as the process.
+    /// In memory only: they end with the process.
     Nowhere,
     /// In a directory.
     Directory(PathBuf),
@@ -62,14 +62,14 @@ pub(crate) enum Keep {
     Etcd {
         /// The turn in which they may be changed.
         turn: Turn,
-        /// The keys that are there.
+        /// The stored keys.
         keys: Option<String>,
-        /// The ticket time that is there, in seconds.
+        /// The stored epoch time, in seconds.
         time_s: Option<u64>,
     },
 }
 
-/// Seconds of the host's wall clock. Only the first ticket time of all is taken from it.
+/// Returns the seconds of the host's wall clock. Only the very first epoch time derives from it.
 fn host_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -83,7 +83,7 @@ impl Keep {
         }
     }
 
-    /// Where the keys are, in words.
+    /// Returns the place of the keys, for messages.
     fn place_of_keys(&self) -> PathBuf {
         match self {
             Self::Nowhere => PathBuf::new(),
@@ -92,7 +92,7 @@ impl Keep {
         }
     }
 
-    /// The ticket time that is durable, in seconds.
+    /// Returns the durable epoch time, in seconds.
     fn time_s(&self) -> Result<Option<u64>, StartError> {
         match self {
             Self::Nowhere => Ok(None),
@@ -123,12 +123,12 @@ fn read(path: &Path) -> Result<Option<String>, StartError> {
 }
 
 impl Tickets {
-    /// With the keys and the time that are kept, or new ones.
+    /// Opens the issuer with the stored keys and time, or with new ones.
     pub(crate) fn open(cluster: &str, config: &TicketConfig, keep: Keep) -> Result<Self, StartError> {
         Self::open_at(cluster, config, keep, host_seconds())
     }
 
-    /// The same on a host whose wall clock shows so many seconds.
+    /// Opens the issuer on a host whose wall clock shows `host_s`.
     fn open_at(cluster: &str, config: &TicketConfig, keep: Keep, host_s: u64) -> Result<Self, StartError> {
         let started = Instant::now();
         let time = match keep {
@@ -147,7 +147,7 @@ impl Tickets {
         Ok(tickets)
     }
 
-    /// Makes more of the time durable, if it is wanted.
+    /// Reserves more time durably, if needed.
     fn reserve(&mut self, now_ns: u64) -> Result<(), String> {
         let Some(reserved_s) = self.time.wanted(now_ns) else { return Ok(()) };
         self.keep.keep_time(reserved_s)?;
@@ -155,15 +155,15 @@ impl Tickets {
         Ok(())
     }
 
-    /// The ticket time in seconds. Where no more of it can be made durable, it stands still: tickets last longer then,
-    /// and none is refused.
+    /// Returns the epoch time in seconds. If no more of it can be made durable, it stands still: tickets last longer
+    /// then, and none is rejected.
     fn now(&mut self) -> u64 {
         let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let outcome = self.reserve(now_ns);
         let stood = core::mem::replace(&mut self.stands, outcome.is_err());
         match outcome {
-            Err(reason) if !stood => tracing::error!("the ticket time cannot be kept, and stands still: {reason}"),
-            Ok(()) if stood => tracing::info!("the ticket time goes on"),
+            Err(reason) if !stood => tracing::error!("the epoch time cannot be saved and stands still: {reason}"),
+            Ok(()) if stood => tracing::info!("the epoch time advances again"),
             _ => {}
         }
         self.time.now(now_ns)
@@ -181,7 +181,7 @@ impl Tickets {
         }
     }
 
-    /// Takes another key into use when it is time, or at once.
+    /// Rotates the key if it is due, or at once.
     fn rotate(&mut self, now: u64, at_once: bool) -> Result<(), Refusal> {
         let none = |error: kvplane_rpc::IdentityError| Refusal::new(RefusalCode::Storage, error.to_string());
         if self.mint.rotate(now, at_once, random_bytes).map_err(none)? {
@@ -214,7 +214,8 @@ const fn told(key: &TicketKey) -> KeyOfTickets {
     KeyOfTickets { id: key.id, secret: key.secret, until: key.until }
 }
 
-/// One line a key: its number, when its last ticket ends, the key; the one in use comes first, then the next one.
+/// Formats the keys, one per line: number, end of its last ticket, secret; the current key comes first, then the next
+/// one.
 fn shown(mint: &Mint) -> String {
     let mut text = String::new();
     for key in mint.keys() {
@@ -245,7 +246,7 @@ fn parse(text: &str) -> Option<Vec<TicketKey>> {
 }
 
 impl Control {
-    /// A ticket for who calls.
+    /// Issues a ticket to the caller.
     pub(crate) fn ticket(&self, caller: Caller, call: &GetTicket) -> Result<TicketReply, Refusal> {
         let epoch = self.epoch()?;
         self.with_mint(|tickets, now| {
@@ -263,7 +264,7 @@ impl Control {
         })
     }
 
-    /// What a node needs to let others in.
+    /// Returns the keys with which a node verifies tickets, and a ticket for the node.
     pub(crate) fn ticket_keys(&self, call: &GetTicketKeys) -> Result<TicketKeys, Refusal> {
         let epoch = self.epoch()?;
         self.with_mint(|tickets, seconds| {
@@ -282,7 +283,8 @@ impl Control {
         })
     }
 
-    /// What a process of the P2P store needs: the keys of its tenant's peers, which say nothing about those of nodes.
+    /// Returns the keys of a tenant's peers for a process of the P2P store; they reveal nothing about the keys of
+    /// nodes.
     pub(crate) fn peer_keys(&self, caller: Caller, call: &GetPeerKeys) -> Result<TicketKeys, Refusal> {
         self.with_mint(|tickets, seconds| {
             let Some(tickets) = tickets else { return Ok(TicketKeys { seconds, keys: Vec::new(), ticket: NO_TICKET }) };
@@ -301,7 +303,7 @@ impl Control {
         })
     }
 
-    /// Makes a new key at once.
+    /// Rotates the key at once.
     pub(crate) fn rotate_tickets_now(&self) -> Result<EmptyReply, Refusal> {
         self.with_mint(|tickets, now| match tickets {
             Some(tickets) => tickets.rotate(now, true).map(|()| EmptyReply),
@@ -333,7 +335,7 @@ mod tests {
         }
     }
 
-    /// A directory of this test.
+    /// Creates an empty directory for a test.
     fn directory(name: &str) -> PathBuf {
         let directory = std::env::temp_dir().join(format!("kvplane-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
@@ -347,11 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumped_between_two_starts_moves_no_ticket_time() {
+    fn epoch_time_does_not_follow_jumps_of_the_hosts_clock() {
         let directory = directory("ticket-time");
         let mut last = open(&directory, 1_000_000).now();
         assert!((1_000_000..1_000_010).contains(&last), "the first of all is the host's");
-        // The host's clock is two hours ahead, right again, and of 1970: by restarts, or with another host's.
+        // The host's clock is two hours ahead, correct, and of 1970: by restarts, or on another host.
         for host_s in [1_007_200, 1_000_001, 0, u64::MAX] {
             let mut tickets = open(&directory, host_s);
             let now = tickets.now();
@@ -367,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_cannot_be_kept_stands_still_and_goes_on_after_it() {
+    fn epoch_time_stands_still_while_it_cannot_be_made_durable() {
         let directory = directory("ticket-time-stands");
         let mut tickets = open(&directory, 500);
         let before = tickets.now();

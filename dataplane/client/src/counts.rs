@@ -1,7 +1,7 @@
-//! What a client counts by rail, peer and transport, and where slow operations spent their time.
+//! Counters of a client by rail, peer and transport, and time breakdowns of slow operations.
 //!
-//! Each slice costs a few additions when it ends. Histograms take their memory when their rail is first used. A rail of
-//! the shared path has two pages of books, as it moves bytes in two ways.
+//! Each slice costs a few additions when it ends. A histogram allocates its memory when its rail is first used. A rail
+//! of the shared path has two sets of counts, one for each way of copying.
 
 use std::collections::VecDeque;
 
@@ -10,47 +10,48 @@ use kvplane_proto::status::Status;
 
 use crate::types::{NodeCounts, Path, PeerId, Transport, Via};
 
-/// Slow operations that are kept: the latest.
+/// Slow operations that are kept, the latest.
 const SLOW_KEPT: usize = 64;
 
-/// What one transport did on one rail.
+/// Counts of one transport on one rail.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RailCounts {
-    /// Slices done.
+    /// Slices completed.
     pub operations: u64,
-    /// Payload bytes of those.
+    /// Payload bytes of these slices.
     pub bytes: u64,
-    /// Slices that it failed and that were sent again.
+    /// Slices that failed on this rail and were retried.
     pub retries: u64,
-    /// Slices that it had and that another rail or transport took over.
+    /// Slices that failed over from this rail to another rail or transport.
     pub failovers: u64,
     /// Times that the rail was paused.
     pub pauses: u64,
-    /// Connections that were given up as nothing moved on them for too long.
+    /// Connections closed because nothing progressed on them for too long.
     pub silences: u64,
     /// Slices that took longer than [`Config::slow_ns`](crate::Config::slow_ns), earlier attempts included.
     pub slow: u64,
-    /// Times that it was found not to lead to the peer from here.
+    /// Times that the rail was found not to reach the peer from this host.
     pub unavailable: u64,
-    /// Slices done on a rail over devices, by whether our device and our memory are on one NUMA node.
+    /// Slices completed on a rail over devices, by whether our device and our memory are on one NUMA node.
     pub own_node: NodeCounts,
-    /// The same of the peer's device and its memory, as far as the peer told.
+    /// Slices completed on a rail over devices, by whether the peer's device and its memory are on one NUMA node, as
+    /// far as the peer reports it.
     pub peer_node: NodeCounts,
-    /// Time from waiting for a lane to being bound to one.
+    /// Queueing time: from waiting for a lane to being bound to one.
     pub queue: Histogram,
-    /// Time from being bound to being done.
+    /// Service time: from being bound to completion.
     pub service: Histogram,
 }
 
 impl RailCounts {
-    /// Whether nothing was counted.
+    /// Returns true if nothing was counted.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         let troubles = self.retries + self.failovers + self.pauses + self.silences + self.unavailable;
         self.operations + self.slow + troubles == 0
     }
 
-    /// Adds what another counted.
+    /// Adds the counts of another.
     pub fn add(&mut self, other: &Self) {
         self.operations += other.operations;
         self.bytes += other.bytes;
@@ -66,7 +67,7 @@ impl RailCounts {
         self.service.merge(&other.service);
     }
 
-    /// What was counted beyond `base`, an earlier state or a part of it.
+    /// Returns the difference to `base`, an earlier state or a part of it.
     #[must_use]
     pub fn beyond(&self, base: &Self) -> Self {
         Self {
@@ -86,47 +87,47 @@ impl RailCounts {
     }
 }
 
-/// Slices that moved from one transport to another after a failure.
+/// Slices that failed over from one transport to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Failovers {
-    /// What failed.
+    /// Transport that failed.
     pub from: Transport,
-    /// What took over.
+    /// Transport that took over.
     pub to: Transport,
-    /// How many.
     pub slices: u64,
 }
 
-/// Where a slow slice spent its time.
+/// Time breakdown of a slow slice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlowOperation {
-    /// To whom.
+    /// Peer of the slice.
     pub peer: PeerId,
-    /// What carried it last.
+    /// Transport that carried the slice last.
     pub transport: Transport,
-    /// Bytes that it was to move.
+    /// Bytes of the slice.
     pub bytes: u64,
-    /// When it began.
+    /// Time at which the slice began.
     pub begun_ns: u64,
-    /// When it began to wait, the last time that it did.
+    /// Time at which the slice was last enqueued.
     pub queued_ns: u64,
-    /// When it was bound to a lane.
+    /// Time at which the slice was bound to a lane.
     pub posted_ns: u64,
-    /// When it left the lane's queue, for the wire or to be copied.
+    /// Time at which the slice left the lane's queue, for the wire or to be copied.
     pub sent_ns: u64,
-    /// When it ended.
+    /// Time at which the slice ended.
     pub done_ns: u64,
-    /// Times that it was sent before.
+    /// Number of earlier attempts.
     pub attempts: u8,
-    /// Its outcome.
+    /// Outcome of the slice.
     pub status: Status,
 }
 
-/// The books of one rail, a page for each transport.
+/// Counts of one rail, by transport.
 #[derive(Default)]
 pub(crate) struct RailBooks {
     main: RailCounts,
-    /// Only the shared path has a second way to move bytes, and only what is used costs memory.
+    /// Only the shared path has a second way of copying, and memory is allocated on first use.
     cma: Option<Box<RailCounts>>,
 }
 
@@ -138,7 +139,7 @@ impl RailBooks {
         }
     }
 
-    /// The pages that have something on them; the first one, under its `usual` name, when none has.
+    /// Returns the counts of each transport that has any; if none has, the first one under its `usual` name.
     pub(crate) fn pages(&self, path: Path, usual: Transport) -> impl Iterator<Item = (Transport, &RailCounts)> {
         let main = if self.main.is_empty() { usual } else { Transport::of(path, Via::Map) };
         let first = Some((main, &self.main)).filter(|_| self.cma.is_none() || !self.main.is_empty());
@@ -146,32 +147,32 @@ impl RailBooks {
     }
 }
 
-/// What is counted beside the rails.
+/// Counts of a client besides those of its rails.
 #[derive(Default)]
 pub(crate) struct Books {
     pub(crate) counters: Counters,
     failovers: Vec<Failovers>,
     slow: VecDeque<SlowOperation>,
-    /// What rails counted that are gone with their peers.
+    /// Counts of the rails of closed peers.
     departed: Vec<(Transport, RailCounts)>,
 }
 
 impl Books {
-    /// A slice moved from one transport to another.
+    /// Counts a slice that failed over from one transport to another.
     pub(crate) fn count_failover(&mut self, from: Transport, to: Transport) {
         match self.failovers.iter_mut().find(|entry| (entry.from, entry.to) == (from, to)) {
             Some(entry) => entry.slices += 1,
-            // As many entries as there are pairs of transports.
+            // Bounded by the number of pairs of transports.
             None => self.failovers.push(Failovers { from, to, slices: 1 }),
         }
     }
 
-    /// Slices that changed their transport after a failure, by the transports.
+    /// Returns the slices that failed over to another transport, by pair of transports.
     pub(crate) fn failovers(&self) -> &[Failovers] {
         &self.failovers
     }
 
-    /// A slice was slow.
+    /// Records a slow slice.
     pub(crate) fn remember_slow(&mut self, slow: SlowOperation) {
         if self.slow.len() == SLOW_KEPT {
             self.slow.pop_front();
@@ -179,17 +180,17 @@ impl Books {
         self.slow.push_back(slow);
     }
 
-    /// The latest slow slices, oldest first.
+    /// Returns the latest slow slices, oldest first.
     pub(crate) fn slow(&self) -> impl Iterator<Item = &SlowOperation> {
         self.slow.iter()
     }
 
-    /// A peer's id is free for another, to which these would be ascribed.
+    /// Forgets the slow slices of a peer whose id is about to be reused: they would be attributed to the next peer.
     pub(crate) fn forget_slow(&mut self, peer: PeerId) {
         self.slow.retain(|slow| slow.peer != peer);
     }
 
-    /// A rail of this path is free for another peer: what it counted stays in the sums.
+    /// Keeps the counts of a rail of this path in the totals, before its entry is reused for another peer.
     pub(crate) fn keep(&mut self, path: Path, books: &RailBooks) {
         for (transport, counts) in books.pages(path, Transport::of(path, Via::Map)) {
             if counts.is_empty() {
@@ -197,35 +198,35 @@ impl Books {
             }
             match self.departed.iter_mut().find(|(other, _)| *other == transport) {
                 Some((_, sum)) => sum.add(counts),
-                // As many entries as there are transports.
+                // Bounded by the number of transports.
                 None => self.departed.push((transport, counts.clone())),
             }
         }
     }
 
-    /// What the rails of peers that were left had counted, by transport.
+    /// Returns the counts of the rails of closed peers, by transport.
     pub(crate) fn departed(&self) -> &[(Transport, RailCounts)] {
         &self.departed
     }
 }
 
-/// What a client counted.
+/// Counters of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Frames that no open request wanted any more.
+    /// Frames for requests that are no longer in flight.
     pub stale_frames: u64,
-    /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
+    /// Slices retried: after a lost lane, a wrong or busy owner, or a checksum mismatch.
     pub retries: u64,
-    /// Gets that asked the replica owner as the first did not answer.
+    /// Gets sent to the replica owner because the owner did not reply (hedged or failed over).
     pub second_asked: u64,
-    /// Gets that asked the replica owner as one of two that have the object.
+    /// Gets sent to the replica owner because both owners have the object (spread).
     pub second_chosen: u64,
-    /// Lanes reset from our side: a deadline, a withdrawal, a map without the peer, or a peer that misbehaved.
+    /// Lanes reset by this client: after a deadline, a cancellation, a map without the peer, or a protocol violation.
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,
-    /// Requests that told a peer which lanes are over.
+    /// Fence requests sent.
     pub fences: u64,
-    /// Payloads that did not match their checksum.
+    /// Payloads with a checksum mismatch.
     pub corrupt: u64,
 }

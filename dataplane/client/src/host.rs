@@ -1,13 +1,13 @@
-//! The host's side of a client: its settings and the time, and what the host is to do and when.
+//! State that a client shares with its host: settings and time from the host, outputs and timers for it.
 
 use crate::outbox::Outbox;
 use crate::timers::Timers;
 use crate::types::Config;
 
-/// What a client has of its host, and has for it.
+/// Settings and time from the host, outputs and timers for it.
 pub(crate) struct HostSide {
     pub(crate) config: Config,
-    /// The latest time that an input brought.
+    /// Latest time that an input carried.
     pub(crate) now_ns: u64,
     pub(crate) timers: Timers,
     pub(crate) outbox: Outbox,

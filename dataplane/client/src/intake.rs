@@ -1,4 +1,5 @@
-//! A batch's requests: checked as a whole, and grouped into stretches of those that become slices in the same way.
+//! Intake of batches: validates the requests of a batch as a whole, and groups them into stretches that are cut into
+//! slices in the same way.
 
 use core::ops::Range;
 
@@ -9,34 +10,34 @@ use crate::sched::LEAST_BYTES;
 use crate::tables::ExistenceBatch;
 use crate::types::{Local, PeerId, Request, SegmentTarget, SubmitError};
 
-/// Requests in a row that become slices in the same way.
+/// Consecutive requests that become slices in the same way.
 #[derive(Clone, Copy)]
 pub(crate) struct Stretch {
     from: u32,
     until: u32,
-    /// Each is a slice by itself; else they touch each other, or are one, and are cut together.
+    /// True if each request is one slice; else the requests are adjacent, or a single one, and are cut together.
     pub(crate) whole: bool,
 }
 
 impl Stretch {
-    /// The positions of its requests.
+    /// Returns the positions of the requests in the batch.
     pub(crate) const fn tasks(self) -> Range<usize> {
         self.from as usize..self.until as usize
     }
 }
 
-/// No peer has this id, and no range begins there.
+/// Placeholders that equal no peer id and no start of a range.
 const NOBODY: PeerId = PeerId(u32::MAX);
 const NOWHERE: (u64, u64) = (u64::MAX, u64::MAX);
 
-/// Stretches in the making.
+/// Builder of stretches.
 struct Grouping<'a> {
     done: &'a mut Vec<Stretch>,
     last: Stretch,
 }
 
 impl Grouping<'_> {
-    /// The next request: whether it continues the one before it, and whether it is one slice.
+    /// Adds the next request: `touches` if it continues the previous one, `whole` if it is one slice.
     #[inline]
     fn add(&mut self, index: u32, touches: bool, whole: bool) {
         let last = &mut self.last;
@@ -50,7 +51,7 @@ impl Grouping<'_> {
     fn change(&mut self, index: u32, touches: bool, whole: bool) {
         let last = &mut self.last;
         if touches && last.whole {
-            // The one before it goes with it.
+            // The previous request moves to the new stretch.
             last.until -= 1;
             let from = last.until;
             self.begin(Stretch { from, until: index + 1, whole: false });
@@ -69,11 +70,11 @@ impl Grouping<'_> {
     }
 }
 
-/// Checks batches, and groups what they ask for.
+/// Validates batches and groups their requests.
 pub(crate) struct Intake {
-    /// Those of the batch that is being submitted.
+    /// Stretches of the batch that is being submitted.
     stretches: Vec<Stretch>,
-    /// What the next batch asks of many objects at once.
+    /// Existence queries of the next batch.
     pub(crate) existence: ExistenceBatch,
 }
 
@@ -82,13 +83,13 @@ impl Intake {
         Self { stretches: Vec::new(), existence: ExistenceBatch::new() }
     }
 
-    /// The stretches of the batch that was taken in last.
+    /// Returns the stretches of the last batch.
     pub(crate) fn stretches(&self) -> &[Stretch] {
         &self.stretches
     }
 
-    /// Checks a batch's requests, of which puts name one of so many entries, while so many slices are open; and groups
-    /// them.
+    /// Validates the requests of a batch and groups them. `puts` is the number of entries that puts may name, `open`
+    /// the number of slices in flight.
     pub(crate) fn take_in(
         &mut self,
         requests: &[Request],
@@ -104,7 +105,7 @@ impl Intake {
         }
         self.stretches.clear();
         let mut grouping = Grouping { done: &mut self.stretches, last: Stretch { from: 0, until: 0, whole: true } };
-        // What is known of the peer of the request before, and where that ends: in our memory, and in the peer's.
+        // Limits of the previous request's peer, and the end of its range: in our memory, and in the peer's.
         let (mut known, mut most_bytes, mut ends) = (NOBODY, 0, NOWHERE);
         let (mut slices, mut written) = (0, 0);
         for (index, request) in requests.iter().enumerate() {
@@ -143,7 +144,7 @@ impl Intake {
     }
 }
 
-/// Checks a request that names no range of a peer's memory. Whether it writes to the caller's.
+/// Validates a request that names no range of a peer's memory. Returns true if it writes to the caller's memory.
 fn check_object(network: &Network, index: usize, request: &Request, puts: usize) -> Result<bool, SubmitError> {
     match request {
         Request::Get(_, local) | Request::GetHead(_, local) => {
@@ -178,11 +179,12 @@ fn check_peer(network: &Network, index: usize, peer: PeerId) -> Result<(), Submi
     if known { Ok(()) } else { Err(SubmitError::UnknownPeer { index }) }
 }
 
-/// Ranges of at most so many bytes are one slice each; of longer ones it has to be found out.
+/// Returns the most bytes of a range that is one slice in any case; for longer ones the cuts have to be computed.
 fn whole_bytes(network: &Network, peer: PeerId) -> u64 {
     let slice_bytes = network.host.config.most_slice_bytes();
     let least_bytes = LEAST_BYTES.min(slice_bytes);
-    // Slices are shortened to whole alignments by no more than goes along as a rest, or are too short for that.
+    // Slices are shortened to the alignment by no more than is merged into the last slice as a rest, or are too short
+    // to be aligned.
     let align_bytes = network.host.config.align_bytes;
     let whole = align_bytes <= least_bytes / 5 || slice_bytes / 2 < align_bytes;
     match (whole, network.peers[peer.0].most_rails()) {
@@ -194,7 +196,7 @@ fn whole_bytes(network: &Network, peer: PeerId) -> u64 {
 
 #[inline]
 fn check_local(index: usize, local: &Local, starts: u64) -> Result<(), SubmitError> {
-    // A put of 0 bytes is refused here as it would be by the store.
+    // A put of 0 bytes is rejected here, as it would be by the shard.
     if local.bytes == 0 {
         return Err(SubmitError::ZeroBytes { index });
     }
@@ -207,7 +209,7 @@ fn check_local(index: usize, local: &Local, starts: u64) -> Result<(), SubmitErr
     Ok(())
 }
 
-/// Whether a read or write that begins where the request before it ends continues that.
+/// Returns true if a read or write that begins at the end of the previous request continues it.
 fn continues(before: &Request, request: &Request) -> bool {
     let ((Request::Read(target, local), Request::Read(next, to))
     | (Request::Write(target, local), Request::Write(next, to))) = (before, request)
@@ -218,7 +220,7 @@ fn continues(before: &Request, request: &Request) -> bool {
     begins && local.buffer == to.buffer && SegmentTarget { offset: next.offset, ..*target } == *next
 }
 
-/// No two requests of a batch may write to the same memory: the outcome would depend on the network.
+/// Rejects a batch in which two requests write to the same memory: the outcome would depend on the network.
 fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     let writes = |(index, request): (usize, &Request)| match request {
         Request::Get(_, local)
@@ -229,7 +231,7 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
         _ => None,
     };
     let ranges = || requests.iter().enumerate().filter_map(writes);
-    // Most come in order, from either end.
+    // Most batches are in order, ascending or descending.
     let after = |one: &WrittenRange, other: &WrittenRange| one.0 == other.0 && one.1 + one.2 <= other.1;
     if in_order(ranges(), after) || in_order(ranges(), |one, other| after(other, one)) {
         return Ok(());
@@ -245,7 +247,7 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     Ok(())
 }
 
-/// Memory that a request writes: buffer, offset, bytes, and which request.
+/// Memory that a request writes: buffer, offset, bytes, and the position of the request.
 type WrittenRange = (u32, u64, u64, usize);
 
 fn in_order(

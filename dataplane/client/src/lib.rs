@@ -1,25 +1,27 @@
-//! The requesting side of the data path, without I/O: batches of requests go in, frames and copies come out.
+//! Client side of the data path (sans-IO): batches of requests go in, frames and copies come out.
 //!
-//! A [batch](Batches) is validated as a whole, split into *tasks* (one for each request) and *slices* (one for each
-//! object, several for a large range of a segment; requests that touch each other share slices). A slice is routed to
-//! the owner of its key, waits there for its turn, is bound to a *lane* (connection) of the *rail* that will have it
-//! done first, retried on another within its budget, and completed once. A batch completes when its last task does.
+//! A [batch](Batches) is validated as a whole and split into *tasks* (one for each request) and *slices* (one for each
+//! object, several for a large range of a segment; adjacent requests share slices). A slice is routed to the owner of
+//! its key, queued there, and bound to a *lane* (connection) of the *rail* that is estimated to complete it first. It
+//! is retried on other lanes within its budget of attempts, and completes exactly once. A batch completes with its last
+//! task.
 //!
-//! The host feeds [`Client`] frames, connection events, finished copies and time, and drains [`Client::poll_output`].
+//! The host feeds the [`Client`] with frames, connection events, finished copies and time, and drains
+//! [`Client::poll_output`].
 //!
-//! Quiescence: a task is complete only when nothing can touch its memory any more. A reply to a put comes after the
-//! whole payload was taken; a slice whose deadline passes while it is on the wire completes only after its lane was
-//! reset and the host has said that all I/O of the lane has ended ([`Client::lane_gone`]).
+//! Quiescence: when a task completes, no I/O touches its memory any more. A put is answered after the shard has
+//! received the whole payload. A slice whose deadline passes while it is in flight completes only after its lane was
+//! reset and the host has reported that all I/O of the lane has ended ([`Client::lane_gone`]).
 //!
-//! Order: what a peer has received on a lane that was lost, and not carried out, it never carries out after anything
-//! that was asked later: it learns first that the lane is over (`network/fences`).
+//! Order: a request that a peer has received on a lost lane, but not executed, is never executed after a later request
+//! of this client: the client fences the lane first (`network/fences`).
 //!
-//! Layers, each of which owns the one below and knows nothing of those above: `client` is what the host calls; `router`
-//! decides where slices go, and what their outcomes mean (with `placement` and `replicas`); `traffic` puts slices into
-//! queues and onto lanes, and takes them off again; `network` has the peers and their connections. A `sender` writes
-//! the frames of one lane.
+//! Layers, each of which owns the one below and does not know those above: `client` is the interface to the host;
+//! `router` decides where slices go, and handles their outcomes (with `placement` and `replicas`); `traffic` enqueues
+//! slices, binds them to lanes, and takes them off again; `network` has the peers and their connections. A `sender`
+//! writes the frames of one lane.
 //!
-//! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
+//! Out of scope: sockets, memory (only [`Local`] refers to it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
-//! The outputs of a client that its host has not taken yet, in their order, with the bytes of the frames among them.
+//! Outbox: outputs that the host has not polled yet, in order, with the bytes of the frames among them.
 //!
-//! Bodies and lists of payload ranges lie one behind the other in buffers that are emptied when all outputs were taken,
-//! so that no frame allocates.
+//! Bodies and lists of payload ranges are appended to buffers that are cleared when all outputs have been polled, so
+//! that no frame allocates.
 
 use core::ops::Range;
 use std::collections::VecDeque;
@@ -11,17 +11,17 @@ use kvplane_proto::ids::BatchId;
 
 use crate::types::{LaneId, Local, Output};
 
-/// Outputs that the host has not taken yet.
+/// Outputs that the host has not polled yet.
 #[derive(Default)]
 pub struct Outbox {
     outputs: VecDeque<Output>,
-    /// Tasks that have ended and were not reported yet, where they are reported.
+    /// Completed tasks that are not reported yet, if tasks are reported.
     finished: VecDeque<(BatchId, u32)>,
     bytes: Vec<u8>,
     locals: Vec<Local>,
-    /// Names on their way into a body: kept for the next one.
+    /// Scratch buffer for names on their way into a body.
     names: Vec<u8>,
-    /// The ranges of one gathered payload: kept for the next one.
+    /// Scratch list of the ranges of one gathered payload.
     pieces: Vec<Local>,
 }
 
@@ -30,18 +30,18 @@ impl Outbox {
         self.outputs.push_back(output);
     }
 
-    /// The next output.
+    /// Returns the next output.
     pub(crate) fn pop(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// Whether there is nothing that was decided already.
+    /// Returns true if no output is pending.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.outputs.is_empty()
     }
 
-    /// Empties the buffers, if the host has taken all outputs.
+    /// Clears the buffers if the host has polled all outputs.
     pub(crate) fn recycle(&mut self) {
         if self.outputs.is_empty() {
             self.bytes.clear();
@@ -49,29 +49,29 @@ impl Outbox {
         }
     }
 
-    /// Where the next body begins.
+    /// Returns the position at which the next body begins.
     pub(crate) const fn mark(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The body that was written since a mark.
+    /// Returns the range of the body written since a mark.
     pub(crate) const fn since(&self, mark: usize) -> Range<usize> {
         mark..self.bytes.len()
     }
 
-    /// Where the body of the next frame is written, at its end.
+    /// Returns the buffer to which the body of the next frame is appended.
     pub(crate) const fn writer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// The body that `write` appends.
+    /// Appends a body with `write` and returns its range.
     pub(crate) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
         let mark = self.mark();
         write(&mut self.bytes);
         self.since(mark)
     }
 
-    /// Sends a frame with this body of so many items, and a payload from these ranges.
+    /// Sends a frame with this body of `items` items, and a payload from these ranges.
     pub(crate) fn send(&mut self, lane: LaneId, header: Header, body: Range<usize>, items: usize, payload: &[Local]) {
         let start = self.locals.len();
         self.locals.extend_from_slice(payload);
@@ -80,19 +80,20 @@ impl Outbox {
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }
 
-    /// The body of an [`Output::Send`]; valid until [`poll_output`](crate::Client::poll_output) has returned `None`.
+    /// Returns the body of an [`Output::Send`]; valid until [`poll_output`](crate::Client::poll_output) has returned
+    /// `None`.
     #[must_use]
     pub fn body(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range]
     }
 
-    /// The memory of an [`Output::Send`]'s payload, in order; valid as long as its body.
+    /// Returns the memory ranges of an [`Output::Send`]'s payload, in order; valid as long as its body.
     #[must_use]
     pub fn payload(&self, range: Range<usize>) -> &[Local] {
         &self.locals[range]
     }
 
-    /// An empty buffer for names, to be given back.
+    /// Returns an empty scratch buffer for names, to be returned with [`Self::give_names`].
     pub(crate) fn take_names(&mut self) -> Vec<u8> {
         let mut names = core::mem::take(&mut self.names);
         names.clear();
@@ -103,25 +104,25 @@ impl Outbox {
         self.names = names;
     }
 
-    /// An empty list of ranges, to be given back.
+    /// Returns an empty scratch list of ranges, to be returned with [`Self::give_pieces`].
     pub(crate) fn take_pieces(&mut self) -> Vec<Local> {
         let mut pieces = core::mem::take(&mut self.pieces);
         pieces.clear();
         pieces
     }
 
-    /// Takes a list of ranges back, and shows it.
+    /// Takes the scratch list of ranges back, and returns a view of it.
     pub(crate) fn give_pieces(&mut self, pieces: Vec<Local>) -> &[Local] {
         self.pieces = pieces;
         &self.pieces
     }
 
-    /// A task has ended.
+    /// Enqueues the report of a completed task.
     pub(crate) fn report(&mut self, batch: BatchId, task: u32) {
         self.finished.push_back((batch, task));
     }
 
-    /// A task that has ended.
+    /// Dequeues the report of a completed task.
     pub(crate) fn take_report(&mut self) -> Option<(BatchId, u32)> {
         self.finished.pop_front()
     }
@@ -137,7 +138,7 @@ mod tests {
     const LANE: LaneId = LaneId { index: 1, generation: 2 };
 
     #[test]
-    fn frames_keep_their_bodies_and_payloads_until_all_were_taken() {
+    fn bodies_and_payloads_stay_valid_until_all_outputs_are_polled() {
         let mut outbox = Outbox::default();
         let header = |operation| Header::request(Kind::Request(operation), RequestId::default());
         let local = Local { buffer: 3, offset: 4, bytes: 5 };

@@ -1,4 +1,4 @@
-//! Placement: the owner and the replica owner of an object, by the map in use, or by slot where a map is not used.
+//! Placement: owner and replica owner of an object, by the map in use, or by slot for a client without a map.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::flags::FrameFlags;
@@ -10,28 +10,28 @@ use crate::network::Network;
 use crate::tables::Slice;
 use crate::types::{Near, PeerAddress, PeerId, PeerKind, Request};
 
-/// The host is asked for a newer map again after this time, if the need is still there.
+/// Interval between requests to the host for a newer map.
 const MAP_AGAIN_NS: u64 = 500_000_000;
 
-/// The peers of each slot, where they are given instead of a map.
+/// Peer of each slot, for a client that has these instead of a map.
 type SlotPeers = Vec<Option<PeerId>>;
 
-/// What says who owns what.
+/// Source of ownership: a map, or peers given by slot.
 #[derive(Default)]
 pub(crate) struct Placement {
     map: Option<(ClusterMap, OwnerTable)>,
-    /// Peers of the map's owners, found on first use: one row for each member.
+    /// Peers of the map's owners, resolved on first use: one row for each member.
     owner_peers: Vec<Vec<Option<PeerId>>>,
-    /// The peer that serves each slot, whatever a map says, and the epoch of the requests.
+    /// Peer that serves each slot, instead of the map's owners, and the epoch of the requests.
     sources: Option<(Epoch, SlotPeers)>,
-    /// The peer that keeps replicas of each slot, whatever a map says.
+    /// Peer that keeps the replicas of each slot, instead of the map's replica owners.
     replica_keepers: Option<SlotPeers>,
-    /// When the host was last asked for a newer map, since the last one came.
+    /// Time of the last request to the host for a newer map; reset by the next map.
     map_wanted_ns: Option<u64>,
 }
 
 impl Placement {
-    /// Goes by this map from now on; false where the one in use is not older.
+    /// Sets the map in use; returns false if the present one is as new or newer.
     pub(crate) fn set_map(&mut self, map: ClusterMap) -> bool {
         if self.map.as_ref().is_some_and(|(old, _)| old.epoch >= map.epoch) {
             return false;
@@ -43,17 +43,17 @@ impl Placement {
         true
     }
 
-    /// Forgets the map in use: the epochs of the next one do not compare with its.
+    /// Forgets the map in use: epochs of the next map cannot be compared with its epoch.
     pub(crate) fn forget_map(&mut self) {
         self.map = None;
     }
 
-    /// Asks these peers for the objects of each slot from now on, by the map of this epoch.
+    /// Sets the peers that serve the objects of each slot, by the map of this epoch.
     pub(crate) fn set_sources(&mut self, epoch: Epoch, sources: SlotPeers) {
         self.sources = Some((epoch, sources));
     }
 
-    /// Takes replicas to these peers from now on.
+    /// Sets the peers that replicas are sent to.
     pub(crate) fn set_replica_keepers(&mut self, keepers: SlotPeers) {
         self.replica_keepers = keepers.iter().any(Option::is_some).then_some(keepers);
     }
@@ -63,12 +63,12 @@ impl Placement {
         self.map.as_ref().map(|(map, _)| map)
     }
 
-    /// Whether sources are asked, and no map is used.
+    /// Returns true if the client pulls from sources and uses no map.
     pub(crate) const fn is_of_sources(&self) -> bool {
         self.sources.is_some()
     }
 
-    /// Epoch of the map in use; 0 before the first.
+    /// Returns the epoch of the map in use; 0 before the first.
     pub(crate) fn epoch(&self) -> Epoch {
         if let Some((epoch, _)) = &self.sources {
             return *epoch;
@@ -76,7 +76,7 @@ impl Placement {
         self.map.as_ref().map_or(Epoch(0), |(map, _)| map.epoch)
     }
 
-    /// Whether the host is to fetch a newer map: it was not asked lately.
+    /// Returns true if the host should fetch a newer map, unless that was requested recently.
     pub(crate) fn wants_map(&mut self, now_ns: u64) -> bool {
         let wants = self.map_wanted_ns.is_none_or(|at_ns| now_ns >= at_ns.saturating_add(MAP_AGAIN_NS));
         if wants {
@@ -85,7 +85,7 @@ impl Placement {
         wants
     }
 
-    /// The owner of an object.
+    /// Returns the owner of an object.
     pub(crate) fn owner_peer(&mut self, network: &mut Network, digest: Digest) -> Option<PeerId> {
         if let Some((_, sources)) = &self.sources {
             return sources[usize::from(digest.slot().0)];
@@ -95,7 +95,7 @@ impl Placement {
         self.peer_of_owner(network, owner)
     }
 
-    /// The replica owner of an object.
+    /// Returns the replica owner of an object.
     pub(crate) fn replica_peer(&mut self, network: &mut Network, digest: Digest) -> Option<PeerId> {
         if self.is_of_sources() {
             return self.replica_keepers.as_ref()?[usize::from(digest.slot().0)];
@@ -104,7 +104,7 @@ impl Placement {
         self.peer_of_owner(network, owner)
     }
 
-    /// The peer of an owner by the map in use.
+    /// Returns the peer of an owner by the map in use.
     fn peer_of_owner(&mut self, network: &mut Network, owner: Owner) -> Option<PeerId> {
         let (map, _) = self.map.as_ref()?;
         let (member, shard) = (usize::from(owner.member), usize::from(owner.shard.0));
@@ -117,7 +117,7 @@ impl Placement {
         Some(peer)
     }
 
-    /// Whether the map in use names a peer.
+    /// Returns true if the map in use names a peer.
     pub(crate) fn names(&self, network: &Network, peer: PeerId) -> bool {
         let Some((map, _)) = &self.map else { return false };
         let address = &network.peers[peer.0].address;
@@ -127,13 +127,13 @@ impl Placement {
         named.as_ref() == Some(address)
     }
 
-    /// Whether the objects of a slot have a replica owner by the map in use.
+    /// Returns true if a slot has a replica owner by the map in use.
     pub(crate) fn has_replica_owner(&self, slot: Slot) -> bool {
         self.map.as_ref().is_some_and(|(_, owners)| owners.owners(slot).len() > 1)
     }
 
-    /// The epoch by which a slice's request is routed, and what its frame says of replicas. A shard replicates and
-    /// migrates by the map of its batch: another shard may own the slot by the newest one.
+    /// Returns the epoch by which a slice's request is routed, and the replica flags of its frame. A shard replicates
+    /// and migrates by the map of its batch: by the newest map another shard may own the slot.
     pub(crate) fn routing_of(&self, slice: &Slice, of_batch: impl FnOnce() -> Epoch) -> (Epoch, FrameFlags) {
         match slice.request {
             Request::PutCopy(..) | Request::DropCopy(_) => (of_batch(), FrameFlags::REPLICATE),
@@ -143,7 +143,7 @@ impl Placement {
         }
     }
 
-    /// The flag of a request by which its client gets leases on replicas, if it spreads its gets.
+    /// Returns the flag that requests replica leases, if the client spreads its gets.
     pub(crate) fn lease_flags(&self, operation: Operation, spread: bool) -> FrameFlags {
         let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
         let several = self.map.as_ref().is_some_and(|(map, _)| map.replicas > 1);
@@ -151,13 +151,13 @@ impl Placement {
         FrameFlags::NONE.with(FrameFlags::REPLICA_LEASE, wants)
     }
 
-    /// True where another owner may take over the object of a request. Nobody takes over a segment, nor a request to a
-    /// former owner.
+    /// Returns true if another owner may take over the object of a request. A segment has no other owner, nor does a
+    /// request to a former owner.
     pub(crate) const fn has_successors(&self, request: &Request, fetches: bool) -> bool {
         request.peer().is_none() && !self.is_of_sources() && !fetches
     }
 
-    /// Whether a request is tried once only: a shard that replicates or migrates knows what to do next.
+    /// Returns true if a request is never retried: a shard that replicates or migrates decides on the next step itself.
     pub(crate) const fn is_tried_once(&self, request: &Request) -> bool {
         match request {
             Request::PutCopy(..) | Request::DropCopy(_) => true,
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_map_is_asked_for_again_after_a_while() {
+    fn a_newer_map_is_requested_again_after_a_while() {
         let mut placement = Placement::default();
         let asked = [0, 1, MAP_AGAIN_NS - 1, MAP_AGAIN_NS, MAP_AGAIN_NS + 1].map(|at_ns| placement.wants_map(at_ns));
         assert_eq!(asked, [true, false, false, true, false]);

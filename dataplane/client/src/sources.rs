@@ -1,4 +1,4 @@
-//! Sources: the former owners that a shard fetches the objects of its new slots from, a peer for each.
+//! Sources: the former owners from which an importer pulls the objects of its new slots, each with its peer.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use kvplane_proto::map::{ShardKey, SlotOwners};
 use crate::client::{Client, SourcePeers};
 use crate::types::{PeerAddress, PeerId, PeerKind};
 
-/// The former owners that a client asks, while the map names them.
+/// Former owners with an open peer.
 #[derive(Debug, Default)]
 pub struct Sources {
     peers: BTreeMap<ShardKey, PeerId>,
 }
 
 impl Sources {
-    /// Whether this shard is the source of any slot now.
+    /// Returns true if this shard is at present the source of any slot.
     #[must_use]
     pub fn contains(&self, source: &ShardKey) -> bool {
         self.peers.contains_key(source)
     }
 
-    /// Has `client` fetch each slot from the shard that `source_of` names, and bring replicas to that of `keeper_of`,
-    /// at the addresses of this map; and closes the peers that it names no more. A former owner on `host` (a boot id;
-    /// empty where there is none) is reached over shared memory.
+    /// Makes `client` pull each slot from the shard that `source_of` returns, and send replicas to that of `keeper_of`,
+    /// at the addresses of this map. Closes the peers that are no longer named. A former owner on `host` (a boot id;
+    /// empty if unknown) is reached over shared memory.
     pub fn follow(
         &mut self,
         client: &mut Client,

@@ -1,4 +1,4 @@
-//! Tests of the requesting side: a scripted peer drives it, without sockets, memory or clocks.
+//! Tests of the client: a scripted peer drives it, without sockets, memory or clocks.
 
 mod answers;
 mod batches;

@@ -1,9 +1,8 @@
-//! Timers: when something of a client is due.
+//! Timers of a client.
 //!
-//! There are four kinds. A batch has a *deadline*; a lane an *alarm*, by which it must have been welcomed or may
-//! connect again; a slice that waits for a newer map, or for its shard to learn of ours, is *parked*; and a get that
-//! may be sent to the replica owner is *watched*. What is due is told in the order of time; what follows is the
-//! client's.
+//! There are four kinds. A batch has a *deadline*. A lane has an *alarm*, by which it must have been welcomed or may
+//! reconnect. A slice that waits for a newer map, or for its shard to receive the client's map, is *parked*. A get that
+//! may be hedged to the replica owner is *watched*. Timers expire in the order of their times; the client acts on them.
 
 use core::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -16,7 +15,7 @@ use crate::types::SliceId;
 /// The timers of a client.
 #[derive(Default)]
 pub(crate) struct Timers {
-    /// Entries of completed batches are dropped as they surface, or when they are the greater part.
+    /// Entries of completed batches are dropped when they reach the top, or when they outnumber the open ones.
     deadlines: BinaryHeap<Reverse<(u64, BatchId)>>,
     /// At most one entry for each lane.
     alarms: BTreeSet<(u64, u32)>,
@@ -25,7 +24,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// When the first timer is due.
+    /// Returns the time at which the first timer expires.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         let deadline = self.deadlines.peek().map(|entry| entry.0.0);
         let first = |set: &BTreeSet<(u64, SliceId)>| set.first().map(|entry| entry.0);
@@ -33,8 +32,8 @@ impl Timers {
         [deadline, alarm, first(&self.parked), first(&self.watched)].into_iter().flatten().min()
     }
 
-    /// Sets the deadline of a batch, of so many that are open. Entries of completed ones are dropped when they are the
-    /// greater part, so that memory is bounded by the open ones, at a constant cost for each.
+    /// Adds the deadline of a batch. `open` is the number of batches in flight: entries of completed batches are
+    /// dropped when they outnumber these, so that memory is bounded by them, at an amortised constant cost.
     pub(crate) fn add_deadline(&mut self, at_ns: u64, batch: BatchId, open: usize, is_open: impl Fn(BatchId) -> bool) {
         if self.deadlines.len() >= 64 + 2 * open {
             self.deadlines.retain(|entry| is_open(entry.0.1));
@@ -42,7 +41,7 @@ impl Timers {
         self.deadlines.push(Reverse((at_ns, batch)));
     }
 
-    /// A batch whose deadline has passed, or that is complete.
+    /// Removes and returns a batch whose deadline has passed, or that is complete.
     pub(crate) fn due_deadline(&mut self, now_ns: u64, is_complete: impl Fn(BatchId) -> bool) -> Option<BatchId> {
         let &Reverse((at_ns, batch)) = self.deadlines.peek()?;
         if at_ns > now_ns && !is_complete(batch) {
@@ -52,7 +51,7 @@ impl Timers {
         Some(batch)
     }
 
-    /// Moves the alarm of a lane; nothing stands for none.
+    /// Moves the alarm of a lane; `None` means no alarm.
     pub(crate) fn move_alarm(&mut self, lane: u32, from_ns: Option<u64>, to_ns: Option<u64>) {
         if let Some(at_ns) = from_ns {
             self.alarms.remove(&(at_ns, lane));
@@ -62,12 +61,12 @@ impl Timers {
         }
     }
 
-    /// A lane whose alarm is due. It stays until it is moved.
+    /// Returns a lane whose alarm has expired. The alarm stays until it is moved.
     pub(crate) fn due_alarm(&self, now_ns: u64) -> Option<u32> {
         self.alarms.first().filter(|(at_ns, _)| *at_ns <= now_ns).map(|(_, lane)| *lane)
     }
 
-    /// All alarms, by their times.
+    /// Returns all alarms, by their times.
     pub(crate) fn alarms(&self) -> Vec<(u64, u32)> {
         self.alarms.iter().copied().collect()
     }
@@ -76,7 +75,7 @@ impl Timers {
         self.parked.insert((until_ns, slice));
     }
 
-    /// Takes out the parked slices whose time has come.
+    /// Removes and returns the parked slices whose time has come.
     pub(crate) fn due_parked(&mut self, now_ns: u64) -> impl Iterator<Item = SliceId> + use<> {
         let later = match now_ns.checked_add(1) {
             Some(after) => self.parked.split_off(&(after, slice_id(0, 0))),
@@ -85,7 +84,7 @@ impl Timers {
         core::mem::replace(&mut self.parked, later).into_iter().map(|(_, slice)| slice)
     }
 
-    /// Takes out the parked slices that `pick` chooses.
+    /// Removes and returns the parked slices that `pick` selects.
     pub(crate) fn take_parked(&mut self, pick: impl Fn(SliceId) -> bool) -> Vec<SliceId> {
         self.parked.extract_if(.., |(_, slice)| pick(*slice)).map(|(_, slice)| slice).collect()
     }
@@ -98,7 +97,7 @@ impl Timers {
         self.watched.remove(&(until_ns, slice));
     }
 
-    /// Takes out a watched slice whose time has come.
+    /// Removes and returns a watched slice whose time has come.
     pub(crate) fn due_watched(&mut self, now_ns: u64) -> Option<SliceId> {
         self.watched.first().filter(|(at_ns, _)| *at_ns <= now_ns)?;
         self.watched.pop_first().map(|(_, slice)| slice)
@@ -107,7 +106,7 @@ impl Timers {
 
 #[cfg(test)]
 impl Timers {
-    /// Deadlines, alarms, parked slices and watched ones.
+    /// Returns the numbers of deadlines, alarms, parked and watched slices.
     pub(crate) fn counts(&self) -> [usize; 4] {
         [self.deadlines.len(), self.alarms.len(), self.parked.len(), self.watched.len()]
     }
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_first_is_told_first() {
+    fn timers_expire_in_the_order_of_their_times() {
         let mut timers = Timers::default();
         assert_eq!(timers.next_ns(), None);
         let batch = BatchId { index: 1, generation: 1 };
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn parked_slices_are_taken_out_by_choice() {
+    fn parked_slices_are_removed_selectively() {
         let mut timers = Timers::default();
         for index in 0..10 {
             timers.park(slice_id(index, 1), u64::from(index) % 3);

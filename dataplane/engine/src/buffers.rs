@@ -13,28 +13,29 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The region that the initiator has at this position ([`Initiator::add_buffer`](crate::Initiator::add_buffer)).
+    /// Creates the handle of the region at this position of the initiator
+    /// ([`Initiator::add_buffer`](crate::Initiator::add_buffer)).
     #[must_use]
     pub const fn new(region: Arc<Region>, index: u32) -> Self {
         Self { region, index }
     }
 
-    /// The memory.
+    /// Returns the memory.
     #[must_use]
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Its position among the initiator's regions.
+    /// Returns the position among the initiator's regions.
     #[must_use]
     pub const fn index(&self) -> u32 {
         self.index
     }
 
-    /// A part of it.
+    /// Returns a range of the buffer.
     ///
     /// # Panics
-    /// When the part is not inside.
+    /// If the range is not inside the buffer.
     #[must_use]
     pub fn slice(&self, offset: usize, bytes: usize) -> Slice {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.region.bytes());
@@ -43,20 +44,21 @@ impl Buffer {
     }
 }
 
-/// A part of registered memory.
+/// Range of registered memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice {
     local: Local,
 }
 
 impl Slice {
-    /// A range as requests name it; what is not registered with the initiator is refused when it is used.
+    /// Creates a slice of a range as requests name it. Memory that is not registered with the initiator is refused at
+    /// its use.
     #[must_use]
     pub const fn new(local: Local) -> Self {
         Self { local }
     }
 
-    /// The range, as requests name it.
+    /// Returns the range as requests name it.
     #[must_use]
     pub const fn local(self) -> Local {
         self.local

@@ -1,12 +1,13 @@
-//! The host of the dataplane: it runs the pure cores on real rings, sockets and memory.
+//! Engine of the dataplane: hosts run the pure cores on real rings, sockets and memory.
 //!
 //! * [`host`]: drivers with a service, or with a client, and the rounds that feed them.
 //! * [`shard`]: a pinned thread that runs a host for a node, reached by a mailbox.
 //! * [`initiator`]: a host that its caller's thread drives, for clients.
 //! * [`buffers`]: registered memory of an initiator, and ranges of it.
-//! * [`pacing`]: when to spin and when to park.
-//! * [`machine`]: the machine that the process runs on, from sysfs and hwloc.
-//! * [`prometheus`]: text of metrics. [`sockets`]: removes sockets of dead processes.
+//! * [`pacing`]: the choice between spinning and parking.
+//! * [`machine`]: discovery of the machine that the process runs on, from sysfs and hwloc.
+//! * [`prometheus`]: text format of metrics.
+//! * [`sockets`]: removal of sockets of dead processes.
 
 #![forbid(unsafe_code)]
 

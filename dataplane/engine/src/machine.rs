@@ -1,21 +1,21 @@
-//! The machine that this process runs on, from all sources there are.
+//! Discovery of the machine that this process runs on, from sysfs and hwloc.
 
 use kvplane_topology::sysfs::SysfsError;
 use kvplane_topology::{CpuSet, Machine, Sysfs, hwloc, merge};
 
-/// What the kernel says of this machine, completed by libhwloc where it is installed. Notes say what is unknown, where
-/// the two differ, and whether hwloc was asked.
+/// Returns the machine as the kernel reports it, completed by libhwloc if it is installed. Notes list unknown
+/// properties, differences between the two, and whether hwloc was used.
 ///
 /// Blocks while it reads, some tens of milliseconds.
 ///
 /// # Errors
-/// When there is no sysfs.
+/// If there is no sysfs.
 pub fn discover_machine() -> Result<Machine, SysfsError> {
     let sysfs = Sysfs::system().read()?;
     Ok(complete(sysfs))
 }
 
-/// Adds what libhwloc knows; a machine without it stays as it is.
+/// Adds the findings of libhwloc; without it, the machine is returned unchanged.
 fn complete(sysfs: Machine) -> Machine {
     let Ok(xml) = kvplane_sys::hwloc::export_xml() else { return sysfs };
     match hwloc::parse(&xml) {
@@ -28,8 +28,8 @@ fn complete(sysfs: Machine) -> Machine {
     }
 }
 
-/// CPUs that the calling thread may run on, as the scheduler says: what [`PlanRequest::affinity`] takes. `None` on
-/// machines with CPU numbers beyond those that the question has room for.
+/// Returns the CPUs that the calling thread may run on, as the scheduler reports them, for [`PlanRequest::affinity`].
+/// `None` on machines with CPU numbers above the limit of the query.
 ///
 /// [`PlanRequest::affinity`]: kvplane_topology::PlanRequest::affinity
 #[must_use]

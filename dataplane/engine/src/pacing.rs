@@ -1,74 +1,75 @@
-//! When to spin and when to park.
+//! Pacing of a host: the choice between spinning and parking.
 //!
-//! A parked core takes tens of microseconds to wake, a spinning one burns its power and, where threads outnumber
-//! cores, the time of others. So a host spins for as long as the next event is likely to come soon: the window
-//! follows the gaps between past events, up to a limit. Time comes as an argument.
+//! A parked core takes tens of microseconds to wake; a spinning one burns its power and, if there are more threads than
+//! cores, the time of others. So a host spins for as long as the next event is likely to come soon: the window follows
+//! the gaps between past events, up to a limit. Time is an argument.
 
-/// How a host waits.
+/// Waiting strategy of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pacing {
-    /// Never parks, except a shard while nobody is connected to it: for latency above all.
+    /// Never parks, except a shard without connections: for the lowest latency.
     Spin,
     /// Spins while the next event is expected within the window, then parks.
     Adaptive {
-        /// The longest window in nanoseconds.
+        /// Longest window, in nanoseconds.
         window_ns: u64,
     },
-    /// Parks as soon as there is nothing to do: for machines with fewer cores than threads.
+    /// Parks at once if there is no work: for machines with fewer cores than threads.
     Park,
 }
 
 impl Default for Pacing {
     fn default() -> Self {
-        // Long enough for what reads from an SSD: a device of the faster kind takes 60 to 90 us.
+        // Long enough for reads from an SSD: a fast device takes 60 to 90 us.
         Self::Adaptive { window_ns: 200_000 }
     }
 }
 
-/// After so many waits in a row that spun to the end of the window in vain, spinning is left alone for a while.
+/// Consecutive waits that spun to the end of the window in vain, after which waits are short for a while.
 const VAIN_WAITS: u8 = 4;
-/// For how many waits: at first, and at most, doubling each time that it was in vain again.
+/// Number of short waits: at first, and at most. It doubles each time that spinning was in vain again.
 const SHORT_WAITS: (u16, u16) = (16, 1024);
-/// How much of the window a wait spins that is not expected to be worth it.
+/// Divisor of the window for a short wait.
 const SHORT_SHARE: u64 = 16;
-/// After so many waits that hardly spun, as gaps had been long, one spins after all; at most this many, as each time
-/// that it was in vain doubles it.
+/// Waits that hardly spun, because gaps had been long, after which one probes by spinning; at first, and at most, as
+/// each probe in vain doubles the number.
 const PROBE_WAITS: (u16, u16) = (16, 1024);
-/// A look that comes so much of the window after the one before, which took a microsecond or two, was held up.
+/// Divisor of the window: a look that comes this much later than the one before, when it should take a microsecond or
+/// two, was delayed.
 const LOST_SHARE: u64 = 8;
 
-/// What a host learned about the gaps between events.
+/// Estimate of the gaps between events.
 ///
-/// Besides how long they are, it counts what came of spinning. Where the one that is waited for needs this very core,
-/// its answer comes only when the core is given up, or taken: waits then last a window or a little more, and so the
-/// mean of the gaps stays too close to the window to tell. That spinning never pays tells, and so does that somebody
-/// else had the core between two looks: time has jumped, and the kernel has counted it. Time jumps too where an
-/// interrupt came or a virtual machine stood still: those who spin need not mind.
+/// Besides their lengths, it counts whether spinning paid off. If the peer that will answer needs this very core, its
+/// answer comes only when the core is given up, or taken: waits then last a window or a little more, and so the mean of
+/// the gaps stays too close to the window to be conclusive. Conclusive is that spinning never pays off, and that
+/// another thread had the core between two looks: time has jumped, and the kernel has counted a preemption. Time also
+/// jumps at an interrupt, or if a virtual machine was stopped: these do not matter.
 ///
-/// A gap that was slept through is longer by what it takes to wake, at both ends. Gaps that are a little under the
-/// window while both ends spin are over it once they park, and would be for good. So now and then a wait spins all the
-/// same.
+/// A gap that was slept through is longer by the time of the wake-ups at both ends. Gaps that are a little under the
+/// window while both ends spin are over it once they park, and would be for good. So a wait spins as a probe from time
+/// to time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pacer {
     pacing: Pacing,
-    /// Tells how often this thread's core was taken, and how often it was when that was asked last.
+    /// Function that counts the preemptions of this thread, and its result at the last call.
     preemptions: fn() -> u64,
     preempted: u64,
     idle_since_ns: u64,
     /// Moving average of the gaps, each counted as at most four windows.
     gap_ns: u64,
-    /// When a spinning wait looked last.
+    /// Time of the last look of a spinning wait.
     looked_ns: u64,
-    /// Whether the present wait has parked.
+    /// True if the current wait has parked.
     parked: bool,
-    /// Whether the present wait spun through the window, or lost the core while it spun.
+    /// True if the current wait spun through the window, or was preempted while it spun.
     spun: bool,
-    /// Waits in a row that did so in vain.
+    /// Consecutive waits that spun in vain.
     vain: u8,
-    /// Waits that are still to be short, and how many were the last time.
+    /// Short waits that are left, and their number the last time.
     short_left: u16,
     short: u16,
-    /// Waits until one spins though gaps have been long, how many there are to be, and whether this is one.
+    /// Waits until the next probe, the number between probes, and whether the current wait is a probe.
     probe_left: u16,
     probe: u16,
     probing: bool,
@@ -94,7 +95,7 @@ impl Pacer {
         }
     }
 
-    /// A round did something.
+    /// Notes a round with progress.
     pub(crate) fn busy(&mut self, now_ns: u64) {
         if let Pacing::Adaptive { window_ns } = self.pacing
             && self.idle_since_ns > 0
@@ -107,10 +108,10 @@ impl Pacer {
         self.idle_since_ns = 0;
     }
 
-    /// Takes a gap into the average, and decides whether the next wait spins though gaps have been long.
+    /// Adds a gap to the average, and decides whether the next wait is a probe.
     fn average(&mut self, gap_ns: u64, window_ns: u64) {
         if self.probing && gap_ns <= window_ns && !self.parked {
-            // What was slept through before says little: this counts as much as all of that.
+            // Gaps that were slept through are poor evidence: this one weighs as much as all of them.
             self.gap_ns = u64::midpoint(self.gap_ns, gap_ns);
             self.probe = PROBE_WAITS.0;
         } else {
@@ -129,7 +130,7 @@ impl Pacer {
         }
     }
 
-    /// Notices when somebody else had the core since the last look.
+    /// Detects that another thread had the core since the last look.
     fn look(&mut self, now_ns: u64, window_ns: u64) {
         if !self.parked && now_ns.saturating_sub(self.looked_ns) > window_ns / LOST_SHARE {
             let preempted = (self.preemptions)();
@@ -139,11 +140,11 @@ impl Pacer {
         self.looked_ns = now_ns;
     }
 
-    /// A wait is over; whether it was longer than one that hardly spins.
+    /// Learns from a completed wait; `long`: it was longer than a short wait.
     fn learn(&mut self, long: bool) {
         if self.spun {
             self.spun = false;
-            // Who found out before needs no more proof.
+            // If spinning was in vain before, once is enough.
             self.vain = if self.short > 0 { VAIN_WAITS } else { self.vain + 1 };
             if self.vain >= VAIN_WAITS {
                 self.short = (self.short * 2).clamp(SHORT_WAITS.0, SHORT_WAITS.1);
@@ -153,12 +154,12 @@ impl Pacer {
         } else if self.short_left > 0 {
             self.short_left -= 1;
         } else if long {
-            // It spun for longer than a short wait, and was right to.
+            // It spun for longer than a short wait, and that paid off.
             (self.vain, self.short) = (0, 0);
         }
     }
 
-    /// A round did nothing; whether to park now.
+    /// Notes a round without progress; returns true if the host should park now.
     pub(crate) fn idle(&mut self, now_ns: u64) -> bool {
         if self.idle_since_ns == 0 {
             self.idle_since_ns = now_ns.max(1);
@@ -168,7 +169,7 @@ impl Pacer {
             Pacing::Spin => false,
             Pacing::Park => true,
             Pacing::Adaptive { window_ns } => {
-                // Events rarer than the window are not worth waiting for, beyond a moment.
+                // Events rarer than the window are worth a short wait only.
                 self.look(now_ns, window_ns);
                 let hopeless = self.gap_ns > window_ns && !self.probing || self.short_left > 0;
                 let patience_ns = if hopeless { window_ns / SHORT_SHARE } else { window_ns };
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn rare_events_are_hardly_waited_for() {
+    fn rare_events_get_short_waits() {
         let mut pacer = adaptive();
         let mut now = 1_000;
         for _ in 0..100 {
@@ -222,11 +223,11 @@ mod tests {
     }
 
     #[test]
-    fn spinning_that_is_always_in_vain_stops_and_is_tried_again_seldom() {
+    fn spinning_in_vain_stops_and_is_rarely_tried_again() {
         let mut pacer = adaptive();
         let (mut now, mut spun_ns) = (1_000, 0);
         for _ in 0..1_000 {
-            // What is waited for comes 10 us after the core was given up, however long that takes.
+            // The event comes 10 us after the core was given up, however long that takes.
             let start = now;
             while !pacer.idle(now) {
                 now += 1_000;
@@ -239,12 +240,12 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_the_core_while_it_spins_spins_less() {
+    fn preempted_spinning_becomes_shorter() {
         let mut pacer = adaptive();
         let (mut now, mut lost) = (1_000, 0);
         for _ in 0..1_000 {
-            // The one that answers takes the core 10 us after it was asked, and keeps it for 80; or is there in 20 when
-            // it finds the core free.
+            // The answering thread takes the core 10 us after the request, and keeps it for 80 us; or it answers within
+            // 20 us if the core is free.
             let start = now;
             let mut parked = false;
             while !parked && now < start + 10_000 {
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_are_nobody_s_core_lost() {
+    fn interrupts_are_not_counted_as_preemptions() {
         let mut pacer = adaptive();
         let (mut now, mut parks) = (1_000, 0);
         for _ in 0..1_000 {
@@ -275,11 +276,11 @@ mod tests {
     }
 
     #[test]
-    fn spinning_goes_on_where_it_pays() {
+    fn spinning_continues_while_it_pays_off() {
         let mut pacer = adaptive();
         let mut now = 1_000;
         for wait in 0..1_000 {
-            // One wait in ten is for something long.
+            // One wait in ten is for a long event.
             let gap_ns = if wait % 10 == 9 { 150_000 } else { 20_000 };
             let start = now;
             let mut parked = false;
@@ -293,11 +294,11 @@ mod tests {
     }
 
     #[test]
-    fn gaps_that_only_sleeping_makes_long_are_found_out() {
+    fn gaps_that_only_parking_makes_long_are_detected() {
         let mut pacer = adaptive();
         let (mut now, mut parked_late) = (1_000, 0);
         for wait in 0..2_000 {
-            // Some long waits at first; then what comes after 70 us, or after 150 when we have to be woken.
+            // Some long waits at first; then events after 70 us, or after 150 us if the host parks.
             let gap_ns = if wait < 100 { 1_000_000 } else { 70_000 };
             let start = now;
             let mut parked = false;
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_are_what_they_say() {
+    fn spin_never_parks_and_park_never_spins() {
         assert!(!Pacer::new(Pacing::Spin, || 0).idle(u64::MAX));
         assert!(Pacer::new(Pacing::Park, || 0).idle(1));
     }

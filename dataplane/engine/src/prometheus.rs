@@ -1,20 +1,21 @@
-//! Prometheus text: families of series, written in one go when somebody asks.
+//! Text format of Prometheus: families of series, written in one go at a scrape.
 //!
-//! Nothing is registered and nothing is kept: whoever has counted hands over its numbers, family by family (ADR 0005).
+//! Nothing is registered and nothing is kept: each component passes its counters, family by family (ADR 0005).
 
 use core::fmt::Write;
 use std::collections::BTreeMap;
 
 use kvplane_proto::histogram::Histogram;
 
-/// The bounds of histograms are powers of two of nanoseconds, from 1 µs to 17 s, so that they are bounds of ours too.
+/// Exponents of the bounds of histograms, which are powers of two of nanoseconds, from 1 µs to 17 s: all of them are
+/// bounds of [`Histogram`] too.
 const FIRST_BOUND: u32 = 10;
 const LAST_BOUND: u32 = 34;
 
-/// What a series is told apart by: names and values.
+/// Labels of a series: names and values.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// Text in the making.
+/// Text being written.
 #[derive(Default)]
 pub struct Text {
     out: String,
@@ -27,29 +28,29 @@ impl Text {
         self.out.extend(["# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n"]);
     }
 
-    /// Begins a family of numbers that only grow.
+    /// Begins a family of counters.
     pub fn counter(&mut self, name: &'static str, help: &str) {
         debug_assert!(name.ends_with("_total"), "{name}");
         self.family(name, "counter", help);
     }
 
-    /// Begins a family of numbers that come and go.
+    /// Begins a family of gauges.
     pub fn gauge(&mut self, name: &'static str, help: &str) {
         self.family(name, "gauge", help);
     }
 
-    /// Begins a family of distributions of times.
+    /// Begins a family of histograms of times.
     pub fn histogram(&mut self, name: &'static str, help: &str) {
         debug_assert!(name.ends_with("_seconds"), "{name}");
         self.family(name, "histogram", help);
     }
 
-    /// A number of the family that was begun last.
+    /// Writes a number of the current family.
     pub fn number(&mut self, labels: Labels<'_>, value: u64) {
         self.sample("", labels, None, value);
     }
 
-    /// A distribution of the family that was begun last.
+    /// Writes a histogram of the current family.
     pub fn times(&mut self, labels: Labels<'_>, times: &Histogram) {
         let mut buckets = times.buckets().peekable();
         let mut count = 0;
@@ -79,47 +80,47 @@ impl Text {
         let _ = writeln!(self.out, " {value}");
     }
 
-    /// What was written.
+    /// Returns the text.
     pub fn finish(self) -> String {
         self.out
     }
 }
 
-/// Nanoseconds as seconds, exactly.
+/// Formats nanoseconds as seconds, exactly.
 fn seconds(ns: u64) -> String {
     let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A label's value as the format has it: names come from peers.
+/// Escapes a label's value: names come from peers.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Reads such a text back: samples by their names and labels.
+/// Parses such a text: samples by their names and labels.
 ///
 /// # Errors
-/// The line that no scraper would take, and why.
+/// The first line that a scraper would reject, and the reason.
 pub fn parse(text: &str) -> Result<BTreeMap<String, f64>, String> {
     let (mut samples, mut types) = (BTreeMap::new(), BTreeMap::new());
     for line in text.lines().filter(|line| !line.starts_with("# HELP ")) {
         let wrong = |why: &str| format!("{line:?}: {why}");
         if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').ok_or_else(|| wrong("a family without a type"))?;
+            let (name, kind) = rest.split_once(' ').ok_or_else(|| wrong("the family has no type"))?;
             if types.insert(name, kind).is_some() {
-                return Err(wrong("a family that is there twice"));
+                return Err(wrong("the family is declared twice"));
             }
             continue;
         }
-        let (series, value) = line.rsplit_once(' ').ok_or_else(|| wrong("a series without a value"))?;
+        let (series, value) = line.rsplit_once(' ').ok_or_else(|| wrong("the series has no value"))?;
         let name = series.split('{').next().unwrap_or_default();
         let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| types.get(name.strip_suffix(end)?));
         if !types.contains_key(name) && family != Some(&"histogram") {
-            return Err(wrong("a series of no family"));
+            return Err(wrong("the series has no family"));
         }
-        let value: f64 = value.parse().map_err(|_| wrong("its value is no number"))?;
+        let value: f64 = value.parse().map_err(|_| wrong("the value is not a number"))?;
         if samples.insert(series.to_owned(), value).is_some() {
-            return Err(wrong("a series that is there twice"));
+            return Err(wrong("the series is listed twice"));
         }
     }
     Ok(samples)

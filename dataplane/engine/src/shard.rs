@@ -1,6 +1,6 @@
-//! A shard: a pinned thread that runs a host, and the mailbox by which others reach it.
+//! Shard: a pinned thread that runs a host, and the mailbox for commands to it.
 //!
-//! Everything that the thread owns is made on it, so that its memory is local to it. Others send commands through a
+//! All memory of the thread is allocated on it, so that it is local to its core. Other threads send commands through a
 //! bounded ring; a full ring is `Busy`, never a wait. The thread spins or parks by its [`Pacing`](crate::Pacing) and
 //! ends when its handle is dropped.
 
@@ -29,14 +29,15 @@ use limits::MAILBOX_ENTRIES;
 pub use snapshot::ShardSnapshot;
 pub use stock::StockKeys;
 
-/// What starts shards.
+/// Starter of shards.
 pub struct Shard;
 
 impl Shard {
     /// Starts a shard and waits until it listens.
     ///
     /// # Errors
-    /// When the port is taken, the memory cannot be had, or the kernel refuses: says which and what to do.
+    /// If the port is taken, the memory cannot be allocated, or the kernel refuses a resource: the text names it and
+    /// the next step.
     pub fn start(config: ShardConfig) -> Result<ShardHandle, ShardError> {
         let doorbell = Doorbell::new().map_err(|error| ShardError::Start(error.to_string()))?;
         let (producer, consumer) = spsc::channel(MAILBOX_ENTRIES);

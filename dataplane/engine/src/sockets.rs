@@ -1,4 +1,4 @@
-//! Sockets that dead processes left behind: whoever starts to serve from a directory removes them there.
+//! Removal of sockets that dead processes left behind in a directory, by the next process that starts to serve from it.
 //!
 //! A process that ends in good order removes its own; one that is killed cannot.
 
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use kvplane_sys::unix;
 
-/// How old a socket must be: one that was made just now may be about to listen.
+/// Least age of a socket to be removed: a newer one may be about to listen.
 const AGE: Duration = Duration::from_secs(10);
-/// Names that are looked at in one go, so that starting takes no longer than that, whatever else is there.
+/// Names that are visited in one sweep, which bounds the time of a start, whatever else is in the directory.
 const NAMES: usize = 4096;
 
-/// Removes the sockets in this directory, by names that end in `.shm`, whose processes are gone. What goes wrong costs
-/// a left-over more.
+/// Removes the sockets in this directory, by names that end in `.shm`, whose processes are gone. Failures leave a
+/// socket behind.
 pub fn sweep(directory: &Path) {
     sweep_older(directory, AGE);
 }
@@ -27,26 +27,26 @@ fn sweep_older(directory: &Path, age: Duration) {
     let sockets: Vec<PathBuf> = sockets.filter(|path| path.extension().is_some_and(|ending| ending == "shm")).collect();
     let bound = if sockets.is_empty() { HashSet::new() } else { bound() };
     for path in sockets {
-        // Those are alive for certain, and are spared the visit.
+        // These are alive for certain, and are not connected to.
         if bound.contains(&path) {
             continue;
         }
         let Some(identity) = identity_of_old(&path, age) else { continue };
-        // The name may be another's by now.
+        // The name may belong to another socket by now.
         if unix::is_abandoned(&path) && identity_of_old(&path, age) == Some(identity) {
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-/// Which file a socket of at least this age is.
+/// Returns the identity of a socket file that has at least this age.
 fn identity_of_old(path: &Path, age: Duration) -> Option<(u64, u64, i64)> {
     let found = fs::symlink_metadata(path).ok()?;
     let old = found.file_type().is_socket() && found.modified().ok()?.elapsed().is_ok_and(|since| since >= age);
     old.then(|| (found.dev(), found.ino(), found.ctime_nsec()))
 }
 
-/// Paths that sockets of this network namespace are bound to.
+/// Returns the paths that sockets of this network namespace are bound to.
 fn bound() -> HashSet<PathBuf> {
     let text = fs::read("/proc/net/unix").unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(names(), all, "all are young");
         sweep_older(&directory, Duration::ZERO);
         assert_eq!(names(), all[1..]);
-        // Nobody called on who lives.
+        // The sweep has not connected to living sockets.
         living.set_nonblocking(true).unwrap();
         assert_eq!(living.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         assert!(!unix::is_abandoned(&path("living.shm")) && unix::is_abandoned(&path("foreign.sock")));

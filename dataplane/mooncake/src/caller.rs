@@ -1,4 +1,5 @@
-//! Asks the handshake daemons of other engines: for a descriptor, for a sign of life, or to take a notice.
+//! Caller of the handshake daemons of other engines: requests descriptors and RDMA connections, probes, and sends
+//! notices.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -12,28 +13,28 @@ use crate::notice::{Notice, TAKEN};
 use crate::rdma_handshake::RdmaHandshake;
 use crate::timed::{Stage, TimedStream};
 
-/// Read at a time; a reply's memory grows with what arrives, not with what its length says.
+/// Bytes of one read; the memory of a reply grows with the bytes that arrive, not with the length that it states.
 const PIECE_BYTES: u64 = 64 << 10;
 
-/// How daemons are asked. Calls block their thread for no longer than `timeout`; any thread may make them.
+/// Settings for calls of daemons. A call blocks its thread for at most `timeout`; any thread may make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// How long one call may take in all, from the name to the last byte.
+    /// Deadline of a whole call, from resolving the name to the last byte.
     pub timeout: Duration,
     /// Longest reply.
     pub max_message_bytes: usize,
 }
 
-/// Why a call failed.
+/// Error of a call.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Debug)]
 pub struct CallError {
-    /// The peer, as the caller named it.
+    /// Name of the peer, as the caller gave it.
     pub peer: String,
-    /// How far the call came.
+    /// Stage at which the call failed.
     pub stage: Stage,
-    /// The operating system's error; none when the peer's reply is at fault.
+    /// Error of the operating system; `None` if the peer's reply is at fault.
     pub source: Option<io::Error>,
-    /// What happened.
     pub reason: String,
 }
 
@@ -56,14 +57,14 @@ impl Default for Caller {
 }
 
 impl Caller {
-    /// With the limits that the environment sets.
+    /// Creates a caller with the limits of the environment.
     #[must_use]
     pub fn new(environment: &Environment) -> Self {
         Self { timeout: environment.call_timeout, max_message_bytes: environment.max_message_bytes }
     }
 
-    /// The descriptor of the segment that `peer` serves. `own` is our descriptor in JSON, which stock engines send
-    /// along and ignore; `{}` will do.
+    /// Requests the descriptor of the segment that `peer` serves. `own` is our descriptor in JSON, which stock engines
+    /// send along and ignore; `{}` is sufficient.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -73,7 +74,7 @@ impl Caller {
             .map_err(|error| failed(peer, Stage::Decode, error.to_string()))
     }
 
-    /// Whether `peer` lives.
+    /// Probes `peer`.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -87,10 +88,11 @@ impl Caller {
         Err(failed(peer, Stage::Decode, format!("its status is {status:?}, not \"success\"")))
     }
 
-    /// Leaves a notice with the user of `peer`.
+    /// Sends a notice to the user of `peer`.
     ///
     /// # Errors
-    /// See [`CallError`]; also when the peer refuses it. After an error at [`Stage::Receive`] it may have been taken.
+    /// See [`CallError`]; also if the peer refuses the notice. After an error at [`Stage::Receive`] the peer may have
+    /// accepted it.
     pub fn notify(&self, peer: &str, notice: &Notice) -> Result<(), CallError> {
         let reply = self.call(peer, Kind::Notify, &notice.encode())?;
         let reply = Notice::decode(&reply).map_err(|error| failed(peer, Stage::Decode, error.to_string()))?;
@@ -98,13 +100,13 @@ impl Caller {
             return Ok(());
         }
         let shown: String = reply.message.chars().take(200).collect();
-        Err(failed(peer, Stage::Decode, format!("it did not take the notice and says {shown:?}")))
+        Err(failed(peer, Stage::Decode, format!("it refused the notice: {shown:?}")))
     }
 
-    /// Asks `peer` for an RDMA connection, or says that our side of one is connected.
+    /// Requests an RDMA connection from `peer`, or confirms that our half of one is connected.
     ///
     /// # Errors
-    /// See [`CallError`]; also when the peer refuses, with its reason.
+    /// See [`CallError`]; also if the peer refuses, with its reason.
     pub fn connect(&self, peer: &str, half: &RdmaHandshake) -> Result<RdmaHandshake, CallError> {
         let reply = self.call(peer, Kind::Connection, &half.encode())?;
         let reply = RdmaHandshake::decode(&reply).map_err(|error| failed(peer, Stage::Decode, error.to_string()))?;
@@ -112,7 +114,7 @@ impl Caller {
             return Ok(reply);
         }
         let shown: String = reply.refusal.chars().take(300).collect();
-        Err(failed(peer, Stage::Decode, format!("it refuses an RDMA connection and says {shown:?}")))
+        Err(failed(peer, Stage::Decode, format!("it refused the RDMA connection: {shown:?}")))
     }
 
     fn call(&self, name: &str, kind: Kind, body: &str) -> Result<Vec<u8>, CallError> {
@@ -153,7 +155,7 @@ fn failed(peer: &str, stage: Stage, reason: String) -> CallError {
     CallError { peer: peer.chars().take(300).collect(), stage, source: None, reason }
 }
 
-/// "Failed to fill whole buffer" says nothing to people.
+/// Replaces the text "failed to fill whole buffer", which does not tell an operator the cause.
 fn closed(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it closed the connection without a reply"),

@@ -1,5 +1,5 @@
-//! One connection of the handshake daemon: a request, its reply, the peer's end. No clock and no waiting: it is moved
-//! on when its socket is ready, and does a limited amount each time.
+//! Connection of the handshake daemon: a request, its reply, the peer's end. It has no clock and never waits: it is
+//! advanced when its socket is ready, and does a bounded amount of work each time.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,53 +10,53 @@ use crate::notice::{self, Notice};
 use crate::published::Local;
 use crate::rdma_handshake::{self, RdmaHandshake};
 
-/// Read at a time.
+/// Bytes of one read.
 const READ_BYTES: usize = 16 << 10;
-/// Bytes moved before others have their turn.
+/// Bytes moved before other connections have their turn.
 const TURN_BYTES: usize = 256 << 10;
 
-/// A stream whose writing half can be closed.
+/// Stream whose writing half can be closed.
 pub(crate) trait Duplex: Read + Write {
-    /// Says that nothing more comes.
+    /// Closes the writing half.
     fn end_writing(&mut self);
 }
 
 impl Duplex for TcpStream {
     fn end_writing(&mut self) {
-        // An error means that the peer is gone, which reading tells.
+        // An error means that the peer is gone, which the next read reports.
         let _ = self.shutdown(Shutdown::Write);
     }
 }
 
-/// What a connection came to.
+/// Outcome of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionOutcome {
-    /// The reply that belongs to the request.
+    /// A reply of the request's type.
     Typed(Kind),
-    /// A notice for which there is no room, or that is none.
+    /// A notice was refused: there was no room for it, or it was malformed.
     RefusedNotice,
-    /// A connection that was refused, asked for with a type or without.
+    /// An RDMA connection was refused, requested with or without a type.
     RefusedConnection,
 }
 
-/// What is next.
+/// Next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing until the socket is ready again.
+    /// Wait until the socket is ready again.
     Wait,
-    /// More at once, after others had their turn.
+    /// Continue at once, after other connections had their turn.
     Again,
-    /// The peer is done or gone.
+    /// The peer has finished or is gone.
     Close,
     /// The peer does not speak the protocol.
     Malformed,
 }
 
-/// A connection.
+/// Connection of a peer.
 pub(crate) struct Connection<S> {
     stream: S,
     stage: Stage,
-    /// The answer, once it has been sent whole; taken by the daemon, which counts.
+    /// Outcome, once the reply has been sent completely; the daemon takes it for its counters.
     answered: Option<ConnectionOutcome>,
 }
 
@@ -74,8 +74,8 @@ enum Stage {
         reply: Reply,
         sent: usize,
     },
-    /// Replied; what else the peer sends is thrown away up to a limit, for closing on unread bytes would reset the
-    /// connection and could take the reply with it.
+    /// The reply was sent. Further bytes of the peer are discarded up to a limit, for closing on unread bytes would
+    /// reset the connection and could lose the reply.
     Drain {
         left: usize,
     },
@@ -102,7 +102,7 @@ impl<S: Duplex> Connection<S> {
         Self { stream, stage: Stage::Head { bytes: [0; HEAD_BYTES], filled: 0 }, answered: None }
     }
 
-    /// Bytes of memory held for the request.
+    /// Returns the bytes of memory held for the request.
     pub(crate) fn held_bytes(&self) -> usize {
         match &self.stage {
             Stage::Body { kept, .. } => kept.capacity(),
@@ -110,12 +110,12 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
-    /// Whether the request has been answered.
+    /// Takes the outcome if the request has been answered.
     pub(crate) fn take_answered(&mut self) -> Option<ConnectionOutcome> {
         self.answered.take()
     }
 
-    /// Goes on. Returns what is next and whether any byte moved.
+    /// Advances the connection. Returns the next step, and true if any byte moved.
     pub(crate) fn advance(&mut self, local: &dyn Local, max_bytes: usize) -> (Step, bool) {
         let mut moved = 0;
         while moved < TURN_BYTES {
@@ -185,7 +185,7 @@ impl<S: Duplex> Connection<S> {
     }
 }
 
-/// Bytes moved, or how to go on without.
+/// Returns the bytes moved, or the next step if none were.
 fn outcome(result: io::Result<usize>) -> Result<usize, Step> {
     match result {
         Ok(0) => Err(Step::Close),
@@ -202,7 +202,7 @@ fn begin(head: [u8; HEAD_BYTES], max_bytes: usize) -> Result<Stage, Step> {
         Ok(Head::Untyped { body_bytes }) => (None, body_bytes),
         Err(_) => return Err(Step::Malformed),
     };
-    // A frame without a type has begun with its first byte of JSON.
+    // In a frame without a type, this byte is the first byte of JSON.
     let kept = if request.is_none() { head[HEAD_BYTES - 1..].to_vec() } else { Vec::new() };
     Ok(Stage::Body { request, left, kept })
 }

@@ -1,8 +1,8 @@
-//! The handshake daemon: one parked thread that answers any number of peers, none of which can hold up another.
+//! Handshake daemon: one parked thread that serves any number of peers, none of which can hold up another.
 //!
-//! Every connection has two deadlines, one for silence and one for everything. When there are too many connections, the
-//! one that has been silent longest makes room. A peer that sends garbage, half a message or nothing costs its own
-//! connection only.
+//! Every connection has two deadlines, one for idleness and one for its whole duration. If there are too many
+//! connections, the one that has been idle longest is evicted. A peer that sends garbage, half a message or nothing
+//! costs its own connection only.
 
 mod config;
 mod counts;
@@ -29,17 +29,17 @@ pub use config::{DaemonConfig, StartError};
 pub use counts::Counts;
 use counts::Tally;
 
-/// Tokens of what is no connection.
+/// Tokens that are not those of connections.
 const LISTENER: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
-/// Connections accepted before those that are there have their turn.
+/// Connections accepted before the existing ones have their turn.
 const ACCEPTS: usize = 64;
-/// How long accepting pauses when descriptors run out.
+/// Pause of accepting when descriptors run out.
 const PAUSE_NS: u64 = 100_000_000;
-/// How long a dropped daemon waits for its thread.
+/// Time that a dropped daemon waits for its thread.
 const DROP_DEADLINE: Duration = Duration::from_secs(1);
 
-/// An open port that answers nobody yet: the time to write its number into the descriptor.
+/// Open port of a daemon that does not answer yet, so that its number can be written into the descriptor.
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
@@ -47,7 +47,7 @@ pub struct Listening {
     config: DaemonConfig,
 }
 
-/// A running daemon. Dropping it stops it.
+/// Running daemon. Dropping it stops it.
 #[derive(Debug)]
 pub struct Daemon {
     address: SocketAddr,
@@ -58,12 +58,12 @@ pub struct Daemon {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Why a daemon did not stop as it should.
+/// Reason why a daemon did not stop as it should.
 #[derive(Debug)]
 pub enum StopError {
-    /// It had ended by itself before.
+    /// The daemon had ended on its own before.
     Ended(String),
-    /// It is still busy, in a call of its [`Local`]; its thread goes on.
+    /// The daemon is still busy, in a call of its [`Local`]; its thread continues.
     Deadline(Duration),
 }
 
@@ -91,19 +91,19 @@ impl Daemon {
         Ok(Listening { listener, address, config })
     }
 
-    /// Where it listens. With peer-to-peer handshakes this is the segment's name.
+    /// Returns the address on which it listens. With peer-to-peer handshakes this is the segment's name.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it has done so far.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.tally.read()
     }
 
-    /// Stops, closes port and connections, and waits for that up to `deadline`.
+    /// Stops the daemon: closes port and connections, and waits for that up to `deadline`.
     ///
     /// # Errors
     /// See [`StopError`].
@@ -118,9 +118,9 @@ impl Daemon {
         let result = match self.ended.recv_timeout(deadline) {
             Ok(result) => result.map_err(|error| StopError::Ended(error.to_string())),
             Err(mpsc::RecvTimeoutError::Timeout) => return Err(StopError::Deadline(deadline)),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(StopError::Ended("in a bug".to_owned())),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(StopError::Ended("its thread panicked".to_owned())),
         };
-        // It has nothing left to do but to go.
+        // The thread has nothing left to do but to end.
         let _ = thread.join();
         result
     }
@@ -128,22 +128,22 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // There is no caller left to report an error to.
         let _ = self.end(DROP_DEADLINE);
     }
 }
 
 impl Listening {
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Starts to answer for `local`, on a thread of its own. Peers that connected meanwhile are answered too.
+    /// Starts to serve `local`, on a thread of its own. Peers that connected meanwhile are served too.
     ///
     /// # Errors
-    /// When the system refuses a thread or descriptors.
+    /// If the system refuses a thread or descriptors.
     pub fn serve(self, local: Arc<dyn Local>) -> Result<Daemon, StartError> {
         let bell = Doorbell::new().map_err(StartError::System)?;
         let stopping = Arc::new(AtomicBool::new(false));
@@ -154,7 +154,7 @@ impl Listening {
         let mut worker = worker.map_err(StartError::System)?;
         let body = move || {
             let result = worker.run();
-            // The port is free before anybody is told.
+            // The port is free before the end is reported.
             drop(worker);
             let _ = finished.send(result);
         };
@@ -164,16 +164,16 @@ impl Listening {
     }
 }
 
-/// What the thread has.
+/// State of the daemon's thread.
 struct Worker {
     poller: Poller,
     listener: TcpListener,
     bell: Doorbell,
     stopping: Arc<AtomicBool>,
     table: Table,
-    /// Connections that have more to do at once.
+    /// Connections that can continue at once.
     again: Vec<u64>,
-    /// When to accept again, while descriptors are short.
+    /// Time at which accepting resumes, while descriptors are short.
     resume_ns: Option<u64>,
 }
 
@@ -197,7 +197,7 @@ impl Worker {
             self.poller.wait(self.patience(now_ns), &mut events)?;
             self.bell.awake();
             now_ns = monotonic_ns();
-            // Those that were not done come after those that are ready now: each has its turn.
+            // Unfinished connections come after those that are ready now: each has its turn.
             let unfinished = std::mem::take(&mut self.again);
             for event in &events {
                 match event.token {
@@ -232,13 +232,13 @@ impl Worker {
                     self.advance(token, now_ns);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // The peer went away while it waited, or a signal came.
+                // The peer closed while it was queued, or a signal arrived.
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
                 }
-                // Out of descriptors, mostly. Who has been silent for a while has one to give.
+                // Usually out of descriptors. A connection that has been idle for a while is evicted to free one.
                 Err(_) if self.table.evict(now_ns.saturating_sub(PAUSE_NS)) => {}
                 Err(_) => {
-                    // The listener stays ready, and looking again at once would spin.
+                    // The listener stays ready, so that polling it again at once would spin.
                     self.poller.remove(self.listener.as_fd())?;
                     self.resume_ns = Some(now_ns + PAUSE_NS);
                     return Ok(());

@@ -1,9 +1,9 @@
-//! Segment descriptors: the JSON in which an engine says what memory it serves and how to reach it.
+//! Segment descriptors: the JSON in which an engine publishes the memory that it serves and how to reach it.
 //!
-//! Decoding takes what a stock engine writes and ignores keys it does not know; encoding writes what a stock engine
-//! reads. The key `kvplane` is ours: stock engines ignore it, and engines of ours find in it how to speak our own
-//! protocol. Keys of other transports are kept as they came; those of RDMA (`devices`, `rkey`, `priority_matrix`) are
-//! read and written by [`Descriptor::rdma`] and [`Descriptor::set_rdma`].
+//! Decoding accepts the output of stock engines and ignores unknown keys; encoding writes JSON that stock engines read.
+//! The key `kvplane` is ours: stock engines ignore it, and our engines find in it how to use our own protocol. Keys of
+//! other transports are kept unchanged; those of RDMA (`devices`, `rkey`, `priority_matrix`) are read and written by
+//! [`Descriptor::rdma`] and [`Descriptor::set_rdma`].
 //!
 //! ```
 //! use kvplane_mooncake::Descriptor;
@@ -12,7 +12,7 @@
 //!     "tcp_data_port":15001}"#;
 //! let descriptor = Descriptor::decode(text.as_bytes(), 1 << 20)?;
 //! assert_eq!(descriptor.buffers[0].address, 4096);
-//! assert_eq!(descriptor.tcp_proto_version, 1, "what is not said is version 1");
+//! assert_eq!(descriptor.tcp_proto_version, 1, "the default is version 1");
 //! # Ok::<(), kvplane_mooncake::DescriptorError>(())
 //! ```
 
@@ -35,46 +35,46 @@ use error::invalid;
 pub const MAX_BUFFERS: usize = 1 << 16;
 /// Longest name, location, host or path in a descriptor.
 pub const MAX_NAME_BYTES: usize = 4096;
-/// The name of the transport over TCP.
+/// Name of the transport over TCP.
 pub const TCP: &str = "tcp";
 
-/// What a segment is and how it is reached.
+/// Descriptor of a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Descriptor {
-    /// The segment's name: with peer-to-peer handshakes, where its daemon listens.
+    /// Name of the segment: with peer-to-peer handshakes, the address on which its daemon listens.
     pub name: String,
-    /// The transports by which it is reached.
+    /// Transports over which the segment is reached.
     pub protocol: Protocol,
     /// Registered memory.
     pub buffers: Vec<Buffer>,
-    /// Port of the TCP data server; 0 when there is none.
+    /// Port of the TCP data server; 0 if there is none.
     pub tcp_data_port: u16,
-    /// Its host; empty means the host of the segment's name.
+    /// Host of the TCP data server; empty means the host of the segment's name.
     pub tcp_data_host: String,
-    /// Version of the TCP data protocol: 1, or 2 for writes that are answered.
+    /// Version of the TCP data protocol: 1, or 2 for writes that are acknowledged.
     pub tcp_proto_version: u32,
-    /// When it was written, for people.
+    /// Time of writing, for people.
     pub timestamp: String,
-    /// The RDMA server's name; empty for TCP.
+    /// Name of the RDMA server; empty for TCP.
     pub rdma_server_name: String,
-    /// How to speak our own protocol with this peer; none for a stock peer, or when its version is not ours.
+    /// Addresses for our own protocol; `None` for a stock peer, or if its version differs from ours.
     pub native: Option<Native>,
-    /// Keys not known here, as they came.
+    /// Unknown keys, unchanged.
     pub other: Map<String, Value>,
 }
 
-/// The transports of a segment: a stock engine writes one name, or a list when it serves several.
+/// Transports of a segment: a stock engine writes one name, or a list if it serves several.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 pub enum Protocol {
     /// One transport.
     One(String),
-    /// Several; then each buffer names its own.
+    /// Several transports; then each buffer names its own.
     Many(Vec<String>),
 }
 
 impl Protocol {
-    /// Whether `name` is among them.
+    /// Returns true if `name` is one of the transports.
     #[must_use]
     pub fn includes(&self, name: &str) -> bool {
         self.names().iter().any(|found| found == name)
@@ -88,23 +88,23 @@ impl Protocol {
     }
 }
 
-/// A range of registered memory.
+/// Range of registered memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
-    /// Where the memory is, or what the engine calls it: not empty.
+    /// Location of the memory, or the engine's name for it: not empty.
     pub name: String,
-    /// First byte, as the serving process numbers its memory: not 0.
+    /// Address of the first byte in the serving process: not 0.
     pub address: u64,
-    /// Bytes: not 0, and none beyond the last address.
+    /// Bytes: not 0, and the range must not exceed the address space.
     pub length: u64,
-    /// Its transport, where the segment has several.
+    /// Transport of the buffer, if the segment has several.
     pub protocol: Option<String>,
-    /// Keys not known here, such as `rkey`, as they came.
+    /// Unknown keys, such as `rkey`, unchanged.
     pub other: Map<String, Value>,
 }
 
 impl Buffer {
-    /// A buffer of the segment's only transport.
+    /// Creates a buffer of the segment's only transport.
     #[must_use]
     pub fn new(name: &str, address: u64, length: u64) -> Self {
         Self { name: name.to_owned(), address, length, protocol: None, other: Map::new() }
@@ -112,7 +112,7 @@ impl Buffer {
 }
 
 impl Descriptor {
-    /// A descriptor of a TCP segment that is reached at `data_host` and `data_port`, without buffers.
+    /// Creates a descriptor of a TCP segment that is reached at `data_host` and `data_port`, without buffers.
     #[must_use]
     pub fn tcp(name: &str, data_host: &str, data_port: u16) -> Self {
         Self {
@@ -129,11 +129,11 @@ impl Descriptor {
         }
     }
 
-    /// Reads a descriptor of at most `max_bytes`.
+    /// Decodes a descriptor of at most `max_bytes`.
     ///
     /// # Errors
-    /// When it is longer, is not JSON of the expected shape, or says something that cannot be: as a stock engine does,
-    /// one bad buffer refuses the whole descriptor.
+    /// If it is longer, is not JSON of the expected shape, or has an invalid value: as in a stock engine, one bad
+    /// buffer refuses the whole descriptor.
     pub fn decode(bytes: &[u8], max_bytes: usize) -> Result<Self, DescriptorError> {
         if bytes.len() > max_bytes {
             return Err(DescriptorError::TooLong { bytes: bytes.len(), limit: max_bytes });
@@ -144,10 +144,10 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// Writes the descriptor as one line of JSON of at most `max_bytes`.
+    /// Encodes the descriptor as one line of JSON of at most `max_bytes`.
     ///
     /// # Errors
-    /// When it is longer, or says something that [`Self::decode`] would refuse.
+    /// If it is longer, or has a value that [`Self::decode`] would refuse.
     pub fn encode(&self, max_bytes: usize) -> Result<String, DescriptorError> {
         self.check()?;
         let text = serde_json::to_string(&wire::DescriptorFields::new(self))?;
@@ -210,7 +210,7 @@ fn short(what: &str, text: &str) -> Result<(), DescriptorError> {
     Err(invalid(what, format!("has {} bytes, more than {MAX_NAME_BYTES}", text.len())))
 }
 
-/// A moment as stock engines write it, in UTC: `2026-11-20 18:03:30.794847`. The calendar is Howard Hinnant's
+/// Formats a time as stock engines write it, in UTC: `2026-11-20 18:03:30.794847`. The calendar is Howard Hinnant's
 /// `civil_from_days`.
 #[must_use]
 pub fn timestamp(since_epoch: std::time::Duration) -> String {

@@ -1,52 +1,52 @@
-//! The variables that Mooncake's users set, as far as this crate heeds them.
+//! Environment variables of Mooncake that this crate supports.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `MC_MIN_RPC_PORT`, `MC_MAX_RPC_PORT` | where a handshake port is looked for; also misspelt `PRC` |
+//! | `MC_MIN_RPC_PORT`, `MC_MAX_RPC_PORT` | range of the handshake port; also misspelt `PRC` |
 //! | `MC_HANDSHAKE_MAX_LENGTH` | longest handshake message in bytes, 1 MiB to 128 MiB |
-//! | `MC_HANDSHAKE_CONNECT_TIMEOUT` | how long a call to a peer may take in all, in seconds |
+//! | `MC_HANDSHAKE_CONNECT_TIMEOUT` | deadline of a whole call to a peer, in seconds |
 //! | `MC_TCP_BIND_ADDRESS` | the IP address to listen on and to announce |
 //! | `MC_METADATA_CLUSTER_ID` | a prefix of all keys in central metadata |
 //! | `MC_TE_FILTERS` | the RDMA devices that may be used, separated by commas |
-//! | `MC_CUSTOM_TOPO_JSON` | a file that says which RDMA devices serve which memory |
+//! | `MC_CUSTOM_TOPO_JSON` | a file with the matrix of RDMA devices and memory locations |
 //! | `MC_NUM_QP_PER_EP` | queue pairs of an RDMA connection with a stock engine, which must have as many: 1 to 16, 2 |
 //! | `MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX` | for `redis://` |
 //!
-//! A value that cannot be is an error, where a stock engine goes on with its default.
+//! An invalid value is an error, whereas a stock engine continues with its default.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Longest handshake message unless said otherwise, and the least that may be said.
+/// Default, and least value, of the longest handshake message.
 pub(crate) const DEFAULT_MESSAGE_BYTES: usize = 1 << 20;
-/// The most that may be said.
+/// Greatest value of the longest handshake message.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 128 << 20;
-/// Where a handshake port is looked for unless said otherwise.
+/// Default range of the handshake port.
 pub(crate) const DEFAULT_PORTS: RangeInclusive<u16> = 15_000..=17_000;
-/// How long a call to a peer may take unless said otherwise.
+/// Default deadline of a call to a peer.
 pub(crate) const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Queue pairs of an RDMA connection unless said otherwise, and the most that may be said.
+/// Default and greatest number of queue pairs of an RDMA connection.
 const DEFAULT_QUEUE_PAIRS: usize = 2;
 const MAX_QUEUE_PAIRS: u64 = 16;
 
 /// Settings from the environment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Environment {
-    /// Where a handshake port is looked for.
+    /// Range of the handshake port.
     pub ports: RangeInclusive<u16>,
     /// Longest handshake message.
     pub max_message_bytes: usize,
-    /// How long a call to a peer may take in all.
+    /// Deadline of a whole call to a peer.
     pub call_timeout: Duration,
-    /// The address to listen on and to announce, if one is given.
+    /// Address to listen on and to announce, if one is set.
     pub bind: Option<IpAddr>,
     /// Prefix of all keys in central metadata; empty for none.
     pub cluster: String,
-    /// RDMA devices that may be used, of those that there are; empty for all.
+    /// RDMA devices that may be used; empty for all.
     pub device_filters: Vec<String>,
-    /// Path of a matrix of RDMA devices; none for what the machine's topology says.
+    /// Path of a matrix of RDMA devices; `None` to use the machine's topology.
     pub rail_matrix: Option<String>,
     /// Queue pairs of an RDMA connection with a stock engine.
     pub queue_pairs: usize,
@@ -54,11 +54,11 @@ pub struct Environment {
     pub redis_username: String,
     /// Password for redis; empty for none.
     pub redis_password: String,
-    /// Database of redis.
+    /// Database number of redis.
     pub redis_database: u8,
 }
 
-/// A variable whose value cannot be.
+/// Error of a variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariableError {
     variable: &'static str,
@@ -94,7 +94,7 @@ impl Default for Environment {
 }
 
 impl Environment {
-    /// The settings of this process.
+    /// Reads the settings of this process.
     ///
     /// # Errors
     /// See [`VariableError`].
@@ -102,7 +102,7 @@ impl Environment {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// The settings that `lookup` gives; an empty value counts as none.
+    /// Reads the settings that `lookup` returns; an empty value counts as unset.
     ///
     /// # Errors
     /// See [`VariableError`].
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_heeded() {
+    fn variables_that_are_set_take_effect() {
         let settings = read(&[
             ("MC_MIN_PRC_PORT", "20000"),
             ("MC_MAX_RPC_PORT", "20001"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn invalid_variables_are_named() {
         for (name, value) in [
             ("MC_MIN_RPC_PORT", "0"),
             ("MC_MIN_RPC_PORT", "17001"),

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Engines from before types existed send no type: the length counts the JSON only, and its first byte is `{`. They
-//! mean a connection and expect an answer without a type. A length that no message has ends the connection; so TLS and
-//! HTTP, whose first bytes are such lengths, are turned away.
+//! request a connection and expect an answer without a type. A length that no message can have ends the connection; so
+//! TLS and HTTP, whose first bytes are such lengths, are rejected.
 
 use std::fmt;
 
@@ -16,23 +16,23 @@ use std::fmt;
 pub const HEAD_BYTES: usize = 9;
 const LENGTH_BYTES: usize = 8;
 
-/// What a frame asks for or answers.
+/// Type of a request and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An RDMA connection.
     Connection,
     /// The segment's descriptor.
     Metadata,
-    /// A message to be handed to the engine's user.
+    /// A message for the engine's user.
     Notify,
-    /// A sign of life.
+    /// A liveness probe.
     Probe,
 }
 
 impl Kind {
     const ALL: [Self; 4] = [Self::Connection, Self::Metadata, Self::Notify, Self::Probe];
 
-    /// The byte on the wire.
+    /// Returns the byte on the wire.
     #[must_use]
     pub fn code(self) -> u8 {
         self as u8
@@ -50,12 +50,12 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What the first nine bytes say.
+/// First nine bytes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// A frame with a type.
     Typed {
-        /// The type.
+        /// Type of the frame.
         kind: Kind,
         /// Bytes of JSON that follow.
         body_bytes: usize,
@@ -68,10 +68,10 @@ pub enum Head {
 }
 
 impl Head {
-    /// Reads a head. `max_bytes` limits what the length counts.
+    /// Decodes a head. `max_bytes` limits the length field.
     ///
     /// # Errors
-    /// When the length or the type is none.
+    /// If the length or the type is invalid.
     pub fn decode(bytes: [u8; HEAD_BYTES], max_bytes: usize) -> Result<Self, FrameError> {
         let [length @ .., first] = bytes;
         let length = u64::from_le_bytes(length);
@@ -86,7 +86,7 @@ impl Head {
     }
 }
 
-/// Length and type before `body_bytes` of JSON.
+/// Encodes length and type before `body_bytes` of JSON.
 #[must_use]
 pub fn head(kind: Kind, body_bytes: usize) -> [u8; HEAD_BYTES] {
     let mut bytes = [0; HEAD_BYTES];
@@ -95,29 +95,29 @@ pub fn head(kind: Kind, body_bytes: usize) -> [u8; HEAD_BYTES] {
     bytes
 }
 
-/// A whole frame.
+/// Encodes a whole frame.
 #[must_use]
 pub fn typed(kind: Kind, json: &str) -> Vec<u8> {
     [&head(kind, json.len())[..], json.as_bytes()].concat()
 }
 
-/// A whole frame without a type.
+/// Encodes a whole frame without a type.
 #[must_use]
 pub fn untyped(json: &str) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
 }
 
-/// Why a head is refused.
+/// Reason why a head is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
-    /// No message has this length; often the sender speaks another protocol.
+    /// No message can have this length; often the sender speaks another protocol.
     Length {
-        /// The length that was said.
+        /// Length in the frame.
         length: u64,
-        /// The most that is allowed.
+        /// Greatest length allowed.
         limit: usize,
     },
-    /// There is no such type.
+    /// The type is unknown.
     Kind(u8),
 }
 
@@ -126,7 +126,7 @@ impl fmt::Display for FrameError {
         match self {
             Self::Length { length, limit } => write!(
                 f,
-                "the message says that it has {length} bytes, not 1 to {limit}: what speaks there may not be a \
+                "the message states a length of {length} bytes, not 1 to {limit}: the sender may not be a \
                  Mooncake engine, or MC_HANDSHAKE_MAX_LENGTH is too small"
             ),
             Self::Kind(code) => write!(f, "the message has type {code}, not 0 to 3"),

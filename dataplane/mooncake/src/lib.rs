@@ -1,15 +1,15 @@
-//! The control half of speaking with Mooncake engines: segment descriptors, the handshake daemon and its callers, and
-//! the stores where engines publish what they serve.
+//! Control plane of Mooncake compatibility: segment descriptors, the handshake daemon and its callers, and the metadata
+//! stores where engines publish their segments.
 //!
-//! * [`descriptor`]: the JSON that describes a segment, with a key of ours for peers that speak our own protocol.
-//! * [`Daemon`], [`Local`], [`PublishedEngine`]: answer peers that ask for our descriptor, probe us or notify us.
-//! * [`RdmaHandshake`], [`Connector`]: how RDMA connections with stock engines come about.
-//! * [`Caller`]: asks the daemons of others.
+//! * [`descriptor`]: the JSON that describes a segment, with a key of ours for peers that use our own protocol.
+//! * [`Daemon`], [`Local`], [`PublishedEngine`]: serve peers that request our descriptor, probe us or send notices.
+//! * [`RdmaHandshake`], [`Connector`]: establish RDMA connections with stock engines.
+//! * [`Caller`]: calls the daemons of other engines.
 //! * [`Metadata`], [`MetadataStore`], [`keys`]: central metadata in HTTP servers, redis and etcd.
-//! * [`names`], [`Environment`]: names of peers and the variables that Mooncake's users set.
+//! * [`names`], [`Environment`]: names of peers and the environment variables of Mooncake.
 //!
-//! The formats are Mooncake's and have no authentication: what listens here listens on loopback unless the operator
-//! says otherwise. Nothing here moves data or decides where it goes.
+//! The formats are Mooncake's and have no authentication: servers listen on loopback unless the operator configures
+//! another address. This crate neither moves data nor chooses paths.
 
 #![forbid(unsafe_code)]
 

@@ -15,17 +15,17 @@ use redis::Redis;
 use crate::environment::Environment;
 use crate::names::{NameError, Peer};
 
-/// How long one call of a store may take in all, as Mooncake has it for HTTP.
+/// Deadline of a whole call of a store, as Mooncake has it for HTTP.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const ETCD_PORT: u16 = 2379;
 const REDIS_PORT: u16 = 6379;
-/// Endpoints of one etcd cluster.
+/// Most endpoints of one etcd cluster.
 const MAX_ENDPOINTS: usize = 16;
 
-/// Where engines find each other: the connection string that every Mooncake engine is started with.
+/// Directory by which engines find each other: the connection string that every Mooncake engine is started with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Metadata {
-    /// `P2PHANDSHAKE`: no store; a segment's name says where its daemon listens.
+    /// `P2PHANDSHAKE`: no store; a segment's name is the address on which its daemon listens.
     PeerToPeer,
     /// `http://host:port/path`: a server of keys and values.
     Http(String),
@@ -35,43 +35,42 @@ pub enum Metadata {
     Redis(Peer),
 }
 
-/// Keys and values in a central place. Calls block their thread for a few seconds at most; any thread may make them.
+/// Central key-value store. Calls block their thread for a few seconds at most; any thread may make them.
 pub trait MetadataStore: Send + Sync {
-    /// The value of a key; none when there is none.
+    /// Returns the value of a key; `None` if there is none.
     ///
     /// # Errors
-    /// When the store cannot be reached in time or refuses.
+    /// If the store cannot be reached in time, or refuses.
     fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
         self.get_within(key, Duration::MAX)
     }
 
-    /// The same within this time, or that of any call if it is shorter.
+    /// Returns the value of a key within this time, or the deadline of any call if that is shorter.
     ///
     /// # Errors
-    /// When the store cannot be reached in time or refuses.
+    /// If the store cannot be reached in time, or refuses.
     fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError>;
 
     /// Sets the value of a key. Some HTTP servers refuse to replace an `rpc_meta` key.
     ///
     /// # Errors
-    /// When the store cannot be reached in time or refuses.
+    /// If the store cannot be reached in time, or refuses.
     fn put(&self, key: &str, value: &str) -> Result<(), StoreError>;
 
-    /// Removes a key. Whether it was there, as far as the store says.
+    /// Removes a key. Returns true if it existed, as far as the store reports that.
     ///
     /// # Errors
-    /// When the store cannot be reached in time or refuses.
+    /// If the store cannot be reached in time, or refuses.
     fn remove(&self, key: &str) -> Result<bool, StoreError>;
 }
 
-/// A call of a store that failed.
+/// Error of a call of a store.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
-    /// The store, without passwords.
+    /// Address of the store, without passwords.
     pub store: String,
-    /// The key.
     pub key: String,
-    /// What happened.
     pub reason: String,
 }
 
@@ -84,14 +83,14 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// A connection string that is none.
+/// Error of an invalid connection string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionError {
-    /// No such scheme.
+    /// The scheme is unknown.
     Scheme(String),
-    /// A host or port is none.
+    /// A host or port is invalid.
     Name(NameError),
-    /// The path or the number of endpoints.
+    /// The path or the number of endpoints is invalid.
     Shape(&'static str),
 }
 
@@ -100,7 +99,7 @@ impl fmt::Display for ConnectionError {
         match self {
             Self::Scheme(scheme) => write!(
                 f,
-                "{scheme:?} is no kind of metadata store: there are P2PHANDSHAKE, http://, etcd:// and redis://"
+                "{scheme:?} is not a supported metadata store: use one of P2PHANDSHAKE, http://, etcd:// and redis://"
             ),
             Self::Name(error) => write!(f, "the metadata store's address: {error}"),
             Self::Shape(reason) => write!(f, "the metadata store's address {reason}"),
@@ -117,10 +116,10 @@ impl From<NameError> for ConnectionError {
 }
 
 impl Metadata {
-    /// Reads a connection string.
+    /// Parses a connection string.
     ///
     /// # Errors
-    /// When it is none.
+    /// If it is invalid.
     pub fn parse(text: &str) -> Result<Self, ConnectionError> {
         let text = text.trim();
         if text == "P2PHANDSHAKE" {
@@ -145,7 +144,7 @@ impl Metadata {
         }
     }
 
-    /// A client of the store; none where there is no store. It connects with each call.
+    /// Opens a client of the store; `None` for peer-to-peer handshakes. The client connects with each call.
     #[must_use]
     pub fn open(&self, environment: &Environment) -> Option<Box<dyn MetadataStore>> {
         let max_bytes = environment.max_message_bytes;
@@ -183,12 +182,12 @@ impl fmt::Display for Metadata {
     }
 }
 
-/// The first part of what a server said, for an error.
+/// Returns the beginning of a server's answer, for an error.
 pub(crate) fn excerpt(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).trim().to_owned()
 }
 
-/// A value as text.
+/// Converts a value to text.
 pub(crate) fn text(bytes: Vec<u8>) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|error| format!("the value is not UTF-8: {}", error.utf8_error()))
 }

@@ -1,14 +1,14 @@
-//! Names of peers: `ip:port`, `[v6]:port`, `host:port`, and what is said when the port is left out.
+//! Names of peers: `ip:port`, `[v6]:port`, `host:port`, and the default if the port is omitted.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// The handshake port that Mooncake takes when a name says none.
+/// Handshake port that Mooncake uses if a name has none.
 pub const DEFAULT_PORT: u16 = 12_001;
 /// Longest host name, as DNS limits it.
 pub const MAX_HOST_BYTES: usize = 253;
 
-/// A host: an address, or a name to be resolved.
+/// Host: an address, or a name to be resolved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     /// An IP address.
@@ -17,16 +17,15 @@ pub enum Host {
     Name(String),
 }
 
-/// A host and a port.
+/// Host and port.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// The host.
     pub host: Host,
-    /// The port.
     pub port: u16,
 }
 
-/// Why a name is refused.
+/// Error of an invalid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError {
     name: String,
@@ -43,11 +42,11 @@ impl fmt::Display for NameError {
 impl std::error::Error for NameError {}
 
 impl Peer {
-    /// Reads a name; `default_port` is for names without one. An IPv6 address needs brackets when a port follows. A
+    /// Parses a name; `default_port` is for names without one. An IPv6 address needs brackets if a port follows. A
     /// leading `/` is ignored, as Mooncake does when it opens a segment.
     ///
     /// # Errors
-    /// When the host or the port is not one.
+    /// If the host or the port is invalid.
     pub fn parse(text: &str, default_port: u16) -> Result<Self, NameError> {
         let refuse = |reason| {
             let name = text.chars().take(MAX_HOST_BYTES).collect();
@@ -56,7 +55,7 @@ impl Peer {
         let name = text.strip_prefix('/').unwrap_or(text);
         if let Some(rest) = name.strip_prefix('[') {
             let (inner, after) = rest.split_once(']').ok_or_else(|| refuse("a bracket is not closed"))?;
-            let ip: Ipv6Addr = inner.parse().map_err(|_| refuse("what is in brackets is not an IPv6 address"))?;
+            let ip: Ipv6Addr = inner.parse().map_err(|_| refuse("the text in brackets is not an IPv6 address"))?;
             let port = match after {
                 "" => default_port,
                 _ => after.strip_prefix(':').and_then(port).ok_or_else(|| refuse("the port is not 1 to 65535"))?,
@@ -76,7 +75,7 @@ impl Peer {
 }
 
 impl Host {
-    /// An address without brackets, or a host name of letters, digits, `-`, `_` and `.`.
+    /// Parses an address without brackets, or a host name of letters, digits, `-`, `_` and `.`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if let Ok(ip) = text.parse() {
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_name_is_refused() {
+    fn invalid_names_are_refused() {
         for text in [
             "",
             ":1",

@@ -1,25 +1,25 @@
-//! Notices: short messages that one engine leaves with another, and the JSON of all replies.
+//! Notices: short messages that one engine sends to the user of another, and the JSON of all replies.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a notice's reply says when it was taken.
+/// Text of the reply to a notice that was accepted.
 pub(crate) const TAKEN: &str = "success";
-/// The reply to a probe.
+/// Reply to a probe.
 pub(crate) const ALIVE: &str = r#"{"status":"success"}"#;
 
-/// A message to the user of an engine.
+/// Message to the user of an engine.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {
-    /// Who sends it, or what it is about: the users' business.
+    /// Sender or subject, as the users agree.
     pub name: String,
-    /// The message.
     #[serde(rename = "notify_msg")]
     pub message: String,
 }
 
-/// Bytes that are not a notice.
+/// Error of bytes that are not a notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MalformedNotice(String);
 
@@ -32,22 +32,22 @@ impl fmt::Display for MalformedNotice {
 impl std::error::Error for MalformedNotice {}
 
 impl Notice {
-    /// From JSON.
+    /// Decodes JSON.
     ///
     /// # Errors
-    /// When it is not an object with the two texts.
+    /// If it is not an object with the two texts.
     pub fn decode(bytes: &[u8]) -> Result<Self, MalformedNotice> {
         serde_json::from_slice(bytes).map_err(|error| MalformedNotice(error.to_string()))
     }
 
-    /// As JSON.
+    /// Encodes JSON.
     #[must_use]
     pub fn encode(&self) -> String {
         serde_json::json!({ "name": self.name, "notify_msg": self.message }).to_string()
     }
 }
 
-/// The reply to a notice: taken, or why not.
+/// Returns the reply to a notice: accepted, or the reason of the refusal.
 pub(crate) fn reply_to_notice(refusal: Option<&str>) -> String {
     let message = refusal.map_or_else(|| TAKEN.to_owned(), |reason| format!("refused: {reason}"));
     Notice { name: String::new(), message }.encode()

@@ -1,4 +1,4 @@
-//! What a handshake daemon shows of its engine, and the notices that peers left for it.
+//! Engine as the handshake daemon publishes it, and the notices that peers sent to it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,35 +8,36 @@ use crate::descriptor::{Descriptor, DescriptorError};
 use crate::notice::Notice;
 use crate::rdma_handshake::RdmaHandshake;
 
-/// What a daemon asks of its engine. Called on the daemon's thread, which serves nobody else meanwhile: answer from
-/// memory, at once.
+/// Engine that a daemon serves. The methods are called on the daemon's thread, which serves no other peer meanwhile:
+/// they must answer from memory, at once.
 pub trait Local: Send + Sync {
-    /// The segment's descriptor as it is now, in JSON.
+    /// Returns the segment's current descriptor, in JSON.
     fn descriptor(&self) -> Arc<str>;
 
-    /// A peer left a notice.
+    /// Takes a notice of a peer.
     ///
     /// # Errors
-    /// When there is no room for it; the peer is told.
+    /// If there is no room for it; the peer gets the error.
     fn notified(&self, notice: Notice) -> Result<(), NoticesFull>;
 
-    /// A peer asks for an RDMA connection, or says that its side of one is connected. The reply, which may be a
-    /// refusal.
+    /// Handles a peer's request for an RDMA connection, or its confirmation that its half of one is connected. Returns
+    /// the reply, which may be a refusal.
     fn connect(&self, request: &RdmaHandshake) -> RdmaHandshake;
 }
 
-/// Makes the RDMA connections that peers ask for. Called on the daemon's thread, which serves nobody else meanwhile.
+/// Function that makes the RDMA connections that peers request. It is called on the daemon's thread, which serves no
+/// other peer meanwhile.
 pub type Connector = Box<dyn Fn(&RdmaHandshake) -> RdmaHandshake + Send + Sync>;
 
-/// Why there is no RDMA connection.
+/// Reason of the refusal if there is no RDMA.
 const NO_RDMA: &str = "this engine has no RDMA transport: reach its segment over the TCP that its descriptor names";
 
-/// How many notices wait at most until the engine's user takes them.
+/// Limits of the notices that are queued until the engine's user takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoticeLimits {
-    /// In number.
+    /// Most notices.
     pub notices: usize,
-    /// In bytes of their texts.
+    /// Most bytes of their texts.
     pub bytes: usize,
 }
 
@@ -46,19 +47,19 @@ impl Default for NoticeLimits {
     }
 }
 
-/// A notice was refused: the user of the engine does not take them.
+/// Error of a refused notice: the user of the engine does not take notices fast enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoticesFull {
-    /// Notices that wait.
+    /// Notices queued.
     pub notices: usize,
-    /// Bytes that they hold.
+    /// Bytes of their texts.
     pub bytes: usize,
 }
 
 impl fmt::Display for NoticesFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { notices, bytes } = self;
-        write!(f, "{notices} notices of {bytes} bytes wait to be taken, and there is no room for more")
+        write!(f, "the queue of notices is full: {notices} notices of {bytes} bytes were not taken yet")
     }
 }
 
@@ -70,11 +71,10 @@ struct NoticeQueue {
     bytes: usize,
 }
 
-/// A [`Local`] whose descriptor is replaced whole and whose notices wait in a bounded queue.
+/// A [`Local`] whose descriptor is replaced as a whole and whose notices are in a bounded queue.
 ///
-/// A full queue refuses the new notice and the sender is told: one that was answered with success is never dropped. (A
-/// stock engine does not look at what it is told.)
-/// Any thread may use it.
+/// A full queue refuses the new notice, and the sender gets the error: a notice that was answered with success is never
+/// dropped. (A stock engine ignores the answer.) Any thread may use it.
 pub struct PublishedEngine {
     descriptor: Mutex<Arc<str>>,
     waiting: Mutex<NoticeQueue>,
@@ -84,10 +84,10 @@ pub struct PublishedEngine {
 }
 
 impl PublishedEngine {
-    /// Shows `descriptor`, of at most `max_message_bytes` in JSON.
+    /// Creates an engine with `descriptor`, of at most `max_message_bytes` in JSON.
     ///
     /// # Errors
-    /// When it cannot be encoded.
+    /// If it cannot be encoded.
     pub fn new(
         descriptor: &Descriptor,
         max_message_bytes: usize,
@@ -98,24 +98,23 @@ impl PublishedEngine {
         Ok(Self { descriptor: Mutex::new(text), waiting, limits, max_message_bytes, connector: OnceLock::new() })
     }
 
-    /// Replaces the descriptor. Peers that ask from now on see the new one, whole. Returns its JSON, for central
-    /// metadata.
+    /// Replaces the descriptor. Later requests get the new one, as a whole. Returns its JSON, for central metadata.
     ///
     /// # Errors
-    /// When it cannot be encoded; the old one stays.
+    /// If it cannot be encoded; the old one stays.
     pub fn replace(&self, descriptor: &Descriptor) -> Result<Arc<str>, DescriptorError> {
         let text = encode(descriptor, self.max_message_bytes)?;
         *lock(&self.descriptor) = Arc::clone(&text);
         Ok(text)
     }
 
-    /// From now on peers that ask for RDMA connections are answered by `connector`; the first one stays.
+    /// Sets the connector that answers requests for RDMA connections; the first one stays.
     pub fn set_connector(&self, connector: Connector) {
         // A second one would do the same.
         let _ = self.connector.set(connector);
     }
 
-    /// Takes the notices that wait, oldest first.
+    /// Takes the queued notices, oldest first.
     pub fn take_notices(&self) -> Vec<Notice> {
         let mut waiting = lock(&self.waiting);
         waiting.bytes = 0;
@@ -123,12 +122,12 @@ impl PublishedEngine {
     }
 }
 
-/// The type byte counts towards the frame's limit.
+/// Encodes a descriptor. The type byte counts towards the frame's limit.
 fn encode(descriptor: &Descriptor, max_message_bytes: usize) -> Result<Arc<str>, DescriptorError> {
     Ok(descriptor.encode(max_message_bytes.saturating_sub(1))?.into())
 }
 
-// What the locks guard is whole at every point, so a panic elsewhere does not spoil it.
+// The guarded data is consistent at every point, so a panic in another thread does not spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

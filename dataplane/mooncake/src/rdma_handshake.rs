@@ -1,9 +1,9 @@
-//! How two engines agree on an RDMA connection: the JSON of connection requests and of their replies.
+//! Handshake of an RDMA connection between two engines: the JSON of connection requests and of their replies.
 //!
-//! Who asks sends its half: the paths of both devices (`segment@device`), the numbers of its queue pairs, and the
-//! address of its port. The reply has the same shape, seen from the other side; a reply with a reason is a refusal.
-//! With `ready_ack` a side says that it knows of the third message, by which who asked tells that its own queue pairs
-//! are connected: the request again, with `ready_ack` true.
+//! The requester sends its half: the paths of both devices (`segment@device`), the numbers of its queue pairs, and the
+//! address of its port. The reply has the same shape, seen from the other side; a reply with a reason is a refusal. A
+//! side that sends `ready_ack` supports the third message, by which the requester confirms that its own queue pairs are
+//! connected: the request again, with `ready_ack` true.
 
 use std::fmt;
 
@@ -17,29 +17,29 @@ pub(crate) const MAX_BYTES: usize = 64 << 10;
 /// Most queue pairs of a connection.
 const MAX_QUEUE_PAIRS: usize = 256;
 
-/// The address of a port: 16 bytes, the same as an IPv6 address.
+/// Address of a port: 16 bytes, like an IPv6 address.
 pub type GidBytes = [u8; 16];
 
 /// One side's half of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaHandshake {
-    /// The device of the side that says this: `segment@device`.
+    /// Device of the sender: `segment@device`.
     pub local_path: String,
-    /// Its address in an InfiniBand subnet; 0 for Ethernet.
+    /// LID of the sender's port in an InfiniBand subnet; 0 for Ethernet.
     pub local_lid: u16,
-    /// Its address; none where the other side is to look into the descriptor.
+    /// GID of the sender's port; `None` if the other side is to take it from the descriptor.
     pub local_gid: Option<GidBytes>,
-    /// The device of the other side.
+    /// Device of the other side.
     pub peer_path: String,
-    /// The numbers of its queue pairs.
+    /// Numbers of the sender's queue pairs.
     pub queue_pairs: Vec<u32>,
-    /// Whether its queue pairs are connected; none when it does not know of the third message.
+    /// True if the sender's queue pairs are connected; `None` if it does not support the third message.
     pub ready: Option<bool>,
-    /// Why there is no connection; empty when there is one.
+    /// Reason of a refusal; empty if there is a connection.
     pub refusal: String,
 }
 
-/// Bytes that are no half of a connection.
+/// Error of bytes that are not a half of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MalformedHandshake(String);
 
@@ -66,7 +66,7 @@ struct Wire {
 }
 
 impl RdmaHandshake {
-    /// A refusal.
+    /// Creates a refusal.
     #[must_use]
     pub fn refused(reason: &str) -> Self {
         Self {
@@ -80,16 +80,16 @@ impl RdmaHandshake {
         }
     }
 
-    /// From JSON.
+    /// Decodes JSON.
     ///
     /// # Errors
-    /// When it is not of the expected shape, or too long.
+    /// If it is not of the expected shape, or too long.
     pub fn decode(bytes: &[u8]) -> Result<Self, MalformedHandshake> {
         let malformed = |why: String| MalformedHandshake(why);
         if bytes.len() > MAX_BYTES {
             return Err(malformed(format!("it has {} bytes, more than {MAX_BYTES}", bytes.len())));
         }
-        // A list would do for a struct, too.
+        // Checked first to be an object: a list would be accepted for a struct, too.
         let object = serde_json::from_slice::<Map<String, Value>>(bytes);
         let wire = object.and_then(|object| serde_json::from_value::<Wire>(Value::Object(object)));
         let wire = wire.map_err(|error| malformed(error.to_string()))?;
@@ -114,7 +114,7 @@ impl RdmaHandshake {
         })
     }
 
-    /// As JSON.
+    /// Encodes JSON.
     #[must_use]
     pub fn encode(&self) -> String {
         let wire = Wire {
@@ -131,25 +131,25 @@ impl RdmaHandshake {
     }
 }
 
-/// The path of an engine's device.
+/// Returns the path of an engine's device.
 #[must_use]
 pub fn nic_path(segment: &str, device: &str) -> String {
     format!("{segment}@{device}")
 }
 
-/// The segment and the device of a path.
+/// Returns the segment and the device of a path.
 #[must_use]
 pub fn split_nic_path(path: &str) -> Option<(&str, &str)> {
     path.split_once('@').filter(|(segment, device)| !segment.is_empty() && !device.is_empty())
 }
 
-/// A port's address as stock engines write it: sixteen bytes in hexadecimal, with colons between.
+/// Formats a port's address as stock engines write it: sixteen bytes in hexadecimal, with colons between.
 #[must_use]
 pub fn gid_to_text(gid: &GidBytes) -> String {
     gid.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The inverse of [`gid_to_text`].
+/// Parses a port's address: the inverse of [`gid_to_text`].
 #[must_use]
 pub fn gid_from_text(text: &str) -> Option<GidBytes> {
     let mut parts = text.split(':');

@@ -1,4 +1,4 @@
-//! Connections with one deadline for everything: resolving, connecting, each read and write.
+//! Connections with one deadline for all steps: resolving, connecting, each read and write.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use crate::names::{Host, Peer};
 
-/// Names being resolved at a time. The system's resolver cannot be stopped, so each has a thread until it answers.
+/// Most names being resolved at a time. The system's resolver cannot be cancelled, so each has a thread until it
+/// answers.
 const MAX_RESOLVING: usize = 16;
-/// Addresses of one name that are tried.
+/// Most addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 8;
 
 static RESOLVING: AtomicUsize = AtomicUsize::new(0);
 
-/// How far a call came.
+/// Stage of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Reading the peer's name, or looking it up.
@@ -43,7 +44,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// A connection whose reads and writes end at a deadline.
+/// Connection whose reads and writes end at a deadline.
 pub(crate) struct TimedStream {
     stream: TcpStream,
     deadline: Instant,
@@ -58,7 +59,7 @@ impl TimedStream {
         for (index, address) in addresses.into_iter().enumerate() {
             let share = remaining(deadline).map_err(|error| (Stage::Connect, error))?;
             let share = share / u32::try_from(count - index).unwrap_or(1);
-            // A share of nothing is not a time-out that the system takes.
+            // A timeout of 0 is invalid for the system.
             match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
                 Ok(stream) => {
                     stream.set_nodelay(true).map_err(|error| (Stage::Connect, error))?;
@@ -71,13 +72,13 @@ impl TimedStream {
     }
 }
 
-/// The time that is left, or that there is none.
+/// Returns the time that is left, or an error if there is none.
 fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::Error::new(io::ErrorKind::TimedOut, "the deadline has passed")) } else { Ok(left) }
 }
 
-/// Sockets with a time-out answer "not now" when it passes.
+/// Converts the error of a socket whose timeout has passed, which is `WouldBlock`.
 fn timed_out(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "the deadline has passed"),
@@ -103,11 +104,10 @@ impl Write for TimedStream {
     }
 }
 
-/// The addresses of a peer, looked up within the deadline: the system's resolver itself has none, so it is asked by a
-/// thread of its own.
+/// Resolves a peer within the deadline: the system's resolver itself has none, so it is called on a thread of its own.
 ///
 /// # Errors
-/// When there is none, or not in time, or the resolver has not answered many earlier questions.
+/// If there is no address, or not in time, or the resolver has not answered many earlier requests.
 pub fn resolve(peer: &Peer, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     let name = match &peer.host {
         Host::Address(ip) => return Ok(vec![SocketAddr::new(*ip, peer.port)]),
@@ -115,7 +115,9 @@ pub fn resolve(peer: &Peer, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     };
     if RESOLVING.fetch_add(1, Ordering::AcqRel) >= MAX_RESOLVING {
         RESOLVING.fetch_sub(1, Ordering::AcqRel);
-        let text = format!("{MAX_RESOLVING} names are being resolved already, and the resolver does not answer");
+        let text = format!(
+            "{MAX_RESOLVING} names are being resolved already, and the resolver does not answer: check the DNS server"
+        );
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
     }
     let (answer, answered) = mpsc::sync_channel(1);
@@ -123,7 +125,7 @@ pub fn resolve(peer: &Peer, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     let body = move || {
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.take(MAX_ADDRESSES).collect());
         RESOLVING.fetch_sub(1, Ordering::AcqRel);
-        // Whoever asked may have given up.
+        // The caller may have given up.
         let _ = answer.send(found);
     };
     if let Err(error) = std::thread::Builder::new().name("kvplane-resolve".to_owned()).spawn(body) {
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_told_apart() {
+    fn errors_name_their_stage() {
         let closed = {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             listener.local_addr().expect("bound").to_string()

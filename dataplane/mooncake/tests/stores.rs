@@ -1,5 +1,5 @@
-//! The metadata stores against servers that speak just enough of each protocol: what is put is found, what is wrong is
-//! said, and nothing waits for ever.
+//! Tests of the metadata stores against servers that speak just enough of each protocol: values are found after a put,
+//! errors are reported, and no call waits forever.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 type Map = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
-/// Serves each connection with `serve` until the test's process ends; returns where.
+/// Serves each connection with `serve` until the test's process ends; returns the address.
 fn server(serve: impl Fn(&TcpStream, &Map) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound").to_string();
@@ -44,7 +44,7 @@ fn keys_are_put_found_and_removed(store: &dyn MetadataStore) {
     assert_eq!(store.get(key), Ok(None));
 }
 
-/// First line and body of an HTTP request.
+/// Reads the first line and the body of an HTTP request.
 fn http_request(stream: &TcpStream) -> Option<(String, Vec<u8>)> {
     let mut reader = BufReader::new(stream);
     let mut first = String::new();
@@ -71,7 +71,7 @@ fn http_answer(mut stream: &TcpStream, status: &str, body: &str) {
     let _ = stream.write_all(format!("{head}{body}").as_bytes());
 }
 
-/// The gateway's `range`, `put` and `deleterange`.
+/// Serves the gateway's `range`, `put` and `deleterange`.
 fn etcd(stream: &TcpStream, map: &Map) {
     let Some((first, body)) = http_request(stream) else { return };
     let request: Value = serde_json::from_slice(&body).expect("JSON");
@@ -96,7 +96,7 @@ fn etcd(stream: &TcpStream, map: &Map) {
     http_answer(stream, "200 OK", &answer.to_string());
 }
 
-/// `AUTH`, `SELECT`, `GET`, `SET` and `DEL`, one map for each database.
+/// Serves `AUTH`, `SELECT`, `GET`, `SET` and `DEL`, with one map for each database.
 fn redis(stream: &TcpStream, map: &Map) {
     let mut reader = BufReader::new(stream);
     let line = |reader: &mut BufReader<&TcpStream>| {
@@ -184,7 +184,7 @@ fn redis_keeps_keys_for_those_it_knows() {
 }
 
 #[test]
-fn what_a_server_says_is_passed_on() {
+fn errors_carry_the_answer_of_the_server() {
     let address = server(|stream, _| {
         let Some((first, _)) = http_request(stream) else { return };
         match first.split(' ').next() {

@@ -1,7 +1,7 @@
 //! Checksums: CRC-64/NVME for payloads, CRC-32C for headers and bodies.
 //!
-//! A CRC of two parts can be combined into the CRC of the whole, so slices that travel on different lanes are checked
-//! once. The implementation picks the widest carry-less multiply the processor has at run time.
+//! The CRCs of two parts combine into the CRC of the whole, so slices that travel on different lanes are checked once.
+//! The implementation picks the widest carry-less multiply that the processor supports, at run time.
 
 use crc_fast::{CrcAlgorithm, Digest as Crc};
 
@@ -17,7 +17,7 @@ pub fn frame_checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// The polynomial of CRC-64/NVME, lowest power in the highest bit.
+/// Polynomial of CRC-64/NVME, lowest power in the highest bit.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 /// `x^(2^n)` modulo the polynomial, for each n.
 const POWERS: [u64; 64] = {
@@ -30,7 +30,7 @@ const POWERS: [u64; 64] = {
     powers
 };
 
-/// The product of two polynomials modulo that of the checksum, lowest power in the highest bit.
+/// Returns the product of two polynomials modulo that of the checksum, lowest power in the highest bit.
 const fn product(a: u64, mut b: u64) -> u64 {
     let (mut sum, mut bit) = (0, 64);
     while bit > 0 {
@@ -41,11 +41,11 @@ const fn product(a: u64, mut b: u64) -> u64 {
     sum
 }
 
-/// The payload checksum of two parts in a row, from that of each and the length of the second in bytes: the first is
+/// Combines the payload checksums of two consecutive parts, given the length of the second in bytes: the first is
 /// shifted by that length, which is a product with a power of x.
 #[must_use]
 pub const fn joined_payload_checksum(first: u64, second: u64, second_bytes: u64) -> u64 {
-    // 2^3 bits a byte.
+    // 2^3 bits per byte.
     let (mut shifted, mut left, mut n) = (first, second_bytes, 3);
     while left > 0 {
         if left & 1 == 1 {
@@ -57,25 +57,25 @@ pub const fn joined_payload_checksum(first: u64, second: u64, second_bytes: u64)
     shifted ^ second
 }
 
-/// CRC-64/NVME of a payload that is seen piece by piece, in order.
+/// Incremental CRC-64/NVME of a payload that arrives piece by piece, in order.
 #[derive(Clone, Debug)]
 pub struct PayloadChecksum {
     crc: Crc,
 }
 
 impl PayloadChecksum {
-    /// The checksum of nothing so far.
+    /// Creates the checksum of no bytes.
     #[must_use]
     pub fn new() -> Self {
         Self { crc: Crc::new(CrcAlgorithm::Crc64Nvme) }
     }
 
-    /// Takes in the next piece.
+    /// Adds the next piece.
     pub fn update(&mut self, bytes: &[u8]) {
         self.crc.update(bytes);
     }
 
-    /// The checksum of everything seen.
+    /// Returns the checksum of all bytes added.
     #[must_use]
     pub fn finish(&self) -> u64 {
         self.crc.finalize()

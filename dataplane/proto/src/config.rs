@@ -1,28 +1,19 @@
-//! What is wrong with settings, said in the same words by every crate that has some.
+//! Error of invalid settings, shared by every crate that has settings.
 
 use core::fmt;
 
-/// A field of some settings that cannot be.
+/// A setting with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigError {
-    /// The value is outside its range.
-    OutOfRange {
-        /// Name of the field.
-        field: &'static str,
-        /// What it was.
-        value: u64,
-        /// The least it may be.
-        least: u64,
-        /// The most it may be.
-        most: u64,
-    },
-    /// The value is not a multiple of the unit it must be counted in, or no power of two where it must be.
+    /// The value is outside its range, `least..=most`.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    OutOfRange { field: &'static str, value: u64, least: u64, most: u64 },
+    /// The value is not a multiple of its unit, or not a power of two.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     NotMultiple {
-        /// Name of the field.
         field: &'static str,
-        /// What it was.
         value: u64,
-        /// What it must be a multiple of; 0 for a power of two.
+        /// Unit that the value has to be a multiple of; 0 if it has to be a power of two.
         unit: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! The digest that names an object, and the slot it falls into.
+//! Digest that names an object, and the slot that it belongs to.
 //!
 //! A digest is XXH3-128 over (tenant, key). Both are prefixed with their length, so that ("ab", "c") and ("a", "bc")
 //! differ. Peers exchange digests, never keys; two keys with one digest are the same object, which for 128 bits and
@@ -16,18 +16,18 @@ pub struct Digest(pub u128);
 
 /// Bytes of a digest on the wire.
 pub const DIGEST_BYTES: usize = 16;
-/// Bytes of each length before a name's parts.
+/// Length prefix of each part of a name, in bytes.
 const LENGTH_BYTES: usize = 8;
-/// Names up to this length, lengths included, are hashed in one piece.
+/// Longest name, with its length prefixes, that is hashed in one piece.
 const SHORT_BYTES: usize = 128;
 
 impl Digest {
-    /// The digest of `key` within `tenant`. The default tenant is the empty string.
+    /// Returns the digest of `key` within `tenant`. The default tenant is the empty string.
     #[must_use]
     pub fn of(tenant: &[u8], key: &[u8]) -> Self {
         let (tenant_at, key_at) = (LENGTH_BYTES, 2 * LENGTH_BYTES + tenant.len());
         let bytes = key_at + key.len();
-        // Nearly every name is short. At once, it needs no state of half a kilobyte that is set up first.
+        // Nearly every name is short. Hashing it in one piece avoids the setup of half a kilobyte of hasher state.
         if bytes <= SHORT_BYTES {
             let mut name = [0; SHORT_BYTES];
             name[..LENGTH_BYTES].copy_from_slice(&(tenant.len() as u64).to_le_bytes());
@@ -44,13 +44,13 @@ impl Digest {
         Self(hash.digest128())
     }
 
-    /// The slot: the top 14 bits.
+    /// Returns the slot: the top 14 bits.
     #[must_use]
     pub const fn slot(self) -> Slot {
         Slot((self.0 >> (128 - SLOT_BITS)) as u16)
     }
 
-    /// The low word, which no slot or shard choice looks at: for hash tables.
+    /// Returns the low word, which takes no part in the choice of slot or shard: for hash tables.
     #[must_use]
     pub const fn low(self) -> u64 {
         self.0 as u64
@@ -69,7 +69,7 @@ impl Digest {
     }
 }
 
-/// Digests of many keys of one tenant: what their names have in common is written once.
+/// Computes digests of many keys of one tenant: the part of their names that they share is written once.
 #[derive(Clone, Debug)]
 pub struct KeysOf<'a> {
     tenant: &'a [u8],
@@ -77,7 +77,7 @@ pub struct KeysOf<'a> {
 }
 
 impl<'a> KeysOf<'a> {
-    /// Those of this tenant.
+    /// Creates the hasher for keys of this tenant.
     #[must_use]
     pub fn new(tenant: &'a [u8]) -> Self {
         let mut name = [0; SHORT_BYTES];
@@ -88,7 +88,7 @@ impl<'a> KeysOf<'a> {
         Self { tenant, name }
     }
 
-    /// As [`Digest::of`] says of this key.
+    /// Returns the digest of a key, equal to that of [`Digest::of`].
     #[inline]
     #[must_use]
     pub fn digest(&mut self, key: &[u8]) -> Digest {
@@ -100,24 +100,24 @@ impl<'a> KeysOf<'a> {
     }
 }
 
-/// The number by which nodes tell a tenant's account: 32 bits of a hash of its name, and 0 for the default tenant only,
-/// whose name is empty. The control plane refuses a tenant whose number is another's.
+/// Returns the number of a tenant, as nodes account for it: 32 bits of a hash of its name; 0 for the default tenant
+/// only, whose name is empty. The control plane rejects a tenant whose number collides with another's.
 #[must_use]
 pub fn tenant_number(name: &[u8]) -> u32 {
     if name.is_empty() { 0 } else { (xxh3_128(name) as u32).max(1) }
 }
 
-/// XXH3-128 of bytes that come in parts: it says whether content is what somebody said it is, and not who said so.
+/// Incremental XXH3-128 over content. It detects accidental differences; it does not authenticate the author.
 #[derive(Default)]
 pub struct ContentHash(Xxh3);
 
 impl ContentHash {
-    /// The next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The hash of all of them.
+    /// Returns the hash of all bytes added.
     #[must_use]
     pub fn finish(&self) -> u128 {
         self.0.digest128()
@@ -154,11 +154,11 @@ mod tests {
     const GOLDEN: &str = "db9eac7a9f0de74ddcfb8efd69d719b3";
 
     #[test]
-    fn many_keys_of_a_tenant_have_the_digests_that_each_has() {
+    fn keys_of_a_tenant_have_the_same_digests_in_bulk() {
         let text: Vec<u8> = (0..=255).collect();
         for tenant in [0, 1, 60, 111, 112, 113, 120, 200] {
             let mut keys = KeysOf::new(&text[..tenant]);
-            // Shorter ones after longer ones: nothing of these is left.
+            // A shorter key after a longer one: no bytes of the longer key are left.
             for key in [200, 112, 111, 53, 52, 51, 16, 2, 1, 0, 112, 3] {
                 let key = &text[256 - key..];
                 assert_eq!(keys.digest(key), Digest::of(&text[..tenant], key), "{tenant} and {}", key.len());

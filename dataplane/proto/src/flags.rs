@@ -2,22 +2,22 @@
 
 use core::ops::{BitOr, BitOrAssign};
 
-/// Flags of a [`crate::frame::Header`]. A flag that says nothing for an operation is ignored there; a bit that no flag
-/// has is an error.
+/// Flags of a [`crate::frame::Header`]. A flag without a meaning for an operation is ignored there; an unknown bit is
+/// an error.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct FrameFlags(u32);
 
 impl FrameFlags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// The header states the payload's checksum, and the receiver has to check it.
+    /// The header has the payload's checksum, and the receiver has to verify it.
     pub const CHECKSUM: Self = Self(1);
-    /// `Read`, `ReadMany`: the replies have to state checksums of their payloads.
+    /// `Read`, `ReadMany`: the replies have to carry checksums of their payloads.
     pub const SUM_REPLIES: Self = Self(1 << 1);
-    /// `Exists`: prefetch from the SSD what is not in memory, within the deadline of the request.
+    /// `Exists`: objects on the SSD are prefetched into memory, within the deadline of the request.
     pub const PREFETCH: Self = Self(1 << 2);
-    /// `Get`, `Lookup`, `Remove`: stripe heads are read, or removed, like other objects. Without it the answer is
-    /// `Striped`.
+    /// `Get`, `Lookup`, `Remove`: stripe heads are read, or removed, like other objects. Without the flag the
+    /// reply is `Striped`.
     pub const HEADS: Self = Self(1 << 3);
     /// `GetRange`, `Peek`: ranges of put sessions may be read before their commit.
     pub const UNCOMMITTED: Self = Self(1 << 4);
@@ -27,7 +27,7 @@ impl FrameFlags {
     pub const READ_REPLICA: Self = Self(1 << 6);
     /// `Put`, `Reserve`, `Remove`: the owner of the slot replicates a commit, or a removal, to its replica owner.
     pub const REPLICATE: Self = Self(1 << 7);
-    /// `Get`, `GetRange`, `Lookup`: the client wants a lease on the replica. If the reply says [`Self::REPLICATED`],
+    /// `Get`, `GetRange`, `Lookup`: the client requests a lease on the replica. If the reply has [`Self::REPLICATED`],
     /// the client may read the replica for 250 ms from when it sent the request.
     pub const REPLICA_LEASE: Self = Self(1 << 8);
     /// Replies to `Put`, `Get` and `GetRange`: the replica owner has the object too.
@@ -37,7 +37,7 @@ impl FrameFlags {
 
     const KNOWN: u32 = (1 << 11) - 1;
 
-    /// The flags with these bits, if each of them is known.
+    /// Returns the flags with these bits, or `None` if one of them is unknown.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
         if bits & !Self::KNOWN == 0 { Some(Self(bits)) } else { None }
@@ -49,19 +49,19 @@ impl FrameFlags {
         self.0
     }
 
-    /// True where all of these flags are set.
+    /// Returns true if all of these flags are set.
     #[must_use]
     pub const fn has(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// All flags, and these where `set`.
+    /// Returns the flags with these added if `set`.
     #[must_use]
     pub const fn with(self, flags: Self, set: bool) -> Self {
         if set { Self(self.0 | flags.0) } else { self }
     }
 
-    /// All flags but these.
+    /// Returns the flags without these.
     #[must_use]
     pub const fn without(self, flags: Self) -> Self {
         Self(self.0 & !flags.0)
@@ -92,7 +92,7 @@ impl ItemFlags {
     /// The replica owner has the object too.
     pub const REPLICATED: Self = Self(1);
 
-    /// The flags with these bits, if each of them is known.
+    /// Returns the flags with these bits, or `None` if one of them is unknown.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Option<Self> {
         if bits <= 1 { Some(Self(bits)) } else { None }
@@ -104,13 +104,13 @@ impl ItemFlags {
         self.0
     }
 
-    /// The flag for an object that is, or is not, replicated.
+    /// Returns the flag of an object that is, or is not, replicated.
     #[must_use]
     pub const fn replicated(is_replicated: bool) -> Self {
         if is_replicated { Self::REPLICATED } else { Self::NONE }
     }
 
-    /// True where the replica owner has the object too.
+    /// Returns true if the replica owner has the object too.
     #[must_use]
     pub const fn is_replicated(self) -> bool {
         self.0 & Self::REPLICATED.0 != 0

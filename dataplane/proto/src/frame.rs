@@ -1,4 +1,4 @@
-//! The frame: 64 bytes of header, a body of items, a payload.
+//! Frame layout: a header of 64 bytes, a body of items, a payload.
 //!
 //! ```text
 //!  0 magic u32 "KVPF"   4 version u8   5 kind u8        6 status u16
@@ -8,9 +8,9 @@
 //! 56 body checksum u32                  60 header checksum u32 (of bytes 0..60)
 //! ```
 //!
-//! Little-endian, fixed layout. The header's own checksum means that a length is believed only when the header is
-//! whole; the payload's checksum travels with it and is checked by whoever keeps the bytes. A decoder allocates
-//! nothing.
+//! Little-endian, fixed layout. The header has a checksum of its own, so a length is trusted only if the header is
+//! intact. The payload's checksum travels with it and is verified by the side that stores the bytes. A decoder
+//! allocates nothing.
 
 use core::fmt;
 
@@ -21,7 +21,7 @@ use crate::limits::Limits;
 use crate::message::{Kind, Operation};
 use crate::status::Status;
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER_BYTES: usize = 64;
 /// First bytes of every frame.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"KVPF");
@@ -31,66 +31,53 @@ pub const VERSION: u8 = 5;
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What the frame is.
+    /// Operation of the frame, as a request or as a reply.
     pub kind: Kind,
-    /// Outcome, in replies; `Ok` in requests.
+    /// Outcome of the request, in replies; `Ok` in requests.
     pub status: Status,
-    /// The asker's id for the request, echoed in its reply.
+    /// Request id, chosen by the client and echoed in the reply.
     pub request: RequestId,
     /// Length of the body in bytes.
     pub body_bytes: u32,
-    /// Items in the body.
+    /// Number of items in the body.
     pub items: u32,
     /// Length of the payload in bytes.
     pub payload_bytes: u64,
     /// CRC-64/NVME of the payload, valid under [`FrameFlags::CHECKSUM`].
     pub payload_checksum: u64,
-    /// The map epoch in requests; version, length or count in replies: each message says.
+    /// Epoch of the client's map in requests; a version, a length or a count in replies, as documented with each
+    /// operation.
     pub argument: u64,
-    /// Time left to do the request in microseconds; 0 means the default of the limits.
+    /// Time left to complete the request in microseconds; 0 for the default of the limits.
     pub deadline_us: u32,
-    /// Flags.
+    /// Flags of the frame.
     pub flags: FrameFlags,
     /// CRC-32C of the body.
     pub body_checksum: u32,
 }
 
-/// Why bytes are not a frame. The connection that brought them cannot be read any further.
+/// Error of a malformed frame. The connection that delivered it cannot be read any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameError {
-    /// Not our protocol.
+    /// The bytes do not begin with [`MAGIC`]: another protocol.
     Magic(u32),
-    /// A version this build does not speak.
+    /// The frame has a version that this build does not support.
     Version(u8),
     /// The header's checksum does not match.
-    HeaderChecksum {
-        /// What the header says.
-        stated: u32,
-        /// What its bytes give.
-        computed: u32,
-    },
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    HeaderChecksum { stated: u32, computed: u32 },
     /// The body's checksum does not match.
-    BodyChecksum {
-        /// What the header says.
-        stated: u32,
-        /// What the body gives.
-        computed: u32,
-    },
-    /// A kind this version does not know.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    BodyChecksum { stated: u32, computed: u32 },
+    /// The kind is unknown to this version.
     Kind(u8),
-    /// A status this version does not know.
+    /// The status is unknown to this version.
     Status(u16),
-    /// A flag this version does not know.
+    /// A flag is unknown to this version.
     Flags(u32),
-    /// A length or count over its limit.
-    TooLong {
-        /// Which field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// Its limit.
-        limit: u64,
-    },
+    /// A length or a count exceeds its limit.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    TooLong { field: &'static str, value: u64, limit: u64 },
 }
 
 impl fmt::Display for FrameError {
@@ -121,7 +108,7 @@ impl fmt::Display for FrameError {
 impl std::error::Error for FrameError {}
 
 impl Header {
-    /// A request of `kind` with neither body nor payload.
+    /// Returns a request of `kind` without body and payload.
     #[must_use]
     pub const fn request(kind: Kind, request: RequestId) -> Self {
         Self {
@@ -139,7 +126,7 @@ impl Header {
         }
     }
 
-    /// The reply to a request of `kind`, with neither body nor payload.
+    /// Returns the reply to a request of `kind`, without body and payload.
     #[must_use]
     pub const fn reply(kind: Kind, request: RequestId, status: Status) -> Self {
         let mut header = Self::request(kind, request);
@@ -147,18 +134,18 @@ impl Header {
         header
     }
 
-    /// States the body: its length, items and checksum.
+    /// Sets the fields that describe the body: its length, item count and checksum.
     #[must_use]
     pub fn with_body(mut self, body: &[u8], items: usize) -> Self {
-        assert!(body.len() <= Limits::BODY_BYTES, "a body of {} bytes was built", body.len());
-        assert!(items <= self.most_items(), "a body of {items} items was built");
+        assert!(body.len() <= Limits::BODY_BYTES, "body of {} bytes is over the limit of a frame", body.len());
+        assert!(items <= self.most_items(), "body of {items} items is over the limit of its operation");
         self.body_bytes = body.len() as u32;
         self.items = items as u32;
         self.body_checksum = frame_checksum(body);
         self
     }
 
-    /// States the payload; `checksum` is `None` where the bytes are checked by other means.
+    /// Sets the fields that describe the payload; `checksum` is `None` where the bytes are verified by other means.
     #[must_use]
     pub const fn with_payload(mut self, bytes: u64, checksum: Option<u64>) -> Self {
         self.payload_bytes = bytes;
@@ -176,13 +163,14 @@ impl Header {
         self
     }
 
-    /// The payload checksum, where the sender stated one.
+    /// Returns the payload checksum, if the frame has one.
     #[must_use]
     pub const fn checksum(&self) -> Option<u64> {
         if self.flags.has(FrameFlags::CHECKSUM) { Some(self.payload_checksum) } else { None }
     }
 
-    /// How many frames answer a request: usually one, one for each item where each is answered by its own payload.
+    /// Returns the number of reply frames of a request: one for each item if each item has a payload of its own, else
+    /// one; none for `Abort` and `Release`.
     #[must_use]
     pub const fn replies(&self) -> u32 {
         match self.kind {
@@ -192,7 +180,7 @@ impl Header {
         }
     }
 
-    /// How many items its body may have.
+    /// Returns the limit of items in the body for this operation.
     #[must_use]
     pub const fn most_items(&self) -> usize {
         let (Kind::Request(operation) | Kind::Reply(operation)) = self.kind;
@@ -204,7 +192,7 @@ impl Header {
         }
     }
 
-    /// Wire form.
+    /// Encodes the header for the wire.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
@@ -226,16 +214,16 @@ impl Header {
         out
     }
 
-    /// Reads a header and checks everything that can be checked without the body.
+    /// Decodes a header and validates everything that can be validated without the body.
     ///
     /// # Errors
-    /// When the bytes are not a whole header of this version within the limits.
+    /// Returns an error if the bytes are not an intact header of this version within the limits.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let magic = word32(bytes, 0);
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        // The version is looked at before the checksum: another version may compute it differently.
+        // The version is checked before the checksum: another version may compute the checksum differently.
         if bytes[4] != VERSION {
             return Err(FrameError::Version(bytes[4]));
         }
@@ -275,10 +263,10 @@ impl Header {
         Ok(())
     }
 
-    /// Checks the body against the header.
+    /// Verifies the body against the checksum in the header.
     ///
     /// # Errors
-    /// When the checksum does not match.
+    /// Returns an error if the checksum does not match.
     pub fn check_body(&self, body: &[u8]) -> Result<(), FrameError> {
         debug_assert_eq!(body.len(), self.body_bytes as usize);
         let computed = frame_checksum(body);

@@ -1,13 +1,13 @@
-//! A small histogram of times: buckets of a quarter octave, from a quarter microsecond to half a minute.
+//! Histogram of durations: buckets of a quarter octave, from a quarter microsecond to half a minute.
 
-/// Octaves counted, and parts of each.
+/// Number of octaves, and of buckets in each.
 const OCTAVES: u32 = 28;
 const PARTS: u32 = 4;
-/// Times below this share the first bucket: 2^8 ns.
+/// Durations below 2^8 ns share the first bucket.
 const FIRST_SHIFT: u32 = 8;
 const BUCKETS: usize = (OCTAVES * PARTS) as usize;
 
-/// Counts of times, with a relative error of at most 25 %, and their sum.
+/// Counts of durations, with a relative error of at most 25 %, and their sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -21,7 +21,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// An empty one. Its counts take memory with the first time only.
+    /// Creates an empty histogram. Memory for the counts is allocated with the first duration.
     #[must_use]
     pub const fn new() -> Self {
         Self { counts: Vec::new(), sum_ns: 0 }
@@ -37,12 +37,12 @@ impl Histogram {
         if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
     }
 
-    /// Counts one time.
+    /// Counts one duration.
     pub fn add(&mut self, ns: u64) {
         self.add_many(ns, 1);
     }
 
-    /// Counts so many times of this length.
+    /// Counts a duration `times` times.
     pub fn add_many(&mut self, ns: u64, times: u64) {
         if self.counts.is_empty() {
             self.counts.resize(BUCKETS, 0);
@@ -51,7 +51,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(times));
     }
 
-    /// Adds what another counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         if self.counts.is_empty() {
             self.counts.clone_from(&other.counts);
@@ -61,7 +61,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
-    /// What was counted beyond `base`, an earlier state of this histogram or a part of it.
+    /// Returns the difference to `base`, an earlier state of this histogram or a part of it.
     #[must_use]
     pub fn beyond(&self, base: &Self) -> Self {
         let mut rest = self.clone();
@@ -70,19 +70,19 @@ impl Histogram {
         rest
     }
 
-    /// The sum of all times.
+    /// Returns the sum of all durations, in nanoseconds.
     #[must_use]
     pub const fn sum_ns(&self) -> u64 {
         self.sum_ns
     }
 
-    /// How many times were counted.
+    /// Returns the number of durations counted.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The buckets that are not empty, shortest first: `(upper bound in nanoseconds, count)`.
+    /// Returns the buckets that are not empty, shortest first: `(upper bound in nanoseconds, count)`.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(bucket, &count)| {
             let (octave, part) = (bucket as u32 / PARTS + FIRST_SHIFT, bucket as u64 % u64::from(PARTS));
@@ -90,7 +90,7 @@ impl Histogram {
         })
     }
 
-    /// An upper bound of the time that this share of all (0 to 1) stayed within; 0 when there were none.
+    /// Returns an upper bound of the quantile `share` (0 to 1), in nanoseconds; 0 if the histogram is empty.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let wanted = (self.count() as f64 * share).ceil() as u64;

@@ -1,7 +1,7 @@
-//! Identities. Every id is a newtype, so that a slot is never mistaken for a shard; ids of things that are
-//! reused carry a generation, so that a message about the former holder is recognised as stale.
+//! Ids. Every id is a newtype, so that a slot is never mistaken for a shard. Ids whose index is reused carry a
+//! generation, so that a message about a former holder of the index is recognised as stale.
 //!
-//! Nothing here allocates or hands out ids; owners do.
+//! This module neither allocates nor assigns ids; their owners do.
 
 use core::fmt;
 
@@ -26,34 +26,34 @@ macro_rules! id {
 }
 
 id!(
-    /// A member of the cluster: stable over restarts, chosen by the operator or at first start.
+    /// Id of a node: stable across restarts, chosen by the operator or at the first start.
     NodeId(u64)
 );
 id!(
-    /// One incarnation of a node: greater after every restart. A message that carries an older one is stale.
+    /// One run of a node: greater after every restart. A message of an earlier incarnation is stale.
     Incarnation(u64)
 );
 id!(
-    /// A shard's index within its node, `0..shards`.
+    /// Index of a shard within its node, `0..shards`.
     ShardId(u16)
 );
 id!(
-    /// The version of the cluster map. Grows by one with every published change.
+    /// Number of a cluster map; grows by one with every published change.
     Epoch(u64)
 );
 id!(
-    /// One of [`SLOTS`] parts of the key space: the top 14 bits of a digest.
+    /// One of [`SLOTS`] ranges of digests, given by the top 14 bits.
     Slot(u16)
 );
 id!(
-    /// The version of an object under its digest; greater for every accepted put of that digest on a shard.
+    /// Version of an object under its digest; greater for every accepted put of that digest on a shard.
     Version(u64)
 );
 
-/// Number of slots in the key space.
+/// Number of slots.
 pub const SLOTS: usize = 16_384;
 
-/// Bits of a digest that name its slot.
+/// Number of leading bits of a digest that select its slot.
 pub const SLOT_BITS: u32 = 14;
 
 macro_rules! generational {
@@ -65,18 +65,18 @@ macro_rules! generational {
         pub struct $name {
             /// Position in the owner's table.
             pub index: u32,
-            /// Which holder of that position.
+            /// Generation of the holder of that position.
             pub generation: u32,
         }
 
         impl $name {
-            /// The id as one word, for wire frames and completion tokens.
+            /// Packs the id into one word, for frames and completion tokens.
             #[must_use]
             pub const fn to_bits(self) -> u64 {
                 (self.generation as u64) << 32 | self.index as u64
             }
 
-            /// The inverse of [`Self::to_bits`]; every word is a well-formed (perhaps stale) id.
+            /// Inverse of [`Self::to_bits`]; every word is a well-formed (perhaps stale) id.
             #[must_use]
             pub const fn from_bits(bits: u64) -> Self {
                 Self { index: bits as u32, generation: (bits >> 32) as u32 }
@@ -92,23 +92,23 @@ macro_rules! generational {
 }
 
 generational!(
-    /// One request on a connection, chosen by the side that asks.
+    /// One request on a connection, chosen by the client.
     RequestId
 );
 generational!(
-    /// A registered piece of memory that peers may read and write.
+    /// A registered region of memory that peers may read and write.
     SegmentId
 );
 generational!(
-    /// Space that a shard holds for a put that has not been committed.
+    /// Memory that a shard reserves for an uncommitted put.
     ReservationId
 );
 generational!(
-    /// A hold on an object's bytes: they stay where they are until it is released.
+    /// A read pin: the object's bytes stay in place until it is released.
     PinId
 );
 generational!(
-    /// A group of transfers that complete together.
+    /// A batch of transfers that complete together.
     BatchId
 );
 

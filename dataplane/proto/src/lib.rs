@@ -1,7 +1,8 @@
-//! The wire: identities, digests, frames and their messages, the cluster map; and what both sides of it share.
+//! Wire protocol between clients and shards: ids, digests, frames, messages and the cluster map, and code that both
+//! sides share.
 //!
-//! Pure: nothing here opens a socket or a file, reads a clock or draws its own randomness. The same code runs on a
-//! shard, in a client and in the simulator.
+//! Pure (sans-IO): the crate opens no socket or file, reads no clock and draws no randomness by itself. The same code
+//! runs in a shard, in a client and in the simulator.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Seeded randomness as an argument: one seed, many independent streams.
 //!
 //! Each stream is salted with a name, so that drawing more numbers for the network does not disturb the schedule or the
-//! workload of a simulation. The generator is xoshiro256++ (Blackman and Vigna, 2019), seeded through SplitMix64.
-//! Not for secrets.
+//! workload of a simulation. The generator is xoshiro256++ (Blackman and Vigna, 2019), seeded through SplitMix64. Not
+//! for secrets.
 
 /// A stream of pseudo-random numbers, fixed by its seed and its salt.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ pub struct Rng {
     state: [u64; 4],
 }
 
-/// One step of SplitMix64: also a good mixer of 64 bits.
+/// Applies one step of SplitMix64, which is also a good 64-bit mixer.
 #[must_use]
 pub const fn mix64(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -20,7 +20,7 @@ pub const fn mix64(word: u64) -> u64 {
 }
 
 impl Rng {
-    /// The stream named `salt` of `seed`.
+    /// Creates the stream named `salt` of `seed`.
     #[must_use]
     pub fn new(seed: u64, salt: &str) -> Self {
         let mut word = mix64(seed);
@@ -35,7 +35,7 @@ impl Rng {
         Self { state }
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.state;
         let out = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
@@ -49,21 +49,21 @@ impl Rng {
         out
     }
 
-    /// A number in `0..bound`. The bias is below 2^-32 for the bounds used here (Lemire's multiply-shift).
+    /// Returns a number in `0..bound`. The bias is below 2^-32 for the bounds used here (Lemire's multiply-shift).
     ///
     /// # Panics
     /// When `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        assert!(bound > 0, "a random number below 0 was asked for");
+        assert!(bound > 0, "the bound of a random number is 0");
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in `[0, 1)`.
+    /// Returns a number in `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with probability `p`.
+    /// Returns true with probability `p`.
     pub fn chance(&mut self, p: f64) -> bool {
         self.unit() < p
     }

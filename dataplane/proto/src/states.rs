@@ -1,17 +1,17 @@
 //! State machines as declared tables.
 //!
 //! A machine lists its states, its events and every legal transition. An event that a state does not list is either
-//! *stale* (declared as ignored: a late message, counted by the caller) or *illegal* (a bug in the caller, reported
-//! as an error). The whole table can be printed, and a snapshot test holds it.
+//! *stale* (declared as ignored: a late message, counted by the caller) or *illegal* (a bug in the caller, reported as
+//! an error). The whole table can be printed, and a snapshot test pins it.
 
-/// What an event did to a machine.
+/// Result of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step<S> {
     /// The machine moved (perhaps to the same state).
     Moved(S),
-    /// The event came too late to matter; the machine stays.
+    /// The event arrived too late to matter; the state is unchanged.
     Stale,
-    /// No such transition: a bug of whoever sent the event.
+    /// No such transition: a bug in the sender of the event.
     Illegal,
 }
 
@@ -35,7 +35,7 @@ macro_rules! state_machine {
             /// Every state.
             pub const ALL: &[Self] = &[$(Self::$s,)*];
 
-            /// What `event` does in this state.
+            /// Returns the result of `event` in this state.
             #[must_use]
             pub const fn on(self, event: $event) -> $crate::states::Step<Self> {
                 match (self, event) {
@@ -55,7 +55,7 @@ macro_rules! state_machine {
     (@to $to:ident) => { $crate::states::Step::Moved(Self::$to) };
 }
 
-/// Prints a machine's whole table, one line for each pair that is not illegal.
+/// Prints the transition table of a machine, one line for each pair of state and event that is not illegal.
 #[must_use]
 pub fn render<S: Copy + core::fmt::Debug, E: Copy + core::fmt::Debug>(
     states: &[S],

@@ -1,10 +1,10 @@
-//! The outcome of a request, as a stable number on the wire and a sentence for people.
+//! Outcome of a request: a stable number on the wire and a sentence for people.
 
 use core::fmt;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
-        /// Outcome of a request. Numbers are append-only: peers of other versions rely on them.
+        /// Outcome of a request. Numbers are append-only, as peers of other versions rely on them.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u16)]
         pub enum Status {
@@ -15,7 +15,7 @@ macro_rules! statuses {
             /// Every status, in number order.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The status with this number, if it is one this version knows.
+            /// Returns the status with this number, or `None` if this version does not know it.
             #[must_use]
             pub const fn from_code(code: u16) -> Option<Self> {
                 match code {
@@ -24,7 +24,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// The sentence for people.
+            /// Returns the sentence for people.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self {
@@ -40,69 +40,70 @@ statuses! {
     Ok = 0, "ok";
     /// No such object.
     NotFound = 1, "no such object";
-    /// The object is there already; nothing was changed.
+    /// The object exists already; nothing was changed.
     Exists = 2, "the object exists already and was left as it is";
-    /// Not enough room, even after evicting everything that may be evicted; or the SSD failed to take what was to be
-    /// written to it, or takes no writes and so cannot take note of a removal.
-    NoSpace = 3, "the pool is full of what is pinned or being written: add memory; or the SSD failed to take the write";
-    /// The object is over the limit of one object, or larger than the pool.
+    /// The shard has no memory left, even after evicting every object that may be evicted; or the SSD failed to take
+    /// the write; or the SSD tier is degraded and cannot record a removal.
+    NoSpace = 3, "the pool is full of pinned or uncommitted objects: add memory; or the SSD failed to take the write";
+    /// The object exceeds the limit for one object, or the size of the pool.
     TooLarge = 4, "the object is larger than the store accepts";
     /// An object of 0 bytes cannot be stored.
     Empty = 5, "an object of 0 bytes cannot be stored";
-    /// The request is malformed or breaks a limit.
+    /// The request is malformed or exceeds a limit.
     BadRequest = 6, "the request is malformed or over a limit";
-    /// The shard does not own the slot; the sender's map is old or new.
+    /// The shard does not own the slot: the client's map is older or newer than the shard's.
     WrongOwner = 7, "this shard does not own the key; fetch the cluster map again";
-    /// The deadline passed first.
-    DeadlineExceeded = 8, "the deadline passed before the request was done";
-    /// A bounded queue or table is full; try again later.
-    Busy = 9, "the peer is at a limit of its own; try again";
+    /// The deadline passed before the request completed.
+    DeadlineExceeded = 8, "the deadline passed before the request completed";
+    /// Backpressure: a bounded queue or table of the peer is full. Back off and retry.
+    Busy = 9, "the peer is busy: one of its queues or tables is full; back off and retry";
     /// The bytes do not match their checksum.
     Corrupt = 10, "the bytes do not match their checksum";
-    /// The peer may not do this.
+    /// The client lacks the right for this request.
     Unauthorized = 11, "not authorised";
-    /// No common protocol version, or another cluster.
-    Incompatible = 12, "the peers speak no common version or belong to different clusters";
-    /// The id belongs to something that is gone.
-    Stale = 13, "the id is of something that is gone";
+    /// The peers have no common protocol version, or belong to different clusters.
+    Incompatible = 12, "the peers have no common protocol version, or belong to different clusters";
+    /// The id refers to something that no longer exists: a pin, a reservation, a put session, a segment or an
+    /// incarnation.
+    Stale = 13, "the id refers to something that no longer exists";
     /// The range is not within the object or the segment.
     OutOfRange = 14, "the range is not within the object or the registered segment";
     /// The caller's buffer is smaller than the object.
     BufferTooSmall = 15, "the buffer is smaller than the object";
-    /// The connection to the peer was lost and could not be had again in time.
+    /// The connection to the peer was lost and could not be re-established in time.
     Unreachable = 16, "the peer cannot be reached";
-    /// The cluster has no member that owns the slot.
+    /// No member of the cluster owns the slot.
     NoOwner = 17, "no member owns the key; the cluster has no storage";
-    /// The caller withdrew the request.
+    /// The caller cancelled the request.
     Cancelled = 18, "cancelled by the caller";
-    /// The peer does not know this kind of request.
+    /// The peer does not support this operation.
     Unsupported = 19, "the peer does not support this request";
-    /// The tenant has used up its quota, and what it has cannot be evicted; or the object alone is longer than that.
-    QuotaExceeded = 20, "the tenant's quota of memory has no room for it: the object alone is longer than the quota, \
-                         or the rest is held by what cannot be evicted; kvplane ctl tenants shows and raises it";
-    /// No such tenant, where only known ones may put.
-    NoTenant = 21, "there is no such tenant; make it with kvplane ctl tenants set";
-    /// The share of memory for objects that are never evicted is used up.
-    PinLimit = 22, "the share of memory for pinned objects is used up; put it without a hard pin or remove some";
-    /// The object is being written, and not all of the range is there yet.
-    Pending = 23, "the object is being written, and not all of these bytes are there yet";
-    /// The object is kept in stripes, and this is what names them: to be asked for as such.
+    /// The tenant's quota is used up by objects that cannot be evicted, or the object alone is larger than the quota.
+    QuotaExceeded = 20, "the tenant's quota has no room for the object: the object alone is larger than the quota, \
+                         or objects that cannot be evicted use it up; kvplane ctl tenants shows and raises it";
+    /// The tenant does not exist, and the node accepts puts of known tenants only.
+    NoTenant = 21, "no such tenant; create it with kvplane ctl tenants set";
+    /// The share of memory for hard-pinned objects is used up.
+    PinLimit = 22, "the memory for hard-pinned objects is used up; put it without a hard pin, or remove some";
+    /// The range belongs to an uncommitted put session and is not completely written.
+    Pending = 23, "the object is still being written, and not all of this range is written yet";
+    /// The object is a stripe head: it is read as one with [`FrameFlags::HEADS`](crate::FrameFlags::HEADS).
     Striped = 24, "the object is kept in stripes";
-    /// A greeting is to be followed by the proof of a ticket.
-    Prove = 25, "the shard wants a ticket of the control plane; a client gets one with an identity of its cluster";
-    /// The ticket was made with a key that the shard was not given.
-    NoKey = 26, "the shard was not given the key of this ticket yet; if that lasts, its node does not reach the \
+    /// Challenge to a hello: the client has to prove its ticket next.
+    Prove = 25, "the shard requires a ticket; the control plane issues one to a client with an identity of the cluster";
+    /// The shard does not have the key that the ticket was issued with.
+    NoKey = 26, "the shard does not have the key of this ticket yet; if that lasts, its node cannot reach the \
                  control plane";
-    /// The ticket is not good any more by the ticket time that the shard's node was told.
-    TicketEnded = 27, "the shard counts the ticket as ended and was shown no newer one; if that lasts, the client does \
-                       not reach the control plane, or the shard's node follows another one";
-    /// A put is to be acknowledged when an SSD has it, and the object's owner has none.
-    NoSsd = 28, "the node of this key has no SSD to acknowledge the put from; leave that to the node, or give it --ssd";
-    /// The shard takes sealed connections only.
-    WantsTls = 29, "the shard wants TLS on data connections: start this process with --data-tls offer or require";
-    /// No sealed connection could be had; never on the wire.
-    TlsFailed = 30, "the TLS handshake with the shard failed: look at both ends' certificates and --data-tls, and at \
-                     this process' log for which it is";
+    /// The ticket has expired by the epoch time that the shard's node last received.
+    TicketEnded = 27, "the ticket has expired and the client has not renewed it; if that lasts, the client cannot \
+                       reach the control plane, or the shard's node follows another control plane";
+    /// The put requests an acknowledgement from the SSD, and the object's owner has no SSD.
+    NoSsd = 28, "the owner of this key has no SSD to acknowledge the put from; omit the level, or give the node --ssd";
+    /// The shard accepts TLS connections only.
+    WantsTls = 29, "the shard requires TLS on data connections: start this process with --data-tls offer or require";
+    /// The TLS handshake failed; never on the wire.
+    TlsFailed = 30, "the TLS handshake with the shard failed: check both ends' certificates and --data-tls, and \
+                     this process's log for the reason";
 }
 
 impl fmt::Display for Status {

@@ -1,19 +1,19 @@
-//! Offsets in the pool: a two-level segregated fit allocator.
+//! Allocator of extents in the pool: two-level segregated fit.
 //!
-//! The pool is a line of blocks, each free or held. Free blocks hang in bins by size (see `bins`); allocation takes a
-//! block from the request's own bin if one of the first [`PROBES`] fits, else the head of the next bin that has any,
-//! and puts the rest back. Freeing merges with both neighbours at once. Both cost O(1) whatever the number of
-//! blocks. The method is that of Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time
-//! systems" (ECRTS 2004); unlike it, the request's own bin is looked at first. Without that the last block of exactly
-//! the wanted size is missed, and a pool of N equal objects would hold N - 1.
+//! The pool is a sequence of blocks, each free or held. Free blocks are in bins by size (see `bins`). Allocation takes
+//! a block from the request's own bin if one of the first [`PROBES`] fits, else the head of the next non-empty bin, and
+//! puts the rest back. Freeing merges with both neighbours at once. Both cost O(1) whatever the number of blocks. The
+//! method is that of Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time systems"
+//! (ECRTS 2004); unlike it, the request's own bin is searched first. Without that, the last block of exactly the
+//! requested size is missed, and a pool of N equal objects would hold N - 1.
 //!
-//! Sizes are counted in granules of [`GRANULE_BYTES`]. Up to 63 granules (16 KiB) every size has its own bin; above,
-//! a bin spans 1/32 of its size, so that a fit deeper than [`PROBES`] in a crowded bin may be missed; `run_anywhere`
-//! does not miss it.
+//! Sizes are counted in granules of [`GRANULE_BYTES`]. Up to 63 granules (16 KiB) every size has its own bin; above, a
+//! bin spans 1/32 of its size, so that a fit deeper than [`PROBES`] in a crowded bin may be missed; `run_anywhere` does
+//! not miss it.
 //!
-//! Invariants ([`Allocator::check`]): blocks tile the pool, no two free blocks touch, bins and bitmaps agree with the
-//! blocks. The descriptors (24 bytes) lie in a vector reserved at start. Not here: what the bytes are for, beyond a
-//! word per block that names its owner.
+//! Invariants ([`Allocator::check`]): blocks tile the pool, no two free blocks are adjacent, bins and bitmaps agree
+//! with the blocks. The descriptors (24 bytes) are in a vector reserved at start. The allocator knows nothing of the
+//! contents, beyond a word per block that names its owner.
 
 mod bins;
 mod runs;
@@ -25,37 +25,37 @@ use bins::{Bins, NONE};
 /// Allocation unit: sizes are rounded up to it, offsets are multiples of it.
 pub const GRANULE_BYTES: u64 = 256;
 
-/// The largest pool: granule numbers fit 32 bits.
+/// Size of the largest pool: granule numbers fit 32 bits.
 pub const MAX_POOL_BYTES: u64 = u32::MAX as u64 * GRANULE_BYTES;
 
-/// The most blocks that can be held at once, for any pool.
+/// Most blocks that can be held at once, for any pool.
 pub const MAX_HELD_BLOCKS: u32 = 1 << 28;
 
-/// How many blocks of the request's own bin are looked at.
+/// Blocks of the request's own bin that are tried.
 pub const PROBES: usize = 64;
 
-/// Marks of nodes that are in no bin, in place of the link to the bin's previous block. A held block's mark has room
-/// for a note; nodes' numbers are below it.
+/// Marks of nodes that are in no bin, in place of the link to the bin's previous block. The mark of a held block
+/// carries a note; node numbers are below it.
 const HELD: u32 = 1 << 31;
 const VACANT: u32 = u32::MAX - 2;
-/// The note of a held block that has none.
+/// Note of a held block that has none.
 const NO_NOTE: u32 = NOTES;
-/// Notes are below this.
+/// Exclusive upper bound of notes.
 pub const NOTES: u32 = (1 << 30) - 1;
 
 const _: () = assert!(2 * MAX_HELD_BLOCKS < HELD && HELD + NOTES < VACANT);
 
-/// The granules that `bytes` take.
+/// Returns the granules that `bytes` take.
 #[must_use]
 pub const fn granules_of(bytes: u64) -> u64 {
     bytes.div_ceil(GRANULE_BYTES)
 }
 
-/// A handle on a block: valid from the call that gave it until the block is freed or merged.
+/// Handle of a block: valid from the call that returned it until the block is freed or merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block(u32);
 
-/// A block's descriptor. While the block is held, `bin_after` is its owner and `bin_before` a note; while the node is
+/// Descriptor of a block. While the block is held, `bin_after` is its owner and `bin_before` a note; while the node is
 /// vacant, `after` links the vacant nodes.
 #[derive(Clone, Copy, Debug)]
 struct Node {
@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// The allocator of one pool.
+/// Allocator of one pool.
 #[derive(Debug)]
 pub struct Allocator {
     nodes: Vec<Node>,
@@ -92,21 +92,21 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// What a block costs in descriptors.
+    /// Size of a block's descriptors.
     pub const BYTES_PER_BLOCK: usize = 24;
 
-    /// An allocator over `pool_bytes`, of which the part beyond the last whole granule is not used, that can hold
-    /// `max_held_blocks` blocks at once.
+    /// Creates an allocator over `pool_bytes` that can hold `max_held_blocks` blocks at once. The part of the pool
+    /// beyond the last whole granule is not used.
     ///
     /// # Panics
-    /// When the pool has no granule or more than [`MAX_POOL_BYTES`], or the blocks exceed [`MAX_HELD_BLOCKS`]: the
+    /// If the pool has no granule or more than [`MAX_POOL_BYTES`], or the blocks exceed [`MAX_HELD_BLOCKS`]: the
     /// configuration is validated before.
     #[must_use]
     pub fn new(pool_bytes: u64, max_held_blocks: u32) -> Self {
         assert!((GRANULE_BYTES..=MAX_POOL_BYTES).contains(&pool_bytes), "pool of {pool_bytes} B");
         assert!(max_held_blocks <= MAX_HELD_BLOCKS, "{max_held_blocks} blocks");
         let pool_granules = (pool_bytes / GRANULE_BYTES) as u32;
-        // No two free blocks touch, so there is at most one more of them than of held ones.
+        // No two free blocks are adjacent, so that there is at most one more of them than of held ones.
         let max_nodes = 2 * max_held_blocks as usize + 1;
         let mut allocator = Self {
             nodes: Vec::with_capacity(max_nodes.min(pool_granules as usize)),
@@ -117,18 +117,18 @@ impl Allocator {
             free_granules: u64::from(pool_granules),
             bins: Bins::new(),
         };
-        // Node 0 stays the first block for ever: splits and merges keep the lower node.
+        // Node 0 always stays the first block: splits and merges keep the lower node.
         let first = allocator.new_node(0, pool_granules);
         allocator.bins.insert(&mut allocator.nodes, first);
         allocator
     }
 
-    /// A block for `bytes`, or `None` when no free block was found that is large enough.
+    /// Allocates a block for `bytes`; `None` if no free block was found that is large enough.
     ///
     /// # Panics
-    /// When `bytes` is 0, or `max_held_blocks` are held already.
+    /// If `bytes` is 0, or `max_held_blocks` are held already.
     pub fn allocate(&mut self, bytes: u64) -> Option<Block> {
-        assert!(bytes > 0, "a block of 0 bytes was asked for");
+        assert!(bytes > 0, "a block of 0 bytes was requested");
         let granules = u32::try_from(granules_of(bytes)).ok()?;
         let node = self.bins.find(&self.nodes, granules)?;
         Some(self.carve(Block(node), bytes))
@@ -137,7 +137,7 @@ impl Allocator {
     /// Takes `bytes` from the low end of a free block; the rest stays free.
     ///
     /// # Panics
-    /// When `block` is not free or too small, or `max_held_blocks` are held already.
+    /// If `block` is not free or too small, or `max_held_blocks` are held already.
     pub fn carve(&mut self, block: Block, bytes: u64) -> Block {
         assert!(self.held_blocks < self.max_held_blocks, "{} blocks are held", self.held_blocks);
         let node = self.nodes[block.0 as usize];
@@ -161,10 +161,10 @@ impl Allocator {
         block
     }
 
-    /// Gives a held block back and returns the free block that it is now part of.
+    /// Frees a held block and returns the free block that it is now part of.
     ///
     /// # Panics
-    /// When `block` is not held: a double free, or a handle from elsewhere.
+    /// If `block` is not held: a double free, or a handle of another allocator.
     pub fn free(&mut self, block: Block) -> Block {
         let node = *self.nodes.get(block.0 as usize).expect("freeing a block of another pool");
         assert!(node.is_held(), "freeing {block:?}, which is not held: {node:?}");
@@ -184,86 +184,86 @@ impl Allocator {
         Block(merged)
     }
 
-    /// Where the block begins in the pool.
+    /// Returns the offset of the block in the pool.
     #[must_use]
     pub fn offset_bytes(&self, block: Block) -> u64 {
         u64::from(self.nodes[block.0 as usize].start) * GRANULE_BYTES
     }
 
-    /// How long the block is, in granules.
+    /// Returns the length of the block, in granules.
     #[must_use]
     pub fn granules(&self, block: Block) -> u64 {
         u64::from(self.nodes[block.0 as usize].granules)
     }
 
-    /// Notes who holds the block: a word of the caller's, `u32::MAX` until then.
+    /// Sets the owner of the block: a word of the caller, `u32::MAX` until then.
     ///
     /// # Panics
-    /// When `block` is not held.
+    /// If `block` is not held.
     pub fn set_owner(&mut self, block: Block, owner: u32) {
         let node = &mut self.nodes[block.0 as usize];
         assert!(node.is_held(), "an owner for {block:?}, which is not held");
         node.bin_after = owner;
     }
 
-    /// Who holds the block; `None` when it is free.
+    /// Returns the owner of the block; `None` if it is free.
     #[must_use]
     pub fn owner(&self, block: Block) -> Option<u32> {
         let node = &self.nodes[block.0 as usize];
         node.is_held().then_some(node.bin_after)
     }
 
-    /// Notes something of a held block, for as long as it is held: a word below [`NOTES`].
+    /// Sets the note of a held block, for as long as it is held: a word below [`NOTES`].
     ///
     /// # Panics
-    /// When `block` is not held, or the word is too large.
+    /// If `block` is not held, or the word is too large.
     pub fn set_note(&mut self, block: Block, note: u32) {
         let node = &mut self.nodes[block.0 as usize];
         assert!(node.is_held() && note < NOTES, "a note of {note} for {node:?}");
         node.bin_before = HELD + note;
     }
 
-    /// What was noted of a held block.
+    /// Returns the note of a held block, if it has one.
     #[must_use]
     pub fn note(&self, block: Block) -> Option<u32> {
         let node = &self.nodes[block.0 as usize];
         (node.is_held() && node.bin_before != HELD + NO_NOTE).then(|| node.bin_before - HELD)
     }
 
-    /// The pool's size in whole granules.
+    /// Returns the pool's size in whole granules.
     #[must_use]
     pub const fn pool_granules(&self) -> u64 {
         self.pool_granules as u64
     }
 
-    /// Free granules, in however many pieces.
+    /// Returns the number of free granules, fragmented or not.
     #[must_use]
     pub const fn free_granules(&self) -> u64 {
         self.free_granules
     }
 
-    /// Free bytes, in however many pieces.
+    /// Returns the number of free bytes, fragmented or not.
     #[must_use]
     pub const fn free_bytes(&self) -> u64 {
         self.free_granules * GRANULE_BYTES
     }
 
-    /// The largest free block. Walks one bin: for messages, not for the fast path.
+    /// Returns the length of the largest free block. Walks one bin: for messages, not for the fast path.
     #[must_use]
     pub fn largest_free_bytes(&self) -> u64 {
         u64::from(self.bins.largest(&self.nodes)) * GRANULE_BYTES
     }
 
-    /// How many blocks are held.
+    /// Returns the number of held blocks.
     #[must_use]
     pub const fn held_blocks(&self) -> u32 {
         self.held_blocks
     }
 
-    /// Asserts every invariant. Walks everything: for tests and simulation.
+    /// Asserts every invariant. Walks all blocks: for tests and simulation.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// If an invariant does not hold.
     pub fn check(&self) {
         let (mut at, mut before, mut free, mut held, mut free_blocks) = (0u64, NONE, 0, 0, 0);
         let mut cursor = 0;
@@ -290,7 +290,7 @@ impl Allocator {
         self.bins.check(&self.nodes, free_blocks);
     }
 
-    /// A node outside the line and outside the bins.
+    /// Creates a node that is neither in the sequence of blocks nor in a bin.
     fn new_node(&mut self, start: u32, granules: u32) -> u32 {
         let node = Node { start, granules, before: NONE, after: NONE, bin_before: NONE, bin_after: NONE };
         if self.vacant != NONE {
@@ -304,7 +304,7 @@ impl Allocator {
         (self.nodes.len() - 1) as u32
     }
 
-    /// Makes `after` (or nothing) follow `before` in the line.
+    /// Makes `after` (or `NONE`) follow `before` in the sequence.
     fn link(&mut self, before: u32, after: u32) {
         self.nodes[before as usize].after = after;
         if after != NONE {
@@ -312,7 +312,7 @@ impl Allocator {
         }
     }
 
-    /// Extends `keep` over the block after it, whose node becomes vacant. Neither is in a bin.
+    /// Extends `keep` over the next block, whose node becomes vacant. Neither is in a bin.
     fn absorb_next(&mut self, keep: u32) {
         let gone = self.nodes[keep as usize].after;
         let Node { granules, after, .. } = self.nodes[gone as usize];

@@ -1,4 +1,4 @@
-//! The limits of a shard's store, and what they may be. All memory of the store follows from them.
+//! Limits of a shard's store, and their permitted ranges. All memory of the store follows from them.
 
 use kvplane_proto::{ConfigError, Limits};
 
@@ -6,45 +6,46 @@ use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
 use crate::entry::PINS_MOST;
 use crate::eviction::Eviction;
 
-/// The most pins, and the most reservations, that can be configured.
+/// Most pins, and most reservations, that can be configured.
 pub const MAX_HANDLES: u32 = PINS_MOST;
 
-/// What a store is made of.
+/// Configuration of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// The pool's size: a multiple of [`GRANULE_BYTES`], at most [`MAX_POOL_BYTES`].
+    /// Size of the pool: a multiple of [`GRANULE_BYTES`], at most [`MAX_POOL_BYTES`].
     pub pool_bytes: u64,
-    /// Objects begin at multiples of this and take whole multiples of it: a power of two from [`GRANULE_BYTES`] to
-    /// 4096, which is what direct I/O wants.
+    /// Unit of space: objects begin at multiples of it and take whole multiples. A power of two from [`GRANULE_BYTES`]
+    /// to 4096, which direct I/O requires.
     pub unit_bytes: u64,
     /// Limit on objects, counting those being written and those removed while pinned.
     pub max_objects: u32,
-    /// The largest object that is accepted.
+    /// Largest object that is accepted.
     pub max_object_bytes: u64,
-    /// What decides which object goes when room is needed.
+    /// Eviction policy.
     pub eviction: Eviction,
-    /// Of segmented LRU: the part of what a tenant has, and of the pool, that objects hit more than once may fill
-    /// before the oldest of them have to prove themselves again. 0 makes the eviction order plain LRU.
+    /// For segmented LRU: the part of a tenant's objects, and of the pool, that objects read more than once may fill
+    /// before the oldest of them go back to probation. 0 makes the eviction order plain LRU.
     pub protected_percent: u8,
-    /// When more of the pool is used than this, puts evict a few objects more than they need, until
-    /// `low_watermark_percent` is reached. 100: nobody evicts before there is need, and the pool holds the most.
+    /// Usage of the pool above which puts evict a few objects more than they need, until `low_watermark_percent` is
+    /// reached. 100: objects are evicted only when room is needed, and the pool holds the most.
     pub high_watermark_percent: u8,
-    /// How far such evicting goes; at most `high_watermark_percent`.
+    /// Usage at which such eviction stops; at most `high_watermark_percent`.
     pub low_watermark_percent: u8,
-    /// How much of the pool objects may take that are never evicted; puts of more are refused.
+    /// Part of the pool that hard pinned objects may take; puts of more are refused.
     pub hard_pin_percent: u8,
-    /// The longest that a soft pin lasts; longer ones are shortened to this. 0: there are none.
+    /// Longest soft pin; longer ones are shortened to this. 0: there are none.
     pub soft_pin_most_ms: u32,
     /// Limit on pins held at once, over all objects.
     pub max_pins: u32,
     /// Limit on reservations, counting the expired ones that are not aborted yet.
     pub max_reservations: u32,
-    /// Salts the hash table, so that a peer who chooses digests cannot choose collisions. Draw it at start.
+    /// Salt of the hash table, so that a peer that chooses digests cannot choose collisions. Drawn at random at the
+    /// start.
     pub hash_seed: u64,
 }
 
 impl StoreConfig {
-    /// Limits that suit a pool of `pool_bytes`, which is rounded down to whole granules: an object for every 4 KiB,
+    /// Returns limits that suit a pool of `pool_bytes`, rounded down to whole granules: an object for every 4 KiB,
     /// objects up to a quarter of the pool.
     #[must_use]
     pub fn for_pool(pool_bytes: u64) -> Self {
@@ -69,7 +70,7 @@ impl StoreConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first field that cannot be, with the numbers.
+    /// The first field that is out of range, with the numbers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let within = |field, value, least, most| {
             if (least..=most).contains(&value) {

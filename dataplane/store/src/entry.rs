@@ -1,14 +1,14 @@
-//! What the store knows about each object: one cache line per entry, in an arena reserved at start.
+//! Metadata of each object: one cache line per entry, in an arena reserved at start.
 //!
-//! An entry lives from reservation to the last byte's release ([`LIFECYCLE`]):
+//! An entry lives from reservation to the release of its last byte ([`LIFECYCLE`]):
 //!
-//! * `Reserved`: a writer fills its bytes; nobody sees it.
-//! * `Quarantined`: the put failed, but its writer may still be writing: the bytes are lent to nobody else.
+//! * `Reserved`: a writer fills its bytes; it is invisible.
+//! * `Quarantined`: the put failed, but its writer may still be writing: the bytes are not reused.
 //! * `Live`: in the index and in the eviction order; the bytes never change again.
-//! * `Doomed`: removed while pinned; invisible; its bytes stay until the last pin goes.
+//! * `Doomed`: removed while pinned; invisible; its bytes stay until the last pin is released.
 //!
-//! Not here: the way from a digest to an entry ([`crate::index`]) and the order of eviction ([`crate::eviction`]),
-//! whose links are kept in the entries.
+//! The index from digests to entries is [`crate::index`]; the eviction order is [`crate::eviction`], whose links are
+//! kept in the entries.
 
 mod marks;
 
@@ -18,21 +18,21 @@ use kvplane_proto::ids::Version;
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
 pub use marks::{Mark, Replica};
 
-/// No entry, in links.
+/// Link to no entry.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A position in the arena. Never leaves the store: what leaves carries a generation.
+/// Index in the arena. Never leaves the store: handles given out carry a generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EntryId(pub u32);
 
-/// Where an entry is in its incarnation.
+/// State of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Unused.
     Vacant,
     /// Being written.
     Reserved,
-    /// Given up, but perhaps still being written.
+    /// Aborted, but perhaps still being written.
     Quarantined,
     /// Visible.
     Live,
@@ -40,10 +40,10 @@ pub enum State {
     Doomed,
 }
 
-/// How many states there are.
+/// Number of states.
 pub const STATES: usize = 5;
 
-/// What happens to an entry.
+/// Transition of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A put begins.
@@ -54,11 +54,11 @@ pub enum Event {
     Expire,
     /// The object is removed while pinned.
     Doom,
-    /// The bytes are nobody's any more.
+    /// The bytes are freed.
     Release,
 }
 
-/// Every step that an entry may take; any other is a bug of ours.
+/// Every permitted transition; any other is a bug.
 pub const LIFECYCLE: [(State, Event, State); 8] = [
     (State::Vacant, Event::Reserve, State::Reserved),
     (State::Reserved, Event::Commit, State::Live),
@@ -70,7 +70,7 @@ pub const LIFECYCLE: [(State, Event, State); 8] = [
     (State::Doomed, Event::Release, State::Vacant),
 ];
 
-/// Where the eviction policy has put an entry.
+/// List of the eviction policy that an entry is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Nowhere,
@@ -82,86 +82,86 @@ pub(crate) enum Place {
     KeptParked,
 }
 
-/// One object. The size is kept in 35 bits (pools end at 1 TiB, objects long before), so that the entry fills one cache
-/// line.
+/// Entry of one object. The size is kept in 35 bits (pools end at 1 TiB, objects long before), so that the entry fills
+/// one cache line.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Entry {
     digest: [u64; 2],
     version: u64,
     checksum: u64,
-    /// The policy's clock when the entry was put at a segment's recent end.
+    /// Clock of the policy when the entry was put at a segment's recent end.
     pub(crate) stamp: u64,
     bytes_low: u32,
     block: Block,
     pub(crate) before: u32,
     pub(crate) after: u32,
-    /// How many pins there are, below [`ACCOUNT_AT`], and whose the object is from there on.
+    /// Number of pins, below [`ACCOUNT_AT`], and the account of the object from there on.
     pins: u32,
-    /// Above the length's lower 32 bits, and marks in the highest five.
+    /// Size above its lower 32 bits, and marks in the highest five bits.
     bytes_high: u8,
-    /// The state, below [`MARKS_AT`], and marks from there on.
+    /// State, below [`MARKS_AT`], and marks from there on.
     incarnation: u8,
     pub(crate) place: Place,
-    /// Space is taken in units of so many granules, as a power of two: three bits. Above them, how many granules more
-    /// than its bytes alone it takes for its tail.
+    /// Unit in which space is taken, as a power of two of granules: three bits. Above them, the granules that the tail
+    /// takes beyond those of the bytes.
     space: u8,
 }
 
-/// Where in `pins` the account begins.
+/// Bit of `pins` where the account begins.
 const ACCOUNT_AT: u32 = 20;
-/// The most pins that an entry counts.
+/// Most pins that an entry counts.
 pub(crate) const PINS_MOST: u32 = (1 << ACCOUNT_AT) - 1;
-/// How many accounts entries can tell apart.
+/// Number of accounts that entries can distinguish.
 pub const ACCOUNTS: usize = 1 << (u32::BITS - ACCOUNT_AT);
-/// The longest object that an entry can be of.
+/// Largest size of an object.
 pub(crate) const BYTES_MOST: u64 = (1 << 35) - 1;
 /// Bits of `bytes_high` that are marks.
 const HIGH_MARKS: u8 = 0xf8;
-/// Where in `incarnation` marks begin.
+/// Bit of `incarnation` where marks begin.
 const MARKS_AT: u32 = 3;
-/// Bits of `space` that say the unit.
+/// Bits of `space` that hold the unit.
 const UNIT_BITS: u32 = 3;
 
-/// What an entry is reserved for.
+/// Object for which an entry is reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reserve {
-    /// The object's name.
+    /// Digest of the object.
     pub digest: Digest,
-    /// Its size.
+    /// Size of the object.
     pub bytes: u64,
-    /// Bytes behind it that belong to it: at most [`TAIL_BYTES_MOST`].
+    /// Length of its tail: at most [`TAIL_BYTES_MOST`].
     pub tail_bytes: u32,
-    /// Whether its tail is there when it is committed.
+    /// True if its tail is present when it is committed.
     pub has_tail: bool,
-    /// Whether an object of the digest is replaced by it.
+    /// True if it replaces an existing object of the digest.
     pub replace: bool,
-    /// How it is to be kept.
+    /// Account, group and pins.
     pub keep: Keep,
-    /// Whether it names the stripes of a larger object.
+    /// True if it is a stripe head.
     pub head: bool,
-    /// Whether another owner is to have it too.
+    /// Replication of the object.
     pub replica: Replica,
-    /// Migration from another owner: the object is stored already, so neither the lease of its tenant nor a limit
-    /// of pins refuses it.
+    /// True for an import from another owner: the object is stored already, so that neither the lease of its tenant nor
+    /// a limit of pins refuses it.
     pub moves: bool,
 }
 
-/// Whose an object is and how it is to be kept.
+/// Account of an object, and how it is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Keep {
-    /// The account that it is charged to, by its place in the store's table.
+    /// Account that it is charged to, by its index in the store's table.
     pub account: u16,
-    /// The group that it belongs to; 0 for none.
+    /// Group that it belongs to; 0 for none.
     pub group: u64,
-    /// For how long from its commit it is kept before others; 0 for not at all.
+    /// Duration of its soft pin, from the commit; 0 for none.
     pub soft_pin_ns: u64,
-    /// Whether it is never evicted.
+    /// True if it is never evicted.
     pub hard_pin: bool,
 }
 
 impl Reserve {
-    /// Of so many bytes and nothing else.
+    /// Returns a reservation of this many bytes with default options.
     #[must_use]
     pub const fn plain(digest: Digest, bytes: u64) -> Self {
         Self {
@@ -177,56 +177,56 @@ impl Reserve {
         }
     }
 
-    /// Granules that its tail takes beside those of its bytes.
+    /// Returns the granules that its tail takes beyond those of its bytes.
     const fn extra_granules(&self) -> u64 {
         granules_of(self.bytes + self.tail_bytes as u64) - granules_of(self.bytes)
     }
 }
 
-/// The longest tail.
+/// Length of the longest tail.
 pub const TAIL_BYTES_MOST: u32 = 31 * GRANULE_BYTES as u32;
 
 const _: () = assert!(size_of::<Entry>() == 64);
 
 impl Entry {
-    /// The object's name.
+    /// Returns the object's digest.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         Digest((self.digest[1] as u128) << 64 | self.digest[0] as u128)
     }
 
-    /// The version that its commit gave it.
+    /// Returns the version that its commit assigned.
     #[must_use]
     pub const fn version(&self) -> Version {
         Version(self.version)
     }
 
-    /// The checksum that its writer gave.
+    /// Returns the checksum that its writer stated.
     #[must_use]
     pub const fn checksum(&self) -> u64 {
         self.checksum
     }
 
-    /// The object's exact size.
+    /// Returns the object's exact size.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         ((self.bytes_high & !HIGH_MARKS) as u64) << 32 | self.bytes_low as u64
     }
 
-    /// The space that it takes in the pool.
+    /// Returns the space that it takes in the pool.
     #[must_use]
     pub const fn granules(&self) -> u64 {
         let granules = granules_of(self.bytes()) + (self.space >> UNIT_BITS) as u64;
         granules.next_multiple_of(1 << (self.space & ((1 << UNIT_BITS) - 1)))
     }
 
-    /// How many readers hold it.
+    /// Returns the number of its pins.
     #[must_use]
     pub const fn pins(&self) -> u32 {
         self.pins & PINS_MOST
     }
 
-    /// Whether this is so of it.
+    /// Returns true if a mark is set.
     #[must_use]
     pub const fn is(&self, mark: Mark) -> bool {
         match mark.high() {
@@ -235,7 +235,7 @@ impl Entry {
         }
     }
 
-    /// What it is of those that two owners have.
+    /// Returns its role in replication.
     #[must_use]
     pub const fn replica(&self) -> Replica {
         match (self.is(Mark::Copy), self.is(Mark::Wanted), self.is(Mark::Awaited)) {
@@ -254,7 +254,7 @@ impl Entry {
         *word = if set { *word | bit } else { *word & !bit };
     }
 
-    /// The account that it is charged to.
+    /// Returns the account that it is charged to.
     #[must_use]
     pub const fn account(&self) -> usize {
         (self.pins >> ACCOUNT_AT) as usize
@@ -265,7 +265,7 @@ impl Entry {
         self.incarnation = marks | step(self.state(), event) as u8;
     }
 
-    /// Where it is in its incarnation.
+    /// Returns its state.
     #[must_use]
     pub const fn state(&self) -> State {
         const STATE: [State; 8] = [
@@ -281,13 +281,13 @@ impl Entry {
         STATE[(self.incarnation & ((1 << MARKS_AT) - 1)) as usize]
     }
 
-    /// Where its bytes are.
+    /// Returns its block.
     #[must_use]
     pub const fn block(&self) -> Block {
         self.block
     }
 
-    /// Whether its bytes stay whatever room is needed: somebody reads or writes them, or they are pinned.
+    /// Returns true if its bytes cannot be evicted: they are being read or written, or pinned.
     #[must_use]
     pub const fn is_stuck(&self) -> bool {
         match self.state() {
@@ -297,14 +297,14 @@ impl Entry {
         }
     }
 
-    /// Whether eviction may take it.
+    /// Returns true if it may be evicted.
     #[must_use]
     pub fn is_evictable(&self) -> bool {
         self.state() == State::Live && self.pins() == 0 && !self.is(Mark::Hard)
     }
 }
 
-/// The arena of a store's entries.
+/// Arena of a store's entries.
 #[derive(Debug)]
 pub struct Entries {
     slots: Vec<Entry>,
@@ -316,36 +316,36 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// An arena for `limit` entries, reserved now and touched as it fills.
+    /// Creates an arena for `limit` entries, reserved now and touched as it fills.
     #[must_use]
     pub fn new(limit: u32) -> Self {
         Self { slots: Vec::with_capacity(limit as usize), vacant: NONE, limit, used: 0, unit_log2: 0 }
     }
 
-    /// Entries take their space in units of so many bytes: a power of two of granules.
+    /// Makes entries take their space in units of `unit_bytes`: a power of two of granules.
     #[must_use]
     pub fn in_units(mut self, unit_bytes: u64) -> Self {
         self.unit_log2 = granules_of(unit_bytes).trailing_zeros() as u8;
         self
     }
 
-    /// Where entries lie and will lie.
+    /// Returns the memory of the entries, including those not yet used.
     #[must_use]
     pub fn memory(&self) -> core::ops::Range<*const u8> {
         let slots = self.slots.as_ptr();
         slots.cast()..slots.wrapping_add(self.slots.capacity()).cast()
     }
 
-    /// Whether every entry is in use.
+    /// Returns true if every entry is in use.
     #[must_use]
     pub const fn is_full(&self) -> bool {
         self.used == self.limit
     }
 
-    /// A new entry in state `Reserved`, whose bytes go to `block`.
+    /// Creates an entry in state `Reserved`, whose bytes go to `block`.
     ///
     /// # Panics
-    /// When the arena is full, or the size takes more than 35 bits: the caller checks both.
+    /// If the arena is full, or the size exceeds 35 bits: the caller checks both.
     pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
         let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica, moves: _ } = *wanted;
         assert!(!self.is_full(), "all {} entries are in use", self.limit);
@@ -386,7 +386,7 @@ impl Entries {
         id
     }
 
-    /// Makes a reserved entry an object.
+    /// Commits a reserved entry.
     pub fn commit(&mut self, id: EntryId, version: Version, checksum: u64) {
         let entry = &mut self[id];
         entry.take_step(Event::Commit);
@@ -394,21 +394,21 @@ impl Entries {
         entry.checksum = checksum;
     }
 
-    /// `Reserved` to `Quarantined`.
+    /// Moves an entry from `Reserved` to `Quarantined`.
     pub fn expire(&mut self, id: EntryId) {
         self[id].take_step(Event::Expire);
     }
 
-    /// `Live` to `Doomed`.
+    /// Moves an entry from `Live` to `Doomed`.
     pub fn doom(&mut self, id: EntryId) {
-        assert!(self[id].pins() > 0, "{id:?} is doomed, but nobody reads it");
+        assert!(self[id].pins() > 0, "{id:?} is doomed without a pin");
         self[id].take_step(Event::Doom);
     }
 
-    /// The entry falls vacant.
+    /// Frees an entry.
     ///
     /// # Panics
-    /// When it is pinned or still in the eviction order.
+    /// If it is pinned or still in the eviction order.
     pub fn release(&mut self, id: EntryId) {
         let vacant = self.vacant;
         let entry = &mut self[id];
@@ -419,7 +419,7 @@ impl Entries {
         self.used -= 1;
     }
 
-    /// One more reader; returns how many there are.
+    /// Adds a pin; returns the number of pins.
     pub fn pin(&mut self, id: EntryId) -> u32 {
         let entry = &mut self[id];
         assert!(entry.state() == State::Live && entry.pins() < PINS_MOST, "pinning {entry:?}");
@@ -427,7 +427,7 @@ impl Entries {
         entry.pins()
     }
 
-    /// One reader fewer; returns how many are left.
+    /// Removes a pin; returns the number of pins left.
     pub fn unpin(&mut self, id: EntryId) -> u32 {
         let entry = &mut self[id];
         assert!(entry.pins() > 0, "a pin that is held is counted");
@@ -435,7 +435,7 @@ impl Entries {
         entry.pins()
     }
 
-    /// Notes that something is so of an entry now, or no more.
+    /// Sets or clears a mark of an entry.
     pub fn set(&mut self, id: EntryId, mark: Mark, is_so: bool) {
         self[id].mark(mark, is_so);
     }
@@ -447,13 +447,13 @@ impl Entries {
         entry.pins = entry.pins() | u32::from(account) << ACCOUNT_AT;
     }
 
-    /// Every entry in use, in the arena's order.
+    /// Returns every entry in use, in the arena's order.
     pub fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
         let ids = (0..).map(EntryId).zip(&self.slots);
         ids.filter(|(_, entry)| entry.state() != State::Vacant)
     }
 
-    /// Positions that were ever used: all ids are below.
+    /// Returns the number of entries that were ever used: all ids are below it.
     #[must_use]
     pub fn touched(&self) -> u32 {
         self.slots.len() as u32
@@ -474,7 +474,7 @@ impl core::ops::IndexMut<EntryId> for Entries {
     }
 }
 
-/// The state after `event`.
+/// Returns the state after `event`.
 fn step(from: State, event: Event) -> State {
     let found = LIFECYCLE.iter().find(|(state, on, _)| (*state, *on) == (from, event));
     let Some((_, _, to)) = found else { panic!("an entry that is {from:?} met {event:?}") };

@@ -1,13 +1,13 @@
-//! What can go wrong in each operation of the store, in numbers.
+//! Errors of the store's operations, with the relevant numbers.
 
 use core::fmt;
 
-/// Why a get gave nothing.
+/// Failure of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetError {
     /// No object has this digest.
     NotFound,
-    /// Every pin is in use. Transient: ask again when some are released.
+    /// Every pin is in use. Transient: retry when pins were released.
     TooManyPins {
         /// The configured limit.
         limit: u32,
@@ -27,10 +27,10 @@ impl fmt::Display for GetError {
 
 impl core::error::Error for GetError {}
 
-/// Why a put got no space.
+/// Failure to reserve memory for a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReserveError {
-    /// Objects have at least one byte.
+    /// The object is empty: objects have at least one byte.
     Empty,
     /// The object is larger than any that the store accepts.
     TooLarge {
@@ -39,35 +39,36 @@ pub enum ReserveError {
         /// The configured limit.
         limit_bytes: u64,
     },
-    /// There is an object of this digest. The attempt counted as an access: somebody wants it.
+    /// There is an object with this digest. The attempt counts as an access.
     Exists,
-    /// No space, even if every object that nobody uses were evicted. Transient while bytes are pinned or reserved.
+    /// There is no space, even if every evictable object were evicted. Transient while bytes are pinned or reserved.
     NoSpace {
         /// The object's size.
         requested_bytes: u64,
-        /// Free bytes, in pieces.
+        /// Free bytes, fragmented.
         free_bytes: u64,
-        /// Bytes of objects that are in use.
+        /// Bytes of objects that are pinned.
         pinned_bytes: u64,
         /// Bytes held for other puts, counting expired ones that were not aborted.
         reserved_bytes: u64,
     },
-    /// The tenant would take more than its lease, and what it could free does not do.
+    /// The tenant would exceed its lease, and evicting its objects does not suffice.
     Quota {
-        /// The object's size, with what belongs to it.
+        /// The object's size, with its tail.
         bytes: u64,
-        /// What the tenant may take of this shard.
+        /// Bytes of this shard's pool that are leased to the tenant.
         lease_bytes: u64,
-        /// What it has there that cannot be evicted: in use, being written, or pinned.
+        /// Bytes of its objects that cannot be evicted: in use, being written, or pinned.
         held_bytes: u64,
     },
-    /// More would be hard pinned than may be.
+    /// The limit of hard pins would be exceeded.
     PinLimit {
-        /// What is.
+        /// Bytes that are hard pinned.
         pinned_bytes: u64,
-        /// What may be.
+        /// Bytes that may be hard pinned.
         limit_bytes: u64,
-        /// Whether both are the tenant's, whose lease the limit is a share of, and not those of the whole pool.
+        /// True if both concern the tenant, with a limit that is a share of its lease; false if they concern the whole
+        /// pool.
         of_tenant: bool,
     },
     /// Every reservation is in use. Transient.
@@ -92,29 +93,30 @@ impl fmt::Display for ReserveError {
             Self::Exists => f.write_str("the object exists"),
             Self::NoSpace { requested_bytes, free_bytes, pinned_bytes, reserved_bytes } => write!(
                 f,
-                "no space for {requested_bytes} bytes: {free_bytes} free in pieces, {pinned_bytes} \
-                 pinned, {reserved_bytes} reserved, the rest would not do: retry later or enlarge the pool"
+                "no space for {requested_bytes} bytes: {free_bytes} free but fragmented, {pinned_bytes} \
+                 pinned, {reserved_bytes} reserved, and evicting the rest does not suffice: retry later or enlarge \
+                 the pool"
             ),
             Self::Quota { bytes, lease_bytes, .. } if bytes > lease_bytes => write!(
                 f,
-                "an object of {bytes} bytes is longer than the {lease_bytes} bytes of its tenant's quota that are for \
-                 this shard: raise the quota, or retry later if the quota is longer"
+                "an object of {bytes} bytes exceeds the {lease_bytes} bytes of its tenant's quota that are leased to \
+                 this shard: raise the quota, or retry later if the whole quota is larger"
             ),
             Self::Quota { bytes, lease_bytes, held_bytes } => write!(
                 f,
-                "{bytes} bytes are too much for the tenant, which may take {lease_bytes} of this shard and holds \
-                 {held_bytes} that cannot go: retry later or raise its quota"
+                "{bytes} bytes exceed the quota of the tenant, which may take {lease_bytes} of this shard and holds \
+                 {held_bytes} that cannot be evicted: retry later or raise its quota"
             ),
             Self::PinLimit { pinned_bytes, limit_bytes, of_tenant } => {
                 let (whose, what) = if *of_tenant {
                     (" of the tenant", "the tenant's quota")
                 } else {
-                    ("", "the node's share for them")
+                    ("", "the node's share of hard pins")
                 };
                 write!(
                     f,
-                    "{pinned_bytes} bytes{whose} are pinned for good, and {limit_bytes} may be: put it without a pin, \
-                     remove some that have one, or raise {what}"
+                    "{pinned_bytes} bytes{whose} are hard pinned, and {limit_bytes} may be: put the object without a \
+                     hard pin, remove hard-pinned objects, or raise {what}"
                 )
             }
             Self::TooManyReservations { limit } => {
@@ -129,14 +131,14 @@ impl fmt::Display for ReserveError {
 
 impl core::error::Error for ReserveError {}
 
-/// Why a put was not completed.
+/// Failure of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitError {
     /// The reservation is not, or no longer, held.
     Stale,
-    /// Another put of the digest came first. The reservation is gone and its bytes are free.
+    /// Another put of the digest was committed first. The reservation is gone and its bytes are free.
     Exists,
-    /// The deadline passed before. The bytes stay in quarantine until the reservation is aborted.
+    /// The deadline has passed. The bytes stay in quarantine until the reservation is aborted.
     Expired,
 }
 
@@ -144,7 +146,7 @@ impl fmt::Display for CommitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Stale => "the reservation is not held",
-            Self::Exists => "another put of the object came first",
+            Self::Exists => "another put of the object was committed first",
             Self::Expired => "the put's deadline passed before its bytes were complete",
         })
     }

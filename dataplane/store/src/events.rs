@@ -1,60 +1,60 @@
-//! What became of the objects of one shard, in order: a bounded log with sequence numbers, for who follows from afar.
+//! Events of one shard's objects, in order: a bounded log with sequence numbers, for remote subscribers.
 //!
-//! Nothing is kept until somebody follows. A reader names the number that it wants to go on from; where the log has
-//! dropped that, the answer says how many are missing, and the reader takes a snapshot. A snapshot is a walk over the
-//! objects while they change: the reader notes the log's number before it, and lays what happened since over it.
+//! No event is kept until there is a subscriber. A reader names the number from which it wants to continue; if the log
+//! has dropped that event, the answer states how many are missing, and the reader takes a snapshot. A snapshot is a
+//! walk over the objects while they change: the reader notes the log's number before it, and applies the events since
+//! then to it.
 
 use std::collections::VecDeque;
 
 use kvplane_proto::Digest;
 
-/// What happened.
+/// Kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// An object is there.
+    /// An object was stored.
     Stored,
-    /// An object is there no more.
+    /// An object was removed.
     Removed,
-    /// No object is there.
+    /// All objects were removed.
     Cleared,
 }
 
-/// Where.
+/// Tier of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Medium {
-    /// In the shard's pool.
+    /// The shard's pool.
     Memory,
-    /// On its SSD.
+    /// The shard's SSD.
     Ssd,
 }
 
-/// Something that happened to an object.
+/// Change of an object in a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct StoreEvent {
-    /// What.
     pub change: Change,
-    /// Where.
     pub medium: Medium,
-    /// Which object; 0 where all are meant.
+    /// Digest of the object; 0 for all objects.
     pub digest: Digest,
-    /// Its size, where it is there.
+    /// Size of the object, if it was stored.
     pub bytes: u64,
 }
 
-/// Events in order.
+/// Page of events, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EventPage {
-    /// The number of the first.
+    /// Number of the first event.
     pub first: u64,
-    /// How many that were asked for are missing before it.
+    /// Number of requested events that are missing before it.
     pub lost: u64,
-    /// The events, with numbers without gaps.
+    /// Events, numbered without gaps.
     pub events: Vec<StoreEvent>,
-    /// The number of the next that there will be, or is.
+    /// Number of the next event of the log.
     pub next: u64,
 }
 
-/// The log. Numbers begin at 1 and never come twice.
+/// Event log. Numbers begin at 1 and are never reused.
 #[derive(Debug)]
 pub struct EventLog {
     ring: VecDeque<StoreEvent>,
@@ -70,7 +70,7 @@ impl Default for EventLog {
 }
 
 impl EventLog {
-    /// Keeps the latest so many from now on; 0 keeps nothing. Takes the memory for them at once.
+    /// Keeps the latest `capacity` events from now on; 0 keeps none. Allocates the memory for them at once.
     pub fn keep(&mut self, capacity: usize) {
         self.capacity = capacity;
         if capacity == 0 {
@@ -79,36 +79,36 @@ impl EventLog {
             self.ring.truncate(0);
             self.ring.reserve_exact(capacity);
         }
-        // Who knows the log from before missed something.
+        // A reader of the former log has missed events.
         self.ring.clear();
         self.next += 1;
     }
 
-    /// How many are kept.
+    /// Returns the number of events that are kept.
     #[must_use]
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Whether anything is kept.
+    /// Returns true if events are kept.
     #[must_use]
     pub const fn is_kept(&self) -> bool {
         self.capacity > 0
     }
 
-    /// The number of the next event.
+    /// Returns the number of the next event.
     #[must_use]
     pub const fn next(&self) -> u64 {
         self.next
     }
 
-    /// Events that were dropped for want of room, or could not be said.
+    /// Returns the number of events that were dropped for lack of room, or could not be expressed.
     #[must_use]
     pub const fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Something happened.
+    /// Appends an event.
     #[inline]
     pub fn push(&mut self, change: Change, medium: Medium, digest: Digest, bytes: u64) {
         if self.capacity > 0 {
@@ -125,18 +125,18 @@ impl EventLog {
         self.next += 1;
     }
 
-    /// Something happened that the log cannot say: every reader needs a snapshot.
+    /// Marks a change that the log cannot express: every reader needs a snapshot.
     pub fn break_off(&mut self) {
         self.lost += 1 + self.ring.len() as u64;
         self.ring.clear();
         self.next += 1;
     }
 
-    /// At most `most` events from the number `from` on.
+    /// Returns at most `most` events from the number `from` on.
     #[must_use]
     pub fn read(&self, from: u64, most: usize) -> EventPage {
         let oldest = self.next - self.ring.len() as u64;
-        // A number from another incarnation is no better than one that was dropped.
+        // A number of another incarnation is treated like one that was dropped.
         let first = if from > self.next { oldest } else { from.max(oldest) };
         let lost = if from > self.next { 1 } else { first - from };
         let skip = (first - oldest) as usize;
@@ -156,13 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_until_somebody_follows() {
+    fn no_event_is_kept_without_a_subscriber() {
         let mut log = EventLog::default();
         push(&mut log, 1);
         assert_eq!((log.next(), log.is_kept(), log.read(1, 9).events.len()), (1, false, 0));
         log.keep(4);
         push(&mut log, 2);
-        // Who had numbers of before cannot know what happened in between.
+        // A reader with an earlier number cannot know the events in between.
         assert_eq!((log.read(1, 9).lost, log.read(2, 9).lost), (1, 0));
         log.keep(0);
         assert_eq!((log.read(3, 9).lost, log.read(4, 9).events.len()), (1, 0));

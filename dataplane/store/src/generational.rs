@@ -1,15 +1,16 @@
-//! A bounded table whose places are named by (index, generation), so that a late message about a former holder of a
-//! place is recognised.
+//! Bounded table whose handles are (index, generation), so that a late message about a former holder of an index is
+//! recognised.
 //!
-//! Vacant places are reused in the order in which they fell vacant: a place's generation then wraps only after 2^32
-//! times the limit of holders, and a stale name cannot come true by accident within any transfer's incarnation.
+//! Vacant indexes are reused in the order in which they became vacant: the generation of an index then wraps only after
+//! 2^32 times the limit of holders, so that a stale handle cannot become valid by accident within any transfer's
+//! lifetime.
 
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 enum Content {
     Held(u32),
-    /// The next vacant place.
+    /// Next vacant index.
     Vacant(u32),
 }
 
@@ -19,7 +20,7 @@ struct Place {
     content: Content,
 }
 
-/// At most `limit` numbers, each under a name of its own.
+/// At most `limit` numbers, each under its own handle.
 #[derive(Debug)]
 pub(crate) struct GenerationalTable {
     places: Vec<Place>,
@@ -43,14 +44,14 @@ impl GenerationalTable {
         self.held
     }
 
-    /// Holds `value` under a new (index, generation).
+    /// Stores `value` under a new (index, generation).
     ///
     /// # Panics
-    /// When the table is full: the caller asks first.
+    /// If the table is full: the caller checks first.
     pub(crate) fn insert(&mut self, value: u32) -> (u32, u32) {
         assert!(!self.is_full(), "all {} places are held", self.limit);
         self.held += 1;
-        // Untouched places first: they make the queue of vacant ones long.
+        // Unused indexes first, which keeps the queue of vacant ones long.
         if self.places.len() < self.limit as usize {
             self.places.push(Place { generation: 1, content: Content::Held(value) });
             return (self.places.len() as u32 - 1, 1);
@@ -58,7 +59,7 @@ impl GenerationalTable {
         let index = self.vacant_first;
         let place = &mut self.places[index as usize];
         let Content::Vacant(next) = place.content else {
-            panic!("place {index} is in the queue of vacant places and held");
+            panic!("place {index} is held and in the queue of vacant places");
         };
         place.content = Content::Held(value);
         self.vacant_first = next;
@@ -90,7 +91,7 @@ impl GenerationalTable {
         Some(value)
     }
 
-    /// The values held, for checks.
+    /// Returns the stored values, for checks.
     pub(crate) fn values(&self) -> impl Iterator<Item = u32> + '_ {
         self.places.iter().filter_map(|place| match place.content {
             Content::Held(value) => Some(value),
@@ -109,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_are_never_confused(
+        fn stale_handles_name_nothing(
             limit in 1..6u32,
             ops in prop::collection::vec((any::<bool>(), any::<usize>()), 0..100),
         ) {
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn vacant_places_queue_up() {
+    fn vacant_indexes_are_reused_in_order() {
         let mut table = GenerationalTable::new(3);
         let names: Vec<_> = (0..3).map(|value| table.insert(value)).collect();
         for (index, generation) in [names[1], names[0]] {
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn untouched_places_come_before_vacant_ones() {
+    fn unused_indexes_are_taken_before_vacant_ones() {
         let mut table = GenerationalTable::new(2);
         assert_eq!(table.insert(9), (0, 1));
         table.remove(0, 1);

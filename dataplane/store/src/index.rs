@@ -1,13 +1,12 @@
-//! From a digest to its entry: an open-addressing hash table of fixed size.
+//! Index from a digest to its entry: an open-addressing hash table of fixed size.
 //!
-//! A slot is (fingerprint, entry). The fingerprint is 32 bits of a seeded mix of the whole digest, and it alone says
-//! where a search begins, so inserting and deleting never touch other entries. Collisions probe linearly with Robin
-//! Hood ordering (Celis, 1986: whoever is further from its home keeps the slot), so that a search for what is absent,
-//! the commonest one, ends as early as one for what is present; deletion shifts the followers back and leaves no
-//! tombstones. At most three quarters of the slots are in use.
+//! A slot is (fingerprint, entry). The fingerprint is 32 bits of a seeded mix of the whole digest, and it alone
+//! determines where a search begins, so that inserting and deleting never touch other entries. Collisions probe
+//! linearly with Robin Hood ordering (Celis, 1986: the slot goes to the one that is further from its home), so that a
+//! search for a missing digest, the most frequent one, ends as early as one that succeeds; deletion shifts the
+//! followers back and leaves no tombstones. At most three quarters of the slots are in use.
 //!
 //! Memory per object: 64 B of entry and 4/3 of an 8 B slot, under 75 B; with the allocator's descriptor under 100 B.
-//! Not here: what is in an entry, or when it may go.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::rng::mix64;
@@ -21,7 +20,7 @@ struct Slot {
     entry: u32,
 }
 
-/// How many digests [`Index::find_together`] takes at most.
+/// Most digests of one call of [`Index::find_together`].
 pub const TOGETHER: usize = 32;
 
 const EMPTY: Slot = Slot { fingerprint: 0, entry: NONE };
@@ -32,7 +31,7 @@ pub const BYTES_PER_OBJECT: usize =
 
 const _: () = assert!(BYTES_PER_OBJECT <= 100);
 
-/// The table.
+/// Hash table from digests to entries.
 #[derive(Debug)]
 pub struct Index {
     slots: Vec<Slot>,
@@ -42,42 +41,42 @@ pub struct Index {
 }
 
 impl Index {
-    /// A table for `limit` objects, salted with `seed`.
+    /// Creates a table for `limit` objects, salted with `seed`.
     #[must_use]
     pub fn new(limit: u32, seed: u64) -> Self {
         let slots = limit as usize + (limit as usize).div_ceil(3) + 1;
         Self { slots: vec![EMPTY; slots], limit, len: 0, seed }
     }
 
-    /// How many objects are in the table.
+    /// Returns the number of objects in the table.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether the table has no object.
+    /// Returns true if the table has no object.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The entry of `digest`.
+    /// Returns the entry of `digest`.
     #[must_use]
     pub fn find(&self, entries: &Entries, digest: Digest) -> Option<EntryId> {
         let at = self.position(self.fingerprint(digest), |id| entries[id].digest() == digest)?;
         Some(EntryId(self.slots[at].entry))
     }
 
-    /// As [`Self::find`], of up to [`TOGETHER`] digests, so that the memory that one waits for comes while the others
-    /// are asked for: in a large table each search misses the caches twice.
+    /// Like [`Self::find`], for up to [`TOGETHER`] digests, whose cache misses overlap: in a large table each search
+    /// misses the caches twice.
     ///
     /// # Panics
-    /// When there are more digests, or places for answers are not as many.
+    /// If there are more digests, or `found` has another length.
     pub fn find_together(&self, entries: &Entries, digests: &[Digest], found: &mut [Option<EntryId>]) {
         assert!(digests.len() <= TOGETHER && digests.len() == found.len(), "{} digests", digests.len());
         let mut wanted = [0; TOGETHER];
         let mut first = [EMPTY; TOGETHER];
-        // Each loop only loads, and no load waits for another of the same loop.
+        // Each loop only loads, and no load depends on another of the same loop.
         for ((wanted, first), digest) in wanted.iter_mut().zip(&mut first).zip(digests) {
             *wanted = self.fingerprint(*digest);
             *first = self.slots[self.home(*wanted)];
@@ -95,21 +94,21 @@ impl Index {
             found[at] = match likely[at] {
                 None => None,
                 Some(id) if names[at] == *digest => Some(id),
-                // Two digests of one fingerprint: one in four thousand million.
+                // Two digests with one fingerprint: one in four thousand million.
                 Some(_) => self.find(entries, *digest),
             };
         }
     }
 
-    /// The first entry of this fingerprint.
+    /// Returns the first entry with this fingerprint.
     fn first_match(&self, fingerprint: u32) -> Option<u32> {
         self.position(fingerprint, |_| true).map(|at| self.slots[at].entry)
     }
 
-    /// Adds an entry under its digest, which the table must not have.
+    /// Inserts an entry under its digest, which must not be in the table.
     ///
     /// # Panics
-    /// When the table is full: the arena of entries has the same limit.
+    /// If the table is full: the arena of entries has the same limit.
     pub fn insert(&mut self, digest: Digest, id: EntryId) {
         assert!(self.len < self.limit, "all {} objects are in the index", self.limit);
         self.len += 1;
@@ -133,7 +132,7 @@ impl Index {
         }
     }
 
-    /// Takes an entry out; false when it is not in the table.
+    /// Removes an entry; false if it is not in the table.
     pub fn remove(&mut self, digest: Digest, id: EntryId) -> bool {
         let Some(mut hole) = self.position(self.fingerprint(digest), |other| other == id) else {
             return false;
@@ -152,8 +151,9 @@ impl Index {
         true
     }
 
-    /// The entries whose fingerprint is from `from` up to `to`, which may be one beyond the last. They lie between the
-    /// homes of the two or, displaced, behind: until one is at home, or there is none.
+    /// Returns the entries whose fingerprint is in `from..to`; `to` may be one beyond the last fingerprint. They lie
+    /// between the homes of the two or, displaced, behind: up to the first slot that is empty or holds an entry at its
+    /// home.
     pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, EntryId)> {
         let slots = self.slots.len();
         let home = |point: u64| ((u128::from(point) * slots as u128) >> 32) as usize;
@@ -168,23 +168,23 @@ impl Index {
         within.map(|slot| (slot.fingerprint, EntryId(slot.entry)))
     }
 
-    /// Where the slots lie.
+    /// Returns the memory of the slots.
     #[must_use]
     pub fn memory(&self) -> core::ops::Range<*const u8> {
         let slots = self.slots.as_ptr_range();
         slots.start.cast()..slots.end.cast()
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     #[must_use]
     pub const fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Asserts that every slot leads to an entry that can be found by its digest, and that all are counted.
+    /// Asserts that every slot leads to an entry that is found by its digest, and that all are counted.
     ///
     /// # Panics
-    /// When it is not so.
+    /// If an assertion fails.
     pub fn check(&self, entries: &Entries) {
         let mut seen = 0;
         for slot in self.slots.iter().filter(|slot| slot.entry != NONE) {
@@ -196,13 +196,13 @@ impl Index {
         assert_eq!(seen, self.len, "objects in the index are counted");
     }
 
-    /// Both words go through the mixer, one after the other: digests that agree in either word spread as any others.
+    /// Both words go through the mixer, one after the other: digests that agree in either word spread like any others.
     const fn fingerprint(&self, digest: Digest) -> u32 {
         let low = mix64(digest.low() ^ self.seed);
         (mix64(low ^ (digest.0 >> 64) as u64) >> 32) as u32
     }
 
-    /// Where a search begins: the fingerprint scaled to the table.
+    /// Returns the slot where a search begins: the fingerprint scaled to the table.
     const fn home(&self, fingerprint: u32) -> usize {
         ((fingerprint as u64 * self.slots.len() as u64) >> 32) as usize
     }
@@ -211,7 +211,7 @@ impl Index {
         if at + 1 == self.slots.len() { 0 } else { at + 1 }
     }
 
-    /// How far `at` is from the home of `fingerprint`, going round.
+    /// Returns the distance of `at` from the home of `fingerprint`, modulo the table.
     const fn distance(&self, fingerprint: u32, at: usize) -> usize {
         let home = self.home(fingerprint);
         if at >= home { at - home } else { at + self.slots.len() - home }

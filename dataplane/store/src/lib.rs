@@ -1,17 +1,16 @@
-//! One shard's state: which objects it holds, where their bytes lie in the pool, who is using them, and which go when
-//! room is needed.
+//! State of one shard: the objects that it holds, their extents in the pool, their pins, and their eviction.
 //!
 //! Pure and single-threaded: nothing here opens a file, reads a clock or touches the pool's memory. The pool is a range
 //! of offsets; the host owns the registered region behind it and moves the bytes. After [`store::Store::new`] no
-//! operation allocates memory: every table is reserved in full from [`config::StoreConfig`].
+//! operation of the store allocates memory: every table is reserved in full from [`config::StoreConfig`].
 //!
 //! * [`allocator`]: offsets in the pool, two-level segregated fit.
-//! * [`entry`] and [`index`]: what is known about each object, and the way from a digest to it.
-//! * [`eviction`]: the order in which objects go.
-//! * `order`: whose objects go first, pins and groups.
+//! * [`entry`] and [`index`]: the metadata of each object, and the index from digests to it.
+//! * [`eviction`]: the eviction policies.
+//! * `order`: eviction across tenants, pins and groups.
 //! * [`store`]: the operations: get with pins, put as reserve and commit, remove.
 //! * [`put_session`]: objects that are written in ranges.
-//! * [`service`]: the answering side: requests of peers become operations, answers and places for payloads.
+//! * [`service`]: the server side: requests of peers become operations, replies and extents of payloads.
 
 #![forbid(unsafe_code)]
 

@@ -1,21 +1,20 @@
-//! Whose objects go first: an eviction order for each tenant, pins, groups, and how tenants share a pool.
+//! Eviction across tenants: an eviction order for each tenant, pins, groups, and shares of the pool.
 //!
-//! Each tenant with an account has an eviction policy of its own. When room is needed, the tenant that is furthest
-//! above its share loses an object, by its own policy; so nobody's burst costs those who are within their shares. A
-//! share is
-//! the tenant's lease of memory where it has one (scaled down where all leases together are more than the pool); those
-//! without divide by weight what is left. Who is alone has everything. A tenant at its lease makes room among its own
-//! objects.
+//! Each tenant with an account has an eviction policy of its own. When room is needed, the tenant that exceeds its
+//! share the most loses an object, by its own policy, so that a burst of one tenant does not cost those who are within
+//! their shares. A share is the tenant's lease of memory if it has one (scaled down if all leases together exceed the
+//! pool); tenants without a lease divide the rest by weight. A single tenant has the whole pool. A tenant at its lease
+//! makes room among its own objects.
 //!
-//! * *Softly pinned* objects are in no policy until their time is over, but in a list of their own, and go when
-//!   nothing else of their tenant would do, or when it is above its share. *Hard pinned* ones are in no list, and
-//!   never go.
-//! * Objects of a *group* share their accesses: one of them that comes to go is spared if any was asked for since it
-//!   was
-//!   looked at last. When one goes, the others go with it: those that are held follow when they are let go.
+//! * *Softly pinned* objects are in a list of their own instead of a policy until the pin expires. They are evicted
+//!   when no other object of their tenant suffices, or when the tenant is above its share. *Hard pinned* ones are in no
+//!   list, and are never evicted.
+//! * Objects of a *group* share their accesses: a member that is due for eviction is spared if any member was accessed
+//!   since it was considered last. When one is evicted, the others are evicted with it; those that are pinned by
+//!   readers follow when they are unpinned.
 //!
-//! What has neither pin nor group costs nothing here but the account's number. Not here: who may put (the service), and
-//! how leases are divided (the control plane).
+//! An object with neither pin nor group costs only the account's number. Permission to put is checked by the service,
+//! and leases are assigned by the control plane.
 
 mod groups;
 mod shares;
@@ -27,29 +26,29 @@ use crate::eviction::{EvictionPolicy, Segment};
 use groups::Groups;
 pub use shares::{TenantLease, TenantUse};
 
-/// How far eviction goes.
+/// Limit of eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
     /// Objects that are not pinned, and softly pinned ones of tenants above their shares.
     Plain,
-    /// Softly pinned ones too.
+    /// Softly pinned objects too.
     Soft,
 }
 
-/// What there is not enough of.
+/// Scarce resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scarce {
-    /// Room in the pool.
+    /// Space in the pool.
     Room,
-    /// Entries, of which there are so many in all.
+    /// Entries, with their total number.
     Entries(u32),
 }
 
-/// One tenant's account.
+/// Account of one tenant.
 #[derive(Debug)]
 struct Account<P> {
     number: u32,
-    /// Whether the tenant is one of those that there are.
+    /// True if the tenant is configured.
     is_listed: bool,
     lease_granules: Option<u64>,
     weight: u32,
@@ -59,7 +58,7 @@ struct Account<P> {
     /// Entries that are not vacant.
     entries: u64,
     share_granules: u64,
-    /// The round of asking in which it had nothing to give.
+    /// Last round in which its policy was asked.
     asked: u64,
     evicted_bytes: u64,
     refused: u64,
@@ -88,32 +87,32 @@ impl<P> Account<P> {
     }
 }
 
-/// What is remembered of an object with a soft pin or a group.
+/// State of an object with a soft pin or a group.
 #[derive(Clone, Copy, Debug)]
 struct Retention {
     group: u64,
     soft_pin_ns: u64,
-    /// When its soft pin ends, and which of those that end then it is.
+    /// End of its soft pin, and a number to distinguish those that end at the same time.
     until: (u64, u64),
-    /// The group's accesses when it was looked at last.
+    /// Accesses of the group when it was considered last.
     seen: u32,
-    /// It goes when it is let go, as its group has gone.
+    /// True if it is to be evicted when it is unpinned, because its group was evicted.
     follows: bool,
 }
 
-/// The eviction orders of all tenants.
+/// Eviction orders of all tenants.
 #[derive(Debug)]
 pub(crate) struct Order<P> {
     accounts: Vec<Account<P>>,
     numbers: BTreeMap<u32, u16>,
-    /// Accounts that use anything, in order.
+    /// Accounts with entries, in order.
     active: BTreeSet<u16>,
     pool_granules: u64,
     stuck_granules: u64,
     hard_granules: u64,
     shares_known: bool,
     rounds: u64,
-    /// Orders softly pinned objects.
+    /// Clock that orders softly pinned objects.
     clock: u64,
     now_ns: u64,
     kept: BTreeMap<u32, Retention>,
@@ -123,7 +122,7 @@ pub(crate) struct Order<P> {
 }
 
 impl<P: EvictionPolicy> Order<P> {
-    /// Of a pool with one tenant, the default one.
+    /// Creates the order of a pool with one tenant, the default one.
     pub(crate) fn new(pool_granules: u64, policy: P) -> Self {
         Self {
             accounts: vec![Account::new(0, policy)],
@@ -142,27 +141,27 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// What time it is; it never goes back.
+    /// Advances the time; it never goes back.
     pub(crate) fn tick(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Granules that no eviction would free.
+    /// Returns the granules that no eviction would free.
     pub(crate) const fn stuck_granules(&self) -> u64 {
         self.stuck_granules
     }
 
-    /// Granules of hard pinned objects, also of those that are being written.
+    /// Returns the granules of hard pinned objects, including those being written.
     pub(crate) const fn hard_granules(&self) -> u64 {
         self.hard_granules
     }
 
-    /// Objects whose soft pins last.
+    /// Returns the number of softly pinned objects.
     pub(crate) fn soft_pins(&self) -> usize {
         self.until.len()
     }
 
-    /// An entry was reserved.
+    /// Charges a reserved entry.
     pub(crate) fn charge(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
         if keep.group != 0 || keep.soft_pin_ns != 0 {
             let Keep { group, soft_pin_ns, .. } = *keep;
@@ -172,7 +171,7 @@ impl<P: EvictionPolicy> Order<P> {
         self.account_for(entries, id, true);
     }
 
-    /// An entry is about to fall vacant.
+    /// Discharges an entry that is about to be freed.
     pub(crate) fn discharge(&mut self, entries: &Entries, id: EntryId) {
         self.account_for(entries, id, false);
         if !self.kept.is_empty() {
@@ -180,7 +179,7 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// Enters an entry into the accounts, or takes it out of them.
+    /// Adds an entry to the accounts, or removes it.
     fn account_for(&mut self, entries: &Entries, id: EntryId, enter: bool) {
         let entry = &entries[id];
         let (granules, at) = (entry.granules(), entry.account());
@@ -212,7 +211,7 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// Does something to an entry that may make it stick, or come loose.
+    /// Applies a step to an entry that may change whether it can be evicted.
     pub(crate) fn stick<T>(&mut self, entries: &mut Entries, id: EntryId, step: impl FnOnce(&mut Entries) -> T) -> T {
         let before = entries[id].is_stuck();
         let done = step(entries);
@@ -228,7 +227,7 @@ impl<P: EvictionPolicy> Order<P> {
         done
     }
 
-    /// An object became live.
+    /// Inserts an object that became live.
     pub(crate) fn insert(&mut self, entries: &mut Entries, id: EntryId) {
         let at = entries[id].account();
         if let Some(kept) = self.kept.get_mut(&id.0) {
@@ -257,7 +256,7 @@ impl<P: EvictionPolicy> Order<P> {
         self.accounts[entries[id].account()].soft.push(entries, id);
     }
 
-    /// An object was asked for.
+    /// Records an access of an object.
     #[inline]
     pub(crate) fn access(&mut self, entries: &mut Entries, id: EntryId) {
         if entries[id].is(Mark::Grouped) {
@@ -287,7 +286,7 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// A live object goes, pinned or not; `to_make_room` where the policy may remember it.
+    /// Removes a live object, pinned or not; `to_make_room` if the policy may remember it.
     pub(crate) fn remove(&mut self, entries: &mut Entries, id: EntryId, to_make_room: bool) {
         let at = entries[id].account();
         if entries[id].is(Mark::Grouped)
@@ -315,7 +314,7 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// The last pin of a live object went. Whether it is to go now, as its group has gone.
+    /// Handles the release of a live object's last pin. Returns true if it is to be evicted now, because its group was.
     pub(crate) fn unpinned(&mut self, entries: &mut Entries, id: EntryId) -> bool {
         let entry = &entries[id];
         let at = entry.account();
@@ -331,7 +330,7 @@ impl<P: EvictionPolicy> Order<P> {
         is_grouped && self.is_to_follow(at as u16, id) && !is_soft
     }
 
-    /// Softly pinned objects whose time is over become as others, the newest of them.
+    /// Moves softly pinned objects whose pin has expired to the policy, as its newest.
     pub(crate) fn expire(&mut self, entries: &mut Entries) {
         while let Some(first) = self.until.first_entry().filter(|first| first.key().0 <= self.now_ns) {
             let id = EntryId(first.remove());
@@ -342,7 +341,7 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// The object that goes next for anybody who needs what is scarce.
+    /// Returns the next object to be evicted for any tenant that needs the scarce resource.
     pub(crate) fn victim(&mut self, entries: &mut Entries, reach: Reach, scarce: Scarce) -> Option<EntryId> {
         self.know_shares();
         self.rounds += 1;
@@ -369,13 +368,13 @@ impl<P: EvictionPolicy> Order<P> {
         None
     }
 
-    /// The object of a tenant that goes next to make room for another of the same.
+    /// Returns the next object of a tenant to be evicted for another of the same tenant.
     pub(crate) fn victim_of(&mut self, entries: &mut Entries, account: u16) -> Option<EntryId> {
         let at = usize::from(account);
         self.plain_victim(entries, at).or_else(|| self.soft_victim(entries, at))
     }
 
-    /// Whether an object may go where neighbours are cleared away.
+    /// Returns true if an object may be evicted to clear a run.
     pub(crate) fn may_go(&self, entries: &Entries, id: EntryId, reach: Reach) -> bool {
         let entry = &entries[id];
         let account = &self.accounts[entry.account()];
@@ -401,7 +400,8 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// One of its group was asked for since it was looked at: that counts for it too, once.
+    /// Returns true if another member of its group was accessed since it was considered last: that counts as an access
+    /// of it, once.
     fn is_spared(&mut self, entries: &mut Entries, id: EntryId) -> bool {
         if !entries[id].is(Mark::Grouped) {
             return false;
@@ -416,13 +416,13 @@ impl<P: EvictionPolicy> Order<P> {
         true
     }
 
-    /// The account of the tenant with this number, if there is such a tenant.
+    /// Returns the account of the tenant with this number, if it is configured.
     pub(crate) fn account_of(&self, number: u32) -> Option<u16> {
         let at = *self.numbers.get(&number)?;
         self.accounts[usize::from(at)].is_listed.then_some(at)
     }
 
-    /// Asserts lists and accounts; how many entries are in the eviction orders or hard pinned.
+    /// Asserts lists and accounts; returns the number of entries in the eviction orders or hard pinned.
     pub(crate) fn check(&self, entries: &Entries) -> usize {
         let (mut used, mut stuck) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
         let (mut hard, mut held) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
@@ -441,8 +441,8 @@ impl<P: EvictionPolicy> Order<P> {
             assert_eq!(self.active.contains(&(at as u16)), used[at] > 0, "account {at} is active");
             in_order += account.policy.check(entries) + account.soft.check(entries, true);
         }
-        assert_eq!(self.stuck_granules, stuck.iter().sum::<u64>(), "what no eviction frees");
-        assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "what is hard pinned");
+        assert_eq!(self.stuck_granules, stuck.iter().sum::<u64>(), "granules that no eviction frees");
+        assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "hard pinned granules");
         for (until, entry) in &self.until {
             assert!(entries[EntryId(*entry)].is(Mark::Soft), "a soft pin until {until:?} of {entry}");
         }

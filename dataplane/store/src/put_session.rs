@@ -1,14 +1,15 @@
-//! Put sessions: objects that are written in ranges, in any order, and become visible when all of them is there.
+//! Put sessions: objects that are written in ranges, in any order, and become visible at a commit when they are
+//! complete.
 //!
-//! A put session has room in the pool from the start, as a put has. Each range is in one state after another: nobody's,
-//! being filled, filled. What is filled never changes again, so it may be read before the rest is there. The checksum
-//! of the whole is put together from those of the ranges.
+//! A put session has memory in the pool from the start, like a put. Each range goes through three states: unwritten,
+//! being filled, filled. Filled bytes never change again, so that they may be read before the object is complete. The
+//! checksum of the object is combined from those of the ranges.
 //!
-//! A put session's incarnation ([`LIFECYCLE`]) ends when it is sealed, given up, or left alone for too long. While
-//! somebody writes or reads a range of it, its room stays as it is: a put session that ended is `Dying` until the last
-//! of them has gone. So late bytes land in the dead put session, and never in what is another's by then.
+//! A put session ([`LIFECYCLE`]) ends when it is committed, discarded, or idle for too long. While a range of it is
+//! being written or read, its memory is kept: a put session that has ended is `Dying` until the last of these has
+//! finished. So late bytes go into the dead put session, and never into memory that was reused.
 //!
-//! Not here: the room itself, which is a reservation of the store's, and who is at the other end.
+//! The memory is a reservation of the store; the clients are known to the caller.
 
 mod numbers;
 #[cfg(test)]
@@ -21,7 +22,7 @@ use kvplane_proto::ids::{ReservationId, Version};
 use kvplane_proto::{Digest, Limits};
 pub use numbers::Numbers;
 
-/// Names a put session, with a generation. Clients are told another number: see [`Numbers`].
+/// Id of a put session, with a generation. Clients use another number: see [`Numbers`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PutSessionId(pub u64);
 
@@ -39,33 +40,33 @@ impl PutSessionId {
     }
 }
 
-/// Where a put session is in its incarnation.
+/// State of a put session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// There is none.
     Vacant,
-    /// It takes ranges.
+    /// It accepts ranges.
     Open,
-    /// It is over, but somebody still writes or reads a range of it.
+    /// It has ended, but a range of it is still being written or read.
     Dying,
 }
 
-/// What happens to a put session.
+/// Transition of a put session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Somebody begins it.
+    /// It begins.
     Begin,
-    /// All of it is there: it becomes an object.
+    /// It is complete and committed.
     Seal,
-    /// It is given up, or was left alone, while nobody uses it.
+    /// It is discarded, or was idle for too long, while it is not in use.
     End,
-    /// The same while somebody does.
+    /// It is discarded, or was idle for too long, while it is in use.
     EndInUse,
-    /// The last who used it has gone.
+    /// Its last user has finished.
     LastLeft,
 }
 
-/// Every step that a put session may take; any other is a bug of ours.
+/// Every permitted transition; any other is a bug.
 pub const LIFECYCLE: [(State, Event, State); 5] = [
     (State::Vacant, Event::Begin, State::Open),
     (State::Open, Event::Seal, State::Vacant),
@@ -80,74 +81,74 @@ fn step(from: State, event: Event) -> State {
     *to
 }
 
-/// Why a range cannot be filled.
+/// Failure to fill a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillError {
-    /// The put session is over, or another's.
+    /// The put session has ended, or belongs to another client.
     Stale,
     /// A range of 0 bytes.
     Empty,
-    /// It does not end within the put session.
+    /// It exceeds the put session's length.
     OutOfRange,
-    /// All of it is filled already; nothing is changed.
+    /// All of it is filled already; it is left as it is.
     Filled,
     /// A part of it is filled already.
     Overlap,
-    /// There are as many ranges that do not touch each other as may be, and it touches none of them.
+    /// The limit of separate ranges is reached, and it touches none of them.
     TooMany,
-    /// A part of it is being filled; or what is being filled may be too many ranges that do not touch.
+    /// A part of it is being filled; or the ranges being filled may exceed the limit of separate ranges.
     Busy,
 }
 
-/// Why a put session does not become an object.
+/// Failure to commit a put session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SealError {
-    /// It is over, or another's.
+    /// It has ended, or belongs to another client.
     Stale,
-    /// It was sealed before, and became this version of that object.
+    /// It was committed before, as this version of that object.
     Sealed(Digest, Version),
     /// A range is being filled.
     Busy,
-    /// Some of it was not written.
+    /// A part of it was not written.
     Incomplete,
 }
 
-/// A put session that is to begin.
+/// Put session to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewPutSession {
-    /// Its client.
+    /// Number of its client.
     pub client: u64,
-    /// Its object,
+    /// Digest of its object.
     pub digest: Digest,
-    /// and the length of that.
+    /// Length of its object.
     pub bytes: u64,
-    /// Its room.
+    /// Memory of its object.
     pub reservation: ReservationId,
-    /// How long it may be left alone.
+    /// Time that it may be idle.
     pub idle_ns: u64,
 }
 
-/// A put session that is complete.
+/// Put session that is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Complete {
-    /// Its room.
+    /// Memory of the object.
     pub reservation: ReservationId,
-    /// The checksum of all of it.
+    /// Checksum of the object.
     pub checksum: u64,
-    /// How many read ranges of it.
+    /// Number of readers of its ranges.
     pub readers: u32,
 }
 
-/// What a reader finds.
+/// Range that a reader wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadableRange {
-    /// Which put session.
+    /// Put session that the range belongs to.
     pub session: PutSessionId,
-    /// Its room.
+    /// Memory of the object.
     pub reservation: ReservationId,
-    /// The length of the whole object.
+    /// Length of the object.
     pub bytes: u64,
-    /// Whether all of the range is there.
+    /// True if all of the range is filled.
     pub is_there: bool,
 }
 
@@ -157,49 +158,49 @@ struct PutSession {
     state: State,
     client: u64,
     digest: Digest,
-    /// The how manyth of all that were begun it is.
+    /// Number of the put session, counted over all that were begun.
     order: u64,
     bytes: u64,
     reservation: ReservationId,
     idle_ns: u64,
     deadline_ns: u64,
-    /// What is filled: where each stretch ends, and its checksum.
+    /// Filled stretches by their start: their end, and their checksum.
     filled: BTreeMap<u64, (u64, u64)>,
     filling: Vec<(u64, u64)>,
     readers: u32,
-    /// What the former holder of this place became, if it was sealed.
+    /// Version that the former put session at this index was committed as, if it was.
     sealed: Option<Version>,
 }
 
-/// The put sessions of one shard, at most [`Limits::DRAFTS`].
+/// Put sessions of one shard, at most [`Limits::DRAFTS`].
 #[derive(Debug, Default)]
 pub struct PutSessionTable {
     sessions: Vec<PutSession>,
     vacant: Vec<u32>,
-    /// The open put sessions of each object, in the order in which they were begun.
+    /// Open put sessions of each object, in the order in which they were begun.
     by_object: BTreeMap<(Digest, u64), u32>,
-    /// How many were begun.
+    /// Number of put sessions begun.
     begun: u64,
     deadlines: BTreeSet<(u64, u32)>,
-    /// How many each client has, dying ones too.
+    /// Number of put sessions of each client, including dying ones.
     held: BTreeMap<u64, usize>,
 }
 
 impl PutSessionTable {
-    /// How many there are.
+    /// Returns the number of put sessions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.sessions.len() - self.vacant.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Begins a put session; nothing where there are as many as may be, or the client has as many as are left: however
-    /// many some take, there is always room for a newcomer (the dynamic threshold of Choudhury and Hahne, 1998, with a
+    /// Begins a put session; `None` if the limit is reached, or the client has as many as are left: however many some
+    /// clients have, there is always room for a new one (the dynamic threshold of Choudhury and Hahne, 1998, with a
     /// factor of 1).
     pub fn begin(&mut self, new: &NewPutSession, now_ns: u64) -> Option<PutSessionId> {
         let NewPutSession { client, digest, bytes, reservation, idle_ns } = *new;
@@ -251,22 +252,22 @@ impl PutSessionTable {
         self.get(id).filter(|session| session.state == State::Open && session.client == client)
     }
 
-    /// What a client's put session was begun for.
+    /// Returns the object and the memory of a client's open put session.
     pub fn of(&mut self, client: u64, id: PutSessionId) -> Option<(Digest, ReservationId)> {
         self.open_of(client, id).map(|session| (session.digest, session.reservation))
     }
 
-    /// Whether a put session takes ranges.
+    /// Returns true if a put session accepts ranges.
     #[must_use]
     pub fn is_open(&self, id: PutSessionId) -> bool {
         let session = self.sessions.get(id.index());
         session.is_some_and(|session| session.generation == id.generation() && session.state == State::Open)
     }
 
-    /// A range is being filled from now on, until [`Self::filled`].
+    /// Begins to fill a range, until [`Self::filled`].
     ///
     /// # Errors
-    /// See [`FillError`]; nothing happened.
+    /// See [`FillError`]; nothing has changed then.
     pub fn fill(
         &mut self,
         client: u64,
@@ -289,7 +290,7 @@ impl PutSessionTable {
         if session.filling.iter().any(|(from, until)| *from < end && offset < *until) {
             return Err(FillError::Busy);
         }
-        // What touches what is filled adds no stretch to it.
+        // A range that touches a filled one adds no separate stretch.
         if !session.touches(offset, end) {
             if session.filled.len() >= Limits::DRAFT_RANGES {
                 return Err(FillError::TooMany);
@@ -303,11 +304,11 @@ impl PutSessionTable {
         Ok(())
     }
 
-    /// A fill is over: with the checksum of its bytes, if they are there. The room that nobody uses any more, if this
-    /// was the last that a dying put session waited for.
+    /// Ends a fill: with the checksum of its bytes, if they were received. Returns the memory to free, if this was the
+    /// last user of a dying put session.
     ///
     /// # Panics
-    /// When it was not in flight.
+    /// If the fill was not in flight.
     pub fn filled(
         &mut self,
         id: PutSessionId,
@@ -329,8 +330,7 @@ impl PutSessionTable {
         self.left(id)
     }
 
-    /// Looks for a range of an object that is being written, in the latest of its open put sessions. Nothing where none
-    /// is.
+    /// Looks for a range of an object in the latest of its open put sessions. `None` if there is none.
     #[must_use]
     pub fn find(&self, digest: Digest, offset: u64, bytes: u64) -> Option<ReadableRange> {
         let (_, &index) = self.by_object.range((digest, 0)..=(digest, u64::MAX)).next_back()?;
@@ -343,26 +343,26 @@ impl PutSessionTable {
         })
     }
 
-    /// Somebody reads a range that is there, until [`Self::read`].
+    /// Begins to read a filled range, until [`Self::read`].
     ///
     /// # Panics
-    /// When the put session is not open.
+    /// If the put session is not open.
     pub fn reading(&mut self, id: PutSessionId) {
         let session = self.get(id).filter(|session| session.state == State::Open);
         session.expect("a put session that was just found").readers += 1;
     }
 
-    /// A reader has gone. As [`Self::filled`].
+    /// Ends a read. Returns the memory to free, like [`Self::filled`].
     ///
     /// # Panics
-    /// When there was none.
+    /// If there was no reader.
     pub fn read(&mut self, id: PutSessionId) -> Option<ReservationId> {
         let session = self.get(id).expect("a put session stays while it is read");
-        session.readers = session.readers.checked_sub(1).expect("a reader that was there");
+        session.readers = session.readers.checked_sub(1).expect("a reader was counted");
         if session.state == State::Dying { self.left(id) } else { None }
     }
 
-    /// Whether a put session is complete.
+    /// Returns a put session that is complete.
     ///
     /// # Errors
     /// See [`SealError`].
@@ -385,11 +385,11 @@ impl PutSessionTable {
         }
     }
 
-    /// A put session is an object now, or was refused as one (then without a version); whoever reads it holds that
-    /// instead.
+    /// Ends a put session that was committed, or whose commit was refused (then without a version); its readers hold
+    /// the object instead.
     ///
     /// # Panics
-    /// When it is not open, or a range is being filled.
+    /// If it is not open, or a range is being filled.
     pub fn seal(&mut self, id: PutSessionId, version: Option<Version>) {
         let session = self.get(id).expect("a put session that was just complete");
         assert!(session.filling.is_empty(), "a put session was sealed while it was filled");
@@ -397,10 +397,11 @@ impl PutSessionTable {
         self.vacate(id, Event::Seal);
     }
 
-    /// A put session is over. Its room, if nobody uses it; else that comes when the last has gone.
+    /// Ends a put session. Returns its memory, if it is not in use; otherwise the memory is returned when its last user
+    /// has finished.
     ///
     /// # Panics
-    /// When it is not open.
+    /// If it is not open.
     pub fn end(&mut self, id: PutSessionId) -> Option<ReservationId> {
         let session = self.get(id).expect("an open put session");
         if session.is_used() {
@@ -413,13 +414,13 @@ impl PutSessionTable {
         Some(reservation)
     }
 
-    /// When [`Self::due`] has something.
+    /// Returns the time at which [`Self::due`] has something.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         self.deadlines.first().map(|entry| entry.0)
     }
 
-    /// A put session that was left alone for too long.
+    /// Returns a put session that has been idle for too long.
     #[must_use]
     pub fn due(&self, now_ns: u64) -> Option<(PutSessionId, ReservationId)> {
         let &(at_ns, index) = self.deadlines.first()?;
@@ -427,16 +428,16 @@ impl PutSessionTable {
         (at_ns <= now_ns).then_some((PutSessionId::new(index, session.generation), session.reservation))
     }
 
-    /// The room of a put session.
+    /// Returns the memory of a put session.
     ///
     /// # Panics
-    /// When there was never such a put session.
+    /// If there was never such a put session.
     #[must_use]
     pub fn reservation(&self, id: PutSessionId) -> ReservationId {
         self.sessions[id.index()].reservation
     }
 
-    /// All that are open, and their objects.
+    /// Returns all open put sessions, and their objects.
     pub fn open(&self) -> impl Iterator<Item = (PutSessionId, Digest)> {
         let open = (0..).zip(&self.sessions).filter(|(_, session)| session.state == State::Open);
         open.map(|(index, session)| (PutSessionId::new(index, session.generation), session.digest))
@@ -449,7 +450,7 @@ impl PutSessionTable {
         self.deadlines.insert((session.deadline_ns, id.index() as u32));
     }
 
-    /// Nobody finds it any more, and nothing is due.
+    /// Removes a put session from the searches and the deadlines.
     fn forget(&mut self, id: PutSessionId) {
         let session = &mut self.sessions[id.index()];
         self.deadlines.remove(&(session.deadline_ns, id.index() as u32));
@@ -471,12 +472,12 @@ impl PutSessionTable {
         self.forget(id);
         let session = &mut self.sessions[id.index()];
         session.state = step(session.state, event);
-        let held = self.held.get_mut(&session.client).expect("whoever has a put session is counted");
+        let held = self.held.get_mut(&session.client).expect("a client with a put session is counted");
         *held -= 1;
         if *held == 0 {
             self.held.remove(&session.client);
         }
-        // At the other end than the next is taken from, so that what became of it is remembered for a while.
+        // At the other end from which the next is taken, so that its outcome is remembered for a while.
         self.vacant.insert(0, id.index() as u32);
     }
 }
@@ -486,18 +487,18 @@ impl PutSession {
         !self.filling.is_empty() || self.readers > 0
     }
 
-    /// Whether all of a range is filled.
+    /// Returns true if all of a range is filled.
     fn covers(&self, offset: u64, end: u64) -> bool {
         self.filled.range(..=offset).next_back().is_some_and(|(_, (until, _))| end <= *until)
     }
 
-    /// Whether a filled stretch ends where a range begins, or begins where it ends.
+    /// Returns true if a filled stretch ends at the start of a range, or begins at its end.
     fn touches(&self, offset: u64, end: u64) -> bool {
         let before = self.filled.range(..offset).next_back();
         before.is_some_and(|(_, (until, _))| *until == offset) || self.filled.contains_key(&end)
     }
 
-    /// Adds a stretch, and joins it to those that it touches.
+    /// Adds a stretch, and joins it with those that it touches.
     fn add(&mut self, offset: u64, end: u64, checksum: u64) {
         let (mut from, mut until, mut sum) = (offset, end, checksum);
         if let Some((&start, &(stop, before))) = self.filled.range(..offset).next_back()

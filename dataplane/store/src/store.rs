@@ -1,15 +1,16 @@
-//! One shard's objects: get with pins, put as reserve and commit, remove.
+//! Objects of one shard: get with pins, put as reserve and commit, remove.
 //!
-//! * Objects are immutable. A version is given at commit, greater than any given before.
-//! * A pin keeps an object's bytes where they are; a removed object's bytes go with its last pin.
-//! * A put reserves an extent, its writer fills it, and it becomes visible at commit. Several puts of one digest may
-//!   be in flight; the first commit wins, unless a later one was made to replace: then that is the object, and who
-//!   reads the former one reads on. An extent whose put failed stays in quarantine until the host knows that its
+//! * Objects are immutable. A version is assigned at commit, greater than any assigned before.
+//! * A pin keeps an object's bytes in place; a removed object's bytes are freed with its last pin.
+//! * A put reserves an extent, its writer fills it, and it becomes visible at commit. Several puts of one digest may be
+//!   in flight; the first commit wins, unless a later one may replace: then the later one is the object, and readers of
+//!   the former one finish undisturbed. The extent of a failed put stays in quarantine until the host knows that its
 //!   writer has stopped ([`Store::abort`]).
-//! * Room is made inside `reserve`, by evicting what nobody uses.
+//! * Room is made inside `reserve`, by evicting unused objects.
 //!
 //! Invariant ([`Store::check`]): every granule of the pool is free or belongs to exactly one entry or page of tails.
-//! Not here: deadlines (the host calls [`Store::expire`]), leases, tiers, the bytes themselves.
+//! Deadlines are the host's, which calls [`Store::expire`]; the store knows nothing of tickets and tiers, and does not
+//! touch the bytes themselves.
 
 mod check;
 mod copies;
@@ -37,71 +38,71 @@ use crate::order::{Order, TenantLease, TenantUse};
 use crate::tail_pages::TailPages;
 use stats::Counters;
 
-/// A range of the pool: exactly the object's bytes.
+/// Range of the pool: exactly the object's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// From the start of the pool.
+    /// Offset from the start of the pool.
     pub offset: u64,
-    /// The object's size.
+    /// Size of the object.
     pub bytes: u64,
 }
 
-/// What a reader needs of an object.
+/// Facts about an object that a reader needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ObjectView {
-    /// Where its bytes are, until the pin is released.
+    /// Extent of its bytes, valid until the pin is released.
     pub extent: Extent,
-    /// Which put made it.
+    /// Version that its commit assigned.
     pub version: Version,
-    /// The checksum that its writer gave.
+    /// Checksum that its writer stated.
     pub checksum: u64,
-    /// The number of the tenant that it is charged to.
+    /// Number of the tenant that it is charged to.
     pub tenant: u32,
-    /// Whether it has its tail.
+    /// True if its tail is present.
     pub has_tail: bool,
-    /// Where that is, or is to be.
+    /// Offset of the tail, present or not.
     pub tail_at: u64,
-    /// Whether it only names the stripes of a larger object.
+    /// True if it is a stripe head.
     pub is_head: bool,
-    /// What it is of those that two owners have.
+    /// Role of the object in replication.
     pub replica: Replica,
-    /// Whether the replica owner may have a copy of it.
+    /// True if the replica owner may have a replica of it.
     pub copied: bool,
 }
 
-/// The state of one shard, with an eviction policy of type `P`. One thread's.
+/// State of one shard, with an eviction policy of type `P`. Single-threaded.
 #[derive(Debug)]
 pub struct Store<P = ChosenPolicy> {
     config: StoreConfig,
     allocator: Allocator,
     entries: Entries,
     index: Index,
-    /// Which object goes next.
+    /// Eviction orders of all tenants.
     order: Order<P>,
-    /// The entry that each pin holds.
+    /// Entry that each pin holds.
     pins: GenerationalTable,
-    /// The entry of each reservation, quarantined ones included.
+    /// Entry of each reservation, quarantined ones included.
     reservations: GenerationalTable,
     /// Granules of the entries in each state.
     granules: [u64; STATES],
-    /// Tails that do not lie behind their objects.
+    /// Tails that are not stored behind their objects.
     tails: TailPages,
-    /// Whether use went over the high watermark and has not come down to the low one.
+    /// True if usage exceeded the high watermark and has not reached the low one since.
     draining: bool,
     next_version: u64,
     counters: Counters,
-    /// What became of the objects, where somebody follows.
+    /// Events of the objects, if there are subscribers.
     pub(crate) events: EventLog,
-    /// Objects that are not to be found any more while the replica owner may have copies of them.
+    /// Objects that are gone while the replica owner may have replicas of them.
     orphans: Vec<Digest>,
 }
 
 impl Store {
-    /// An empty store. The first commit gets `first_version`: greater than any that an earlier incarnation of this
-    /// shard gave.
+    /// Creates an empty store. The first commit gets `first_version`, which is to be greater than any that an earlier
+    /// incarnation of this shard assigned.
     ///
     /// # Errors
-    /// A field of `config` that cannot be.
+    /// A field of `config` that is out of range.
     pub fn new(config: StoreConfig, first_version: Version) -> Result<Self, ConfigError> {
         config.validate()?;
         let policy = ChosenPolicy::new(&config);
@@ -110,10 +111,10 @@ impl Store {
 }
 
 impl<P: EvictionPolicy> Store<P> {
-    /// As [`Store::new`], with an eviction policy of the caller's.
+    /// Like [`Store::new`], with an eviction policy of the caller.
     ///
     /// # Errors
-    /// A field of `config` that cannot be.
+    /// A field of `config` that is out of range.
     pub fn with_policy(config: StoreConfig, first_version: Version, policy: P) -> Result<Self, ConfigError> {
         config.validate()?;
         let tails = TailPages::new(config.unit_bytes, GRANULE_BYTES, config.max_objects);
@@ -135,31 +136,31 @@ impl<P: EvictionPolicy> Store<P> {
         })
     }
 
-    /// The limits.
+    /// Returns the limits.
     #[must_use]
     pub const fn config(&self) -> &StoreConfig {
         &self.config
     }
 
-    /// Whether there is an object of this digest. Not an access.
+    /// Returns true if there is an object of this digest. Does not count as an access.
     #[must_use]
     pub fn exists(&self, digest: Digest) -> bool {
         self.index.find(&self.entries, digest).is_some()
     }
 
-    /// Where the tables lie that look-ups read here and there: that of digests, all of it touched, and that of entries,
-    /// touched as it fills. For advice to the system about that memory.
+    /// Returns the memory of the tables that look-ups read at random: that of digests, all of it touched, and that of
+    /// entries, touched as it fills. For advice to the kernel about that memory.
     #[must_use]
     pub fn tables(&self) -> [core::ops::Range<*const u8>; 2] {
         [self.index.memory(), self.entries.memory()]
     }
 
-    /// As [`Self::exists`], of many: faster than one by one where the objects are more than the caches hold.
+    /// Like [`Self::exists`], for many digests: faster than one by one if the tables exceed the caches.
     pub fn exist(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, bool)) {
         self.look_up(digests, |digest, found| each(digest, found.is_some()));
     }
 
-    /// As [`Self::exist`], and of those that are there, whether they name stripes.
+    /// Like [`Self::exist`], and passes for existing objects whether they are stripe heads.
     pub fn exist_as_heads(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(bool, bool)) {
         self.look_up(digests, |_, found| each(found.is_some(), found.is_some_and(|entry| entry.is(Mark::Head))));
     }
@@ -184,28 +185,27 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// The object's size. Not an access.
+    /// Returns the object's size. Does not count as an access.
     #[must_use]
     pub fn size(&self, digest: Digest) -> Option<u64> {
         Some(self.entries[self.index.find(&self.entries, digest)?].bytes())
     }
 
-    /// Where an object is and which version of it. Not an access.
+    /// Returns the view of an object. Does not count as an access.
     #[must_use]
     pub fn peek(&self, digest: Digest) -> Option<ObjectView> {
         self.index.find(&self.entries, digest).map(|id| self.view(id))
     }
 
-    /// The objects whose point (32 bits of a mix of the digest, salted by the configured seed) is from `from` up to
-    /// `to`, which may be one beyond the last: each with its point, in no order. Looks at about as many places as
-    /// that is
-    /// of all. Not an access.
+    /// Returns the objects whose point (32 bits of a mix of the digest, salted by the configured seed) is in
+    /// `from..to`; `to` may be one beyond the last point. Each comes with its point, in no order. Looks at about the
+    /// corresponding fraction of the index. Does not count as an access.
     pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, Digest, ObjectView)> {
         let found = self.index.between(from, to);
         found.map(|(point, id)| (point, self.entries[id].digest(), self.view(id)))
     }
 
-    /// How many places [`Self::between`] has in all.
+    /// Returns the number of index slots that [`Self::between`] has in all.
     #[must_use]
     pub const fn places(&self) -> usize {
         self.index.slots()
@@ -229,75 +229,74 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(self.pin_entry(id))
     }
 
-    /// Pins an object without that counting as an access: for who moves it elsewhere. Nothing where there is no object
-    /// or no free pin.
+    /// Pins an object without counting an access: for background work. `None` if there is no object or no free pin.
     pub fn hold(&mut self, digest: Digest) -> Option<(PinId, ObjectView)> {
         let id = self.index.find(&self.entries, digest)?;
         (!self.pins.is_full()).then(|| self.pin_entry(id))
     }
 
-    /// What a pin holds.
+    /// Returns the object that a pin holds.
     #[must_use]
     pub fn held(&self, pin: PinId) -> Option<ObjectView> {
         let id = EntryId(self.pins.get(pin.index, pin.generation)?);
         Some(self.view(id))
     }
 
-    /// Whether a pinned object is still to be found: not removed since.
+    /// Returns true if a pinned object is still visible: not removed since.
     #[must_use]
     pub fn is_live(&self, pin: PinId) -> bool {
         let entry = self.pins.get(pin.index, pin.generation);
         entry.is_some_and(|entry| self.entries[EntryId(entry)].state() == State::Live)
     }
 
-    /// What time it is, for soft pins. It never goes back.
+    /// Advances the time, for soft pins. It never goes back.
     pub fn tick(&mut self, now_ns: u64) {
         self.order.tick(now_ns);
     }
 
-    /// These tenants there are from now on, beside the default one: see [`TenantLease`].
+    /// Sets the tenants beside the default one: see [`TenantLease`].
     pub fn set_tenants(&mut self, leases: &[TenantLease]) {
         self.order.set_tenants(leases);
     }
 
-    /// The account of the tenant with this number, if there is such a tenant.
+    /// Returns the account of the tenant with this number, if it is configured.
     #[must_use]
     pub fn account_of(&self, tenant: u32) -> Option<u16> {
         self.order.account_of(tenant)
     }
 
-    /// The account to charge where a tenant is not one that was told of: one of its own without a lease, or the
-    /// default tenant's where there are too many of those.
+    /// Returns the account to charge for a tenant that is not configured: one of its own without a lease, or the
+    /// default tenant's if there are too many of those.
     pub fn account_of_stranger(&mut self, tenant: u32) -> u16 {
         self.order.stranger(tenant)
     }
 
-    /// Whether there are, or were, others than the default tenant.
+    /// Returns true if there are, or were, tenants besides the default one.
     #[must_use]
     pub const fn has_tenants(&self) -> bool {
         self.order.has_tenants()
     }
 
-    /// What each tenant has.
+    /// Returns the usage of each tenant.
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantUse> {
         self.order.uses()
     }
 
-    /// How many more pins there may be.
+    /// Returns the number of free pins.
     #[must_use]
     pub const fn free_pins(&self) -> u32 {
         self.config.max_pins - self.pins.len()
     }
 
-    /// Notes that the tail of a pinned object is in its place now; there was room for it from the start.
+    /// Marks the tail of a pinned object as present; its memory was reserved from the start.
     pub fn set_tail(&mut self, pin: PinId) {
         if let Some(entry) = self.pins.get(pin.index, pin.generation) {
             self.entries.set(EntryId(entry), Mark::Tail, true);
         }
     }
 
-    /// Pins an entry; there is a free pin.
+    /// Pins an entry; there must be a free pin.
     fn pin_entry(&mut self, id: EntryId) -> (PinId, ObjectView) {
         self.order.stick(&mut self.entries, id, |entries| entries.pin(id));
         let (index, generation) = self.pins.insert(id.0);
@@ -319,17 +318,17 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// The object that a pin holds; none for a pin that is not held.
+    /// Returns the digest of the object that a pin holds; `None` if the pin is not held.
     #[must_use]
     pub fn pinned(&self, pin: PinId) -> Option<Digest> {
         let entry = self.pins.get(pin.index, pin.generation)?;
         Some(self.entries[EntryId(entry)].digest())
     }
 
-    /// Releases a pin. With the last one, a removed object's bytes are free.
+    /// Releases a pin. With the last one, a removed object's bytes are freed.
     ///
     /// # Errors
-    /// The pin is not held; nothing happens but a count.
+    /// The pin is not held; only a counter changes.
     pub fn unpin(&mut self, pin: PinId) -> Result<(), StalePin> {
         let Some(entry) = self.pins.remove(pin.index, pin.generation) else {
             self.counters.stale_ids += 1;
@@ -347,8 +346,8 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
-    /// Makes an object invisible at once; its bytes are free when its last pin goes. False when there was none. A put
-    /// in flight is not touched: it completes after the removal.
+    /// Makes an object invisible at once; its bytes are freed with its last pin. False if there was none. A put in
+    /// flight is not affected: it completes after the removal.
     pub fn remove(&mut self, digest: Digest) -> bool {
         let Some(id) = self.index.find(&self.entries, digest) else { return false };
         self.counters.removes += 1;
@@ -356,14 +355,14 @@ impl<P: EvictionPolicy> Store<P> {
         true
     }
 
-    /// As [`Store::remove`], of an object that is elsewhere too and need not be here.
+    /// Like [`Store::remove`], for an object that exists elsewhere too and need not be kept here.
     pub fn drop_copy(&mut self, digest: Digest) {
         if let Some(id) = self.index.find(&self.entries, digest) {
             self.remove_entry(id);
         }
     }
 
-    /// Some of the visible objects and their sizes: looks at so many entries from `from` on. Then where to go on.
+    /// Returns the visible objects with their sizes among `most` entries from `from` on, and the next position.
     #[must_use]
     pub fn walk(&self, from: u32, most: u32) -> (Vec<(Digest, u64)>, Option<u32>) {
         let touched = self.entries.touched();
@@ -373,28 +372,28 @@ impl<P: EvictionPolicy> Store<P> {
         (live.map(|entry| (entry.digest(), entry.bytes())).collect(), (end < touched).then_some(end))
     }
 
-    /// What became of the objects, as far as it is kept.
+    /// Returns the event log.
     #[must_use]
     pub const fn events(&self) -> &EventLog {
         &self.events
     }
 
-    /// Keeps the latest so many events from now on; 0 keeps none. Nothing happens where as many are kept already.
+    /// Keeps the latest `capacity` events from now on; 0 keeps none. Does nothing if the capacity is the same.
     pub fn keep_events(&mut self, capacity: usize) {
         if self.events.capacity() != capacity {
             self.events.keep(capacity);
         }
     }
 
-    /// The version that the next commit gives.
+    /// Returns the version that the next commit assigns.
     #[must_use]
     pub const fn next_version(&self) -> Version {
         Version(self.next_version)
     }
 
-    /// Removes every object; returns how many there were. Walks the arena.
+    /// Removes every object; returns their number. Walks the arena.
     pub fn remove_all(&mut self) -> u64 {
-        // One event says it for all.
+        // One event stands for all.
         let events = core::mem::take(&mut self.events);
         let removed = self.retain(|_| false);
         self.events = events;
@@ -402,7 +401,7 @@ impl<P: EvictionPolicy> Store<P> {
         removed
     }
 
-    /// Removes every object whose digest `keep` refuses; returns how many. Walks the arena.
+    /// Removes every object for whose digest `keep` returns false; returns their number. Walks the arena.
     pub fn retain(&mut self, keep: impl Fn(Digest) -> bool) -> u64 {
         let mut removed = 0;
         for id in (0..self.entries.touched()).map(EntryId) {
@@ -415,13 +414,13 @@ impl<P: EvictionPolicy> Store<P> {
         removed
     }
 
-    /// Where an entry's bytes are.
+    /// Returns the extent of an entry.
     fn extent(&self, id: EntryId) -> Extent {
         let entry = &self.entries[id];
         Extent { offset: self.allocator.offset_bytes(entry.block()), bytes: entry.bytes() }
     }
 
-    /// Takes a live entry out of the index. The caller takes it out of the eviction order.
+    /// Removes a live entry from the index. The caller removes it from the eviction order.
     fn hide(&mut self, id: EntryId) {
         let taken = self.index.remove(self.entries[id].digest(), id);
         assert!(taken, "{id:?} is live but not in the index");
@@ -434,7 +433,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.events.push(Change::Removed, Medium::Memory, self.entries[id].digest(), 0);
     }
 
-    /// Hides a live entry and frees it, at once or when its last pin goes.
+    /// Hides a live entry and frees it, at once or with its last pin.
     fn remove_entry(&mut self, id: EntryId) {
         self.hide(id);
         self.order.remove(&mut self.entries, id, false);
@@ -445,7 +444,7 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Frees an entry that nobody uses and its bytes; returns the free block that they are now part of.
+    /// Frees an unused entry and its bytes; returns the free block that they are now part of.
     fn release(&mut self, id: EntryId) -> Block {
         let block = self.entries[id].block();
         self.granules[self.entries[id].state() as usize] -= self.entries[id].granules();
@@ -456,7 +455,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.allocator.free(block)
     }
 
-    /// Applies a step of the entry's incarnation that keeps its bytes, and moves them to the other state's account.
+    /// Applies a transition of the entry that keeps its bytes, and moves them to the other state's account.
     fn change_state(&mut self, id: EntryId, step: impl FnOnce(&mut Entries, EntryId)) {
         let granules = self.entries[id].granules();
         self.granules[self.entries[id].state() as usize] -= granules;
@@ -464,9 +463,9 @@ impl<P: EvictionPolicy> Store<P> {
         self.granules[self.entries[id].state() as usize] += granules;
     }
 
-    /// Granules that eviction could free.
+    /// Returns the granules that eviction could free.
     const fn evictable_granules(&self) -> u64 {
-        // Pages of tails go with their objects.
+        // Pages of tails are freed with their objects.
         let held = self.allocator.pool_granules() - self.allocator.free_granules();
         held - self.order.stuck_granules()
     }

@@ -1,27 +1,27 @@
-//! Pages of tails: where objects take whole blocks of an SSD, the tails of those that fill theirs lie together.
+//! Pages of tails: if objects take whole blocks of an SSD, the tails of those that fill theirs are stored together.
 //!
-//! A page is one unit of the pool and holds tails of one length class, each in a slot. So an object of 4 KiB takes
-//! 4 KiB and its part of a page, not a second unit. A tail of which the object's last unit has room stays there, and
-//! one that is longer than all classes too.
+//! A page is one unit of the pool and holds tails of one length class, each in a slot. So an object of 4 KiB takes 4
+//! KiB and its part of a page, not a second unit. A tail that fits into the object's last unit stays there, and so does
+//! one that is longer than all classes.
 //!
-//! A page can go as objects can: when room is needed and neighbours have to give way, its objects are evicted
-//! together (each slot knows its entry). So pages do not cut the pool into pieces for good. A freed slot is the next
-//! one taken of its class, so that pages that are in use stay full.
+//! A page can be evicted like objects: when room is needed and adjacent blocks have to be cleared, its objects are
+//! evicted together (each slot knows its entry). So pages do not fragment the pool for good. A freed slot is the next
+//! one taken of its class, so that pages in use stay full.
 //!
 //! Per object this costs 4 bytes in the slot's owner and its share of a page's record: of a page of 32 slots, 2 bytes.
-//! Not here: the pool's room for pages and what the bytes say, which are the store's and the service's.
+//! The pool's memory for pages belongs to the store, and the bytes of tails to the service.
 
 use crate::allocator::Block;
 use crate::entry::{EntryId, NONE};
 
-/// Bytes of the slots of each class. The first takes keys of 40 bytes (tails begin with 24), the last of 488.
+/// Length of the slots of each class. The first takes keys of 40 bytes (tails begin with 24), the last of 488.
 const CLASSES: [u32; 7] = [64, 96, 128, 192, 256, 384, 512];
-/// Bits of a slot's number that say which of its class it is.
+/// Bits of a slot's number within its class.
 const NUMBER_BITS: u32 = 27;
 
 const _: () = assert!(CLASSES.len() < 1 << (30 - NUMBER_BITS));
 
-/// One slot of one page, in 30 bits.
+/// Slot of a page, in 30 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TailSlot(pub(crate) u32);
 
@@ -35,7 +35,7 @@ impl TailSlot {
     }
 }
 
-/// A page, by its class and its place there.
+/// Page, by its class and its index there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageId(pub(crate) u32);
 
@@ -53,14 +53,14 @@ impl PageId {
     }
 }
 
-/// A page's record. Vacant ones are linked by `after`, those with free slots by both.
+/// Record of a page. Vacant ones are linked by `after`, those with free slots by both.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     block: Block,
     used: u64,
     before: u32,
     after: u32,
-    /// Being emptied: it takes no tails and is not given back when the last one goes.
+    /// True while it is being emptied: it takes no tails and is not freed with the last one.
     closing: bool,
 }
 
@@ -68,7 +68,7 @@ struct Page {
 struct Class {
     slots: u32,
     pages: Vec<Page>,
-    /// The entry of each slot.
+    /// Entry of each slot.
     owners: Vec<u32>,
     partial: u32,
     vacant: u32,
@@ -84,8 +84,8 @@ pub(crate) struct TailPages {
 }
 
 impl TailPages {
-    /// Pages of one unit each, for so many objects. Without units that are larger than what tails take anyway, there
-    /// are none. The tables are reserved now and touched as they fill.
+    /// Creates a table for pages of one unit each, for this many objects. There are no pages unless units are larger
+    /// than granules. The tables are reserved now and touched as they fill.
     pub(crate) fn new(unit_bytes: u64, granule_bytes: u64, max_objects: u32) -> Self {
         let unit_bytes = unit_bytes as u32;
         let max_pages = if u64::from(unit_bytes) > granule_bytes { Self::most(unit_bytes, max_objects) } else { 0 };
@@ -104,29 +104,30 @@ impl TailPages {
         Self { unit_bytes, classes, pages: 0, max_pages }
     }
 
-    /// How many pages so many objects need at most: every one with the longest tail, and a page begun for each class.
+    /// Returns the most pages that this many objects need: every one with the longest tail, and a partial page for each
+    /// class.
     const fn most(unit_bytes: u32, max_objects: u32) -> u32 {
         let slots = unit_bytes / CLASSES[CLASSES.len() - 1];
         max_objects / (if slots > 2 { slots } else { 2 }) + CLASSES.len() as u32
     }
 
-    /// How many blocks of the pool pages may take at most.
+    /// Returns the most blocks of the pool that pages may take.
     pub(crate) const fn max_pages(&self) -> u32 {
         self.max_pages
     }
 
-    /// How many there are.
+    /// Returns the number of pages.
     pub(crate) const fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// The class for a tail of so many bytes; none where it has to lie behind its object.
+    /// Returns the class for a tail of this length; `None` if it has to be stored behind its object.
     pub(crate) fn class_of(&self, tail_bytes: u32) -> Option<usize> {
         let class = CLASSES.iter().position(|bytes| *bytes >= tail_bytes)?;
         (self.max_pages > 0 && self.classes[class].slots > 1).then_some(class)
     }
 
-    /// Takes a slot of a page that is there.
+    /// Takes a slot of an existing page.
     pub(crate) fn take(&mut self, class: usize, owner: EntryId) -> Option<TailSlot> {
         let at = self.classes[class].partial;
         if at == NONE {
@@ -144,12 +145,12 @@ impl TailPages {
         Some(TailSlot((class as u32) << NUMBER_BITS | number))
     }
 
-    /// Whether a page that is there has a free slot.
+    /// Returns true if an existing page has a free slot.
     pub(crate) const fn has_free(&self, class: usize) -> bool {
         self.classes[class].partial != NONE
     }
 
-    /// Whether another page may be made.
+    /// Returns true if another page may be added.
     pub(crate) fn may_grow(&self, class: usize) -> bool {
         let Class { pages, slots, owners, vacant, .. } = &self.classes[class];
         let fits = *vacant != NONE || owners.len() + *slots as usize <= owners.capacity().min(1 << NUMBER_BITS);
@@ -175,7 +176,7 @@ impl TailPages {
         PageId::of(class, at)
     }
 
-    /// Gives a slot back. The block of its page, when it was the last.
+    /// Frees a slot. Returns the block of its page, if it was the last.
     pub(crate) fn free(&mut self, slot: TailSlot) -> Option<Block> {
         let (class, number) = (slot.class(), slot.number());
         let slots = self.classes[class].slots;
@@ -202,7 +203,7 @@ impl TailPages {
         }
     }
 
-    /// Takes no more tails into a page, as it is to be emptied.
+    /// Closes a page for new tails, as it is to be emptied.
     pub(crate) fn close(&mut self, page: PageId) {
         let (class, at) = (page.class(), page.page());
         let slots = self.classes[class].slots;
@@ -212,12 +213,12 @@ impl TailPages {
         self.classes[class].pages[at as usize].closing = true;
     }
 
-    /// Any entry with a tail in a page.
+    /// Returns any entry with a tail in a page.
     pub(crate) fn any_owner(&self, page: PageId) -> Option<EntryId> {
         self.owners(page).next()
     }
 
-    /// Ends a page that was closed and is empty; its block.
+    /// Ends a page that was closed and is empty; returns its block.
     pub(crate) fn end(&mut self, page: PageId) -> Block {
         let (class, at) = (page.class(), page.page());
         let entry = &self.classes[class].pages[at as usize];
@@ -225,7 +226,7 @@ impl TailPages {
         self.vacate(class, at)
     }
 
-    /// The entries with tails in a page.
+    /// Returns the entries with tails in a page.
     pub(crate) fn owners(&self, page: PageId) -> impl Iterator<Item = EntryId> {
         let (class, at) = (&self.classes[page.class()], page.page());
         let used = class.pages[at as usize].used;
@@ -233,24 +234,24 @@ impl TailPages {
         slots.map(move |slot| EntryId(class.owners[(at * class.slots + slot) as usize]))
     }
 
-    /// Where a slot is: its page's block, and bytes from there.
+    /// Returns the place of a slot: its page's block, and the offset in it.
     pub(crate) fn place(&self, slot: TailSlot) -> (Block, u64) {
         let class = &self.classes[slot.class()];
         let (at, number) = (slot.number() / class.slots, slot.number() % class.slots);
         (class.pages[at as usize].block, u64::from(number * CLASSES[slot.class()]))
     }
 
-    /// Bytes of a slot.
+    /// Returns the length of a slot.
     pub(crate) const fn room_bytes(slot: TailSlot) -> u64 {
         CLASSES[slot.class()] as u64
     }
 
-    /// Bytes of the pool that all pages take.
+    /// Returns the bytes of the pool that all pages take.
     pub(crate) const fn bytes(&self) -> u64 {
         self.pages as u64 * self.unit_bytes as u64
     }
 
-    /// The pages that are there, and their blocks.
+    /// Returns the pages, and their blocks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, Block)> {
         self.classes.iter().enumerate().flat_map(|(class, entry)| {
             let pages = (0..).zip(&entry.pages).filter(|(_, page)| page.used != 0);

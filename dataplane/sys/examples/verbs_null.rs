@@ -1,8 +1,8 @@
-//! What our own code costs for each slice posted through verbs: a device that does nothing takes the requests.
+//! Cost of our own code per slice posted through verbs, measured on a null device that ignores its requests.
 //!
-//! `cargo run --release -p kvplane-sys --example verbs_null [slices] [threads] [shared]`, and for instructions the same
-//! program under `valgrind --tool=callgrind` with two numbers of slices, whose difference leaves out the start. With
-//! `shared` all threads use one handle of the memory, to see what that costs against `MemoryRegion::separate`.
+//! `cargo run --release -p kvplane-sys --example verbs_null [slices] [threads] [shared]`; to count instructions, run
+//! the same program under `valgrind --tool=callgrind` with two numbers of slices, whose difference excludes the
+//! startup. With `shared` all threads use one handle of the memory, to compare its cost with `MemoryRegion::separate`.
 
 use kvplane_sys::verbs::{
     Access, CompletionQueue, Connection, Context, Entry, MemoryRegion, Mtu, Operation, Payload, PeerAccess,
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Posts and retires that many slices on a queue pair of its own.
+/// Posts and retires `slices` slices on a queue pair of the thread.
 fn post(
     context: &Arc<Context>,
     domain: &ProtectionDomain,
@@ -70,7 +70,7 @@ fn post(
     Ok(())
 }
 
-/// The null device asks nobody.
+/// Returns connection attributes; the null device ignores them.
 fn anywhere() -> Connection {
     let route = Route { gid: None, gid_index: 0, lid: 0, hop_limit: 1, traffic_class: 0, service_level: 0 };
     Connection {

@@ -1,16 +1,16 @@
-//! Advice to the kernel about memory of our own that it may as well ignore.
+//! Memory advice to the kernel and the allocator; purely an optimization.
 
 use core::ops::Range;
 
-/// A huge page.
+/// Size of a huge page, in bytes.
 const HUGE_BYTES: usize = 2 << 20;
-/// `madvise`: put these pages together into huge ones, now; Linux 6.1.
+/// `madvise`: collapse these pages into huge ones synchronously; Linux 6.1.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Asks for huge pages under a table that is read here and there: on small ones each look-up waits for their addresses
-/// first. What is touched later gets them then; with `now`, what was touched already as well, in a fraction of a
-/// millisecond for each. Memory that is not ours to advise about stays as it is, and so does all where the system is
-/// set to `never`.
+/// Requests huge pages for a table that is accessed randomly: with small pages each lookup incurs a TLB miss first.
+/// Pages touched later become huge; with `now`, so do pages touched already, within a fraction of a millisecond for
+/// each. Ranges that do not belong to this process are left unchanged, and so is everything if the system setting is
+/// `never`.
 pub fn prefer_huge_pages(table: Range<*const u8>, now: bool) {
     let start = table.start.addr().next_multiple_of(HUGE_BYTES);
     let end = table.end.addr() / HUGE_BYTES * HUGE_BYTES;
@@ -18,8 +18,8 @@ pub fn prefer_huge_pages(table: Range<*const u8>, now: bool) {
         return;
     }
     let first = table.start.with_addr(start).cast_mut().cast();
-    // SAFETY: neither advice changes what is in memory nor whether it may be used, whosever it is; ranges that are not
-    // mapped are refused.
+    // SAFETY: neither advice changes the contents or the accessibility of memory, even of foreign memory; the kernel
+    // rejects ranges that are not mapped.
     unsafe {
         if libc::madvise(first, end - start, libc::MADV_HUGEPAGE) == 0 && now {
             libc::madvise(first, end - start, MADV_COLLAPSE);
@@ -27,13 +27,12 @@ pub fn prefer_huge_pages(table: Range<*const u8>, now: bool) {
     }
 }
 
-/// Has the allocator give free memory back to the kernel, for processes that live long: by itself, glibc keeps up to
-/// 64 MiB at the end of each arena after a long block was freed, and all that lies below a short one that a thread
-/// keeps for its next use. Takes about a millisecond for some tens of MiB. What another allocator makes of it is its
-/// own affair.
+/// Returns free memory of the allocator to the kernel, for long-lived processes: otherwise glibc keeps up to 64 MiB at
+/// the end of each arena after a large block was freed, and all memory below a small block that a thread caches. Takes
+/// about a millisecond for some tens of MiB. Has no effect on other allocators.
 pub fn give_back_free_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it only gives back pages in which nothing is allocated.
+    // SAFETY: malloc_trim only returns pages that hold no allocation.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -45,16 +44,16 @@ mod tests {
 
     #[test]
     #[cfg(target_env = "gnu")]
-    fn free_memory_goes_back() {
+    fn returns_free_memory_to_the_kernel() {
         let anonymous = || {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
             line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
         };
-        // In an arena of its own, as a thread that is not the first has.
+        // In an arena of its own: only the first thread uses the main arena.
         std::thread::spawn(move || {
             let before = anonymous();
-            // A long block, from which the allocator would learn, and then many short ones.
+            // A large block raises the allocator's thresholds; many small ones follow.
             drop(vec![1_u8; 24 << 20]);
             let blocks: Vec<Vec<u8>> = (0..512).map(|_| vec![1; 64 << 10]).collect();
             let most = anonymous();
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_memory_stays_there_whatever_is_advised() {
+    fn huge_page_advice_keeps_contents() {
         let table: Vec<u64> = (0..(5 << 20) / 8).collect();
         let range = table.as_ptr_range();
         prefer_huge_pages(range.start.cast()..range.end.cast(), true);
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_no_ones_and_short_memory_is_left_alone() {
+    fn unmapped_and_short_ranges_are_ignored() {
         let nowhere = core::ptr::without_provenance(HUGE_BYTES);
         prefer_huge_pages(nowhere..nowhere.wrapping_add(4 * HUGE_BYTES), true);
         let short = [0_u8; 100];

@@ -1,24 +1,24 @@
-//! Copies between memory that others may write at the same time.
+//! Copies between memory that other parties may write at the same time.
 //!
-//! Registered memory is written by peers, by the kernel and by network cards while we look at it. A Rust reference
-//! or an ordinary load would promise the compiler that this does not happen, so every access here is opaque to it: the
-//! C library's `memmove`, called through a pointer the optimiser cannot see through, or inline assembly. On x86-64 each
-//! such access moves every byte as one relaxed atomic access of that byte would. A race therefore tears the
-//! data, which checksums and generations catch, and never breaks the program.
+//! Registered memory is written by peers, by the kernel and by network cards while this process reads it. A Rust
+//! reference or an ordinary load would promise the compiler that this does not happen, so every access here is opaque
+//! to the compiler: the C library's `memmove`, called through a pointer that the optimizer cannot see through, or
+//! inline assembly. On x86-64 each such access moves every byte as one relaxed atomic access of that byte would. A race
+//! therefore tears the data, which checksums and generations detect, and never breaks the program.
 //!
-//! Big copies bypass the cache: a block that is copied once and then sent should not push the index out of the
-//! cache, and a store that does not first read its line saves a third of the memory traffic.
+//! Big copies bypass the cache: a block that is copied once and then sent should not evict the index from the cache,
+//! and a store that does not first read its line saves a third of the memory traffic.
 //!
-//! Ranges are the callers' to check; this module only moves bytes.
+//! This module only moves bytes; the callers check ranges.
 
 use core::arch::asm;
 use core::hint::black_box;
 use std::arch::is_x86_feature_detected;
 
-/// From this many bytes on, copies between regions bypass the cache.
+/// Least size of copies between regions that bypass the cache, in bytes.
 pub const STREAMING_BYTES: usize = 256 << 10;
 
-/// Bytes moved by one round of the streaming loops.
+/// Bytes moved by one iteration of the streaming loops.
 const ROUND_BYTES: usize = 256;
 
 type MoveFunction = unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void, usize) -> *mut libc::c_void;
@@ -27,8 +27,8 @@ type MoveFunction = unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void,
 ///
 /// # Safety
 ///
-/// `source` must be readable and `destination` writable for `bytes` bytes. Others may access both meanwhile, except
-/// through Rust references.
+/// `source` must be readable and `destination` writable for `bytes` bytes. Other parties may access both meanwhile,
+/// except through Rust references.
 pub(crate) unsafe fn copy_bytes(destination: *mut u8, source: *const u8, bytes: usize) {
     let function: MoveFunction = black_box(libc::memmove);
     // SAFETY: the caller vouches for both ranges; memmove allows them to overlap.
@@ -37,20 +37,20 @@ pub(crate) unsafe fn copy_bytes(destination: *mut u8, source: *const u8, bytes: 
     }
 }
 
-/// Copies `bytes` bytes, past the cache when there are many and the ranges are disjoint.
+/// Copies `bytes` bytes; bypasses the cache if there are many and the ranges are disjoint.
 ///
 /// # Safety
 ///
-/// As [`copy_bytes`].
+/// See [`copy_bytes`].
 pub(crate) unsafe fn copy_streaming(destination: *mut u8, source: *const u8, bytes: usize) {
     let disjoint = (destination as usize).abs_diff(source as usize) >= bytes;
     let avx512 = is_x86_feature_detected!("avx512f");
     if bytes < STREAMING_BYTES || !disjoint || !(avx512 || is_x86_feature_detected!("avx2")) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the contract of this function is that of copy_bytes.
         unsafe { copy_bytes(destination, source, bytes) };
         return;
     }
-    // Streaming stores need an aligned destination; the head and the tail take the ordinary path.
+    // Streaming stores need an aligned destination; head and tail are copied by memmove.
     let head = destination.align_offset(64).min(bytes);
     let body = (bytes - head) / ROUND_BYTES * ROUND_BYTES;
     let tail = bytes - head - body;
@@ -69,7 +69,7 @@ pub(crate) unsafe fn copy_streaming(destination: *mut u8, source: *const u8, byt
     }
 }
 
-/// The loop for 64-byte registers. Ends with a store fence: streaming stores are weakly ordered, and what the
+/// Streaming loop with 64-byte registers. Ends with a store fence: streaming stores are weakly ordered, and what the
 /// caller publishes next (a flag, a doorbell, a completion) must not overtake them.
 ///
 /// # Safety
@@ -108,7 +108,7 @@ unsafe fn stream_avx512(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
-/// The loop for 32-byte registers; otherwise as [`stream_avx512`].
+/// Streaming loop with 32-byte registers; otherwise like [`stream_avx512`].
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Cores, clocks and who we are: what a host needs to know of its machine before it spins.
+//! CPU cores, clocks, NUMA nodes and process identity.
 //!
 //! Only hosts call this; pure code gets time as an argument.
 
@@ -7,12 +7,12 @@ use std::fs;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 
-/// A thread could not be pinned.
+/// Error: a thread could not be pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinError {
-    /// The core asked for.
+    /// Requested core.
     pub core: usize,
-    /// The cores this thread may run on.
+    /// Cores on which this thread may run.
     pub allowed: Vec<usize>,
 }
 
@@ -25,8 +25,8 @@ impl fmt::Display for PinError {
 
 impl std::error::Error for PinError {}
 
-/// Pins the calling thread to one core. [`allowed_cores`] afterwards names only that core, for this thread and those it
-/// starts: enumerate first.
+/// Pins the calling thread to one core. Afterwards [`allowed_cores`] returns only that core, for this thread and the
+/// threads that it starts: enumerate first.
 pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
     if core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
         return Ok(());
@@ -34,13 +34,13 @@ pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
     Err(PinError { core, allowed: allowed_cores() })
 }
 
-/// The cores the calling thread may run on, ascending; never empty.
+/// Returns the cores on which the calling thread may run, ascending; never empty.
 pub fn allowed_cores() -> Vec<usize> {
     let mut set = MaybeUninit::<libc::cpu_set_t>::zeroed();
     // SAFETY: the kernel writes at most the size of the set; 0 is the calling thread.
     let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) };
     if result != 0 {
-        // A machine of more than 1024 cores: count what the scheduler allows and name them from zero.
+        // A machine of more than 1024 cores: take the number that the scheduler allows, counted from zero.
         return (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
     }
     // SAFETY: all-zero is valid, and so is what the kernel wrote over it.
@@ -52,32 +52,32 @@ pub fn allowed_cores() -> Vec<usize> {
 
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel fills the structure we own.
+    // SAFETY: the kernel fills a structure of this function.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
     assert_eq!(result, 0, "clock {clock} exists since Linux 2.6.12");
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Nanoseconds since some fixed point, never going back, the same for all processes until the next boot.
+/// Returns nanoseconds since a fixed point; monotonic, and the same for all processes until the next boot.
 pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Processor time this process has used.
+/// Returns the CPU time of this process, in nanoseconds.
 pub fn process_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// Processor time the calling thread has used.
+/// Returns the CPU time of the calling thread, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// How often the calling thread was made to give its core to another; 0 where the kernel does not say. Interrupts do
-/// not count.
+/// Returns the number of involuntary context switches of the calling thread; 0 if the kernel does not report it.
+/// Interrupts do not count.
 pub fn preemptions() -> u64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel fills the structure that we own; all zeroes are valid too.
+    // SAFETY: the kernel fills a structure of this function; all zeroes are valid too.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init()
@@ -85,18 +85,18 @@ pub fn preemptions() -> u64 {
     u64::try_from(usage.ru_nivcsw).unwrap_or(0)
 }
 
-/// Tells the core that we spin, so that its sibling runs faster.
+/// Signals a spin loop to the core, so that its sibling thread runs faster.
 pub fn pause() {
     std::hint::spin_loop();
 }
 
-/// The user this process acts as.
+/// Returns the effective user id of this process.
 pub fn effective_uid() -> u32 {
     // SAFETY: no arguments, cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Names this boot of this machine: two processes that see the same are on the same host.
+/// Returns the id of this boot of this machine: two processes with the same id run on the same machine.
 pub fn boot_id() -> io::Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     match fs::read_to_string(path) {
@@ -105,40 +105,40 @@ pub fn boot_id() -> io::Result<String> {
     }
 }
 
-/// The NUMA node of the page at this address of ours; none for a page that is not in memory yet, or where the kernel
-/// does not say.
+/// Returns the NUMA node of the page at this address of this process; `None` if the page is not in memory yet, or the
+/// kernel does not report it.
 #[must_use]
 pub fn node_of(address: u64) -> Option<u32> {
     const PAGE_BYTES: u64 = 4096;
     let page = std::ptr::without_provenance::<libc::c_void>((address & !(PAGE_BYTES - 1)) as usize);
     let mut node = libc::c_int::MIN;
     let (pages, nowhere) = (1 as libc::c_ulong, std::ptr::null::<libc::c_int>());
-    // SAFETY: without target nodes the kernel moves nothing: it looks the one page up, at whatever address, and writes
+    // SAFETY: without target nodes the kernel moves no page: it looks up the one page, at whatever address, and writes
     // one number.
     let result = unsafe { libc::syscall(libc::SYS_move_pages, 0, pages, &raw const page, nowhere, &raw mut node, 0) };
     match result {
         0 => u32::try_from(node).ok(),
-        // Containers often forbid the question; a machine of one node answers it nevertheless.
+        // Containers often forbid the call; on a machine with one node its number is the answer nevertheless.
         _ => fs::read_to_string("/sys/devices/system/node/online").ok()?.trim().parse().ok(),
     }
 }
 
-/// Raises the limit of locked memory as far as this process may, and returns it in bytes; `u64::MAX` is unlimited.
+/// Raises the limit of locked memory as far as this process may, and returns it in bytes; `u64::MAX` means unlimited.
 pub fn raise_memlock_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel fills the structure we own.
+    // SAFETY: the kernel fills a structure of this function.
     if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let attempts = [libc::RLIM_INFINITY, limit.rlim_max];
     for hard in attempts {
         let wanted = libc::rlimit { rlim_cur: hard, rlim_max: hard };
-        // SAFETY: the kernel reads the structure we own.
+        // SAFETY: the kernel reads a structure of this function.
         if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const wanted) } == 0 {
             return Ok(hard);
         }
     }
-    // Neither was allowed, which leaves what we have.
+    // Neither attempt was allowed: the current limit stays.
     Ok(limit.rlim_cur)
 }
 
@@ -175,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn counts_how_often_the_core_was_taken() {
-        // Two threads on one core, which both want all of it.
+    fn counts_involuntary_context_switches() {
+        // Two spinning threads that compete for one core.
         let core = allowed_cores()[0];
         let spin = move || {
             pin_current_thread(core).expect("a core of ours");

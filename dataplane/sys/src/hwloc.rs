@@ -1,8 +1,8 @@
-//! The machine as libhwloc sees it, in the library's own XML, where the library is present.
+//! Hardware topology from libhwloc, exported as the library's own XML, if the library is installed.
 //!
-//! Nine functions of it are used, found at run time, so its structures stay its own and nothing here depends on their
-//! layout. Components that would open GPUs are switched off: looking at a machine is no reason to start a driver. So is
-//! the one that binds the calling thread to every CPU in turn: others poll there.
+//! Nine of its functions are used, loaded at run time, so its structures stay opaque and this code does not depend on
+//! their layout. Components that would open GPUs are disabled, because reading the topology must not start a driver. So
+//! is the component that binds the calling thread to every CPU in turn, because other threads poll there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::fmt;
@@ -10,23 +10,23 @@ use std::ptr::NonNull;
 
 use crate::library::{Library, LibraryError};
 
-/// The library, by the name that stands for version 2 of its interface.
+/// Library name of version 2 of the interface.
 const NAME: &str = "libhwloc.so.15";
-/// Components that talk to accelerators' drivers or to a display, and the one that visits every CPU.
+/// Disabled components: those that talk to accelerator drivers or to a display, and the one that visits every CPU.
 const UNWANTED: [&CStr; 7] = [c"cuda", c"nvml", c"rsmi", c"levelzero", c"opencl", c"gl", c"x86"];
-/// `HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED`: CPUs that this process may not use are part of the machine.
+/// `HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED`: includes CPUs that this process may not use.
 const INCLUDE_DISALLOWED: c_ulong = 1;
-/// `HWLOC_TYPE_FILTER_KEEP_IMPORTANT`: all of CPUs and memory, and devices that matter.
+/// `HWLOC_TYPE_FILTER_KEEP_IMPORTANT`: all CPUs and memory, and the important devices.
 const KEEP_IMPORTANT: c_int = 3;
 /// `HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST`.
 const BLACKLIST: c_ulong = 1;
 
-/// Why libhwloc says nothing.
+/// Error of the export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HwlocError {
-    /// The library, or a function in it, is not there.
+    /// The library, or a function in it, is missing.
     Missing(LibraryError),
-    /// The library is of another version.
+    /// The library has another interface version.
     Version(u32),
     /// A call failed.
     Call(&'static str),
@@ -54,7 +54,7 @@ impl From<LibraryError> for HwlocError {
 
 type Topology = *mut c_void;
 
-/// Makes the table of functions, and what finds them by their names.
+/// Defines the function table and its lookup by symbol name.
 macro_rules! functions {
     ($($field:ident = $name:literal: $type:ty,)*) => {
         struct Functions {
@@ -92,13 +92,13 @@ functions! {
 impl Functions {
     fn find(library: Library) -> Result<Self, HwlocError> {
         let found = Self::look_up(library)?;
-        // SAFETY: takes nothing, tells a number.
+        // SAFETY: takes no arguments and returns a number.
         let version = unsafe { (found.version)() };
         if version >> 16 == 2 { Ok(found) } else { Err(HwlocError::Version(version)) }
     }
 }
 
-/// A topology that is destroyed when dropped.
+/// Topology that is destroyed on drop.
 struct LoadedTopology<'a> {
     functions: &'a Functions,
     topology: Topology,
@@ -106,17 +106,17 @@ struct LoadedTopology<'a> {
 
 impl Drop for LoadedTopology<'_> {
     fn drop(&mut self) {
-        // SAFETY: `init` made it, and nobody else has it.
+        // SAFETY: `init` created it, and this is its only owner.
         unsafe { (self.functions.destroy)(self.topology) }
     }
 }
 
-/// Lets libhwloc look at this machine, and gives its XML (format 2). Blocks while it reads, some tens of milliseconds.
-/// The library heeds its own variables, such as `HWLOC_FSROOT`.
+/// Detects this machine's topology with libhwloc and returns its XML (format 2). Blocks for some tens of milliseconds.
+/// The library honors its environment variables, such as `HWLOC_FSROOT`.
 ///
 /// # Errors
 ///
-/// Says what is missing; a machine without the library is usual.
+/// Names the missing library or function, or the failed call; a machine without the library is common.
 pub fn export_xml() -> Result<String, HwlocError> {
     let functions = Functions::find(Library::open(NAME)?)?;
     let mut topology: Topology = std::ptr::null_mut();
@@ -124,11 +124,11 @@ pub fn export_xml() -> Result<String, HwlocError> {
     check("hwloc_topology_init", unsafe { (functions.init)(&raw mut topology) })?;
     let loaded = LoadedTopology { functions: &functions, topology };
     for component in UNWANTED {
-        // SAFETY: the topology is initialised and not loaded; the name ends with a zero byte. A component that the
-        // library does not have is no concern of ours, so the result is not looked at.
+        // SAFETY: the topology is initialized and not loaded; the name ends with a zero byte. The result is ignored,
+        // because the library may lack the component.
         let _ = unsafe { (functions.set_components)(topology, BLACKLIST, component.as_ptr()) };
     }
-    // SAFETY: the topology is initialised and not loaded, as all three ask.
+    // SAFETY: the topology is initialized and not loaded, as all three calls require.
     unsafe {
         check("hwloc_topology_set_flags", (functions.set_flags)(topology, INCLUDE_DISALLOWED))?;
         check("hwloc_topology_set_all_types_filter", (functions.set_filter)(topology, KEEP_IMPORTANT))?;

@@ -1,17 +1,17 @@
-//! Waits of a thread that somebody may want to end early: a signal arrived, or a user has lost patience.
+//! Interruptible waits: a thread's blocking calls end early on request, for example after a signal.
 //!
-//! Who calls something that waits lends the waits of its thread a question ([`watched`]). They ask it every
-//! [`LOOK`], and when the answer is yes, they withdraw what they wait for and end. A thread that nobody watches waits
-//! as if this were not here.
+//! The caller of blocking code installs a predicate for the waits of its thread ([`watched`]). The waits call it every
+//! [`LOOK`]; once it returns true, they cancel their operation and end. A thread without a predicate waits without
+//! interruption.
 
 use std::cell::Cell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// How often a watched thread asks while it waits.
+/// Interval between calls of the predicate during a wait.
 pub const LOOK: Duration = Duration::from_millis(50);
 
-/// What calls may take that tidy up after a wait was ended.
+/// Time limit of waits for cleanup after a wait was interrupted.
 const TIDY: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ thread_local! {
     static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
 }
 
-/// Puts back what was there before, also where the work panics.
+/// Restores the previous predicate on drop, even if the work panics.
 struct Before(Option<Watch>);
 
 impl Drop for Before {
@@ -34,33 +34,33 @@ impl Drop for Before {
     }
 }
 
-/// Runs `work`. What it waits for on this thread ends early once `ask` has answered yes; `ask` is called on this
-/// thread, at a moment when no lock of ours is held, and may call what waits itself.
+/// Runs `work`. Its waits on this thread end early once `ask` has returned true; `ask` is called on this thread, while
+/// no lock of ours is held, and may itself call functions that wait.
 pub fn watched<T>(ask: fn() -> bool, work: impl FnOnce() -> T) -> T {
     let _before = Before(WATCH.replace(Some(Watch { ask, next: Instant::now() + LOOK, ended: false })));
     work()
 }
 
-/// Whether somebody watches this thread.
+/// Returns true if this thread's waits are interruptible.
 #[must_use]
 pub fn is_watched() -> bool {
     WATCH.get().is_some()
 }
 
-/// Whether the waits of this thread were ended. Does not ask.
+/// Returns true if this thread's waits were interrupted. Does not call the predicate.
 #[must_use]
 pub fn is_ended() -> bool {
     WATCH.get().is_some_and(|watch| watch.ended)
 }
 
-/// Whether the waits of this thread are to end; asks when it is time to.
+/// Returns true if this thread's waits have to end; calls the predicate if its interval has passed.
 #[must_use]
 pub fn ended() -> bool {
     let Some(watch) = WATCH.get() else { return false };
     if watch.ended || Instant::now() < watch.next {
         return watch.ended;
     }
-    // What is called there is not watched by us.
+    // The predicate's own waits are not interruptible by it.
     let before = Before(WATCH.replace(None));
     let ended = (watch.ask)();
     drop(before);
@@ -68,13 +68,13 @@ pub fn ended() -> bool {
     ended
 }
 
-/// The longest that this thread may wait at a time of a wait that may take `longest`.
+/// Returns the longest uninterrupted step of a wait that may take `longest`.
 #[must_use]
 pub fn step(longest: Duration) -> Duration {
     if is_watched() { longest.min(LOOK) } else { longest }
 }
 
-/// Sleeps for so long; false when it was to end before.
+/// Sleeps for `longest`; returns false if it was interrupted.
 pub fn sleep(longest: Duration) -> bool {
     let until = Instant::now() + longest;
     loop {
@@ -86,22 +86,22 @@ pub fn sleep(longest: Duration) -> bool {
     }
 }
 
-/// Why nothing was received.
+/// Reason why no value was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Nothing {
-    /// It took longer than it may.
+    /// The wait timed out.
     Late,
-    /// The other side is gone.
+    /// The sender is gone.
     Gone,
-    /// The wait was to end.
+    /// The wait was interrupted.
     Ended,
 }
 
-/// Waits for an answer, for `longest` at most. After this thread's waits were ended, for a short time only: what is
-/// called then tidies up.
+/// Waits for a value, for `longest` at most. After this thread's waits were interrupted the limit is short, because
+/// such calls only clean up.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why no value was received.
 pub fn receive<T>(from: &Receiver<T>, longest: Option<Duration>) -> Result<T, Nothing> {
     let tidies = is_ended();
     let longest = if tidies { Some(longest.map_or(TIDY, |longest| longest.min(TIDY))) } else { longest };
@@ -125,8 +125,9 @@ pub fn receive<T>(from: &Receiver<T>, longest: Option<Duration>) -> Result<T, No
     }
 }
 
-/// Runs what waits without asking, and has a bound of its own, so that a watched thread need not wait for its end: on
-/// another thread then, where it ends by itself. Nothing when the wait was ended first, or there is no thread.
+/// Runs `work`, which blocks without checking for interruption but has a time limit of its own. On a watched thread it
+/// runs on another thread, so that the caller need not wait for its end. Returns `None` if the wait was interrupted
+/// first, or no thread could be started.
 pub fn aside<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     if !is_watched() {
         return Some(work());
@@ -136,7 +137,7 @@ pub fn aside<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 's
     }
     let (done, wait) = sync_channel(1);
     let thread = std::thread::Builder::new().name(name.to_owned());
-    // Whoever asked may be gone.
+    // The receiver may be gone.
     thread.spawn(move || drop(done.send(work()))).ok()?;
     receive(&wait, None).ok()
 }
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unwatched_thread_waits_and_is_not_asked() {
+    fn unwatched_threads_wait_without_interruption() {
         assert!(!is_watched() && !ended() && !is_ended());
         assert!(sleep(Duration::from_millis(1)));
         assert_eq!(step(Duration::MAX), Duration::MAX);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_end_when_the_answer_is_yes() {
+    fn waits_end_once_the_predicate_is_true() {
         let (kept, wait) = sync_channel::<()>(1);
         watched(
             || true,
@@ -169,7 +170,7 @@ mod tests {
                 assert_eq!(receive(&wait, None), Err(Nothing::Ended));
                 assert!(is_ended() && !sleep(Duration::from_secs(3600)));
                 assert_eq!(aside("never", || ()), None);
-                // What tidies up has a little time, and gets what comes.
+                // Waits during cleanup have a short limit, and receive values.
                 assert_eq!(receive(&wait, None), Err(Nothing::Ended));
                 kept.send(()).expect("room");
                 assert_eq!(receive(&wait, None), Ok(()));
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_go_on_when_the_answer_is_no_and_what_asks_may_wait_too() {
+    fn waits_continue_while_the_predicate_is_false_and_it_may_wait_itself() {
         thread_local!(static ASKED: Cell<u32> = const { Cell::new(0) });
         fn ask() -> bool {
             ASKED.set(ASKED.get() + 1);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_leaves_nothing_behind() {
+    fn a_panic_restores_the_previous_predicate() {
         let work = || watched(|| true, || panic!("on purpose"));
         assert!(std::panic::catch_unwind(work).is_err());
         assert!(!is_watched());

@@ -1,12 +1,11 @@
-//! What the dataplane asks of the machine: memory regions, readiness, socket calls, io_uring rings, rings between
-//! threads and processes, doorbells, descriptors, clocks and cores. The only crate of the dataplane that may say
-//! `unsafe`.
+//! Operating system interface of the dataplane: memory regions, readiness, sockets, io_uring, rings between threads and
+//! processes, doorbells, verbs, NVMe, clocks and cores. The only crate of the dataplane that may use `unsafe`.
 //!
 //! Invariant: whatever a caller does through the safe functions here, and whatever a peer process writes into shared
-//! memory, no memory is touched that was not given for it. The one `unsafe fn`, [`Region::adopt`], says what
-//! its caller promises. Linux on x86-64 only.
+//! memory, no memory is accessed except the memory provided for the operation. The one `unsafe fn`, [`Region::adopt`],
+//! documents the contract of its caller. Linux on x86-64 only.
 //!
-//! It decides nothing: no policy, no protocol, no retries.
+//! The crate makes no decisions: no policy, no protocol, no retries.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("kvplane-sys needs Linux on x86-64");

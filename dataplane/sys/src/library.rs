@@ -1,23 +1,23 @@
-//! Shared libraries that may be on the machine or not, found at run time: the binary starts without them.
+//! Optional shared libraries, loaded at run time: the binary starts without them.
 //!
-//! A library stays loaded for the life of the process, so what was found in it stays valid.
+//! A library stays loaded for the life of the process, so its symbols stay valid.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// A loaded library.
+/// Handle of a loaded library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Library {
     handle: NonNull<c_void>,
 }
 
-// SAFETY: the handle is only looked up in, which the loader allows from any thread.
+// SAFETY: the handle is only used for symbol lookups, which the loader allows from any thread.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// Why a library or something in it cannot be had, in the loader's words.
+/// Loader error about a library or a symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryError {
     message: String,
@@ -32,22 +32,22 @@ impl fmt::Display for LibraryError {
 impl std::error::Error for LibraryError {}
 
 impl Library {
-    /// Loads the library of this name, by the loader's usual search.
+    /// Loads the library of this name, with the loader's default search.
     pub(crate) fn open(name: &str) -> Result<Self, LibraryError> {
         let c_name =
-            CString::new(name).map_err(|_| LibraryError { message: format!("{name:?} is no library's name") })?;
-        // SAFETY: the name ends with a zero byte. Constructors of the library run, as for any program that links it.
+            CString::new(name).map_err(|_| LibraryError { message: format!("{name:?} is not a library name") })?;
+        // SAFETY: the name ends with a zero byte. Constructors of the library run, as in any program that links it.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(|handle| Self { handle }).ok_or_else(last_error)
     }
 
-    /// The address of a function in this version of it; `None` where the library has no such.
+    /// Returns the address of a function in this symbol version; `None` if the library lacks it.
     pub(crate) fn symbol_version(self, name: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle is of a library that is never unloaded; the strings end with a zero byte.
         NonNull::new(unsafe { libc::dlvsym(self.handle.as_ptr(), name.as_ptr(), version.as_ptr()) })
     }
 
-    /// The address of a function.
+    /// Returns the address of a function.
     pub(crate) fn symbol(self, name: &CStr) -> Result<NonNull<c_void>, LibraryError> {
         // SAFETY: the handle is of a library that is never unloaded; the name ends with a zero byte.
         let address = unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) };
@@ -61,7 +61,7 @@ fn last_error() -> LibraryError {
         let text = libc::dlerror();
         if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
     };
-    LibraryError { message: text.unwrap_or_else(|| "the loader does not say why".to_owned()) }
+    LibraryError { message: text.unwrap_or_else(|| "the loader gives no reason".to_owned()) }
 }
 
 #[cfg(test)]

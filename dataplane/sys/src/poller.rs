@@ -1,11 +1,11 @@
-//! Which descriptors are ready: an epoll that any thread may use.
+//! Readiness of descriptors: an epoll that any thread may use.
 //!
-//! A descriptor is named by a token. Sockets whose owner reads and writes until the kernel says "not now" are watched
-//! edge-triggered, so that nothing has to be re-armed; what the owner leaves lying (a listener with more connections
-//! than it takes at once) is watched level-triggered.
+//! A token identifies each descriptor. Sockets whose owner reads and writes until they would block are watched
+//! edge-triggered, so that they need not be re-armed; a descriptor that its owner does not drain (a listener with more
+//! connections than are accepted at once) is watched level-triggered.
 //!
-//! It holds no memory of its callers and keeps no state but the kernel's. A descriptor that is closed leaves by
-//! itself, if it has no duplicates; events of it that were read before are the caller's to recognise, by its token.
+//! The poller references no memory of its callers and has no state except the kernel's. A closed descriptor is removed
+//! automatically, unless it has duplicates; callers recognize stale events of it by the token.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,19 +13,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Events taken by one wait; more come with the next.
+/// Limit of events taken by one wait; further ones follow with the next.
 const MAX_EVENTS: usize = 128;
-/// The longest single wait.
+/// Longest single wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// What to report of a descriptor. Its end is reported with either.
+/// Events to report for a descriptor. Its end is always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Bytes to read, or connections to accept; again with every wait as long as there are any.
+    /// Bytes to read, or connections to accept; level-triggered.
     Readable,
-    /// Bytes to read, once for each arrival.
+    /// Bytes to read; edge-triggered.
     ReadableEdge,
-    /// Bytes to read and room to write, once for each change.
+    /// Bytes to read and room to write; edge-triggered.
     BothEdges,
 }
 
@@ -41,42 +41,42 @@ impl Interest {
     }
 }
 
-/// A descriptor is ready.
+/// Readiness of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readiness {
-    /// The caller's name for it.
+    /// Token of the descriptor.
     pub token: u64,
-    /// There is something to read, an end or an error included.
+    /// Readable; also set at its end and on errors.
     pub readable: bool,
-    /// There is room to write, or an error to be told when writing.
+    /// Writable; also set on errors.
     pub writable: bool,
     /// The peer sends nothing more, or the descriptor has failed for good.
     pub ended: bool,
-    /// It has an error, or a message in its error queue: see [`zero_copy`](crate::zero_copy).
+    /// The descriptor has an error, or a message in its error queue: see [`zero_copy`](crate::zero_copy).
     pub error: bool,
 }
 
-/// An epoll. Any thread may use it, several at the same time.
+/// An epoll. Several threads may use it at the same time.
 #[derive(Debug)]
 pub struct Poller {
     epoll: OwnedFd,
-    /// Whether this kernel, or its seccomp profile, lacks waits in nanoseconds.
+    /// True if this kernel, or its seccomp profile, lacks timeouts in nanoseconds.
     coarse: AtomicBool,
 }
 
 impl Poller {
-    /// A poller that watches nothing.
+    /// Creates a poller without descriptors.
     ///
     /// # Errors
     /// When there are too many open files.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: makes a new descriptor.
+        // SAFETY: creates a new descriptor.
         let epoll = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the kernel just made it for us alone.
+        // SAFETY: the kernel has just created it, and this is its only owner.
         Ok(Self { epoll: unsafe { OwnedFd::from_raw_fd(epoll) }, coarse: AtomicBool::new(false) })
     }
 
-    /// Watches a descriptor. What it is ready for already is reported too.
+    /// Watches a descriptor. Events that are pending already are reported too.
     ///
     /// # Errors
     /// When it is watched already, cannot be watched (a plain file), or a limit of the kernel is reached.
@@ -84,7 +84,7 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, fd, token, interest.bits())
     }
 
-    /// Watches a descriptor under another token or for something else.
+    /// Changes the token and the interest of a watched descriptor.
     ///
     /// # Errors
     /// When it is not watched.
@@ -92,7 +92,7 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, fd, token, interest.bits())
     }
 
-    /// Watches a descriptor no longer.
+    /// Stops watching a descriptor.
     ///
     /// # Errors
     /// When it was not watched.
@@ -107,11 +107,11 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits until a descriptor is ready or `timeout` has passed, and adds what is ready to `out`; returns how many. A
-    /// timeout of zero only looks. May return early with none, on a signal for example.
+    /// Waits until a descriptor is ready or `timeout` has passed, and appends the readiness events to `out`; returns
+    /// their number. A timeout of zero does not block. May return early without an event, for example on a signal.
     ///
     /// # Errors
-    /// When the kernel refuses; never for a single descriptor's sake.
+    /// When the kernel rejects the call; never because of a single descriptor.
     pub fn wait(&self, timeout: Duration, out: &mut Vec<Readiness>) -> io::Result<usize> {
         let mut events = [const { MaybeUninit::<libc::epoll_event>::uninit() }; MAX_EVENTS];
         let count = match self.enter(timeout.min(LONGEST_WAIT), &mut events) {
@@ -149,7 +149,7 @@ impl Poller {
             match usize::try_from(count) {
                 Ok(count) => return Ok(count),
                 Err(_) => match io::Error::last_os_error() {
-                    // Older kernels say the one, older seccomp profiles the other.
+                    // Older kernels return ENOSYS, older seccomp profiles EPERM.
                     error if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                         self.coarse.store(true, Ordering::Relaxed);
                     }
@@ -157,7 +157,7 @@ impl Poller {
                 },
             }
         }
-        // Rounded up, so that a timer has passed when the wait ends.
+        // Rounded up, so that a timer has expired when the wait ends.
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000) as libc::c_int;
         // SAFETY: the kernel writes at most `room` events.
         let count = unsafe { libc::epoll_wait(epoll, place.cast(), room as libc::c_int, timeout_ms) };
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn room_ends_and_other_names_are_seen() {
+    fn writability_ends_and_token_changes_are_reported() {
         let poller = Poller::new().expect("epoll");
         let (ours, theirs) = UnixStream::pair().expect("pair");
         poller.add(theirs.as_fd(), 1, Interest::BothEdges).expect("added");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_in_another_thread_is_ended_by_a_bell() {
+    fn a_doorbell_ends_a_wait_in_another_thread() {
         let poller = Poller::new().expect("epoll");
         let bell = Doorbell::new().expect("eventfd");
         poller.add(bell.fd(), 7, Interest::ReadableEdge).expect("added");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_watched_is_an_error() {
+    fn watching_a_plain_file_is_an_error() {
         let poller = Poller::new().expect("epoll");
         let file = std::fs::File::open("/proc/self/exe").expect("our own program");
         assert!(poller.add(file.as_fd(), 1, Interest::Readable).is_err());

@@ -1,39 +1,39 @@
-//! Copies between our memory and another process's, by the kernel: `process_vm_readv` and `process_vm_writev`.
+//! Cross-process copies by the kernel (CMA): `process_vm_readv` and `process_vm_writev`.
 //!
-//! The kernel allows it where it would allow `ptrace`: the same user, a process that may be dumped, and no security
-//! module against it. Nothing is mapped and the other process does nothing, so any memory of it will do. What
-//! it does to its memory meanwhile tears the bytes, as a racing copy would.
+//! The kernel allows them where it would allow `ptrace`: for the same user, a dumpable process, and unless a security
+//! module forbids it. No mapping and no action of the other process is needed, so they work on any of its memory.
+//! Concurrent writes by that process tear the bytes, as in any racing copy.
 //!
-//! The other process is named by its id. Whoever holds on to an id past its process's death may reach a stranger's
-//! memory: callers ask [`word`] for something that only the right process knows.
+//! A process id denotes the other process. A caller that keeps an id beyond the death of its process may access the
+//! memory of another one: callers verify with [`word`] a value that only the right process has.
 
 use crate::region::IoBuf;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 
-/// Most ranges that one call to the kernel takes; longer lists are cut.
+/// Limit of ranges in one system call; longer lists are split.
 const RANGES_PER_CALL: usize = 1024;
 
-/// A range of our memory and where its other end starts in the other process.
+/// A local range and the start of its remote counterpart.
 #[derive(Clone, Debug)]
 pub struct CrossProcessRange {
-    /// Ours.
+    /// Range of our memory.
     pub local: IoBuf,
-    /// Theirs: an address of that process, as long as ours.
+    /// Address in the other process; the length is that of the local range.
     pub address: u64,
 }
 
-/// Why the kernel did not copy.
+/// Error of a cross-process copy.
 #[derive(Debug)]
 pub enum CrossError {
-    /// This process may not touch that one's memory, or no process may.
+    /// Permission denied for that process, or for all.
     Denied,
-    /// There is no such process any more, or none that is visible from here.
+    /// The process has ended, or is not visible from here.
     Gone,
-    /// A range is not mapped in that process, or not with that right; or ours is not writable.
+    /// A range is not mapped in that process, or lacks the access right; or the local range is not writable.
     Fault,
-    /// Anything else.
+    /// Any other error.
     Kernel(io::Error),
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for CrossError {
         match self {
             Self::Denied => f.write_str("the kernel does not let us copy from or to that process (ptrace permission)"),
             Self::Gone => f.write_str("the process is gone, or not visible from here"),
-            Self::Fault => f.write_str("a range is not mapped in that process, or may not be used so"),
+            Self::Fault => f.write_str("a range is not mapped in that process, or lacks the access right"),
             Self::Kernel(error) => write!(f, "copying between processes: {error}"),
         }
     }
@@ -54,7 +54,7 @@ impl CrossError {
     fn last() -> Self {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // A kernel without the call, or a filter on it: nobody may.
+            // The kernel lacks the call, or a filter forbids it: denied for every process.
             Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => Self::Denied,
             Some(libc::ESRCH) => Self::Gone,
             Some(libc::EFAULT) => Self::Fault,
@@ -63,26 +63,26 @@ impl CrossError {
     }
 }
 
-/// Copies every range out of process `pid` into ours, in order.
+/// Copies every range from process `pid` into local memory, in order.
 ///
 /// # Errors
-/// At the first range that cannot be copied; those before it, and some of it, were.
+/// At the first range that cannot be copied; the ranges before it, and a part of it, were copied.
 pub fn read(pid: i32, crossings: &[CrossProcessRange]) -> Result<(), CrossError> {
     cross(pid, crossings, libc::process_vm_readv)
 }
 
-/// Copies every range of ours into process `pid`, in order.
+/// Copies every local range into process `pid`, in order.
 ///
 /// # Errors
-/// As [`read`].
+/// See [`read`].
 pub fn write(pid: i32, crossings: &[CrossProcessRange]) -> Result<(), CrossError> {
     cross(pid, crossings, libc::process_vm_writev)
 }
 
-/// Eight bytes of another process.
+/// Reads eight bytes of another process.
 ///
 /// # Errors
-/// As [`read`].
+/// See [`read`].
 pub fn word(pid: i32, address: u64) -> Result<u64, CrossError> {
     let mut word = [0u8; 8];
     let ours = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
@@ -108,21 +108,22 @@ type Call = unsafe extern "C" fn(
 fn cross(pid: i32, crossings: &[CrossProcessRange], call: Call) -> Result<(), CrossError> {
     let mut ours = [const { MaybeUninit::<libc::iovec>::uninit() }; RANGES_PER_CALL];
     let mut theirs = [const { MaybeUninit::<libc::iovec>::uninit() }; RANGES_PER_CALL];
-    // The first range that is not done, and how much of it is.
+    // First incomplete range, and the bytes of it that are done.
     let (mut next, mut done) = (0, 0);
     while next < crossings.len() {
         let count = RANGES_PER_CALL.min(crossings.len() - next);
         for (position, crossing) in crossings[next..next + count].iter().enumerate() {
             let skip = if position == 0 { done } else { 0 };
             let bytes = crossing.local.bytes() - skip;
-            // An address that wraps is nobody's memory: the kernel says so.
+            // The kernel rejects an address that wraps around.
             let address = crossing.address.wrapping_add(skip as u64) as *mut libc::c_void;
             let pointer = crossing.local.pointer().wrapping_add(skip).cast();
             ours[position].write(libc::iovec { iov_base: pointer, iov_len: bytes });
             theirs[position].write(libc::iovec { iov_base: address, iov_len: bytes });
         }
-        // SAFETY: the first `count` entries of both lists were written. Ours lie in regions that the crossings keep
-        // mapped, where every other access is opaque or the kernel's too; theirs are the kernel's to check.
+        // SAFETY: the first `count` entries of both lists were written. The local ranges lie in regions that the
+        // crossings keep mapped, where every other access is opaque or the kernel's too; the kernel checks the remote
+        // ranges.
         let moved = unsafe {
             let count = count as libc::c_ulong;
             call(pid, ours.as_ptr().cast(), count, theirs.as_ptr().cast(), count, 0)

@@ -1,4 +1,4 @@
-//! Rings between threads and between processes, and the doorbells that wake who waits for them.
+//! Rings between threads and between processes, and doorbells that wake their sleeping consumers.
 
 pub mod doorbell;
 pub mod shm_ring;

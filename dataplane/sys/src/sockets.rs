@@ -1,4 +1,4 @@
-//! Sockets: TCP streams with and without a copy, and sockets of this host that carry descriptors.
+//! Sockets: TCP streams with and without zero-copy sends, and Unix sockets that pass descriptors.
 
 pub mod net;
 pub mod stream;

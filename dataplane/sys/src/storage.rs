@@ -1,4 +1,4 @@
-//! Files and drives: opened for direct transfers, claimed by one process, and by passthrough.
+//! Files and drives: direct I/O, claimed files and devices, private files, and NVMe passthrough.
 
 pub mod claim;
 pub mod file;

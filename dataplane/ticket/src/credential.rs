@@ -1,4 +1,4 @@
-//! What a holder has: the ticket, and the secret that goes with it.
+//! Credential of a holder: the ticket, and the secret that belongs to it.
 
 use core::fmt;
 
@@ -6,7 +6,7 @@ use crate::mac::{CHALLENGE_BYTES, PROOF_BYTES, Purpose, SECRET_BYTES, is_sum, su
 use crate::proof::{HandshakeTranscript, Proof};
 use crate::ticket::{TICKET_BYTES, Ticket, TicketError};
 
-/// A ticket and its secret. The secret is the holder's alone.
+/// A ticket and its secret. The secret is known to the holder only.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
     ticket: [u8; TICKET_BYTES],
@@ -24,10 +24,10 @@ impl Credential {
         Self { ticket, secret }
     }
 
-    /// What the control plane gave.
+    /// Assembles the ticket and the secret that the control plane issued.
     ///
     /// # Errors
-    /// When either is not what it should be.
+    /// Returns an error if one of them is malformed.
     pub fn from_parts(ticket: &[u8], secret: &[u8]) -> Result<Self, TicketError> {
         Ticket::decode(ticket)?;
         let ticket = ticket.try_into().map_err(|_| TicketError::Length(ticket.len()))?;
@@ -35,26 +35,26 @@ impl Credential {
         Ok(Self { ticket, secret })
     }
 
-    /// Its ticket and its secret, for who gives it to its holder.
+    /// Returns the ticket and the secret, for the control plane to send to the holder.
     #[must_use]
     pub const fn parts(&self) -> (&[u8; TICKET_BYTES], &[u8; SECRET_BYTES]) {
         (&self.ticket, &self.secret)
     }
 
-    /// A number that does not come twice for `count`s of this asker, for [`Self::prove`].
+    /// Returns a nonce for [`Self::prove`] that is unique for each `count` of this client.
     #[must_use]
     pub fn number(&self, asker: u64, count: u64) -> [u8; CHALLENGE_BYTES] {
         sum(&self.secret, Purpose::Challenge, &[&asker.to_le_bytes(), &count.to_le_bytes()])
     }
 
-    /// Proves to a shard that it is the holder who speaks. `own` is a number that was not used before.
+    /// Proves to a shard that the client is the holder of the ticket. `own` is a nonce that was not used before.
     #[must_use]
     pub fn prove(&self, own: [u8; CHALLENGE_BYTES], said: &HandshakeTranscript<'_>) -> Proof {
         let mac = sum(&self.secret, Purpose::Holder, &[said.challenge, &own, said.hello, &self.ticket]);
         Proof { own, mac, ticket: self.ticket }
     }
 
-    /// Whether the shard that answered knows the secret too. `own` is the number of the proof that it answers.
+    /// Returns true if the shard that answered knows the secret too. `own` is the nonce of the proof that it answers.
     #[must_use]
     pub fn is_answered(
         &self,

@@ -1,4 +1,4 @@
-//! The keys that tickets are made and checked with.
+//! Keys that tickets are issued and verified with.
 
 use core::fmt;
 
@@ -7,18 +7,18 @@ use crate::proof::{CheckedTicket, HandshakeTranscript, Proof};
 use crate::ticket::{Ticket, TicketError};
 use crate::time::TimeLine;
 
-/// Keys that are known at the same time: the present one, those before it whose tickets may still be good, and those
-/// of a control plane that has taken over.
+/// Most keys that a verifier keeps: the present one, former ones whose tickets may still be valid, and those of a
+/// control plane that has taken over.
 pub const MOST_KEYS: usize = 8;
 
 /// A key of the control plane.
 #[derive(Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TicketKey {
-    /// Its number, drawn at random, which tickets name.
+    /// Number of the key, drawn at random; tickets refer to it.
     pub id: u64,
-    /// The key.
     pub secret: [u8; SECRET_BYTES],
-    /// When the last ticket under it ends, in seconds of the control plane's ticket time.
+    /// Expiry of the last ticket under this key, in seconds of the control plane's epoch time.
     pub until: u64,
 }
 
@@ -29,40 +29,41 @@ impl fmt::Debug for TicketKey {
 }
 
 impl TicketKey {
-    /// The key that the peers of one tenant share to let each other in. It says nothing about this one, nor about that
-    /// of another tenant: who has it can make tickets that those peers believe, and nobody else.
+    /// Derives the key that the peers of one tenant share to admit each other. It reveals neither this key nor that of
+    /// another tenant: its holders, and no others, can issue tickets that those peers accept.
     #[must_use]
     pub fn for_peers(&self, tenant: &str) -> Self {
         Self { secret: sum(&self.secret, Purpose::Peers, &[tenant.as_bytes()]), ..*self }
     }
 
-    /// What only the holder of this ticket, and who knows the key, can know.
+    /// Returns the secret of a ticket, which only its holder and the holders of this key can know.
     pub(crate) fn secret_of(&self, cluster: &str, ticket: &[u8]) -> [u8; SECRET_BYTES] {
         sum(&self.secret, Purpose::Secret, &[cluster.as_bytes(), ticket])
     }
 }
 
-/// Why a proof is not believed.
+/// Reason to reject a proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disbelief {
-    /// The bytes are no ticket.
+    /// The ticket is malformed.
     Torn(TicketError),
-    /// It was made with a key that is not known here.
+    /// The ticket was issued with a key that is not known here.
     NoKey(u64),
-    /// The ticket or the proof is not what the control plane, and its holder, would have made.
+    /// The ticket or the proof was not made by the control plane and the holder.
     Wrong,
 }
 
-/// The keys that a shard was given.
+/// Keys that a shard has received.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     keys: Vec<(TicketKey, TimeLine)>,
 }
 
 impl Keys {
-    /// Takes what the control plane says are its keys, and the line of its time. Others that were known stay, on their
-    /// own lines, as long as tickets under them may be good, for a control plane that took over has keys of its own. Of
-    /// too many the ones that end first go. `now` is the time of who checks, in seconds.
+    /// Adds keys that the control plane published, on the time line of its epoch time. Known keys that it does not list
+    /// stay, on their own time lines, as long as tickets under them may be valid, because a control plane that took
+    /// over has keys of its own. Beyond [`MOST_KEYS`], the keys that expire first are dropped. `now` is the verifier's
+    /// time in seconds.
     pub fn learn(&mut self, keys: impl IntoIterator<Item = TicketKey>, line: TimeLine, now: u64) {
         for key in keys {
             self.keys.retain(|(known, _)| known.id != key.id);
@@ -73,29 +74,29 @@ impl Keys {
         self.keys.truncate(MOST_KEYS);
     }
 
-    /// The line of the first of these keys that is known, if any.
+    /// Returns the time line of the first of these keys that is known, if any.
     #[must_use]
     pub fn line_of(&self, keys: &[TicketKey]) -> Option<TimeLine> {
         let line = |told: &TicketKey| self.keys.iter().find(|(known, _)| known.id == told.id).map(|(_, line)| *line);
         keys.iter().find_map(line)
     }
 
-    /// How many are known.
+    /// Returns the number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether none is.
+    /// Returns true if there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether this proof is of who holds the ticket in it. Times and epochs are not looked at.
+    /// Verifies that the sender of this proof holds the ticket in it. Does not check times and epochs.
     ///
     /// # Errors
-    /// Why it is not believed.
+    /// Returns the reason to reject the proof.
     pub fn check(
         &self,
         cluster: &str,

@@ -1,16 +1,16 @@
-//! Data tickets: who may ask a shard what, and until when, without a call to the control plane.
+//! Data tickets: authorise clients at shards, with rights and an expiry, without a call to the control plane.
 //!
-//! The control plane has [`TicketKey`]s and gives them to nodes. A holder gets a [`Credential`] of it: the ticket,
-//! which is no secret, and a secret that is the ticket's HMAC under the key. Whoever knows the key can compute the
-//! secret from the ticket, and nobody else can. So a change of any bit of a ticket changes the secret that goes with
-//! it, and the ticket needs no signature of its own.
+//! The control plane has [`TicketKey`]s and publishes them to nodes. A holder gets a [`Credential`] from it: the
+//! ticket, which is public, and a secret, which is the ticket's HMAC under the key. With the key the secret can be
+//! computed from the ticket, and without it, it cannot. So a change of any bit of a ticket changes the secret that
+//! belongs to it, and the ticket needs no signature of its own.
 //!
-//! On a connection the secret is never shown. The shard says a [`Challenge`], and the holder answers with a [`Proof`]:
-//! the HMAC, under the secret, of the challenge, of a number of its own, and of what the two have said so far. A proof
-//! that was recorded is of no use on another connection. The shard proves in the same way that it knows the secret too,
-//! so that a stranger who listens at the address of a shard is found out.
+//! The secret is never sent over a data connection. The shard sends a [`Challenge`], and the holder answers with a
+//! [`Proof`]: the HMAC, under the secret, of the challenge, of a nonce of its own, and of the handshake so far. A
+//! replayed proof is of no use on another connection. The shard proves in the same way that it knows the secret too,
+//! which detects an impostor that listens at the address of a shard.
 //!
-//! Pure: time and randomness are arguments. Secrets are never shown by `Debug`.
+//! Pure (sans-IO): time and randomness are arguments. `Debug` never prints secrets.
 
 #![forbid(unsafe_code)]
 

@@ -1,15 +1,15 @@
-//! HMAC-SHA256, with a word for each purpose so that no result is ever of use for another.
+//! HMAC-SHA256 with domain separation: a word for each purpose, so that no result is valid for another purpose.
 
 use ring::hmac;
 
-/// Bytes of a key, and of the secret of a ticket.
+/// Length of a key, and of the secret of a ticket, in bytes.
 pub const SECRET_BYTES: usize = 32;
-/// Bytes of what a shard challenges with, and of the holder's own number.
+/// Length of a shard's challenge, and of the holder's nonce, in bytes.
 pub const CHALLENGE_BYTES: usize = 32;
-/// Bytes of a proof.
+/// Length of an HMAC in bytes.
 pub const PROOF_BYTES: usize = 32;
 
-/// What a result is for.
+/// Purpose of an HMAC.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Secret,
@@ -31,7 +31,7 @@ impl Purpose {
     }
 }
 
-/// The parts are told apart by their lengths, which are summed up too.
+/// Feeds the parts, each behind its length, so that their boundaries are unambiguous.
 fn context(secret: &[u8; SECRET_BYTES], purpose: Purpose, parts: &[&[u8]]) -> hmac::Context {
     let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, secret));
     context.update(purpose.word());
@@ -49,7 +49,7 @@ pub(crate) fn sum(secret: &[u8; SECRET_BYTES], purpose: Purpose, parts: &[&[u8]]
     out
 }
 
-/// Whether this is the sum, in a time that does not tell how much of it is right.
+/// Verifies an HMAC in constant time.
 pub(crate) fn is_sum(
     secret: &[u8; SECRET_BYTES],
     purpose: Purpose,
@@ -57,13 +57,14 @@ pub(crate) fn is_sum(
     claimed: &[u8; PROOF_BYTES],
 ) -> bool {
     let computed = sum(secret, purpose, parts);
-    // Of equal lengths, so that only their contents are compared: under a key that nobody else has, two sums are equal
-    // only if what they sum is, and where they differ says nothing about where that does.
+    // Both sides are HMACs again under the same key, so they have equal lengths and only their contents are compared.
+    // Without the key, two of them are equal only if their inputs are, and the position of a difference says nothing
+    // about the inputs.
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
     hmac::verify(&key, claimed, hmac::sign(&key, &computed).as_ref()).is_ok()
 }
 
-/// Numbers that nobody can guess and that never come twice, from 32 bytes that were drawn once.
+/// Generator of unpredictable, unique challenges, from a random seed of 32 bytes.
 #[derive(Clone)]
 pub struct Challenges {
     seed: [u8; SECRET_BYTES],
@@ -71,13 +72,13 @@ pub struct Challenges {
 }
 
 impl Challenges {
-    /// From these bytes, which are random and nobody else's.
+    /// Creates a generator. The seed has to be random and secret.
     #[must_use]
     pub const fn new(seed: [u8; SECRET_BYTES]) -> Self {
         Self { seed, next: 0 }
     }
 
-    /// The next one.
+    /// Returns the next challenge.
     pub fn draw(&mut self) -> [u8; CHALLENGE_BYTES] {
         self.next += 1;
         sum(&self.seed, Purpose::Challenge, &[&self.next.to_le_bytes()])

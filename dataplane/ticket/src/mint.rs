@@ -1,50 +1,46 @@
-//! Where tickets are made: the control plane's keys, and their succession.
+//! Mint: issues tickets, and rotates the control plane's keys.
 //!
-//! A key is known to nodes for a while before the first ticket is made with it, and until the last such ticket has
-//! ended. So a node that asks for the keys now and then knows every key that it is shown.
+//! Nodes know a key for a while before the first ticket is issued with it, and until the last such ticket has expired.
+//! So a node that fetches the keys now and then knows the key of every ticket that it has to verify.
 
 use crate::credential::Credential;
 use crate::keys::TicketKey;
 use crate::mac::SECRET_BYTES;
 use crate::ticket::{Rights, Role, Ticket};
 
-/// For whom a ticket is to be.
+/// Contents of a ticket to be issued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named as in `Ticket`")]
 pub struct Terms {
-    /// Who holds it.
     pub role: Role,
-    /// What that one may ask.
     pub rights: Rights,
-    /// The only tenant whose objects it is for, by number; without, all tenants'.
+    /// Number of the only tenant whose objects the ticket is for; `None` for all tenants.
     pub tenant: Option<u32>,
-    /// See [`Ticket::holder`].
     pub holder: u64,
-    /// See [`Ticket::incarnation`].
     pub incarnation: u64,
-    /// See [`Ticket::epochs`].
     pub epochs: (u64, u64),
 }
 
-/// Makes tickets.
+/// Issuer of tickets.
 #[derive(Debug)]
 pub struct Mint {
     cluster: String,
-    /// How long a ticket is good, in seconds.
+    /// Lifetime of a ticket, in seconds.
     lifetime: u64,
-    /// How long tickets are made with one key, in seconds.
+    /// Rotation period: time during which tickets are issued with one key, in seconds.
     term: u64,
-    /// The key in use, and when it came into use.
+    /// Key in use, and the time at which it came into use.
     present: (TicketKey, u64),
-    /// The one after it.
+    /// Key that follows it.
     next: TicketKey,
     former: Vec<TicketKey>,
 }
 
 impl Mint {
-    /// A mint with keys of its own. `draw` gives random bytes. Times are in seconds, `now` by the ticket time.
+    /// Creates a mint with new keys. `draw` fills in random bytes. Times are in seconds, `now` in epoch time.
     ///
     /// # Errors
-    /// Whatever `draw` fails with.
+    /// Returns the error of `draw`.
     pub fn new<E>(
         cluster: &str,
         lifetime: u64,
@@ -60,22 +56,23 @@ impl Mint {
         Ok(mint)
     }
 
-    /// With the keys that [`Self::keys`] gave in a former incarnation of this control plane, which nodes know, in place
-    /// of new ones.
+    /// Resumes with the keys that [`Self::keys`] returned in a former incarnation of this control plane, which nodes
+    /// know, instead of new ones.
     pub fn resume(&mut self, keys: Vec<TicketKey>, now: u64) {
         let mut keys = keys.into_iter();
         if let (Some(present), Some(next)) = (keys.next(), keys.next()) {
-            // It is as old as its end says.
+            // The age of the present key follows from its expiry.
             let began = present.until.saturating_sub(self.term).saturating_sub(self.lifetime).min(now);
             (self.present, self.next, self.former) = ((present, began), next, keys.collect());
             self.set_ends();
         }
     }
 
-    /// Takes the next key into use if the present one's term is over, or `at_once`; true when it did.
+    /// Rotates: takes the next key into use if the rotation period of the present one is over, or if `at_once`. Returns
+    /// true if it did.
     ///
     /// # Errors
-    /// Whatever `draw` fails with; nothing has changed then.
+    /// Returns the error of `draw`; no key has changed then.
     pub fn rotate<E>(
         &mut self,
         now: u64,
@@ -89,7 +86,7 @@ impl Mint {
         let next = drawn(&mut draw)?;
         let present = core::mem::replace(&mut self.next, next);
         let former = core::mem::replace(&mut self.present, (present, now)).0;
-        // No ticket is made with it any more.
+        // No further ticket is issued with it.
         self.former.push(TicketKey { until: now.saturating_add(self.lifetime), ..former });
         self.set_ends();
         Ok(true)
@@ -101,30 +98,31 @@ impl Mint {
         self.next.until = end.saturating_add(self.term);
     }
 
-    /// What nodes are to know: the key in use, the one after it, and those whose tickets may still be good.
+    /// Returns the keys that nodes have to know: the key in use, the next one, and those whose tickets may still be
+    /// valid.
     pub fn keys(&self) -> impl Iterator<Item = &TicketKey> {
         [&self.present.0, &self.next].into_iter().chain(&self.former)
     }
 
-    /// The key in use.
+    /// Returns the key in use.
     #[must_use]
     pub const fn present(&self) -> &TicketKey {
         &self.present.0
     }
 
-    /// How long a ticket is good, in seconds.
+    /// Returns the lifetime of a ticket, in seconds.
     #[must_use]
     pub const fn lifetime(&self) -> u64 {
         self.lifetime
     }
 
-    /// A ticket, with its secret.
+    /// Issues a ticket, with its secret.
     #[must_use]
     pub fn issue(&self, terms: &Terms, now: u64) -> Credential {
         self.issue_under(&self.present.0, terms, now)
     }
 
-    /// A ticket for the peers of one tenant, see [`TicketKey::for_peers`]; nodes do not believe it.
+    /// Issues a ticket for the peers of one tenant, see [`TicketKey::for_peers`]; nodes do not accept it.
     #[must_use]
     pub fn issue_to_peer(&self, peers_of: &str, terms: &Terms, now: u64) -> Credential {
         self.issue_under(&self.present.0.for_peers(peers_of), terms, now)

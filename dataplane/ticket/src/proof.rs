@@ -1,43 +1,43 @@
-//! A challenge and its answers.
+//! Challenge of a shard, and the proofs of both sides.
 
 use crate::mac::{CHALLENGE_BYTES, PROOF_BYTES, Purpose, SECRET_BYTES, is_sum, sum};
 use crate::ticket::{TICKET_BYTES, Ticket};
 
-/// What a shard challenges with.
+/// Challenge of a shard.
 pub type Challenge = [u8; CHALLENGE_BYTES];
 
-/// What was said on a connection before the proof.
+/// Handshake on a connection before the proof, which the proof covers.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct HandshakeTranscript<'a> {
-    /// What the shard challenged with.
     pub challenge: &'a Challenge,
-    /// The greeting, as it was sent: which cluster, node, incarnation and shard was meant, and which connection of
-    /// which asker this is.
+    /// Body of the hello as it was sent: the cluster, node, incarnation and shard that the client expects, and the ids
+    /// of the client and of the connection.
     pub hello: &'a [u8],
 }
 
-/// That a holder speaks.
+/// Proof that the client holds the ticket in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Proof {
-    /// A number of the holder's own, against shards that would have said the same challenge before.
+    /// Nonce of the holder, against shards that repeat a challenge.
     pub own: [u8; CHALLENGE_BYTES],
-    /// The proof.
+    /// HMAC under the ticket's secret.
     pub mac: [u8; PROOF_BYTES],
-    /// The ticket.
     pub ticket: [u8; TICKET_BYTES],
 }
 
 impl Proof {
-    /// Bytes of a proof with its ticket.
+    /// Length of a proof with its ticket, in bytes.
     pub const BYTES: usize = CHALLENGE_BYTES + PROOF_BYTES + TICKET_BYTES;
 
-    /// Its bytes.
+    /// Encodes the proof.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         [&self.own[..], &self.mac, &self.ticket].concat()
     }
 
-    /// Reads it back; `None` for another length.
+    /// Decodes a proof; `None` if the bytes have another length.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (own, rest) = bytes.split_first_chunk()?;
@@ -45,17 +45,18 @@ impl Proof {
         Some(Self { own: *own, mac: *mac, ticket: rest.try_into().ok()? })
     }
 
-    /// Whether who knows this secret has made it.
+    /// Returns true if the proof was made with this secret.
     pub(crate) fn is_of(&self, secret: &[u8; SECRET_BYTES], said: &HandshakeTranscript<'_>) -> bool {
         is_sum(secret, Purpose::Holder, &[said.challenge, &self.own, said.hello, &self.ticket], &self.mac)
     }
 }
 
-/// A ticket whose holder has proven to be it.
+/// A ticket whose holder has proven its identity.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct CheckedTicket {
-    /// What it says.
     pub ticket: Ticket,
-    /// When it ends, in seconds by the time of who checks: not that of the ticket where it is of another time line.
+    /// Expiry in seconds of the verifier's time, which differs from that in the ticket if the ticket is on another time
+    /// line.
     pub end: u64,
     secret: [u8; SECRET_BYTES],
 }
@@ -65,7 +66,7 @@ impl CheckedTicket {
         Self { ticket, end, secret }
     }
 
-    /// Proves to the holder that a shard answers which knows the secret.
+    /// Returns the proof that this shard knows the secret too, for the holder to verify.
     #[must_use]
     pub fn answer(
         &self,

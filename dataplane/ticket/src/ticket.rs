@@ -1,15 +1,15 @@
-//! What a ticket says, and its bytes.
+//! Contents of a ticket, and their encoding.
 
 use core::fmt;
 
-/// Bytes of a ticket.
+/// Length of a ticket in bytes.
 pub const TICKET_BYTES: usize = 80;
 
 const FORMAT: u8 = 1;
-/// Bit of the flags: only for the tenant that it names.
+/// Bit of the flags: the ticket is for one tenant only.
 const OF_TENANT: u8 = 1;
 
-/// Who holds a ticket, as its certificate proved to the control plane.
+/// Role of the holder, as its certificate proved to the control plane.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -22,7 +22,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The word for it in logs.
+    /// Returns the word for the role in logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -42,34 +42,34 @@ impl Role {
     }
 }
 
-/// What the holder may ask.
+/// Rights of the holder.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// Nothing.
+    /// No rights.
     pub const NONE: Self = Self(0);
-    /// To look at objects and segments.
+    /// Read objects and segments.
     pub const READ: Self = Self(1);
-    /// To put, to remove, to write.
+    /// Put, remove and write.
     pub const WRITE: Self = Self(2);
-    /// To fetch what was in slots that moved: for the nodes that own them now.
+    /// Import slots that moved: for nodes that are their new owners.
     pub const FETCH: Self = Self(4);
     const ALL: u8 = 7;
 
-    /// Both.
+    /// Returns the union of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of these are among them.
+    /// Returns true if all of these rights are included.
     #[must_use]
     pub const fn has(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// As a number.
+    /// Returns the wire form.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
@@ -84,33 +84,32 @@ impl fmt::Debug for Rights {
     }
 }
 
-/// What a ticket says.
+/// Contents of a ticket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Ticket {
-    /// Under which key it was made.
+    /// Number of the key that the ticket was issued with.
     pub key: u64,
-    /// Who holds it.
     pub role: Role,
-    /// What that one may ask.
     pub rights: Rights,
-    /// The only tenant whose objects it is for, by number; without, all tenants'.
+    /// Number of the only tenant whose objects the ticket is for; `None` for all tenants.
     pub tenant: Option<u32>,
-    /// A number of the holder: drawn at its start, or a node's.
+    /// Number of the holder: random, drawn at the start of its process, or the id of a node.
     pub holder: u64,
-    /// The holder's incarnation, where it is a node: 0 for others, whose number is their incarnation's.
+    /// Incarnation of the holder, if it is a node; 0 for other holders, whose number changes with every start.
     pub incarnation: u64,
-    /// The epochs of the cluster map for which it is good, the first and the last.
+    /// First and last epoch of the cluster map for which the ticket is valid.
     pub epochs: (u64, u64),
-    /// From when to when it is good, in seconds of the control plane's ticket time.
+    /// First and last second in which the ticket is valid, in the control plane's epoch time.
     pub valid: (u64, u64),
 }
 
-/// Why bytes are no ticket.
+/// Error of a malformed ticket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TicketError {
-    /// Another length.
+    /// The bytes have another length.
     Length(usize),
-    /// Another format, or a field with a value that means nothing.
+    /// The ticket has another format, or a field with an invalid value.
     Field(&'static str),
 }
 
@@ -118,7 +117,7 @@ impl fmt::Display for TicketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Length(bytes) => write!(f, "a ticket has {TICKET_BYTES} bytes, not {bytes}"),
-            Self::Field(what) => write!(f, "a ticket whose {what} means nothing to this build"),
+            Self::Field(what) => write!(f, "a ticket whose {what} is invalid or unknown to this build"),
         }
     }
 }
@@ -126,7 +125,7 @@ impl fmt::Display for TicketError {
 impl std::error::Error for TicketError {}
 
 impl Ticket {
-    /// Its bytes.
+    /// Encodes the ticket.
     #[must_use]
     pub fn encode(&self) -> [u8; TICKET_BYTES] {
         let mut out = [0; TICKET_BYTES];
@@ -141,7 +140,7 @@ impl Ticket {
             self.epochs.1,
             self.valid.0,
             self.valid.1,
-            // For what is to come.
+            // Reserved for later versions.
             0,
             0,
         ];
@@ -151,10 +150,10 @@ impl Ticket {
         out
     }
 
-    /// Reads it back. That it was made by the control plane is not known by that: see [`crate::Keys::check`].
+    /// Decodes a ticket. Does not verify that the control plane issued it: see [`crate::Keys::check`].
     ///
     /// # Errors
-    /// When the bytes are not those of a ticket of this format.
+    /// Returns an error if the bytes are not a ticket of this format.
     pub fn decode(bytes: &[u8]) -> Result<Self, TicketError> {
         let fixed: &[u8; TICKET_BYTES] = bytes.try_into().map_err(|_| TicketError::Length(bytes.len()))?;
         let word = |at: usize| {

@@ -1,45 +1,46 @@
-//! The time that tickets go by: seconds that only ever grow, whatever the clocks of hosts do.
+//! Epoch time, by which tickets are valid: seconds that only grow, whatever the clocks of hosts do.
 //!
-//! A control plane's [`TicketTime`] begins at what was made durable of it, and goes on with the monotonic clock of the
-//! host. The host's wall clock gives the first value of all and is never looked at again, so neither a jump of it nor
-//! another control plane whose clock differs moves the time. Values are reserved ahead: none is told beyond what is
-//! durable, so the time of a restart, or of the next leader, begins after every value that was ever told.
+//! A control plane's [`TicketTime`] begins at its last durable value, and continues with the monotonic clock of the
+//! host. The host's wall clock gives the very first value and is never read again, so the time is moved neither by a
+//! jump of the wall clock nor by a takeover on a host whose clock differs. Values are reserved ahead: no value beyond
+//! the durable one is ever published, so the time after a restart, or of the next leader, begins after every value that
+//! was published.
 //!
-//! Who checks tickets has a [`HeardTime`]: it follows what an authenticated control plane tells it, and its own
-//! monotonic clock in between. A control plane that lost its state may tell any other time. Then another [`TimeLine`]
-//! begins for the keys that it gives, and the keys that were known before keep theirs: neither is a ticket that was
-//! made just now taken for one that has ended, nor do older ones end before their time or last longer.
+//! A verifier of tickets has a [`HeardTime`]: it follows the time that an authenticated control plane publishes, and
+//! its own monotonic clock in between. A control plane that lost its state may publish any other time. Then another
+//! [`TimeLine`] begins for the keys that it publishes, and the keys known before keep theirs. So a ticket that was just
+//! issued is not taken for an expired one, and older tickets expire neither early nor late.
 
-/// Nanoseconds of a second.
+/// Nanoseconds in a second.
 const SECOND_NS: u64 = 1_000_000_000;
-/// How long the control plane's time runs on where it is not heard, in nanoseconds.
+/// Time for which a verifier's epoch time runs on without news from the control plane, in nanoseconds.
 pub const UNHEARD_NS: u64 = 30 * SECOND_NS;
-/// How long a ticket counts after its end, in seconds: time for a newer one to arrive.
+/// Grace period: time for which a ticket is accepted after its expiry, in seconds, so that a newer one can arrive.
 pub const GRACE_S: u64 = 30;
-// What was good when the control plane was last heard is good until it is heard again.
+// A ticket that was valid when the control plane was last heard from is valid until it is heard from again.
 const _: () = assert!(UNHEARD_NS <= GRACE_S * SECOND_NS);
 /// Least and most seconds that are reserved ahead.
 const RESERVE_S: (u64, u64) = (2, 60);
 
-/// The ticket time of a control plane. Its arguments `now_ns` are of a monotonic clock, with any beginning.
+/// Epoch time of a control plane. Its arguments `now_ns` are of a monotonic clock with any origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketTime {
-    /// The value at the beginning, in seconds.
+    /// Value at the beginning, in seconds.
     began_s: u64,
-    /// The monotonic clock then, in nanoseconds.
+    /// Monotonic clock at the beginning, in nanoseconds.
     began_ns: u64,
-    /// No value beyond this one is told: what is durable.
+    /// Greatest durable value, in seconds: no greater one is published.
     reserved_s: u64,
-    /// How many seconds are reserved at a time.
+    /// Seconds that are reserved at a time.
     reserve_s: u64,
-    /// How many are left when more are wanted: half of it, or none where every value may be told.
+    /// Reserved seconds left at which more are reserved: half of `reserve_s`, or 0 if every value may be published.
     wanted_s: u64,
 }
 
 impl TicketTime {
-    /// Goes on from the value that was made durable last. Where there is none, the time begins with `host_s`, the
-    /// seconds of the host's wall clock, which earlier versions went by. Of a ticket's `lifetime_s` a tenth is reserved
-    /// ahead, so that a restart takes no more of it. Nothing is reserved yet: see [`Self::reserve`].
+    /// Continues from the last durable value. If there is none, the time begins with `host_s`, the seconds of the
+    /// host's wall clock, which earlier versions used. A tenth of a ticket's `lifetime_s` is reserved ahead, so a
+    /// restart skips no more of it. No value is reserved yet: see [`Self::reserve`].
     #[must_use]
     pub const fn begin(durable_s: Option<u64>, host_s: u64, lifetime_s: u64, now_ns: u64) -> Self {
         let began_s = match durable_s {
@@ -57,7 +58,7 @@ impl TicketTime {
         Self { began_s, began_ns: now_ns, reserved_s: began_s, reserve_s, wanted_s: reserve_s / 2 }
     }
 
-    /// A time that ends with its process: nothing is kept of it, and nothing has to be durable.
+    /// Creates a time that ends with its process: it is not kept, so no value has to be durable.
     #[must_use]
     pub const fn passing(host_s: u64, now_ns: u64) -> Self {
         Self { began_s: host_s, began_ns: now_ns, reserved_s: u64::MAX, reserve_s: 0, wanted_s: 0 }
@@ -67,14 +68,14 @@ impl TicketTime {
         self.began_s.saturating_add(now_ns.saturating_sub(self.began_ns) / SECOND_NS)
     }
 
-    /// The time in seconds. It stands at the last value that is durable until more are.
+    /// Returns the time in seconds. It stops at the last durable value until more are reserved.
     #[must_use]
     pub const fn now(&self, now_ns: u64) -> u64 {
         let now_s = self.elapsed_s(now_ns);
         if now_s < self.reserved_s { now_s } else { self.reserved_s }
     }
 
-    /// The value that is to be made durable now, if any: [`Self::reserve`] it when it is.
+    /// Returns the value that has to be made durable now, if any, before the caller passes it to [`Self::reserve`].
     #[must_use]
     pub const fn wanted(&self, now_ns: u64) -> Option<u64> {
         let now_s = self.elapsed_s(now_ns);
@@ -84,7 +85,7 @@ impl TicketTime {
         Some(now_s.saturating_add(self.reserve_s))
     }
 
-    /// Values up to this one, in seconds, are durable: they may be told.
+    /// Reports that values up to this one, in seconds, are durable and may be published.
     pub const fn reserve(&mut self, reserved_s: u64) {
         if reserved_s > self.reserved_s {
             self.reserved_s = reserved_s;
@@ -92,47 +93,47 @@ impl TicketTime {
     }
 }
 
-/// The time line of a key: by how much it is behind the time of who checks, in seconds.
+/// Time line of a key: seconds by which it is behind the verifier's time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TimeLine(i64);
 
 impl TimeLine {
-    /// The line on which these two are the same moment.
+    /// Returns the time line on which these two values are the same moment.
     fn of(line_s: u64, local_s: u64) -> Self {
         let behind = i128::from(local_s) - i128::from(line_s);
         Self(behind.clamp(i64::MIN.into(), i64::MAX.into()) as i64)
     }
 
-    /// A value of this line, by the time of who checks.
+    /// Converts a value of this time line to the verifier's time.
     #[must_use]
     pub const fn local(self, line_s: u64) -> u64 {
         line_s.saturating_add_signed(self.0)
     }
 }
 
-/// The ticket time as who checks tickets knows it. Its arguments `now_ns` are of a monotonic clock.
+/// Epoch time as a verifier of tickets knows it. Its arguments `now_ns` are of a monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeardTime {
-    /// The time in seconds, and when it was heard; none before the first.
+    /// Time in seconds, and the monotonic clock at which it was received; `None` before the first.
     heard: Option<(u64, u64)>,
 }
 
 impl HeardTime {
-    /// The time in seconds; 0 before it was first heard. While nothing is heard, it stands still a little later: who
-    /// hears nothing either cannot renew a ticket.
+    /// Returns the time in seconds; 0 before it was first received. Without news from the control plane it stops after
+    /// [`UNHEARD_NS`]: a client that cannot reach the control plane either cannot renew its ticket.
     #[must_use]
     pub fn now(&self, now_ns: u64) -> u64 {
         let Some((seconds, at_ns)) = self.heard else { return 0 };
         seconds.saturating_add(now_ns.saturating_sub(at_ns).min(UNHEARD_NS) / SECOND_NS)
     }
 
-    /// A control plane tells its time, in seconds, with keys of which some were `known` on a line. On which line those
-    /// keys are now.
+    /// Follows a control plane that publishes its time, in seconds, with keys of which some were `known` on a time
+    /// line. Returns the time line of those keys.
     ///
-    /// Keys that were known go on as they did, and the time with them. Another line begins with keys of which none was
-    /// known, for those are of a control plane without the state of the one before. So it does where known keys come
-    /// with a time that is behind by more than a ticket's grace: monotonic clocks, and the time that runs on unheard,
-    /// do not come apart that far.
+    /// Known keys stay on their time line, and so does the time. Another time line begins with keys of which none was
+    /// known, because those are of a control plane without the state of the one before. Another time line also begins
+    /// if known keys come with a time that is behind by more than the grace period of a ticket: monotonic clocks, and
+    /// the time that runs on without news, do not diverge that far.
     pub fn hear(&mut self, told_s: u64, known: Option<TimeLine>, now_ns: u64) -> TimeLine {
         let now_s = self.now(now_ns);
         let goes_on = |line: &TimeLine| line.local(told_s).saturating_add(GRACE_S) >= now_s;

@@ -1,4 +1,4 @@
-//! What a tier is made of, and where its parts lie in the staging area. All its memory follows from this.
+//! Sizes and limits of a tier, and the layout of its staging area. All its memory follows from them.
 
 use kvplane_proto::ConfigError;
 
@@ -10,83 +10,83 @@ use crate::ops::PRIORITIES;
 /// Alignment of the parts of the staging area.
 pub const STAGING_ALIGN_BYTES: u64 = 4_096;
 
-/// The longest key of which an entry of the index can say the length.
+/// Longest key whose length fits in an entry of the index.
 pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
-/// The longest payload of which an entry of the index can say the length.
+/// Longest payload whose length fits in an entry of the index.
 pub(crate) const PAYLOAD_BYTES_MOST: u32 = (1 << 30) - 1;
-/// What an entry of the index can name of a device.
+/// Largest device whose offsets fit in an entry of the index.
 pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
 
-/// How long objects are on average, where nobody says it.
+/// Average size of an object, unless configured.
 pub const OBJECT_BYTES: u32 = 32 << 10;
 
 /// The limits of a tier. The first seven are properties of the device's content: they must be the same at every start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierConfig {
-    /// What the device reads and writes at once: a power of two from 512 to 4096.
+    /// Unit of the device's reads and writes: a power of two from 512 to 4096.
     pub block_bytes: u32,
     /// Bytes of a segment: a multiple of 4096.
     pub segment_bytes: u64,
-    /// How many segments there are.
+    /// Number of segments.
     pub segments: u32,
     /// Bytes of a page of a footer: a multiple of the block.
     pub footer_page_bytes: u32,
     /// Payload under one checksum: a power of two from 64 KiB to 1 MiB.
     pub chunk_bytes: u32,
-    /// The largest object.
+    /// Largest object.
     pub max_object_bytes: u32,
-    /// The longest key.
+    /// Longest key.
     pub max_key_bytes: u16,
-    /// What addresses of memory must be a multiple of for direct I/O: a power of two up to the block.
+    /// Alignment of memory for direct I/O: a power of two up to the block.
     pub memory_align_bytes: u32,
-    /// Payloads of at least so many bytes are written without a copy, in whole blocks. Shorter ones are copied; those
-    /// that fill their blocks to eight ninths have whole blocks too, the others are packed.
+    /// Payloads of at least this size are written without a copy, in whole blocks. Shorter ones are copied; those that
+    /// fill their blocks to eight ninths take whole blocks too, the others are packed.
     pub extent_bytes: u32,
-    /// The most pages of one footer: limits the records of a segment.
+    /// Most pages of one footer: limits the records of a segment.
     pub footer_pages: u32,
-    /// Objects that the index has room for.
+    /// Number of objects that the index has room for.
     pub max_records: u32,
-    /// Salts the index. Draw it at start.
+    /// Seed of the index's hash function. Draw it at start.
     pub hash_seed: u64,
-    /// A group of records is written when it has so many bytes,
+    /// A group of records is written when it has this many bytes,
     pub group_bytes: u32,
-    /// or when its first record waited so long, or when nothing else is being written.
+    /// or when its first record has waited this long, or when no other group is being written.
     pub group_delay_ns: u64,
     /// Groups that may be in flight.
     pub groups: u32,
-    /// What was written is flushed at the latest after so long, whether or not a call waits for it.
+    /// Most time from a write to its flush, even if no call waits for it.
     pub sync_interval_ns: u64,
-    /// Whether the driver makes single writes durable (FUA); then a group that a call wants durable needs no flush.
+    /// True if the driver makes single writes durable (FUA); then a group with a durable put needs no flush.
     pub durable_writes: bool,
     /// Gets that may be in flight.
     pub max_reads: u32,
-    /// Puts and removes whose acknowledgement is outstanding, or not taken yet.
+    /// Puts and removals that may be in flight: their acknowledgement is outstanding, or not taken yet.
     pub max_waiters: u32,
-    /// The most bytes of one block operation: a multiple of 4096.
+    /// Most bytes of one block operation: a multiple of 4096.
     pub max_op_bytes: u32,
     /// Operations of each priority that may be in flight.
     pub ops_in_flight: [u16; PRIORITIES],
-    /// Bytes that recovery and reclaim read at once: a multiple of 4096.
+    /// Bytes of one read of recovery or reclaim: a multiple of 4096.
     pub scan_bytes: u32,
-    /// How many such reads recovery has in flight.
+    /// Scan reads that recovery has in flight.
     pub scan_buffers: u32,
-    /// Memory for records on their way from a reclaimed segment to the end of the log.
+    /// Memory for records that reclaim moves to the end of the log.
     pub copy_bytes: u32,
-    /// How many of them there may be.
+    /// Records that reclaim may move at once.
     pub max_moves: u32,
-    /// How much of a reclaimed segment may be written again, in percent.
+    /// Share of a reclaimed segment that may be rewritten, in percent.
     pub reinsert_percent: u8,
-    /// So many hits since it was written make a record hot.
+    /// Hits since a record was written that make it hot.
     pub hot_hits: u8,
-    /// Reclaim begins when fewer segments are free.
+    /// Reclaim starts when fewer segments are free.
     pub free_segments_low: u32,
-    /// Segments with write errors that are borne before the tier takes no more writes.
+    /// Segments with write errors that are tolerated before the tier takes no more writes.
     pub max_bad_segments: u32,
 }
 
 impl TierConfig {
-    /// Limits that suit a device of `device_bytes` with blocks of `block_bytes`: segments of 128 MiB, or a 64th of a
-    /// small device; a record for every [`OBJECT_BYTES`].
+    /// Returns limits that suit a device of `device_bytes` with blocks of `block_bytes`: segments of 128 MiB, or a 64th
+    /// of a small device; a record for every [`OBJECT_BYTES`].
     #[must_use]
     pub fn for_device(device_bytes: u64, block_bytes: u32) -> Self {
         let usable = device_bytes.saturating_sub(FIRST_SEGMENT_OFFSET);
@@ -113,7 +113,7 @@ impl TierConfig {
             durable_writes: false,
             max_reads: 256,
             max_waiters: 4096,
-            // An object of 1 MiB and its head in one piece.
+            // An object of 1 MiB and its head in one operation.
             max_op_bytes: (1 << 20) + (64 << 10),
             ops_in_flight: [128, 64, 32, 32],
             scan_bytes: 256 << 10,
@@ -127,8 +127,8 @@ impl TierConfig {
         }
     }
 
-    /// Makes room in the index for objects of `bytes` on average. Each costs [`crate::BYTES_PER_OBJECT`] of memory;
-    /// what the index has no room for is reclaimed early, however much of the device is free. May differ at every
+    /// Sizes the index for objects of `bytes` on average. Each costs [`crate::BYTES_PER_OBJECT`] of memory. Objects
+    /// that the index has no room for are reclaimed early, even if the device has free space. May differ at every
     /// start.
     #[must_use]
     pub fn with_object_bytes(self, bytes: u32) -> Self {
@@ -136,29 +136,29 @@ impl TierConfig {
         Self { max_records: records_for(usable, bytes), ..self }
     }
 
-    /// Whether a payload of so many bytes begins at a block and takes whole blocks, so that it is read alone.
+    /// Returns true if a payload of this size takes whole blocks, so that it is read alone.
     #[must_use]
     pub const fn has_blocks_of_its_own(&self, bytes: u32) -> bool {
         let padding = bytes.next_multiple_of(self.block_bytes) - bytes;
         bytes >= self.extent_bytes || padding <= bytes / 8
     }
 
-    /// Bytes of the device that are used.
+    /// Returns the bytes of the device that are used.
     #[must_use]
     pub const fn device_bytes(&self) -> u64 {
         FIRST_SEGMENT_OFFSET + self.segments as u64 * self.segment_bytes
     }
 
-    /// Bytes of the staging area that the host provides, aligned to [`STAGING_ALIGN_BYTES`].
+    /// Returns the bytes of the staging area that the host provides, aligned to [`STAGING_ALIGN_BYTES`].
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         Layout::of(self).bytes
     }
 
-    /// Checks every field.
+    /// Validates every field.
     ///
     /// # Errors
-    /// The first field that cannot be, with the numbers.
+    /// The first field that is out of range, with the numbers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_units()?;
         let block = u64::from(self.block_bytes);
@@ -232,7 +232,7 @@ const fn power(field: &'static str, value: u32) -> Result<(), ConfigError> {
     if value.is_power_of_two() { Ok(()) } else { Err(ConfigError::NotMultiple { field, value: value as u64, unit: 0 }) }
 }
 
-/// Where the parts of the staging area are, and how long they are.
+/// Offsets and lengths of the parts of the staging area.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) superblocks: u64,
@@ -281,12 +281,12 @@ impl Layout {
         }
     }
 
-    /// Records that may be being read: for gets, for reclaim, and one for the scrubber.
+    /// Returns the number of records that may be read at once: for gets, for reclaim, and one for the scrubber.
     pub(crate) const fn reads_most(config: &TierConfig) -> u32 {
         config.max_reads + config.max_moves + 1
     }
 
-    /// Bytes before the payload of the largest object with the longest key.
+    /// Returns the bytes before the payload of the largest object with the longest key.
     pub(crate) fn head_most(config: &TierConfig) -> u64 {
         let shape = Shape {
             payload_bytes: config.max_object_bytes,
@@ -298,18 +298,18 @@ impl Layout {
         shape.head_bytes(config.chunk_bytes)
     }
 
-    /// Bytes of the largest packed record.
+    /// Returns the bytes of the largest packed record.
     pub(crate) fn packed_most(config: &TierConfig) -> u64 {
         let head = RECORD_HEADER_BYTES as u64 + u64::from(config.max_key_bytes);
         (head + u64::from(config.extent_bytes)).next_multiple_of(UNIT_BYTES)
     }
 
-    /// Bytes of memory that the largest object takes on its way.
+    /// Returns the bytes of memory that a copy of the largest object takes.
     pub(crate) fn copy_most(config: &TierConfig) -> u64 {
         u64::from(config.max_object_bytes).next_multiple_of(STAGING_ALIGN_BYTES)
     }
 
-    /// Entries that the footer of one segment holds.
+    /// Returns the number of entries that the footer of one segment holds.
     pub(crate) fn entries_most(config: &TierConfig) -> u32 {
         FooterPage::capacity(config.footer_page_bytes) * config.footer_pages
     }

@@ -1,7 +1,7 @@
-//! What the device has: which record of each digest counts, which segment it is in, and what else may be there that the
-//! index does not know.
+//! Contents of the device: the live record of each digest, the segment of each record, and records that the device may
+//! have although the index does not know them.
 //!
-//! Invariants: a segment's live bytes and records are those of the index's entries in it; a record counts while its
+//! Invariants: a segment's live bytes and records are those of the index's entries in it; a record is live while its
 //! segment's generation is live and no record of its digest has a greater sequence. Not here: reading and writing.
 
 mod generations;
@@ -28,20 +28,20 @@ use crate::device::Device;
 use crate::format::Kind;
 use crate::types::{Harm, Miss};
 
-/// How much of the contents is known.
+/// Phase of the tier: how much of the contents is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     /// The device is being opened: nothing is known.
     Opening,
-    /// Calls are taken; records are being found.
+    /// Calls are accepted; recovery is searching for records.
     Recovering,
-    /// All records are known.
+    /// Recovery is complete: all records are known.
     Running,
-    /// The device is not ours.
+    /// The device was refused.
     Refused,
 }
 
-/// See the module.
+/// Contents of a device: index, segments, and counters.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) index: Index,
@@ -52,17 +52,17 @@ pub(crate) struct Contents {
     pub(crate) untracked: UntrackedObjects,
     pub(crate) strikes: Strikes,
     phase: Phase,
-    /// Objects older than this are not believed, as a removal may be missing.
+    /// Least sequence of an object that is trusted: a removal of an older one may be missing.
     floor: u64,
-    /// Objects given up for that, or for want of room in the index.
+    /// Objects given up because of the floor, or because the index was full.
     given_up: u64,
     /// Bytes of live records on the device.
     live_bytes: u64,
-    /// Removals that the index holds until recovery is over.
+    /// Removals that the index holds until recovery is complete.
     tombstones_held: u64,
-    /// Objects dropped by reclaim.
+    /// Objects evicted by reclaim.
     evicted: u64,
-    /// Records that were not whole, since the start.
+    /// Counters of records that were not whole, since the start.
     harm: Harm,
 }
 
@@ -93,7 +93,7 @@ impl Contents {
         self.phase = phase;
     }
 
-    /// Whether calls are taken.
+    /// Returns true if calls are accepted.
     pub(crate) const fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Recovering | Phase::Running)
     }
@@ -118,27 +118,27 @@ impl Contents {
         self.evicted
     }
 
-    /// Records that were not whole, since the start.
+    /// Returns the counters of records that were not whole, since the start.
     pub(crate) const fn harm(&self) -> Harm {
         self.harm
     }
 
-    /// A record, or a page of a footer, is not whole.
+    /// Counts a record, or a page of a footer, that is not whole.
     pub(crate) const fn count_harm(&mut self, miss: Miss) {
         self.harm.count(miss);
     }
 
-    /// Objects in the index.
+    /// Returns the number of objects in the index.
     pub(crate) const fn objects(&self) -> u32 {
         self.index.len() - self.tombstones_held as u32
     }
 
-    /// The generation of the segment that has an entry's record.
+    /// Returns the generation of the segment that has an entry's record.
     pub(crate) fn generation_of(&self, entry: &Entry, device: &Device) -> u64 {
         self.segments[device.segment_of(entry.offset())].generation
     }
 
-    /// Whether an entry is of an object that recovery has shown.
+    /// Returns true if an entry is of an object that recovery has made visible.
     pub(crate) fn is_shown(&self, entry: &Entry, device: &Device) -> bool {
         !entry.is_removed() && self.segments[device.segment_of(entry.offset())].visible
     }
@@ -147,12 +147,12 @@ impl Contents {
         self.index.find(digest).filter(|entry| self.is_shown(entry, device))
     }
 
-    /// Whether a record of this sequence is still the one that counts.
+    /// Returns true if the record of this sequence is the live one of its digest.
     pub(crate) fn is_current(&self, digest: Digest, sequence: u64) -> bool {
         self.index.find(digest).is_some_and(|entry| entry.sequence() == sequence)
     }
 
-    /// Puts an entry into the index, in place of one of its digest; false when there is no room.
+    /// Puts an entry into the index, replacing one of the same digest; returns false if the index is full.
     pub(crate) fn place(&mut self, entry: Entry, device: &Device) -> bool {
         let before = self.index.find(entry.digest()).copied();
         if !self.index.set(entry) {
@@ -165,15 +165,15 @@ impl Contents {
         true
     }
 
-    /// Takes an entry out of the index.
+    /// Removes an entry from the index.
     pub(crate) fn forget(&mut self, digest: Digest, device: &Device) -> Option<Entry> {
         let entry = self.index.remove(digest)?;
         self.account(&entry, false, device);
         Some(entry)
     }
 
-    /// Takes an entry out if it is still of this record. While recovery goes on, it leaves a mark that nothing older
-    /// takes its place: what recovery has not come to yet may have what this record replaced.
+    /// Removes an entry if its record still has this sequence. During recovery, a removal mark remains in the index, so
+    /// that no older record takes its place: segments not yet read may have what this record replaced.
     pub(crate) fn forget_record(&mut self, digest: Digest, sequence: u64, device: &Device) -> bool {
         let Some(entry) = self.index.find(digest).filter(|entry| entry.sequence() == sequence).copied() else {
             return false;
@@ -185,26 +185,26 @@ impl Contents {
         true
     }
 
-    /// Until recovery has seen everything, the index holds removals too. If it has no room, everything older than this
-    /// one is given up.
+    /// Marks a digest as removed in the index, which holds removals until recovery is complete. If the index is full,
+    /// all older objects are given up instead.
     pub(crate) fn remember_removal(&mut self, digest: Digest, version: Version, sequence: u64, device: &Device) {
         if !self.place(Entry::new(Kind::Tombstone, digest, version, sequence), device) {
             self.raise_floor(self.sequences.floor().min(sequence), device);
         }
     }
 
-    /// Whether an object of this sequence is believed; see [`Self::raise_floor`].
+    /// Returns true if an object of this sequence is trusted; see [`Self::raise_floor`].
     pub(crate) const fn is_believed(&self, sequence: u64) -> bool {
         sequence >= self.floor
     }
 
-    /// An object that recovery has found is not taken into the index.
+    /// Gives up an object that recovery has found: it does not go into the index.
     pub(crate) fn give_up(&mut self, digest: Digest) {
         self.untracked.note(digest);
         self.given_up += 1;
     }
 
-    /// Objects older than this are not believed any more, those found already included.
+    /// Distrusts all objects older than `floor`, those already in the index included.
     pub(crate) fn raise_floor(&mut self, floor: u64, device: &Device) {
         self.untracked.note_fault();
         if floor <= self.floor {
@@ -223,8 +223,8 @@ impl Contents {
         }
     }
 
-    /// A sequence above that of every record of the segment of this generation. A segment gets its generation when the
-    /// one before it is opened, so it is the next but one that is surely above.
+    /// Returns a sequence above that of every record of the segment of this generation. A segment gets its generation
+    /// when the segment before it is opened, so only the next generation but one is surely above.
     pub(crate) fn ceiling(&self, generation: u64) -> u64 {
         let incarnation = self.sequences.floor() + 1;
         let above = |least: u64| {
@@ -234,21 +234,22 @@ impl Contents {
         above(above(generation))
     }
 
-    /// Recovery has seen everything: the removals that the index holds have done their part.
+    /// Drops the removals from the index, as recovery is complete.
     pub(crate) fn drop_removals(&mut self) {
         self.index.retain(|entry| !entry.is_removed());
         self.tombstones_held = 0;
     }
 
-    /// An object that could not be read whole is not given again in this incarnation. A restart may find it once more,
-    /// so from now on a removal of what the index does not know is written.
+    /// Removes an object that could not be read whole for the rest of this incarnation. A restart may find it again, so
+    /// from now on a tombstone is written for removals of digests that the index does not know.
     pub(crate) fn quarantine(&mut self, entry: &Entry, miss: Miss, device: &Device) {
         self.forget_record(entry.digest(), entry.sequence(), device);
         self.untracked.note(entry.digest());
         self.harm.count(miss);
     }
 
-    /// A record could not be written. It may be there all the same; and of a removal, what was to be removed.
+    /// Handles a record that could not be written. The device may have it all the same; after a failed tombstone, the
+    /// device may still have the object that it was to remove.
     pub(crate) fn lose(&mut self, kind: Kind, digest: Digest, sequence: u64, device: &Device) {
         self.untracked.note(digest);
         if kind == Kind::Object {
@@ -257,14 +258,14 @@ impl Contents {
         }
     }
 
-    /// The index has again what was struck out in favour of versions none of which came to be.
+    /// Restores to the index the record that failed replacements had removed from it.
     pub(crate) fn give_back(&mut self, digest: Digest, device: &Device) {
         if self.index.find(digest).is_some() {
             return;
         }
         let Some(Struck { entry, generation }) = self.strikes.give_back(digest) else { return };
         let segment = &self.segments[device.segment_of(entry.offset())];
-        // Reclaim may have passed the record over already, as nothing named it.
+        // Reclaim may have skipped the record meanwhile, as no entry pointed to it.
         let is_there = segment.generation == generation
             && segment.state.has_records()
             && segment.state != SegmentState::Reclaiming;
@@ -273,7 +274,7 @@ impl Contents {
         }
     }
 
-    /// Reclaim gives up a record; false when it is not the one that counts.
+    /// Evicts a record for reclaim; returns false if it is not the live one.
     pub(crate) fn evict(&mut self, entry: &Entry, device: &Device) -> bool {
         let is_evicted = self.forget_record(entry.digest(), entry.sequence(), device);
         if is_evicted {
@@ -284,7 +285,7 @@ impl Contents {
         is_evicted
     }
 
-    /// The index loses everything that is in a segment, and nobody else knows what that was; how many objects they are.
+    /// Removes all entries of a segment whose list of records is lost; returns the number of objects.
     pub(crate) fn forget_segment(&mut self, segment: u32, device: &Device) -> u32 {
         let (start, end) = (device.segment_at(segment), device.segment_at(segment + 1));
         let (generation, untracked) = (self.segments[segment].generation, &mut self.untracked);
@@ -300,8 +301,8 @@ impl Contents {
         dropped
     }
 
-    /// Whether the device may have records, of what the index does not know, that a restart would find: also those
-    /// whose removal is not durable yet.
+    /// Returns true if a restart could find records of digests that the index does not know, including records whose
+    /// removal is not durable yet.
     pub(crate) fn is_doubtful(&self, is_reclaiming: bool, durable_sequence: u64) -> bool {
         self.untracked.is_any()
             || self.untracked.has_unclear()
@@ -310,13 +311,13 @@ impl Contents {
             || self.generations.is_ahead(durable_sequence)
     }
 
-    /// True where an object that the index does not know may come to light.
+    /// Returns true if an object that the index does not know may still be found or restored.
     pub(crate) fn may_find(&self, digest: Digest, device: &Device) -> bool {
         let may_come = !self.is_running() || self.untracked.is_noted(digest) || self.strikes.may_return(digest);
         !device.is_blank() && may_come
     }
 
-    /// Whether the next start may find an object.
+    /// Returns true if the next start may find an object of this digest.
     pub(crate) fn may_have(&self, digest: Digest, device: &Device) -> bool {
         let doubtful = self.untracked.may_have(digest) || !self.is_running();
         !device.is_blank() && (doubtful || self.index.find(digest).is_some())
@@ -337,7 +338,7 @@ impl Contents {
         }
     }
 
-    /// Asserts every invariant. Walks everything.
+    /// Asserts every invariant. Walks the whole index.
     pub(crate) fn check(&self, device: &Device) {
         self.index.check();
         let mut live = vec![(0, 0); device.config().segments as usize];
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn while_recovery_goes_on_a_lost_record_leaves_a_mark() {
+    fn a_record_lost_during_recovery_leaves_a_mark() {
         let device = device();
         let mut contents = open(Phase::Recovering, &device);
         let found = entry(1, 5, 0, &device);
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_a_lost_removal_is_given_up() {
+    fn objects_older_than_a_lost_removal_are_given_up() {
         let device = device();
         let mut contents = open(Phase::Recovering, &device);
         let (older, newer) = (entry(1, 5, 0, &device), entry(2, 9, 0, &device));
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_struck_out_comes_back_where_its_segment_is_as_it_was() {
+    fn a_removed_record_is_restored_if_its_segment_is_unchanged() {
         for generation in [3, 4] {
             let device = device();
             let mut contents = open(Phase::Running, &device);

@@ -1,7 +1,7 @@
-//! The device: where things lie on it and in memory, the jobs in flight on it, and whether it takes writes.
+//! Device of a tier: its layout and that of the staging area, the jobs in flight on it, and whether it takes writes.
 //!
-//! The lowest component: everything that reads or writes the device gets it as an argument. A job's
-//! [`Owner`] says what it was for; the shell dispatches on that.
+//! This is the lowest component: all code that reads or writes the device gets it as an argument. A job's [`Owner`]
+//! states its purpose; the shell dispatches its completion accordingly.
 
 mod jobs;
 
@@ -13,7 +13,7 @@ use crate::ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
 use crate::types::errors::{OpenError, Reason};
 use jobs::Jobs;
 
-/// Headers that are read, or made blank, at a time.
+/// Segment headers that are read, or zeroed, at a time.
 pub(crate) const HEADER_PLACES: u32 = 16;
 
 /// The device of a tier.
@@ -21,14 +21,14 @@ pub(crate) const HEADER_PLACES: u32 = 16;
 pub(crate) struct Device {
     config: TierConfig,
     layout: Layout,
-    /// 0 until it is known.
+    /// Uuid of the device; 0 until it is known.
     uuid: u128,
     jobs: Jobs,
     degraded: Option<Reason>,
 }
 
 impl Device {
-    /// A device about which nothing is known but its limits, which are valid.
+    /// Creates a device with valid limits; nothing else is known of it.
     pub(crate) fn new(config: TierConfig) -> Self {
         let jobs = Layout::reads_most(&config) + config.groups + config.scan_buffers + 2 * HEADER_PLACES + 12;
         Self {
@@ -44,7 +44,7 @@ impl Device {
         &self.config
     }
 
-    /// Where the parts of the staging area are.
+    /// Returns the layout of the staging area.
     pub(crate) const fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -53,12 +53,12 @@ impl Device {
         self.uuid
     }
 
-    /// Whose device it is, is known from now on.
+    /// Sets the uuid of the device.
     pub(crate) const fn identify(&mut self, uuid: u128) {
         self.uuid = uuid;
     }
 
-    /// Why no writes are taken, if so.
+    /// Returns the reason why no writes are taken, if there is one.
     pub(crate) const fn degraded(&self) -> Option<Reason> {
         self.degraded
     }
@@ -71,17 +71,17 @@ impl Device {
         matches!(self.degraded, Some(Reason::Gone))
     }
 
-    /// Whether records can be read from it: it is neither gone nor refused.
+    /// Returns true if records can be read: the device is neither gone nor refused.
     pub(crate) const fn is_readable(&self) -> bool {
         !matches!(self.degraded, Some(Reason::Gone | Reason::Refused(_)))
     }
 
-    /// Whether it is blank and stays so.
+    /// Returns true if the device is blank and stays so.
     pub(crate) fn is_blank(&self) -> bool {
         self.degraded == Some(Reason::Refused(OpenError::Unwritable))
     }
 
-    /// Takes no writes from now on; false where that, or something worse, was so before.
+    /// Stops all writes; returns false if the device had this or a worse reason before.
     pub(crate) fn degrade(&mut self, reason: Reason) -> bool {
         let is_worse = self.degraded.is_none() || reason == Reason::Gone && self.degraded != Some(Reason::Gone);
         if is_worse {
@@ -90,7 +90,7 @@ impl Device {
         is_worse
     }
 
-    /// It is not taken.
+    /// Refuses the device.
     pub(crate) const fn refuse(&mut self, error: OpenError) {
         self.degraded = Some(Reason::Refused(error));
     }
@@ -99,27 +99,27 @@ impl Device {
         self.config.block_bytes as u64
     }
 
-    /// The segment that has this place of the device.
+    /// Returns the segment that contains this offset of the device.
     pub(crate) fn segment_of(&self, offset: u64) -> u32 {
         ((offset - FIRST_SEGMENT_OFFSET) / self.config.segment_bytes) as u32
     }
 
-    /// Where a segment begins.
+    /// Returns the offset of a segment.
     pub(crate) const fn segment_at(&self, segment: u32) -> u64 {
         FIRST_SEGMENT_OFFSET + segment as u64 * self.config.segment_bytes
     }
 
-    /// Where a page of a segment's footer is.
+    /// Returns the offset of a page of a segment's footer.
     pub(crate) const fn page_at(&self, segment: u32, page: u32) -> u64 {
         self.segment_at(segment + 1) - (page as u64 + 1) * self.config.footer_page_bytes as u64
     }
 
-    /// Bytes that a record of this shape takes.
+    /// Returns the bytes of a record of this shape.
     pub(crate) const fn record_bytes(&self, shape: Shape) -> u64 {
         shape.record_bytes(self.config.chunk_bytes, self.config.block_bytes)
     }
 
-    /// How many headers are read at a time, each into a block of the scan area.
+    /// Returns the number of headers that are read at a time, each into a block of the scan area.
     pub(crate) fn header_places(&self) -> u32 {
         let area = u64::from(self.config.scan_bytes) * u64::from(self.config.scan_buffers);
         u64::from(HEADER_PLACES).min(area / self.block()) as u32
@@ -133,7 +133,7 @@ impl Device {
         self.submit_write(owner, offset, pieces, false);
     }
 
-    /// Writes what is to be durable when the write is complete.
+    /// Writes data that must be durable when the write completes.
     pub(crate) fn write_durably(&mut self, owner: Owner, offset: u64, pieces: Pieces) {
         self.submit_write(owner, offset, pieces, true);
     }
@@ -148,22 +148,22 @@ impl Device {
         self.jobs.submit(Job { owner: Owner::Flush, action, offset: 0, pieces, priority });
     }
 
-    /// The next operation for the host.
+    /// Returns the next operation for the host.
     pub(crate) fn next_op(&mut self) -> Option<BlockOp> {
         self.jobs.next()
     }
 
-    /// An operation is over; the owner of its job when that is over with it.
+    /// Completes an operation; returns the owner of its job if the job is complete with it.
     pub(crate) fn complete(&mut self, id: OpId, result: Result<u32, Fault>) -> Option<(Owner, Result<(), Fault>)> {
         self.jobs.complete(id, result)
     }
 
-    /// Completions nobody waited for.
+    /// Returns the number of completions of unknown operations.
     pub(crate) const fn stale_completions(&self) -> u64 {
         self.jobs.stale()
     }
 
-    /// Whether no job is in flight.
+    /// Returns true if no job is in flight.
     pub(crate) const fn is_idle(&self) -> bool {
         self.jobs.is_idle()
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_worse_than_what_takes_no_writes_and_nothing_is_better_again() {
+    fn a_degraded_device_stays_degraded_and_a_gone_one_is_worse() {
         let mut device = device();
         assert!(device.is_writable() && device.is_readable());
         assert!(device.degrade(Reason::NoSpace));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn every_place_of_a_segment_is_in_it_and_its_footer_ends_it() {
+    fn offsets_map_to_their_segments_and_footers_end_them() {
         let device = device();
         let config = device.config();
         for segment in [0, 1, config.segments - 1] {

@@ -1,11 +1,12 @@
-//! What stands on the device: superblock, segment header, record, footer page. Fixed layout, little-endian.
+//! On-disk format: superblock, segment header, record, footer page. Fixed layout, little-endian.
 //!
-//! Every structure begins with a magic number and the format version and carries a CRC-32C. Those of segments, records
-//! and footers are seeded with the device's uuid, and each says where it belongs: content of an earlier incarnation of
-//! the device, of another device, or payload that imitates a record is not taken for ours. Payloads carry CRC-64/NVME,
-//! one for each chunk. The byte tables stand in docs/tier.md; golden bytes in the tests hold them still.
+//! Every structure begins with a magic number and the format version and carries a CRC-32C. The CRCs of segments,
+//! records and footers are seeded with the device's uuid, and each structure states its location: content of an earlier
+//! formatting of the device, of another device, or payload that imitates a record is not mistaken for this device's.
+//! Payloads carry CRC-64/NVME, one for each chunk. The byte tables are in docs/tier.md; golden bytes in the tests pin
+//! them.
 //!
-//! Not here: when anything is written, or what follows from what is read.
+//! Not here: when anything is written, and how what was read is used.
 
 mod footer;
 mod ownership;
@@ -23,27 +24,27 @@ use core::fmt;
 
 use kvplane_proto::checksum::frame_checksum;
 
-/// The format that this code reads and writes.
+/// Format version that this code reads and writes.
 pub const FORMAT_VERSION: u16 = 2;
-/// Records begin at multiples of this.
+/// Alignment of records.
 pub const UNIT_BYTES: u64 = 64;
-/// Where the two copies of the superblock are.
+/// Offsets of the two copies of the superblock.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32_768];
 /// Bytes that are written and read of each copy: whole blocks of any device.
 pub const SUPERBLOCK_IO_BYTES: u32 = 4_096;
-/// Where the first segment begins.
+/// Offset of the first segment.
 pub const FIRST_SEGMENT_OFFSET: u64 = 65_536;
 
-/// Why bytes are not the structure that was expected.
+/// Reason why bytes are not the expected structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
-    /// No magic number: never written, or something else.
+    /// No magic number: never written, or other data.
     Absent,
     /// Another format version.
     Version(u16),
-    /// The checksum does not match: torn, flipped, or of another device.
+    /// The checksum does not match: torn, with flipped bits, or of another device.
     Checksum,
-    /// The checksum matches, the values are outside what the device was made for.
+    /// The checksum matches, but the values are outside the device's limits.
     Values,
 }
 
@@ -58,7 +59,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// A CRC-32C that begins with the device's uuid.
+/// Returns the CRC-32C of the device's uuid followed by `bytes`.
 pub(crate) fn seeded(uuid: u128, bytes: &[u8]) -> u32 {
     const MOST: usize = 128;
     let mut whole = [0; MOST + 16];
@@ -67,7 +68,8 @@ pub(crate) fn seeded(uuid: u128, bytes: &[u8]) -> u32 {
     frame_checksum(&whole[..16 + bytes.len()])
 }
 
-/// Checks magic and version, which stand first in everything but the superblock's order of checks.
+/// Checks the magic number and the version, which come first in every structure. Only the superblock checks its
+/// checksum before its version.
 pub(crate) fn check_start(bytes: &[u8], magic: [u8; 4]) -> Result<(), Flaw> {
     if bytes[..4] != magic {
         return Err(Flaw::Absent);

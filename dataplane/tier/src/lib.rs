@@ -1,23 +1,24 @@
-//! The SSD tier of a shard: a log of checked records over the segments of one device, its index, reclaim and recovery.
+//! SSD tier of a shard: a log of checksummed records over the segments of one device, with its index, reclaim and
+//! recovery.
 //!
 //! Pure and single-threaded: nothing here opens a device, reads a clock or touches memory by itself. The device is a
-//! range of bytes; the tier hands out block operations and hears how they ended. Memory is named by offsets and is
-//! reached through [`Memory`]. The layout and the promises stand in docs/tier.md.
+//! range of bytes; the tier hands out block operations, and the host reports their completions. Memory is named by
+//! offsets and is accessed through [`Memory`]. The layout and the guarantees are documented in docs/tier.md.
 //!
-//! What the host sees:
+//! Modules that the host uses:
 //! * [`tier`]: the shell: calls, completions and time go in, block operations and events come out.
-//! * [`types`]: what goes in and comes out, and why something fails.
+//! * [`types`]: calls, events and reports, and the reasons of failures.
 //! * [`config`]: sizes and limits; all memory follows from them.
-//! * [`memory`] and [`ops`]: what the host provides and carries out.
-//! * [`format`]: what stands on the device.
-//! * [`scrub`]: when records are checked.
+//! * [`memory`] and [`ops`]: memory that the host provides, and block operations that it carries out.
+//! * [`format`]: the on-disk format.
+//! * [`scrub`]: the schedule of background checks.
 //!
-//! The components, each above those that it uses:
-//! * `opening`, `recovery`, `reclaim`, `scrub`: whose device it is, what it has, which segment gives way, and what is
-//!   damaged.
-//! * `log`: records are appended, read and removed.
-//! * `contents`: which records count, and which segment each is in.
-//! * `device`: where things lie, and the operations in flight.
+//! Internal components, each above those that it uses:
+//! * `opening`, `recovery`, `reclaim`, `scrub`: identity of the device, its contents after a start, reclaim of
+//!   segments, and detection of damage.
+//! * `log`: appends, reads and removes records.
+//! * `contents`: which records are live, and the segment of each.
+//! * `device`: layout of the device, and the operations in flight.
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,14 @@
-//! The log of one device: records are appended, read and removed.
+//! Log of one device: appends, reads and removes records.
 //!
-//! * [`Contents`] says which records count; [`Writer`] appends, [`Reads`] reads and checks; [`Events`] go to the host.
-//! * A put is copied or lent into a *group* of records at the end of the log; groups are written as a whole, several at
-//!   a time, and flushed together when a call wants them durable.
-//! * The index knows a record from the moment it is appended. A get of what is not written yet waits for its group.
+//! * [`Contents`] determines which records are live; [`Writer`] appends, [`Reads`] reads and verifies; [`Events`] go to
+//!   the host.
+//! * A put's payload is copied into a *group* of records at the end of the log, or lent to it; groups are written as a
+//!   whole, several at a time, and flushed together when a call needs them durable.
+//! * A record is in the index from the moment it is appended. A get of a record that is not written yet waits for its
+//!   group.
 //!
-//! [`Log`] owns these components and joins them: a call needs several, and so does the end of a group. Opening,
-//! recovery, reclaim and scrubbing stand above it and get it as an argument; it knows nothing of them.
+//! [`Log`] owns these components and joins them: a call needs several, and so does the completion of a group. Opening,
+//! recovery, reclaim and scrubbing are layered above it and get it as an argument; it does not know them.
 
 mod calls;
 mod events;
@@ -39,23 +41,23 @@ use crate::slots::SlotId;
 use crate::types::errors::{OpenError, Reason};
 use crate::types::{Ack, Event};
 
-/// Calls taken and refused, and writes that failed, since the start.
+/// Counters of accepted and refused calls, and of failed writes, since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallCounts {
     pub(crate) puts: u64,
     pub(crate) put_bytes: u64,
-    /// Puts refused for want of room.
+    /// Puts refused because there was no room.
     pub(crate) put_refusals: u64,
-    /// Puts refused because the payload was not what its writer stated.
+    /// Puts refused because the payload did not match its writer's checksum.
     pub(crate) bad_payloads: u64,
     pub(crate) removes: u64,
-    /// Operations that the device could not write.
+    /// Operations that the device failed to write.
     pub(crate) write_faults: u64,
     /// Segments with write errors.
     pub(crate) bad_segments: u32,
 }
 
-/// See the module.
+/// Components of the log of one device.
 #[derive(Debug)]
 pub(crate) struct Log {
     pub(crate) device: Device,
@@ -85,12 +87,12 @@ impl Log {
         &self.counts
     }
 
-    /// Goes on with `barrier` after a flush that begins from now on.
+    /// Passes `barrier` after a flush that begins from now on.
     pub(crate) fn after_flush(&mut self, barrier: Barrier) {
         self.writer.flushes.after(barrier);
     }
 
-    /// The device is ours: what it has is known from now on as far as `phase` says.
+    /// Enters the first phase after the device was accepted.
     pub(crate) fn enter(&mut self, phase: Phase) {
         self.contents.enter(phase);
         let (uuid, incarnation) = (self.device.uuid(), self.contents.sequences.incarnation());
@@ -103,7 +105,7 @@ impl Log {
         self.events.push(Event::Refused(error));
     }
 
-    /// No more writes; false where that was so before. What waits for a write is the caller's.
+    /// Stops all writes; returns false if they were stopped before. The caller ends the waits for writes.
     pub(crate) fn degrade(&mut self, reason: Reason) -> bool {
         if !self.device.degrade(reason) {
             return false;
@@ -113,13 +115,13 @@ impl Log {
         true
     }
 
-    /// No footer is written any more.
+    /// Abandons all footers in progress and to come.
     pub(crate) fn abandon_seals(&mut self) {
         self.writer.seals.abandon(&mut self.contents.segments);
     }
 
-    /// What the writing side does by itself: groups, headers, footers, flushes. `more_copies`: whether reclaim reads
-    /// records that are to be appended with those of the open group.
+    /// Performs the periodic work of the writing side: groups, headers, footers, flushes. `more_copies`: reclaim is
+    /// reading records that are to be appended to the open group.
     pub(crate) fn work(&mut self, now_ns: u64, more_copies: bool, memory: &mut dyn Memory) {
         let Self { device, contents, writer, .. } = self;
         writer.group_work(now_ns, more_copies, device, contents, memory);
@@ -128,15 +130,16 @@ impl Log {
         writer.flushes.work(now_ns, device);
     }
 
-    /// When [`Self::work`] may have something to do without any input before.
+    /// Returns the time at which [`Self::work`] may have work without any input before.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let delay_ns = self.device.config().group_delay_ns;
         let group = self.writer.groups.open_since_ns().map(|since| since.saturating_add(delay_ns));
         [group, self.writer.flushes.due_ns(&self.device)].into_iter().flatten().min()
     }
 
-    /// A group is written, or was not: then the index loses its records. Its waiters are the caller's, who gives it
-    /// back to [`Self::leave_group`]; with the reason for which nothing may be written any more, if so.
+    /// Ends a group that was written or has failed; after a failure, its records are removed from the index. The caller
+    /// serves the group's waiters and gives it back to [`Self::leave_group`]. The reason is set if no more writes are
+    /// possible.
     pub(crate) fn end_group(
         &mut self,
         now_ns: u64,
@@ -156,14 +159,14 @@ impl Log {
         Some((group, reason))
     }
 
-    /// Nobody waits for a group any more that is over.
+    /// Releases a completed group whose waiters were served.
     pub(crate) fn leave_group(&mut self, group: EndedGroup) {
         self.writer.leave_group(group);
         self.reads.wake(&self.writer.groups, &mut self.device);
     }
 
-    /// A record is written, and durable with it or not: its call is acknowledged now or after a flush. The number of
-    /// the copy, if it is one.
+    /// Handles a record that was written, and is durable or not: its call is acknowledged now or after a flush. Returns
+    /// the number of the move if the record is a copy by reclaim.
     pub(crate) fn record_written(
         &mut self,
         waiter: Waiter,
@@ -190,12 +193,13 @@ impl Log {
         None
     }
 
-    /// A call has what it waited for, or has failed.
+    /// Acknowledges a call, or reports its failure.
     pub(crate) fn acknowledge(&mut self, waiter: Waiter, result: Result<(), Fault>) {
         if let Waiter::Remove { token, .. } = waiter
             && let Some(digest) = self.contents.strikes.end(token, result.is_ok())
         {
-            // What it was to strike out is in the tier again, unless that was put again, removed or given up meanwhile.
+            // The object that the tombstone was to remove is live again, unless it was put again, removed or given up
+            // meanwhile.
             self.contents.give_back(digest, &self.device);
         }
         self.events.push(match (waiter, result) {
@@ -207,7 +211,7 @@ impl Log {
         });
     }
 
-    /// Reclaim gives up a record.
+    /// Evicts a record for reclaim, and reports it.
     pub(crate) fn evict(&mut self, entry: &Entry) {
         if self.contents.evict(entry, &self.device) {
             let (digest, pinned) = (entry.digest(), entry.is_pinned());
@@ -215,8 +219,9 @@ impl Log {
         }
     }
 
-    /// A write to a segment failed: it takes no more, and too many such segments, or a device that takes nothing, end
-    /// all writing, for the reason that is returned. `group`: the one that was lost, if it was one.
+    /// Handles a failed write to a segment, which takes no more records. Returns the reason for stopping all writes if
+    /// too many segments have failed, or if the device takes no writes. `group`: the group whose write failed, if it
+    /// was a group.
     fn write_failed(
         &mut self,
         segment: u32,
@@ -241,7 +246,7 @@ impl Log {
         }
     }
 
-    /// The index loses the records of a group that was not written.
+    /// Removes the records of a group that was not written from the index.
     fn lose_records(&mut self, group: &EndedGroup) {
         let Some(entries) = self.writer.entries_of(group.segment) else { return self.contents.untracked.note_all() };
         let lost = entries.iter().filter(|entry| group.sequences.contains(&entry.sequence));
@@ -250,7 +255,8 @@ impl Log {
         }
     }
 
-    /// The header of a segment is written, or was not; why nothing may be written any more, if so.
+    /// Handles a segment header that was written or has failed; returns the reason for stopping all writes, if there is
+    /// one.
     pub(crate) fn header_written(
         &mut self,
         segment: u32,
@@ -274,12 +280,12 @@ impl Log {
         }
     }
 
-    /// The header of a segment is durable, or will not be.
+    /// Handles a segment header that is durable, or never will be.
     pub(crate) fn header_durable(&mut self, segment: u32, result: Result<(), Fault>) {
         let Contents { segments, generations, untracked, .. } = &mut self.contents;
         generations.prepared(result.is_ok());
         if result.is_err() {
-            // What the segment held before counts no more, and what its header says now is unknown.
+            // The former records of the segment are no longer live, and what its header states now is unknown.
             untracked.note_fault();
             segments.discard(segment);
             return;
@@ -289,20 +295,21 @@ impl Log {
         segments.prepared(segment);
     }
 
-    /// A page of a footer is written, or was not; why nothing may be written any more, if so.
+    /// Handles a page of a footer that was written or has failed; returns the reason for stopping all writes, if there
+    /// is one.
     pub(crate) fn page_written(&mut self, result: Result<(), Fault>, memory: &mut dyn Memory) -> Option<Reason> {
         let failed = self.writer.page_written(result, &self.device, &mut self.contents)?;
         self.write_failed(failed, None, result.err()?, memory)
     }
 
-    /// The footer of a segment that was scanned is durable: what it does not list does not count.
+    /// Handles the durable footer of a scanned segment: records that it does not list are not live.
     pub(crate) fn footer_durable(&mut self, segment: u32, result: Result<(), Fault>) {
         if result.is_ok() {
             self.contents.untracked.settled(segment);
         }
     }
 
-    /// A flush is over; the barriers that it covers, to be given back to [`Flushes`](flushes::Flushes::recycle).
+    /// Ends a flush; returns the barriers that it covers, to be given back to [`Flushes`](flushes::Flushes::recycle).
     pub(crate) fn end_flush(&mut self, result: Result<(), Fault>) -> Vec<Barrier> {
         let covered = self.writer.flushes.end(result.is_ok());
         if result.is_ok() {
@@ -311,7 +318,7 @@ impl Log {
         covered
     }
 
-    /// Makes sure that the open group takes a record; `use_reserve`: from the last free segment, too.
+    /// Makes room for a record in the open group. `use_reserve`: the last free segment may be used.
     pub(crate) fn make_room(
         &mut self,
         now_ns: u64,
@@ -322,19 +329,19 @@ impl Log {
         self.writer.make_room(now_ns, need, use_reserve, &mut self.device, &mut self.contents, memory)
     }
 
-    /// Begins a read for which a place is free.
+    /// Begins a read, for which a slot is free.
     pub(crate) fn begin_read(&mut self, read: ReadJob) {
         let is_unwritten = self.writer.groups.hasten(read.offset());
         self.reads.begin(read, !is_unwritten, &mut self.device, &mut self.contents.segments);
     }
 
-    /// The record of a read that is over is not wanted any more.
+    /// Ends a read whose record is no longer needed, and frees its slot.
     pub(crate) fn end_read(&mut self, slot: SlotId) {
         self.reads.end(slot, &self.device, &mut self.contents.segments);
     }
 
-    /// A read is over: gets are answered; reads for reclaim or the scrubber are the caller's, and those for reclaim
-    /// keep their place until it ends them.
+    /// Handles a completed read: gets are answered; reads for reclaim or the scrubber are returned to the caller, and
+    /// those for reclaim keep their slot until it ends them.
     pub(crate) fn read_done(
         &mut self,
         slot: SlotId,
@@ -367,13 +374,13 @@ impl Log {
         None
     }
 
-    /// Whether nothing is in flight: no operation, no unwritten record, nothing unsynced that is waited for.
+    /// Returns true if nothing is in flight: no operation, no unwritten record, no flush that a call waits for.
     pub(crate) fn is_idle(&self) -> bool {
         let calls = self.reads.is_empty() && self.events.is_empty();
         self.device.is_idle() && self.writer.is_idle() && !self.contents.generations.is_preparing() && calls
     }
 
-    /// Asserts every invariant. Walks everything.
+    /// Asserts every invariant. Walks the whole index.
     pub(crate) fn check(&self) {
         self.contents.check(&self.device);
         self.writer.check();

@@ -1,9 +1,10 @@
-//! Opening: whose device is it? Superblocks are read, checked, and written anew with this incarnation's number.
+//! Opening of a device: superblocks are read, verified against the expected identity, and rewritten with the number of
+//! this incarnation.
 //!
-//! A device without superblocks is formatted when the options say so and it is blank (`blank.rs`). Then every segment's
-//! header is made blank, durably, before the first superblock is written. Only zeros are written till then, so a format
-//! that was cut short leaves a blank device, or one that is ours. Each of the two copies of the superblock is durable
-//! before the other is touched.
+//! A device without superblocks is formatted if the options allow it and the device is blank (`blank.rs`). Then the
+//! headers of all segments are zeroed, durably, before the first superblock is written. Only zeros are written till
+//! then, so an interrupted format leaves a device that is blank, or has a valid superblock. Each of the two copies of
+//! the superblock is durable before the other is touched.
 
 mod blank;
 mod notes;
@@ -24,35 +25,35 @@ use crate::types::OpenOptions;
 use crate::types::errors::OpenError;
 use blank::BlankCheck;
 
-/// How far it has come.
+/// Progress of opening.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Both copies of the superblock, and of the note of owned slots, are being read.
+    /// Both copies of the superblock, and of the ownership note, are being read.
     Superblocks { left: u8 },
-    /// Without superblocks: is the device blank?
+    /// There are no superblocks: the device is checked to be blank.
     Checking,
-    /// Segments are made blank.
+    /// Segment headers are being zeroed.
     Blanking { next: u32, left: u32 },
-    /// What was made blank is being made durable.
+    /// The zeroed headers are being made durable.
     Blanked,
-    /// A copy of the superblock is written; `copies` more follow.
+    /// A copy of the superblock is being written; `copies` more follow.
     Claiming { copy: usize, copies: u8, formatted: bool },
-    /// The device is ours, or refused.
+    /// The device is open, or was refused.
     Over,
 }
 
-/// See the module.
+/// Opening of a device.
 #[derive(Debug)]
 pub(crate) struct Opening {
     options: OpenOptions,
-    /// What was found; nothing where it could not be read.
+    /// Contents of both superblock locations; `None` if unreadable.
     superblocks: [Option<SuperblockFound>; 2],
     step: Step,
     blank: BlankCheck,
 }
 
 impl Opening {
-    /// Begins to read the superblocks; the notes are being read too.
+    /// Begins to read the superblocks; [`Notes`] reads the notes meanwhile.
     pub(crate) fn begin(options: OpenOptions, device: &mut Device) -> Self {
         for copy in 0..2u8 {
             let (at, span) = (usize::from(copy), superblock_span(copy.into(), device));
@@ -62,7 +63,7 @@ impl Opening {
         Self { options, superblocks: [None; 2], step, blank: BlankCheck::default() }
     }
 
-    /// A copy of the superblock is read.
+    /// Handles a copy of the superblock that was read.
     pub(crate) fn superblock_read(
         &mut self,
         copy: u8,
@@ -80,7 +81,7 @@ impl Opening {
         self.one_read(notes, log, memory);
     }
 
-    /// One of the superblocks or notes is read; with the last it is known whose device it is.
+    /// Counts a superblock or note that was read; after the last, the device is accepted or refused.
     pub(crate) fn one_read(&mut self, notes: &mut Notes, log: &mut Log, memory: &mut dyn Memory) {
         let Step::Superblocks { left } = &mut self.step else { return };
         *left -= 1;
@@ -103,7 +104,8 @@ impl Opening {
         log.refuse(error);
     }
 
-    /// Finds the superblock that counts and checks that it is ours: the device's uuid, and which incarnation this is.
+    /// Finds the newest superblock and verifies the identity; returns the device's uuid, and the number of this
+    /// incarnation.
     fn choose(&self, config: &TierConfig) -> Result<(u128, u64), OpenError> {
         let found = self.superblocks;
         let ours = found.iter().filter_map(|found| match found {
@@ -114,7 +116,7 @@ impl Opening {
             Some(SuperblockFound::OtherVersion(version)) => Some(*version),
             _ => None,
         });
-        // A whole superblock of another version was written by another program, which may have changed anything.
+        // A valid superblock of another version was written by another program, which may have changed anything.
         if let Some(found) = other {
             return Err(OpenError::OtherVersion { found, known: FORMAT_VERSION });
         }
@@ -167,7 +169,7 @@ impl Opening {
             Some(SuperblockFound::Ours(superblock)) => superblock.generation,
             _ => 0,
         };
-        // The copy that counts stays as it is until the other one is durable.
+        // The newest copy stays untouched until the other one is durable.
         let copy = usize::from(generation(0) > generation(1));
         self.claim(copy, 1, false, log, memory);
     }
@@ -194,8 +196,8 @@ impl Opening {
         log.device.write(Owner::SuperblockWrite, SUPERBLOCK_OFFSETS[copy], Pieces::of(&[span]));
     }
 
-    /// What was written of superblocks or blank segments is durable, or the device takes no writes: then what is on it
-    /// can still be read. Whether recovery is to begin.
+    /// Handles superblocks or zeroed headers that are durable, or a device that takes no writes, which can still be
+    /// read. Returns true if recovery begins now.
     pub(crate) fn durable(&mut self, result: Result<(), Fault>, log: &mut Log, memory: &mut dyn Memory) -> bool {
         match self.step {
             Step::Blanked if result.is_ok() => self.claim(0, 1, true, log, memory),
@@ -223,7 +225,7 @@ impl Opening {
         log.enter(Phase::Running);
     }
 
-    /// A part of a device without superblocks is read.
+    /// Handles a part of a device without superblocks that was read.
     pub(crate) fn looked_at(&mut self, place: u32, result: Result<(), Fault>, log: &mut Log, memory: &mut dyn Memory) {
         if self.step != Step::Checking {
             return;
@@ -243,7 +245,7 @@ impl Opening {
         (0..first).for_each(|segment| make_blank(segment, device));
     }
 
-    /// A segment is made blank, or was not: then the device takes no writes.
+    /// Handles a zeroed segment header, or the failure of its write, after which the device takes no writes.
     pub(crate) fn blanked(&mut self, log: &mut Log) {
         let Step::Blanking { next, left } = &mut self.step else { return };
         *left -= 1;

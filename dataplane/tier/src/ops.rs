@@ -1,59 +1,59 @@
-//! Block operations: what the host carries out on the device, and how they end.
+//! Block operations that the host carries out on the device, and their results.
 
 use crate::memory::Span;
 use crate::slots::SlotId;
 
-/// The most pieces of memory of one operation.
+/// Most pieces of memory of one operation.
 pub const MAX_PIECES: usize = 12;
-/// How many priorities there are.
+/// Number of priorities.
 pub const PRIORITIES: usize = 4;
 
-/// Whom an operation serves, most urgent first.
+/// Priority of an operation, most urgent first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Priority {
-    /// Somebody waits for an object.
+    /// A read for a get.
     Get,
-    /// Records, footers, flushes.
+    /// Writes of records and footers, and flushes.
     Commit,
-    /// An object that a get may soon want.
+    /// A read of an object that a get may soon need.
     Prefetch,
     /// Reclaim, recovery, scrubbing.
     Background,
 }
 
 impl Priority {
-    /// Every priority, most urgent first.
+    /// All priorities, most urgent first.
     pub const ALL: [Self; PRIORITIES] = [Self::Get, Self::Commit, Self::Prefetch, Self::Background];
 }
 
-/// What to do.
+/// Action of a block operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Device to memory.
+    /// Reads from the device into memory.
     Read,
-    /// Memory to device. With `durable` it is complete only when it would survive a power failure.
+    /// Writes from memory to the device. With `durable` it is complete only once it would survive a power failure.
     Write {
         /// Force unit access, or a write with `RWF_DSYNC`.
         durable: bool,
     },
-    /// Every write that was complete before this was given out survives a power failure.
+    /// Makes every write that was complete before the flush was submitted survive a power failure.
     Flush,
 }
 
-/// Names one operation; its completion says it.
+/// Identifier of an operation; its completion carries it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpId {
     pub(crate) slot: SlotId,
 }
 
 impl OpId {
-    /// The id as one word, for completion tokens.
+    /// Returns the id as one word, for completion tokens.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         (self.slot.generation as u64) << 32 | self.slot.index as u64
     }
 
-    /// The inverse of [`Self::to_bits`]; every word is a well-formed (perhaps stale) id.
+    /// Returns the id of a word: the inverse of [`Self::to_bits`]. Every word is a well-formed (perhaps stale) id.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self { slot: SlotId { index: bits as u32, generation: (bits >> 32) as u32 } }
@@ -68,7 +68,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// The pieces.
+    /// Returns the pieces.
     #[must_use]
     pub fn as_slice(&self) -> &[Span] {
         &self.spans[..self.len as usize]
@@ -80,7 +80,7 @@ impl Pieces {
         pieces
     }
 
-    /// Adds a piece; one that continues the last is merged with it.
+    /// Adds a piece; merges it with the last piece if it continues that.
     pub(crate) fn push(&mut self, span: Span) {
         if span.bytes == 0 {
             return;
@@ -104,7 +104,7 @@ impl Pieces {
         self.as_slice().iter().map(|span| u64::from(span.bytes)).sum()
     }
 
-    /// `bytes` of them, from `at` on.
+    /// Returns the part of `bytes` from `at` on.
     pub(crate) fn part(&self, mut at: u64, bytes: u64) -> Self {
         let (mut part, mut left) = (Self::default(), bytes);
         for span in self.as_slice() {
@@ -124,27 +124,26 @@ impl core::fmt::Debug for Pieces {
     }
 }
 
-/// One operation on the device.
+/// Operation on the device.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, Debug)]
 pub struct BlockOp {
-    /// Its completion says this.
+    /// Identifier that its completion carries.
     pub id: OpId,
-    /// What to do.
     pub action: Action,
-    /// Where on the device, in bytes: a multiple of the block. 0 for a flush.
+    /// Offset on the device, in bytes: a multiple of the block. 0 for a flush.
     pub offset: u64,
-    /// How many bytes: a multiple of the block, the sum of the pieces. 0 for a flush.
+    /// Bytes to transfer: a multiple of the block, the sum of the pieces. 0 for a flush.
     pub bytes: u32,
-    /// From where, or whereto, in order.
+    /// Memory to write from or read into, in order.
     pub pieces: Pieces,
-    /// Whom it serves.
     pub priority: Priority,
 }
 
-/// Why an operation failed.
+/// Reason why an operation failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The device could not (EIO, a medium or transport error), or moved fewer bytes than asked.
+    /// The device failed (EIO, a medium or transport error), or moved fewer bytes than requested.
     Io,
     /// No space on the device (ENOSPC, EDQUOT).
     NoSpace,

@@ -1,10 +1,12 @@
-//! Reclaim: the segment that was filled first gives way. What is hot or pinned is appended once more, the rest goes.
+//! Reclaim: frees the segment that was filled first. Hot and pinned records are rewritten at the end of the log, the
+//! others are evicted.
 //!
-//! The segment's footer says what is in it, the index says what of that still counts, the policy says what stays. The
-//! segment is free when the copies are durable and nobody reads from it. It has no footer: everything in it goes.
+//! The segment's footer lists its records, the index determines which of them are live, the policy decides which are
+//! rewritten. The segment is free once the copies are durable and no read of it is in flight. If it has no footer, all
+//! its records are evicted.
 //!
-//! A record that stays is read into the area for copies, checked, and appended like any other. A turn of reclaim takes
-//! less of the log than it gives back, whatever the records are: what does not fit goes.
+//! A record that stays is read into the copy area, verified, and appended like any other. A turn of reclaim takes less
+//! of the log than it frees, whatever the records are: records that do not fit are evicted.
 
 mod moves;
 mod policy;
@@ -27,62 +29,62 @@ use policy::{Candidate, ReclaimPolicy, Verdict};
 enum Stage {
     /// A window of the footer is being read.
     Reading,
-    /// The entries of a window are gone through; the next one is at (page, entry).
+    /// The entries of a window are being processed; the next one is at (page, entry).
     Listing(u32, u32),
-    /// All is listed; copies are in flight.
+    /// All entries are processed; copies are in flight.
     Copying,
-    /// A flush is waited for.
+    /// Waits for a flush.
     Flushing,
-    /// Readers are waited for.
+    /// Waits for reads of the segment.
     Draining,
 }
 
-/// The segment that is reclaimed.
+/// Segment being reclaimed.
 #[derive(Debug)]
 struct Victim {
     segment: u32,
     window: FooterWindow,
     stage: Stage,
     budget_bytes: u64,
-    /// How many more records of it may be written again.
+    /// Records of the segment that may still be rewritten.
     budget_records: u32,
-    /// What its copies took of the log, as [`crate::log::Writer::log_taken`] counts.
+    /// Bytes that its copies took of the log, as [`crate::log::Writer::log_taken`] counts.
     taken: u64,
 }
 
 impl Victim {
-    /// Whether another copy may take so much, of a segment that gives back `room`. A turn leaves a 16th of that, so
-    /// reclaim ends, with however much padding; what is hot leaves a quarter, so that what is pinned finds the rest.
+    /// Returns true if another copy may take `cost`, of a segment that frees `room`. A turn leaves a 16th of that, so
+    /// that reclaim makes progress whatever the padding; hot records leave a quarter, so that pinned ones find the
+    /// rest.
     const fn allows(&self, cost: u64, pinned: bool, room: u64) -> bool {
         let most = if pinned { room - room.div_ceil(16) } else { room - room.div_ceil(4) };
         self.taken + cost <= most
     }
 }
 
-/// What was reclaimed, since the start.
+/// Counters of reclaim, since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReclaimCounts {
-    /// Segments.
     pub(crate) reclaims: u64,
-    /// Records written again.
+    /// Records rewritten.
     pub(crate) reinserted: u64,
     /// Bytes of their payloads.
     pub(crate) reinserted_bytes: u64,
 }
 
-/// See the module.
+/// Reclaim of segments.
 #[derive(Debug)]
 pub(crate) struct Reclaim {
     policy: ReclaimPolicy,
     victim: Option<Victim>,
     moves: Moves,
-    /// The first move when listing had to wait for one to be over.
+    /// Number of the first move when processing paused for room.
     waits_for: Option<u64>,
-    /// So many segments are to be free, because a caller wants it,
+    /// Number of free segments that a caller requested,
     wanted_free: u32,
-    /// within so many turns.
+    /// and the turns left to reach it.
     turns_left: u32,
-    /// The page of the footer at hand.
+    /// Buffer for the current page of the footer.
     page: Vec<u8>,
     counts: ReclaimCounts,
 }
@@ -106,20 +108,20 @@ impl Reclaim {
         &self.counts
     }
 
-    /// Whether a segment is being reclaimed.
+    /// Returns true if a segment is being reclaimed.
     pub(crate) const fn is_active(&self) -> bool {
         self.victim.is_some()
     }
 
-    /// Whether records are being read that are to be appended with those of the open group.
+    /// Returns true if records are being read that are to be appended to the open group.
     pub(crate) fn is_reading(&self) -> bool {
         self.moves.is_reading()
     }
 
-    /// See [`crate::Tier::reclaim_until`].
+    /// Requests free segments; see [`crate::Tier::reclaim_until`].
     pub(crate) fn want_free(&mut self, free_segments: u32, config: &TierConfig) {
         self.wanted_free = free_segments.min(config.segments / 2);
-        // Twice round: what was hot the first time is not the second.
+        // Twice round the device: records that were hot the first time are not the second.
         self.turns_left = 2 * config.segments;
     }
 
@@ -127,7 +129,7 @@ impl Reclaim {
         self.wanted_free
     }
 
-    /// No more writes: nobody waits for room any more.
+    /// Cancels the request for free segments, as no more writes are possible.
     pub(crate) const fn give_up(&mut self) {
         self.wanted_free = 0;
     }
@@ -141,7 +143,8 @@ impl Reclaim {
             return;
         }
         self.append_copies(now_ns, log, memory);
-        // As far as it goes without the device: when it stops, something is in flight that calls for the next turn.
+        // Steps run until the next one depends on the device: then an operation is in flight whose completion calls
+        // this again.
         loop {
             let before = self.progress();
             self.step(log, memory);
@@ -164,7 +167,7 @@ impl Reclaim {
         }
     }
 
-    /// Whether a move is over since listing had to wait, and events have room.
+    /// Returns true if events have room, and a move has ended since processing paused.
     fn may_list(&self, log: &Log) -> bool {
         self.waits_for != Some(self.moves.first()) && !log.events.is_clogged()
     }
@@ -175,7 +178,7 @@ impl Reclaim {
         }
     }
 
-    /// The oldest segment gives way when few are free, or the index is nearly full.
+    /// Picks the oldest segment if few are free, or the index is nearly full.
     fn choose_victim(&mut self, log: &mut Log, memory: &mut dyn Memory) {
         let Log { device, contents, writer, .. } = log;
         let config = device.config();
@@ -195,7 +198,7 @@ impl Reclaim {
         };
         let state = contents.segments[segment].state;
         if crowded && state == SegmentState::Open && writer.may_seal() {
-            // All that the index has is in here, and nothing more would come to fill it.
+            // All live records are in the open segment, and no more puts would come to fill it.
             return writer.leave_segment(device, contents, memory);
         }
         let is_written = contents.segments[segment].groups == 0;
@@ -204,7 +207,7 @@ impl Reclaim {
         }
         contents.segments.reclaim_oldest();
         self.turns_left = self.turns_left.saturating_sub(1);
-        // However short the records are, and however hot: each turn makes room in a full index, and in full footers.
+        // Each turn makes room in a full index, and in full footers, however short or hot the records are.
         let listed = Layout::entries_most(config);
         let most = u64::from(if crowded { contents.segments[segment].live_records } else { listed });
         let budget_records = (most * u64::from(config.reinsert_percent) / 100) as u32;
@@ -218,7 +221,7 @@ impl Reclaim {
         window.read(Owner::Victim, &mut log.device);
     }
 
-    /// A window of the victim's footer is read.
+    /// Handles a window of the victim's footer that was read.
     pub(crate) fn victim_filled(&mut self, result: Result<(), Fault>, log: &mut Log) {
         let Some(victim) = &mut self.victim else { return };
         victim.stage = Stage::Listing(victim.window.first(), 0);
@@ -228,7 +231,8 @@ impl Reclaim {
         }
     }
 
-    /// Without a footer nobody knows what is in the segment but the index: it loses all of it.
+    /// Evicts all records of a victim without a readable footer: the index drops them, and an event reports how many
+    /// they were.
     fn drop_victim(&mut self, log: &mut Log) {
         let Some(victim) = &self.victim else { return };
         let dropped = log.contents.forget_segment(victim.segment, &log.device);
@@ -238,7 +242,7 @@ impl Reclaim {
         self.set_stage(Stage::Copying);
     }
 
-    /// Goes through a window of the footer, as far as moves and events have room.
+    /// Processes a window of the footer, as far as moves and events have room.
     fn list(&mut self, mut page: u32, mut from: u32, log: &mut Log, memory: &dyn Memory) {
         loop {
             let Some(Victim { segment, mut window, .. }) = self.victim else { return };
@@ -274,7 +278,7 @@ impl Reclaim {
         }
     }
 
-    /// Decides on one record; false when it has to wait.
+    /// Decides on one record; returns false if that has to wait.
     fn consider(&mut self, segment: u32, listed: &FooterEntry, log: &mut Log) -> bool {
         let offset = log.device.segment_at(segment) + u64::from(listed.unit) * UNIT_BYTES;
         let Some(entry) = log.contents.index.find(listed.digest).copied() else { return true };
@@ -300,7 +304,7 @@ impl Reclaim {
         true
     }
 
-    /// Begins to copy a record; false when there is no room for it until another one is over.
+    /// Begins to copy a record; returns false if there is no room for it until another copy ends.
     fn begin_copy(&mut self, entry: Entry, log: &mut Log) -> bool {
         let Some(number) = self.moves.begin(entry) else { return false };
         let Some(moved) = self.moves.get(number) else { return false };
@@ -309,7 +313,7 @@ impl Reclaim {
         true
     }
 
-    /// A record that is to stay has been read, or not.
+    /// Handles a record to be copied that was read, or could not be.
     pub(crate) fn record_read(&mut self, read: &EndedRead, log: &mut Log) {
         let Purpose::Move(number) = read.purpose else { return };
         let state = if read.verified.is_ok() { MoveState::Ready(read.slot) } else { MoveState::Over };
@@ -328,7 +332,7 @@ impl Reclaim {
         self.moves.drop_over();
     }
 
-    /// Appends what was read, in order, as far as there is room.
+    /// Appends the records that were read, in order, until there is no more room.
     fn append_copies(&mut self, now_ns: u64, log: &mut Log, memory: &mut dyn Memory) {
         for number in self.moves.numbers() {
             let Some(moved) = self.moves.get(number).copied() else { continue };
@@ -348,7 +352,7 @@ impl Reclaim {
         self.moves.drop_over();
     }
 
-    /// Appends a record, or gives it up; `None` when it has to wait for room.
+    /// Appends a record, or evicts it; returns `None` if it has to wait for room.
     fn place_copy(
         &mut self,
         now_ns: u64,
@@ -380,8 +384,7 @@ impl Reclaim {
         }
     }
 
-    /// Appends a record for which room was made. It was hot or pinned a moment ago: pinned still counts as it is now,
-    /// hits begin anew.
+    /// Appends a record for which room was made. Whether it is pinned is taken as of now; its hits start at 0 again.
     fn append_copy(
         &mut self,
         number: u64,
@@ -403,7 +406,7 @@ impl Reclaim {
         self.counts.reinserted_bytes += u64::from(payload.bytes);
     }
 
-    /// The group of a record that is written again is over; what it lost, the index lost with it.
+    /// Handles the completion of a copy's group; if it failed, the index has lost its records.
     pub(crate) fn record_written(&mut self, number: u64, result: Result<(), Fault>, log: &mut Log) {
         let moved = self.moves.get_mut(number).map(|moved| {
             moved.state = MoveState::Over;
@@ -417,7 +420,7 @@ impl Reclaim {
         self.moves.drop_over();
     }
 
-    /// What was to stay is durable elsewhere, or will not be.
+    /// Handles the flush of the victim's copies.
     pub(crate) const fn victim_durable(&mut self, result: Result<(), Fault>) {
         if result.is_ok() {
             self.set_stage(Stage::Draining);
@@ -427,7 +430,7 @@ impl Reclaim {
     fn release_victim(&mut self, log: &mut Log) {
         let left = self.victim.as_ref().map_or(0, |victim| log.contents.segments[victim.segment].live_bytes);
         if left > 0 {
-            // The footer did not list what the index knows: the device gave us a wrong one.
+            // The footer did not list all records that the index knows: the device returned a wrong one.
             log.contents.count_harm(Miss::Damaged);
             self.drop_victim(log);
         }

@@ -1,12 +1,12 @@
-//! Recovery: segments are looked at from the newest to the oldest, several at a time, while calls are served.
+//! Recovery: reads segments from the newest to the oldest, several at a time, while calls are served.
 //!
-//! A segment is shown when it and everything newer is known, so that nothing that was removed or replaced is seen on
-//! the way. A record counts when no record of its digest with a greater sequence is known; calls of this incarnation
-//! have the greatest. Footers are believed where they are of the segment's generation, else the segment is scanned; a
+//! A segment becomes visible when it and everything newer is known, so that no removed or replaced object is served in
+//! between. A record is live if no record of its digest with a greater sequence is known; calls of this incarnation
+//! have the greatest sequences. A footer is used if it is of the segment's generation, else the segment is scanned; a
 //! scanned segment gets a footer.
 //!
-//! Where something durable is missing that may have been a removal, every object older than it is given up: a cache may
-//! forget, but must not bring back what was removed.
+//! If a durable record is missing that may have been a tombstone, every older object is given up: a cache may forget
+//! objects, but must not bring back removed ones.
 
 mod headers;
 mod scan;
@@ -24,45 +24,45 @@ use crate::types::{Event, RecoveryReport};
 use headers::Headers;
 use scan::{Scan, ScannedSegment};
 
-/// A footer that is being read.
+/// Footer that is being read.
 #[derive(Clone, Copy, Debug)]
 struct Footer {
     window: FooterWindow,
     durable_sequence: u64,
 }
 
-/// One buffer of recovery and what is read into it.
+/// Buffer of recovery, and the footer that is read into it.
 #[derive(Debug, Default)]
 struct Reader {
     footer: Option<Footer>,
-    /// The window is being read; else it will be when nothing is scanned any more.
+    /// True while the window is being read; else it will be once no scan is in progress.
     in_flight: bool,
 }
 
-/// Footers that are read at a time: while one window is gone through the next one comes. More would only let the newest
-/// segments wait for older ones, as it is the going through that takes long.
+/// Footers that are read at a time: the next window is read while one is processed. More would only make the newest
+/// segments wait for older ones, as processing takes the longest.
 const FOOTERS: u32 = 2;
 
-/// See the module.
+/// Recovery of a tier's index.
 #[derive(Debug)]
 pub(crate) struct Recovery {
     headers: Headers,
-    /// Segments whose footers are to be read, in order. Those with damaged headers are scanned before, for they may be
-    /// the newest.
+    /// Segments whose footers are to be read, in order. Segments with damaged headers are scanned before, for they may
+    /// be the newest.
     queue: VecDeque<u32>,
-    /// Segments whose turn to be shown has not come, in order.
+    /// Segments that are not visible yet, in order.
     unshown: VecDeque<u32>,
     known: Vec<bool>,
     readers: Vec<Reader>,
-    /// Segments without a footer, and of which generation they are, if that is known.
+    /// Segments without a footer, with their generations if known.
     to_scan: Vec<(u32, Option<u64>)>,
-    /// The scan that goes on: it has all buffers, and nothing else is read meanwhile.
+    /// Scan in progress: it has all buffers, and nothing else is read meanwhile.
     scan: Option<Box<Scan>>,
     is_ending: bool,
-    /// By incarnation: up to which sequence everything was durable while they lasted, as segments say that are known.
+    /// Last durable sequence of each incarnation, as the known segments state it.
     durable: BTreeMap<u64, u64>,
     report: RecoveryReport,
-    /// The page of a footer at hand.
+    /// Buffer for the current page of a footer.
     page: Vec<u8>,
 }
 
@@ -83,12 +83,13 @@ impl Recovery {
         }
     }
 
-    /// The device is ours: the headers of its segments are read.
+    /// Begins to read the headers of all segments.
     pub(crate) fn begin(&mut self, device: &mut Device) {
         self.headers.begin(device);
     }
 
-    /// The header of a segment is read. With the last, calls are taken and records are looked for.
+    /// Handles the header of a segment that was read. After the last, calls are accepted and the search for records
+    /// begins.
     pub(crate) fn header_read(
         &mut self,
         segment: u32,
@@ -107,8 +108,8 @@ impl Recovery {
         log.enter(Phase::Recovering);
     }
 
-    /// Gives idle buffers something to read; ends recovery when all is known. A scan comes before every footer: what
-    /// it finds is newer than what the footers have, and nothing older is shown before.
+    /// Starts reads for idle buffers; ends recovery when all is known. A scan precedes every footer: the records that
+    /// it finds are newer than those of the footers, and no older segment becomes visible before.
     pub(crate) fn work(&mut self, log: &mut Log) {
         if log.contents.phase() != Phase::Recovering || self.is_ending || self.scan.is_some() {
             return;
@@ -137,8 +138,8 @@ impl Recovery {
         }
     }
 
-    /// Whether a segment is to be scanned of which everything newer is known: that says how much of it was durable.
-    /// One whose header is damaged may be the newest.
+    /// Returns true if a segment is to be scanned for which everything newer is known: that determines how much of the
+    /// segment was durable. A segment whose header is damaged may be the newest.
     fn may_scan(&self) -> bool {
         let next = self.unshown.front();
         self.to_scan.iter().any(|(segment, generation)| generation.is_none() || Some(segment) == next)
@@ -152,7 +153,7 @@ impl Recovery {
         while self.readers[reader as usize].footer.is_none() {
             let Some(segment) = self.queue.pop_front() else { return };
             if log.contents.segments[segment].generation < log.contents.generations.oldest_live() {
-                // What was learnt from the records of a segment without a header.
+                // The records of a segment without a header have raised the least live generation meanwhile.
                 log.contents.segments.found_free(segment);
                 self.known[segment as usize] = true;
                 self.show_known(&mut log.contents);
@@ -170,7 +171,7 @@ impl Recovery {
         }
     }
 
-    /// A window of a footer is read.
+    /// Handles a window of a footer that was read.
     pub(crate) fn reader_filled(&mut self, reader: u32, result: Result<(), Fault>, log: &mut Log, memory: &dyn Memory) {
         let at = &mut self.readers[reader as usize];
         at.in_flight = false;
@@ -191,8 +192,8 @@ impl Recovery {
         self.work(log);
     }
 
-    /// Applies the pages of a window. `None` when one is no good; else the window that follows, if any, and up to which
-    /// sequence everything was durable.
+    /// Applies the pages of a window. Returns `None` if a page is invalid; else the next window, if any, and the last
+    /// durable sequence.
     fn footer_window(
         &mut self,
         mut window: FooterWindow,
@@ -216,7 +217,7 @@ impl Recovery {
         }
     }
 
-    /// Takes note of a record.
+    /// Applies a record to the index.
     fn apply(&mut self, segment: u32, entry: &FooterEntry, device: &Device, contents: &mut Contents) {
         let config = device.config();
         let (chunk, block) = (config.chunk_bytes, config.block_bytes);
@@ -243,7 +244,7 @@ impl Recovery {
         }
     }
 
-    /// Begins to scan the newest segment that has no footer; first those of which it is not known how new they are.
+    /// Begins to scan the newest segment that has no footer; segments of unknown generation come first.
     fn begin_scan(&mut self, log: &mut Log) {
         let newest = |(_, (_, generation)): &(usize, &(u32, Option<u64>))| generation.unwrap_or(u64::MAX);
         let Some((at, _)) = self.to_scan.iter().enumerate().max_by_key(newest) else { return };
@@ -254,7 +255,7 @@ impl Recovery {
         self.scan = Some(scan);
     }
 
-    /// A window of the scan is read.
+    /// Handles a window of the scan that was read.
     pub(crate) fn scan_filled(&mut self, result: Result<(), Fault>, log: &mut Log, memory: &dyn Memory) {
         let Some(mut scan) = self.scan.take() else { return };
         let oldest_live = log.contents.generations.oldest_live();
@@ -266,18 +267,19 @@ impl Recovery {
         }
     }
 
-    /// A segment is scanned: what was found counts now, all at once.
+    /// Handles a scanned segment: its records are applied, all at once.
     fn segment_scanned(&mut self, found: ScannedSegment, log: &mut Log) {
         let (segment, durable_sequence) = (found.segment, found.durable_sequence);
         let (device, contents) = (&log.device, &mut log.contents);
         let (generation, has_header) = (found.generation(), found.header.is_some());
         self.report.scanned_segments += 1;
         if !found.is_whole {
-            // A removal may have been there. Without a header, what was found may be older than what was not.
+            // There may have been a tombstone. Without a header, the records found may be older than those not found.
             self.removal_lost(contents.ceiling(found.header.unwrap_or(u64::MAX)), device, contents);
             contents.untracked.note_all();
         }
-        // What its own records say is missing in between, what other headers say at its end.
+        // Tombstones missing in between according to the segment's own records, and at its end according to other
+        // headers.
         let misses_between = found.tombstones(true) < found.durable_tombstones;
         let misses_last = found.tombstones(false) < self.durable_tombstones(generation, durable_sequence);
         if misses_last {
@@ -289,12 +291,12 @@ impl Recovery {
         contents.segments.found_generation(segment, generation);
         contents.generations.raise(found.oldest_live);
         if !has_header {
-            // The next start may see another header, and what this one takes for stale.
+            // The next start may read another header, and the records that this one takes for stale.
             contents.untracked.note_fault();
         }
         let gets_footer = has_header && !found.entries.is_empty() && found.is_whole && !misses_removals;
         contents.untracked.scanned(segment, gets_footer);
-        // What was made ready and never used is free, or every start that is cut short would cost a segment.
+        // A segment that was prepared and never used is free, or every interrupted start would cost a segment.
         if found.entries.is_empty() && (!has_header || found.is_whole) {
             self.scanned_empty(segment, found, log);
             let durable_sequence = if has_header { durable_sequence } else { 0 };
@@ -305,14 +307,15 @@ impl Recovery {
         }
         contents.segments.step(segment, SegmentEvent::FoundUnsealed);
         if !found.is_whole || misses_removals {
-            // A footer would hide from the next start that removals are missing, and what is given up now came back.
+            // A footer would hide from the next start that tombstones are missing, and objects given up now would come
+            // back.
             contents.segments.step(segment, SegmentEvent::Fail);
         }
         log.writer.seal(segment, found.entries, durable_sequence, device, contents);
         self.segment_known(segment, durable_sequence, log);
     }
 
-    /// Nothing was found in a segment: it is free, and the next to be used, or broken.
+    /// Handles a scanned segment without records: it is free, and the next to be used, or broken.
     fn scanned_empty(&mut self, segment: u32, found: ScannedSegment, log: &mut Log) {
         log.writer.seals.return_list(found.entries);
         let segments = &mut log.contents.segments;
@@ -324,8 +327,9 @@ impl Recovery {
         }
     }
 
-    /// How many tombstones a segment had, each durable by now, if that is known. Only what its own incarnation says
-    /// counts: what the power took from that one was never durable, whatever a later incarnation has flushed.
+    /// Returns the number of tombstones of a segment if all of them were durable, as far as that is known, else 0. Only
+    /// statements of the segment's own incarnation count: writes that a power failure took from it were never durable,
+    /// whatever a later incarnation has flushed.
     fn durable_tombstones(&self, generation: u64, durable_sequence: u64) -> u32 {
         let filled = self.headers.filled(generation);
         let known = self.durable.get(&incarnation_of(generation)).copied();
@@ -333,13 +337,13 @@ impl Recovery {
         filled.filter(|filled| filled.last_tombstone <= durable).map_or(0, |filled| filled.tombstones)
     }
 
-    /// A removal that was durable may be missing: nothing older is believed.
+    /// Handles a durable tombstone that may be missing: objects older than `floor` are given up.
     fn removal_lost(&mut self, floor: u64, device: &Device, contents: &mut Contents) {
         self.report.lost_removals += 1;
         contents.raise_floor(floor, device);
     }
 
-    /// All of a segment is known. `durable_sequence`: what its records say was durable.
+    /// Marks a segment as known. `durable_sequence`: the last durable sequence that its records state.
     fn segment_known(&mut self, segment: u32, durable_sequence: u64, log: &mut Log) {
         let contents = &mut log.contents;
         let previous = contents.segments[segment].previous;
@@ -354,7 +358,7 @@ impl Recovery {
         self.work(log);
     }
 
-    /// Shows the segments of which everything newer is known.
+    /// Makes the segments visible for which everything newer is known.
     fn show_known(&mut self, contents: &mut Contents) {
         while let Some(next) = self.unshown.pop_front_if(|next| self.known[*next as usize]) {
             contents.segments.show(next);
@@ -370,7 +374,7 @@ impl Recovery {
         contents.segments.order_filled();
     }
 
-    /// What recovery has shown stays.
+    /// Ends recovery, as its result is durable.
     pub(crate) fn durable(&self, log: &mut Log) {
         log.contents.enter(Phase::Running);
         log.events.push(Event::Recovered(RecoveryReport { given_up: log.contents.given_up(), ..self.report }));

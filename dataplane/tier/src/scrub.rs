@@ -1,8 +1,8 @@
-//! Scrubbing: every record is read and checked now and then, so that damage is known before a get wants the object.
+//! Scrubbing: reads and verifies every record periodically, so that damage is detected before a get needs the object.
 //!
-//! One record is in flight at a time, at the lowest priority. One that is not whole goes as it does when a get finds
-//! it: it is not given any more, counted, and an event says so. What is not written yet is passed over. When the next
-//! record is read is the plan's matter.
+//! One record is in flight at a time, at the lowest priority. A damaged record is treated as if a get had found it: it
+//! is no longer served, it is counted, and an event reports it. Records that are not written yet are skipped. The plan
+//! decides when the next record is read.
 
 mod plan;
 
@@ -13,75 +13,75 @@ use crate::ops::Priority;
 use crate::types::Event;
 use plan::ScrubPlan;
 
-/// Places of the index that are looked at in one step.
+/// Buckets of the index that are visited in one step.
 const STEP: usize = 4096;
 
-/// What a pass has done.
+/// Progress of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ScrubPass {
     /// Records read.
     pub records: u64,
-    /// Their bytes on the device.
+    /// Bytes of these records on the device.
     pub bytes: u64,
-    /// Records that were not whole: they are not given any more.
+    /// Records that were not whole: they are no longer served.
     pub bad_records: u64,
-    /// Records that may have been overlooked, because too many moved at once.
+    /// Records that may have been missed, because too many moved at once.
     pub overlooked: u64,
-    /// Objects there were when it began.
+    /// Objects in the index when the pass began.
     pub objects: u64,
 }
 
-/// What the scrubber does.
+/// State of the scrubber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ScrubState {
-    /// Nothing: it is turned off, or rests until the next pass.
+    /// Idle: scrubbing is disabled, or rests until the next pass.
     #[default]
     Idle,
-    /// A pass in the background.
+    /// Runs a pass in the background.
     Background,
-    /// A pass that an operator ordered.
+    /// Runs a pass that an operator ordered.
     Ordered,
-    /// Such a pass that was paused.
+    /// An ordered pass is paused.
     Paused,
 }
 
-/// The scrubber at a moment.
+/// Report of the scrubber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ScrubReport {
-    /// What it does.
+    /// State of the scrubber now.
     pub state: ScrubState,
-    /// Bytes a second that it may read; 0 while it does nothing.
+    /// Rate limit of reads, in bytes per second; 0 while idle.
     pub bytes_per_s: u64,
-    /// The pass that goes on, or the last one.
+    /// Current pass, or the last one.
     pub pass: ScrubPass,
-    /// Passes that came to their end.
+    /// Passes completed.
     pub passes: u64,
-    /// Of those, the ones that an operator ordered.
+    /// Passes completed that an operator ordered.
     pub ordered_passes: u64,
 }
 
-/// See the module.
+/// Scrubber of a tier.
 #[derive(Debug, Default)]
 pub(crate) struct Scrubber {
     plan: ScrubPlan,
-    /// A record is being read.
+    /// True while a record is being read.
     is_reading: bool,
 }
 
 impl Scrubber {
-    /// See [`crate::Tier::set_scrub`].
+    /// Sets the rate of background passes; see [`crate::Tier::set_scrub`].
     pub(crate) fn set_background(&mut self, bytes_per_s: u64) {
         self.plan.set_background(bytes_per_s);
     }
 
-    /// See [`crate::Tier::scrub_once`].
+    /// Orders or pauses a pass; see [`crate::Tier::scrub_once`].
     pub(crate) fn order(&mut self, now_ns: u64, bytes_per_s: u64, log: &Log) {
         if log.device.is_readable() {
             self.plan.order(now_ns, bytes_per_s);
         }
     }
 
-    /// Nothing can be read any more: nobody waits for the end of a pass.
+    /// Cancels passes, as the device can no longer be read.
     pub(crate) const fn give_up(&mut self) {
         self.plan.give_up();
     }
@@ -90,13 +90,13 @@ impl Scrubber {
         self.plan.report()
     }
 
-    /// When the next record is to be checked.
+    /// Returns the time at which the next record is to be verified.
     pub(crate) fn due_ns(&self, log: &Log) -> Option<u64> {
         let is_ready = log.contents.is_running() && !self.is_reading && !log.device.is_gone();
         if is_ready { self.plan.due_ns() } else { None }
     }
 
-    /// Begins to read the next record when it is time to.
+    /// Begins to read the next record if one is due.
     pub(crate) fn work(&mut self, now_ns: u64, log: &mut Log) {
         if self.due_ns(log).is_none_or(|due_ns| due_ns > now_ns) || log.events.is_clogged() {
             return;
@@ -130,7 +130,7 @@ impl Scrubber {
         }
     }
 
-    /// Begins to read a record; false for what is not on the device yet.
+    /// Begins to read a record; returns false if it is not on the device yet.
     fn check(&mut self, now_ns: u64, entry: Entry, log: &mut Log) -> bool {
         if log.writer.groups.is_unwritten(entry.offset()) {
             return false;
@@ -142,7 +142,7 @@ impl Scrubber {
         true
     }
 
-    /// A record was read.
+    /// Handles a record that was read.
     pub(crate) fn record_read(&mut self, read: &EndedRead, log: &mut Log) {
         self.is_reading = false;
         if let Err(miss) = read.verified {

@@ -1,6 +1,6 @@
-//! A bounded table whose places are named by (index, generation): a late message about a former holder finds nothing.
+//! Bounded table whose places are identified by (index, generation): a late message about a former value finds nothing.
 
-/// The name of a place and its holder.
+/// Identifier of a place and its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SlotId {
     pub(crate) index: u32,
@@ -22,7 +22,7 @@ impl<T> Slots<T> {
         self.vacant.len() == self.places.len()
     }
 
-    /// Holds `value`; nothing when the table is full.
+    /// Inserts `value`; returns `None` if the table is full.
     pub(crate) fn insert(&mut self, value: T) -> Option<SlotId> {
         let index = self.vacant.pop()?;
         let place = &mut self.places[index as usize];

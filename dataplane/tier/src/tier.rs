@@ -1,18 +1,20 @@
-//! The tier of one shard, as a state machine: calls and completions go in, block operations and events come out.
+//! Tier of one shard, as a state machine: calls and completions go in, block operations and events come out.
 //!
-//! [`Tier`] is the shell. It owns the components, dispatches completions by what the operation was for, and joins what
-//! two of them have to do together:
+//! [`Tier`] is the shell. It owns the components, dispatches completions by the owner of the operation, and joins steps
+//! that involve two of the components:
 //!
 //! * `Log` appends, reads and removes records; the others get it as an argument.
-//! * `Opening` finds out whose device it is, and formats a blank one; `Notes` are of slots that the shard owns.
-//! * `Recovery` finds the records that the device has, while calls are served.
-//! * `Reclaim` makes room: the segment that was filled first gives way.
-//! * `Scrubber` reads every record now and then.
+//! * `Opening` verifies the identity of the device, and formats a blank one; `Notes` records the slots that the shard
+//!   owns.
+//! * `Recovery` finds the records on the device, while calls are served.
+//! * `Reclaim` makes room by freeing the segment that was filled first.
+//! * `Scrubber` reads every record periodically.
 //!
-//! What fails, on reading or on writing, costs its objects and is counted; it never becomes wrong bytes.
+//! A failed read or write loses its objects and is counted; it never returns wrong bytes.
 //!
-//! Invariants: one log, appended in order of sequence; a record counts while its segment's generation is live and no
-//! record of its digest has a greater sequence. Not here: I/O, time, memory, deadlines; what goes to the tier and when.
+//! Invariants: one log, appended in order of sequence; a record is live while its segment's generation is live and no
+//! record of its digest has a greater sequence. Not here: I/O, time, memory, deadlines; which objects are written to
+//! the tier, and when.
 
 mod calls;
 mod stats;
@@ -33,7 +35,7 @@ use crate::scrub::Scrubber;
 use crate::types::errors::Reason;
 use crate::types::{OpenOptions, Output};
 
-/// The tier of one shard. One thread's.
+/// Tier of one shard. It belongs to one thread.
 #[derive(Debug)]
 pub struct Tier {
     log: Log,
@@ -45,11 +47,11 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// Begins to open a device. Ask [`Tier::poll_output`] for what to do; [`Event::Opened`](crate::Event::Opened) or
-    /// [`Event::Refused`](crate::Event::Refused) follows.
+    /// Begins to open a device. [`Tier::poll_output`] returns the operations; [`Event::Opened`](crate::Event::Opened)
+    /// or [`Event::Refused`](crate::Event::Refused) follows.
     ///
     /// # Errors
-    /// A field of `config` that cannot be.
+    /// A field of `config` that is out of range.
     pub fn open(config: TierConfig, options: OpenOptions) -> Result<Self, ConfigError> {
         config.validate()?;
         let mut log = Log::new(config);
@@ -63,7 +65,8 @@ impl Tier {
         })
     }
 
-    /// An operation is over: how many bytes it moved (0 for a flush), or why not. One that is not known is counted.
+    /// Completes an operation, with the number of bytes that it moved (0 for a flush) or the fault. Unknown operations
+    /// are counted.
     pub fn complete(&mut self, now_ns: u64, id: OpId, result: Result<u32, Fault>, memory: &mut dyn Memory) {
         let Some((owner, result)) = self.log.device.complete(id, result) else { return };
         if result == Err(Fault::Gone) {
@@ -128,9 +131,9 @@ impl Tier {
         }
     }
 
-    /// What to do next: call until it gives nothing.
+    /// Returns the next action for the host: call until it returns `None`.
     pub fn poll_output(&mut self, now_ns: u64, memory: &mut dyn Memory) -> Option<Output> {
-        // Everything that goes on by itself. Each part does a bounded amount.
+        // Periodic work. Each part does a bounded amount.
         self.recovery.work(&mut self.log);
         self.reclaim.work(now_ns, &mut self.log, memory);
         self.log.work(now_ns, self.reclaim.is_reading(), memory);
@@ -141,18 +144,18 @@ impl Tier {
         self.log.device.next_op().map(Output::Block)
     }
 
-    /// When [`Tier::poll_output`] may have something without any input before.
+    /// Returns the time at which [`Tier::poll_output`] may have an action without any input before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         [self.log.due_ns(), self.scrubber.due_ns(&self.log)].into_iter().flatten().min()
     }
 
-    /// For this reason, if there is one, no more writes are taken. What waits for them fails.
+    /// Stops all writes if there is a reason to, and fails the calls that wait for them.
     fn degrade(&mut self, reason: Option<Reason>, memory: &mut dyn Memory) {
         if !reason.is_some_and(|reason| self.log.degrade(reason)) {
             return;
         }
-        // The group that was not given to the device will not be.
+        // The open group is not submitted any more.
         if let Some(number) = self.log.writer.groups.filling_number() {
             self.group_written(0, number, Err(Fault::ReadOnly), memory);
         }
@@ -161,7 +164,7 @@ impl Tier {
         self.log.abandon_seals();
     }
 
-    /// A group is written, or was not: whoever waits for its records goes on.
+    /// Ends a group that was written or has failed, and continues with the waiters of its records.
     fn group_written(&mut self, now_ns: u64, number: u64, result: Result<(), Fault>, memory: &mut dyn Memory) {
         let Some((mut group, reason)) = self.log.end_group(now_ns, number, result, memory) else { return };
         self.degrade(reason, memory);
@@ -173,7 +176,7 @@ impl Tier {
         self.log.leave_group(group);
     }
 
-    /// What waited for a flush goes on after it, or without it.
+    /// Continues after a flush, or its failure, with the barriers that waited for it.
     fn pass(&mut self, mut barriers: Vec<Barrier>, result: Result<(), Fault>, memory: &mut dyn Memory) {
         let Self { log, opening, notes, recovery, reclaim, .. } = self;
         for barrier in barriers.drain(..) {

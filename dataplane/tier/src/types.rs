@@ -1,4 +1,4 @@
-//! What goes into the tier and what comes out.
+//! Calls, events and reports of the tier.
 
 pub mod errors;
 
@@ -11,264 +11,232 @@ use crate::memory::Span;
 use crate::ops::{BlockOp, Fault, Priority};
 use crate::types::errors::{OpenError, Reason};
 
-/// Whose device it is.
+/// Identity that a device is formatted with: the cluster, node and shard that it belongs to.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// A digest of the cluster's name.
+    /// Digest of the cluster's name.
     pub cluster: u128,
-    /// The node.
     pub node: NodeId,
-    /// The shard of that node.
     pub shard: ShardId,
 }
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenOptions {
-    /// Who opens it: a device of anybody else is refused.
+    /// Identity of the opener: a device with another identity is refused.
     pub identity: Identity,
-    /// The uuid that the device must have, where it is known.
+    /// The uuid that the device must have, if it is known.
     pub expected_uuid: Option<u128>,
     /// A new uuid, drawn at random, with which to format the device if its superblocks are blank.
     pub format_blank: Option<u128>,
 }
 
-/// The caller's name for a call; its events say it.
+/// Token by which the caller identifies a call; the events of the call carry it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Token(pub u64);
 
-/// When a put or a removal is acknowledged.
+/// Acknowledgement level of a put or a removal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Ack {
-    /// The device has taken it: it outlives this process, not a power failure.
+    /// The device has written it: it outlives this process, but not a power failure.
     Buffered,
-    /// The device has made it durable.
+    /// The device has flushed it.
     Durable,
 }
 
 /// An object to be appended.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, Debug)]
 pub struct Put<'a> {
-    /// Its name.
     pub digest: Digest,
-    /// Its key, kept with it.
+    /// Key of the object, stored with it.
     pub key: &'a [u8],
-    /// Its version.
     pub version: Version,
-    /// Its bytes.
+    /// Bytes of the object.
     pub payload: Span,
-    /// CRC-64/NVME of the payload as its writer stated it, to be checked; without it, it is computed.
+    /// CRC-64/NVME of the payload as its writer stated it, to be verified; computed if `None`.
     pub checksum: Option<u64>,
-    /// Whether reclaim is to keep it.
+    /// True if the object is hard-pinned: reclaim keeps it.
     pub pinned: bool,
-    /// Whether it only names where the parts of a longer object are: kept with it, and said of it without a read.
+    /// True if the payload is a stripe head, which only names the stripes of a larger object. Stored with the object
+    /// and reported without a read.
     pub names_parts: bool,
-    /// Whether a second owner is to have it too: likewise.
+    /// True if the object is replicated on a replica owner. Stored with the object and reported without a read.
     pub copied: bool,
-    /// When it is acknowledged.
+    /// Level at which the put is acknowledged.
     pub ack: Ack,
-    /// Names the call.
+    /// Identifies the call in its events.
     pub token: Token,
 }
 
-/// A put that was taken.
+/// Receipt of an accepted put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PutReceipt {
-    /// The record's sequence.
+    /// Sequence of the record.
     pub sequence: u64,
-    /// Whether the payload must stay as it is until [`Event::Released`]; else it was copied.
+    /// True if the payload was not copied and must stay unchanged until [`Event::Released`].
     pub lent: bool,
 }
 
-/// A removal that was taken.
+/// Result of an accepted removal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Removal {
     /// [`Event::Removed`] or [`Event::RemoveFailed`] follows.
     Pending,
-    /// The device has nothing of this digest: done, no event follows.
+    /// The device has no record of this digest: the removal is complete, no event follows.
     Absent,
 }
 
 /// An object to be read.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, Debug)]
 pub struct Get {
-    /// Its name.
     pub digest: Digest,
-    /// Where to: exactly as long as the object.
+    /// Destination of the payload: exactly as long as the object.
     pub destination: Span,
-    /// Whom it serves. Only [`Priority::Get`] counts as a hit.
+    /// Purpose of the read. Only [`Priority::Get`] counts as a hit.
     pub priority: Priority,
-    /// Names the call.
+    /// Identifies the call in its events.
     pub token: Token,
 }
 
-/// What is known of an object without reading it.
+/// Properties of an object that the index knows without a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RecordView {
-    /// Its name.
     pub digest: Digest,
-    /// Its version.
     pub version: Version,
-    /// Its size.
+    /// Bytes of the object.
     pub payload_bytes: u32,
-    /// Bytes of the key that is kept with it.
+    /// Bytes of the key that is stored with the object.
     pub key_bytes: u16,
-    /// Whether it moves without a copy, so that its destination must be aligned.
+    /// True if the payload is read without a copy, so that its destination must be aligned.
     pub extent: bool,
-    /// Whether reclaim is to keep it.
+    /// True if the object is hard-pinned: reclaim keeps it.
     pub pinned: bool,
-    /// Whether it only names where the parts of a longer object are, as its [`Put`] said.
+    /// True if the payload is a stripe head, as its [`Put`] stated.
     pub names_parts: bool,
-    /// Whether a second owner is to have it too, as its [`Put`] said.
+    /// True if the object is replicated on a replica owner, as its [`Put`] stated.
     pub copied: bool,
 }
 
-/// Why an object that was in the index could not be given.
+/// Reason why an object in the index could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss {
-    /// The device could not read it.
+    /// The device failed to read it.
     Fault(Fault),
-    /// There is no record, or a damaged one: torn, flipped, or never written.
+    /// There is no record, or a damaged one: torn, with flipped bits, or never written.
     Damaged,
-    /// A record of an earlier use of the place: a write was lost.
+    /// A record of an earlier use of the same location: a write was lost.
     Stale,
-    /// A record that belongs elsewhere.
+    /// A record that belongs to another location.
     Misdirected,
 }
 
-/// What the tier tells its host.
+/// Event that the tier reports to its host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Event {
-    /// The device is taken; gets, puts and removes are served from now on, while recovery runs.
+    /// The device is open; gets, puts and removals are served from now on, while recovery runs.
     Opened {
-        /// The device's uuid.
         uuid: u128,
-        /// How often it was opened.
+        /// Number of times that the device was opened, this one included.
         incarnation: u64,
     },
-    /// What [`crate::Tier::note_ownership`] was given is durable.
+    /// The ownership given to [`crate::Tier::note_ownership`] is durable.
     OwnershipNoted,
-    /// The device is not taken.
+    /// The device was refused.
     Refused(OpenError),
-    /// Every record has been looked at.
+    /// Recovery has read every record.
     Recovered(RecoveryReport),
-    /// The tier takes no more writes, or with [`Reason::Gone`] serves nothing: the log should say so.
+    /// The tier takes no more writes, or with [`Reason::Gone`] serves no calls at all: the host should log it.
     Degraded(Reason),
     /// A put has reached its acknowledgement level.
     Stored {
-        /// The put.
         token: Token,
-        /// What it has.
+        /// Level that was reached.
         ack: Ack,
     },
-    /// A put is lost; an object of the digest that was there before is too.
-    StoreFailed {
-        /// The put.
-        token: Token,
-        /// Why.
-        fault: Fault,
-    },
-    /// The payload of a put that was lent is the caller's again.
-    Released {
-        /// The put.
-        token: Token,
-    },
-    /// The object is in its destination, every checksum right.
+    /// A put failed; an object of the same digest that was stored before is lost too.
+    StoreFailed { token: Token, fault: Fault },
+    /// The payload of a put that was not copied is the caller's again.
+    Released { token: Token },
+    /// The object was read into its destination, and every checksum matched.
     Got {
-        /// The get.
         token: Token,
-        /// The object's version.
         version: Version,
         /// CRC-64/NVME of the whole payload.
         checksum: u64,
     },
-    /// The key is there: see [`crate::Tier::take_key`].
+    /// The key was read: see [`crate::Tier::take_key`].
     Key {
-        /// The call.
         token: Token,
-        /// The version of the object that it was kept with.
+        /// Version of the object that the key was stored with.
         version: Version,
     },
-    /// The object could not be given and is not in the tier any more; the destination holds anything.
-    Missed {
-        /// The get.
-        token: Token,
-        /// Why.
-        miss: Miss,
-    },
+    /// The object could not be read and is no longer in the tier; the destination's contents are undefined.
+    Missed { token: Token, miss: Miss },
     /// A removal has reached its acknowledgement level.
-    Removed {
-        /// The removal.
-        token: Token,
-    },
-    /// The object is hidden, but its removal could not be written: repeat it, or a restart may bring it back.
-    RemoveFailed {
-        /// The removal.
-        token: Token,
-        /// Why.
-        fault: Fault,
-    },
-    /// A record was checked, or was to be written again, and is not whole: the object is not in the tier any more.
-    Quarantined {
-        /// Its name.
-        digest: Digest,
-        /// What was wrong.
-        miss: Miss,
-    },
-    /// Reclaim dropped the object.
+    Removed { token: Token },
+    /// The object is hidden, but its tombstone could not be written: repeat the removal, or a restart may bring the
+    /// object back.
+    RemoveFailed { token: Token, fault: Fault },
+    /// A record that was scrubbed, or read for reclaim, is not whole: the object is no longer in the tier.
+    Quarantined { digest: Digest, miss: Miss },
+    /// Reclaim evicted the object.
     Evicted {
-        /// Its name.
         digest: Digest,
-        /// Whether it was to be kept, and there was no room, or its copy could not be written.
+        /// True if the object was pinned, but there was no room for it, or its copy could not be written.
         pinned: bool,
     },
-    /// A segment went of which nobody knows any more what was in it: its objects are not in the tier any more.
+    /// A segment whose list of records is lost was given up: its objects are no longer in the tier.
     Forgotten {
-        /// How many they were.
+        /// Number of objects that were lost.
         objects: u32,
     },
 }
 
-/// What the host does next.
+/// Action that the host carries out next.
 #[derive(Clone, Copy, Debug)]
 pub enum Output {
-    /// Give this to the device.
+    /// Submit this operation to the device.
     Block(BlockOp),
-    /// Take note of this.
+    /// Handle this event.
     Event(Event),
 }
 
-/// What recovery found.
+/// Findings of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RecoveryReport {
-    /// Segments known from their footers.
+    /// Segments whose records were listed by their footers.
     pub sealed_segments: u32,
     /// Segments that were scanned record by record.
     pub scanned_segments: u32,
-    /// Segments of which nothing could be read.
+    /// Segments that could not be read at all.
     pub unreadable_segments: u32,
-    /// Objects that are served.
+    /// Objects that are in the index.
     pub objects: u32,
     /// Tombstones seen.
     pub tombstones: u64,
-    /// Records with a right header and a payload that does not match: torn or flipped.
+    /// Records with a valid header and a payload that does not match: torn, or with flipped bits.
     pub torn_records: u64,
-    /// Places that begin as a record does, but with a wrong checksum.
+    /// Locations that begin with a record's magic number, but whose header has a wrong checksum.
     pub damaged_headers: u64,
     /// Records of an earlier use of their segment.
     pub stale_records: u64,
-    /// Records that belong elsewhere.
+    /// Records that belong to another location.
     pub misdirected_records: u64,
-    /// Records of which a newer one, or a copy, is known.
+    /// Records that a newer one, or a copy, supersedes.
     pub superseded_records: u64,
     /// Parts of segments that could not be read.
     pub unreadable_windows: u64,
-    /// Segments that were in use when the incarnation before ended, and of which nothing is left, as the header of the
-    /// one made ready after it says. What replaced or removed objects there may be undone.
+    /// Segments that were in use when the previous incarnation ended and of which no trace is left, although the header
+    /// of the segment prepared next names them. Replacements and removals in them may be undone.
     pub missing_segments: u32,
-    /// Times when something durable was found missing that may have been a removal.
+    /// Times that a durable record, possibly a tombstone, was found missing.
     pub lost_removals: u32,
-    /// Objects given up for that, or for want of room in the index.
+    /// Objects given up because of that, or because the index was full.
     pub given_up: u64,
 }
 
@@ -277,7 +245,7 @@ impl fmt::Display for RecoveryReport {
         write!(
             f,
             "{} objects from {} footers and {} scanned segments ({} unreadable); records: {} torn, {} stale, {} \
-             misdirected, {} superseded; {} damaged headers, {} unreadable parts, {} losses of removals, {} objects \
+             misdirected, {} superseded; {} damaged headers, {} unreadable parts, {} lost removals, {} objects \
              given up, {} segments in use are gone",
             self.objects,
             self.sealed_segments,
@@ -296,23 +264,23 @@ impl fmt::Display for RecoveryReport {
     }
 }
 
-/// Records that were not whole, since the start.
+/// Counters of records that were not whole, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Harm {
-    /// Reads that the device could not do.
+    /// Reads that the device failed.
     pub unread: u64,
     /// Records that were damaged when they were read.
     pub damaged: u64,
-    /// Records of an earlier use of their place: a write was lost.
+    /// Records of an earlier use of their location: a write was lost.
     pub stale: u64,
-    /// Records that belong elsewhere.
+    /// Records that belong to another location.
     pub misdirected: u64,
-    /// Objects lost because the device could not write them.
+    /// Objects lost because the device failed to write them.
     pub unwritten: u64,
 }
 
 impl Harm {
-    /// A record was read and is not whole.
+    /// Counts a record that was read and is not whole.
     pub(crate) const fn count(&mut self, miss: Miss) {
         match miss {
             Miss::Fault(_) => self.unread += 1,
@@ -322,7 +290,7 @@ impl Harm {
         }
     }
 
-    /// All of them.
+    /// Returns the sum of all counters.
     #[must_use]
     pub const fn records(&self) -> u64 {
         self.unread + self.damaged + self.stale + self.misdirected + self.unwritten

@@ -1,4 +1,4 @@
-//! The handshake: rustls', fed record by record so that nothing behind it is taken for a part of it.
+//! TLS handshake: rustls, fed record by record, so that bytes behind the handshake are not taken for a part of it.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use rustls::{AlertDescription, Error};
 use crate::session::{Kernel, Session, record_at};
 use crate::{Keychain, Keys, TlsError};
 
-/// The most bytes of a peer that a handshake keeps: no chain of certificates of ours is near.
+/// Most bytes of the peer that a handshake keeps: far more than a certificate chain of ours.
 pub const HANDSHAKE_BYTES: usize = 64 << 10;
-/// Records of a peer in a handshake: some six are usual.
+/// Most records of the peer in a handshake: about six are usual.
 const RECORDS: usize = 64;
 
 enum End {
@@ -20,24 +20,24 @@ enum End {
     Server(UnbufferedServerConnection),
 }
 
-/// A handshake that is not done.
+/// A handshake in progress.
 pub struct Handshake {
     end: End,
     keys: Arc<Keys>,
-    /// Bytes of the peer that rustls has seen and still wants: the first of those that the caller keeps.
+    /// Bytes of the peer that rustls has seen and still needs: the first of those that the caller keeps.
     fed: usize,
     records: usize,
 }
 
-/// What became of a handshake.
+/// Result of advancing a handshake.
 pub enum Step {
     /// More bytes of the peer are needed.
     More(Box<Handshake>),
-    /// It is done. What the peer sent behind it is for the session.
+    /// The handshake is complete. Bytes of the peer behind it belong to the session.
     Done(Box<Session>),
 }
 
-/// What rustls wants done.
+/// Next step that rustls requires.
 enum Next {
     Again,
     Input,
@@ -45,10 +45,10 @@ enum Next {
 }
 
 impl Handshake {
-    /// Begins one with a server.
+    /// Begins a handshake with a server.
     ///
     /// # Errors
-    /// When there is no certificate to show.
+    /// Returns an error if the keychain has no certificate.
     pub fn client(keychain: &Keychain) -> Result<Box<Self>, TlsError> {
         let keys = keychain.keys()?;
         let name = keys.server_name(keychain.server_role())?;
@@ -56,22 +56,23 @@ impl Handshake {
         Ok(Box::new(Self { end: End::Client(end), keys, fed: 0, records: 0 }))
     }
 
-    /// Begins one with a client.
+    /// Begins a handshake with a client.
     ///
     /// # Errors
-    /// When there is no certificate to show.
+    /// Returns an error if the keychain has no certificate.
     pub fn server(keychain: &Keychain) -> Result<Box<Self>, TlsError> {
         let keys = keychain.keys()?;
         let end = UnbufferedServerConnection::new(Arc::clone(&keys.server))?;
         Ok(Box::new(Self { end: End::Server(end), keys, fed: 0, records: 0 }))
     }
 
-    /// Goes as far as it can with what came. What is to be sent is put behind `out`, also where it fails: the peer is
-    /// told why. `arrived` is what came and was not used; the first `usize` bytes of it are used now. The others are
-    /// given again, with what comes after them.
+    /// Advances as far as possible with the received bytes. Appends bytes to send to `out`, also on failure, when they
+    /// are the alert for the peer. `arrived` holds the received bytes that are not consumed yet. The returned `usize`
+    /// is the number of leading bytes consumed now; the caller passes the others again, with the bytes that follow
+    /// them.
     ///
     /// # Errors
-    /// The handshake has failed: says why, and what to do.
+    /// Returns the reason of a failed handshake, with the next step for the operator.
     pub fn advance(mut self: Box<Self>, arrived: &mut [u8], out: &mut Vec<u8>) -> Result<(usize, Step), TlsError> {
         let mut used = 0;
         loop {
@@ -117,9 +118,9 @@ impl Handshake {
         }
     }
 
-    /// Tells the peer why it failed.
+    /// Sends the peer the alert of the failure.
     fn last_words(&mut self, seen: &mut [u8], out: &mut Vec<u8>) {
-        // An alert is one record, and comes out before anything else is looked at.
+        // An alert is one record, and rustls returns it before it processes further records.
         for _ in 0..2 {
             let next = match &mut self.end {
                 End::Client(end) => react(end.process_tls_records(seen).state, out),
@@ -133,7 +134,7 @@ impl Handshake {
 
     fn finish(self, out: &mut Vec<u8>) -> Result<Session, TlsError> {
         match self.end {
-            // Whose certificate was good and names the server: rustls has seen to both.
+            // rustls has verified that the certificate is valid and names the server.
             End::Client(end) => {
                 let (secrets, kernel) = end.dangerous_into_kernel_connection()?;
                 Session::new(secrets, Kernel::Client(kernel))
@@ -147,7 +148,7 @@ impl Handshake {
                     return Ok(session);
                 }
                 out.extend_from_slice(&session.alert(AlertDescription::AccessDenied)?);
-                Err(TlsError::new("the peer's certificate is of no role in this cluster"))
+                Err(TlsError::new("the peer's certificate has no role in this cluster"))
             }
         }
     }
@@ -174,6 +175,6 @@ fn react<D>(state: Result<ConnectionState<'_, '_, D>, Error>, out: &mut Vec<u8>)
         ConnectionState::PeerClosed | ConnectionState::Closed => {
             Err(Error::AlertReceived(AlertDescription::CloseNotify))
         }
-        _ => Err(Error::General("data came in the handshake".to_owned())),
+        _ => Err(Error::General("data arrived during the handshake".to_owned())),
     }
 }

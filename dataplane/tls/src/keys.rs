@@ -1,4 +1,4 @@
-//! Certificates as TLS wants them, and where connections take them from: they may be others tomorrow.
+//! Certificates in the form that TLS needs, and the keychain that connections take them from, which can be updated.
 
 use core::fmt;
 use core::str::FromStr;
@@ -15,25 +15,25 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use crate::TlsError;
 use crate::verify::OfRole;
 
-/// The protocol in ALPN: a control port and a data port are never taken for each other.
+/// ALPN protocol, so that a control port and a data port are never mistaken for each other.
 const PROTOCOL_NAME: &[u8] = b"kvplane-data/1";
-/// Roles whose certificates may open data connections: all. What they may do there, their tickets say.
+/// Roles whose certificates may open data connections: all. Their rights there follow from their tickets.
 const ROLES: [&str; 5] = ["node", "client", "admin", "scheduler", "control"];
 
-/// Whether data connections over TCP are sealed.
+/// TLS mode of data connections over TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DataTls {
-    /// Never. A peer that wants it is refused.
+    /// No TLS. A peer that requires it is rejected.
     #[default]
     Off,
-    /// Peers that connect may choose. We connect plainly, and with TLS where a peer has said that it must be.
+    /// Peers that connect may choose. This process connects without TLS, and with TLS to a peer that requires it.
     Offer,
-    /// Always. Plain connections are refused, and none is made.
+    /// TLS always. Plain connections are rejected and never opened.
     Require,
 }
 
 impl DataTls {
-    /// The word for it.
+    /// Returns the word for the mode.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,26 +56,26 @@ impl FromStr for DataTls {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Self::Off, Self::Offer, Self::Require];
         let found = all.into_iter().find(|one| one.name() == text);
-        found.ok_or_else(|| format!("{text:?} is none of off, offer and require"))
+        found.ok_or_else(|| format!("{text:?} is not a TLS mode: use off, offer or require"))
     }
 }
 
 /// An identity in PEM.
 #[derive(Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Material {
-    /// Name of the cluster, which certificates carry.
+    /// Name of the cluster, which its certificates contain.
     pub cluster: String,
-    /// Our certificate.
     pub certificate_pem: String,
-    /// Its key: a secret.
+    /// Private key of the certificate.
     pub key_pem: String,
-    /// The authority's certificates; several while one takes over from another.
+    /// Certificates of the authority; several while one replaces another.
     pub trust_pem: String,
 }
 
 impl fmt::Debug for Material {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The key never reaches a log.
+        // The key must never reach a log.
         write!(f, "Material(cluster {:?})", self.cluster)
     }
 }
@@ -88,10 +88,10 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Makes them.
+    /// Prepares an identity for handshakes.
     ///
     /// # Errors
-    /// When a certificate or the key cannot be used, or they do not belong together.
+    /// Returns an error if a certificate or the key is unusable, or if they do not belong together.
     pub fn new(material: &Material) -> Result<Self, TlsError> {
         let unusable =
             |what: &str, why: &dyn fmt::Display| TlsError::new(format!("{what} cannot be used for TLS: {why}"));
@@ -114,7 +114,8 @@ impl Keys {
             .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(certificates.clone(), key.clone_key())
             .map_err(|e| unusable("our certificate with its key", &e))?;
-        // Connections are few and long: nothing is resumed, so that each shows a certificate that is good now.
+        // Connections are few and long-lived: no sessions are resumed, so each handshake presents a certificate that is
+        // valid now.
         server.send_tls13_tickets = 0;
         server.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
         server.enable_secret_extraction = true;
@@ -131,13 +132,13 @@ impl Keys {
         Ok(Self { client: Arc::new(client), server: Arc::new(server), cluster: material.cluster.clone() })
     }
 
-    /// The name that the certificate of a server of this role carries.
+    /// Returns the name in the certificate of a server of this role.
     pub(crate) fn server_name(&self, role: &str) -> Result<ServerName<'static>, TlsError> {
         let name = format!("{role}.{}.kvplane", self.cluster);
         ServerName::try_from(name).map_err(|e| TlsError::new(format!("{:?} cannot name a cluster: {e}", self.cluster)))
     }
 
-    /// Whether a certificate that is good is one of this cluster.
+    /// Returns true if a valid certificate is one of this cluster.
     pub(crate) fn is_ours(&self, certificate: &CertificateDer<'_>) -> bool {
         ParsedCertificate::try_from(certificate).is_ok_and(|parsed| {
             let mut names = ROLES.iter().filter_map(|role| self.server_name(role).ok());
@@ -152,7 +153,7 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// The ciphers of data connections: what processors have instructions for, and one for those that have none.
+/// Returns the ciphers of data connections: those with instructions in the processors, and one for processors without.
 fn provider() -> Arc<CryptoProvider> {
     let suites = vec![
         cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -162,8 +163,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites: suites, ..default_provider() })
 }
 
-/// What data connections of a process are sealed with. New connections take what was set last, the others keep what
-/// they have.
+/// Keychain of a process: its TLS mode and its present identity. New connections use the latest identity, existing ones
+/// keep theirs.
 pub struct Keychain {
     mode: DataTls,
     server_role: &'static str,
@@ -171,29 +172,29 @@ pub struct Keychain {
 }
 
 impl Keychain {
-    /// An empty one: until [`Self::set`], no connection can be sealed. `server_role` is the role in the certificates of
-    /// those whom we connect to.
+    /// Creates an empty keychain: until [`Self::set`], no TLS connection can be established. `server_role` is the role
+    /// in the certificates of the servers that this process connects to.
     #[must_use]
     pub const fn new(mode: DataTls, server_role: &'static str) -> Self {
         Self { mode, server_role, current: RwLock::new(None) }
     }
 
-    /// Whether connections are sealed.
+    /// Returns the TLS mode.
     #[must_use]
     pub const fn mode(&self) -> DataTls {
         self.mode
     }
 
-    /// The role in the certificates of those whom we connect to.
+    /// Returns the role in the certificates of the servers that this process connects to.
     #[must_use]
     pub const fn server_role(&self) -> &'static str {
         self.server_role
     }
 
-    /// Takes another identity. Whether it was another one.
+    /// Sets the identity. Returns false if it was set already.
     ///
     /// # Errors
-    /// When it cannot be used; what was set before stays.
+    /// Returns an error if the identity is unusable; the previous one stays.
     pub fn set(&self, material: Material) -> Result<bool, TlsError> {
         if self.current.read().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|(had, _)| *had == material)
         {
@@ -204,10 +205,10 @@ impl Keychain {
         Ok(true)
     }
 
-    /// What the next connection is sealed with.
+    /// Returns the identity for the next connection.
     ///
     /// # Errors
-    /// When nothing was set.
+    /// Returns an error if no identity was set.
     pub fn keys(&self) -> Result<Arc<Keys>, TlsError> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         let keys = current.as_ref().map(|(_, keys)| Arc::clone(keys));

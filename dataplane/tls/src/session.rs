@@ -1,9 +1,8 @@
-//! Records: what is sealed with the keys of a handshake, and opened where it lies.
+//! TLS session: encrypts records with the keys of a handshake, and decrypts them in place.
 //!
-//! A record is 5 bytes of header, up to 16 KiB of plain bytes, their type, and 16 bytes that prove all that (RFC 8446,
-//! 5.2).
-//! The ciphers and the derivation of keys are rustls'; what is here is their order: numbers of records, the change of
-//! keys before a cipher's limit, and what is no data.
+//! A record is 5 bytes of header, up to 16 KiB of plaintext, the type of these, and an authentication tag of 16 bytes
+//! (RFC 8446, 5.2). The ciphers and the key derivation are those of rustls; this module keeps their order: record
+//! numbers, key updates before a cipher's limit, and messages that are not data.
 
 use rustls::client::ClientConnectionData;
 use rustls::crypto::cipher::{
@@ -18,21 +17,21 @@ use rustls::{
 
 use crate::TlsError;
 
-/// The most plain bytes in a record.
+/// Most bytes of plaintext in a record.
 pub const PLAIN_BYTES: usize = 16 << 10;
 const HEADER_BYTES: usize = 5;
-/// The longest record: what TLS allows, ours are some 240 bytes shorter.
+/// Length of the longest record that TLS allows; those that this module sends are some 240 bytes shorter.
 pub const RECORD_BYTES: usize = HEADER_BYTES + PLAIN_BYTES + 256;
-/// Types of messages that come after a handshake.
+/// Types of messages after a handshake.
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// The bytes of the record that these begin with; none when more of it has to come.
+/// Returns the length of the first record in these bytes; `None` if it is incomplete.
 pub(crate) fn record_at(bytes: &[u8]) -> Result<Option<usize>, TlsError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
     if !(20..=23).contains(&header[0]) || header[1] != 3 || length == 0 || length > PLAIN_BYTES + 256 {
-        return Err(TlsError::new(format!("what the peer sent is no TLS record: it begins with {header:02x?}")));
+        return Err(TlsError::new(format!("the peer sent no TLS record: its bytes begin with {header:02x?}")));
     }
     Ok((bytes.len() >= HEADER_BYTES + length).then_some(HEADER_BYTES + length))
 }
@@ -65,57 +64,58 @@ impl Kernel {
     }
 }
 
-/// A sealed connection.
+/// An established TLS connection.
 pub struct Session {
     kernel: Kernel,
     suite: &'static Tls13CipherSuite,
     seal: Box<dyn MessageEncrypter>,
-    /// The number of the next record that is sealed, and the one before which keys are changed.
+    /// Number of the next record to encrypt, and the limit at which the keys are updated.
     sealed: u64,
     limit: u64,
     open: Box<dyn MessageDecrypter>,
     opened: u64,
-    /// The peer wants to be sent under new keys.
+    /// True if the peer has requested an update of the keys that this end encrypts with.
     asked: bool,
 }
 
-/// What a record was.
+/// Content of a record.
 #[derive(Debug)]
 pub enum OpenedRecord<'a> {
-    /// More of it has to come.
+    /// The record is incomplete: more bytes are needed.
     More,
-    /// These bytes.
+    /// Plaintext of a data record.
     Data(&'a [u8]),
-    /// Nothing for who uses the connection.
+    /// A record without data for the caller.
     Nothing,
-    /// The peer sends no more, and said so.
+    /// The peer has closed its direction, with a `close_notify`.
     Closed,
 }
 
 impl Session {
     pub(crate) fn new(secrets: ExtractedSecrets, kernel: Kernel) -> Result<Self, TlsError> {
-        let suite = kernel.suite().tls13().ok_or_else(|| TlsError::new("the peers have agreed on no TLS 1.3"))?;
+        let suite = kernel.suite().tls13().ok_or_else(|| TlsError::new("the peers did not negotiate TLS 1.3"))?;
         let ((sealed, tx), (opened, rx)) = (secrets.tx, secrets.rx);
         let (seal, open) = (encrypter(suite, tx)?, decrypter(suite, rx)?);
         let limit = suite.common.confidentiality_limit;
         Ok(Self { kernel, suite, seal, sealed, limit, open, opened, asked: false })
     }
 
-    /// The name of the cipher.
+    /// Returns the name of the cipher.
     #[must_use]
     pub fn cipher(&self) -> String {
         format!("{:?}", self.suite.common.suite)
     }
 
-    /// Changes keys after so many records already, for tests; the cipher's own limit stays.
+    /// Updates keys after `records` records already, for tests; the cipher's own limit still applies.
     pub fn limit_records(&mut self, records: u64) {
         self.limit = self.limit.min(records.max(1));
     }
 
-    /// Seals these bytes, at most [`PLAIN_BYTES`], as one record, which is put behind `out`, perhaps after others.
+    /// Encrypts these bytes, at most [`PLAIN_BYTES`], as one record, and passes it to `out`, after a key update if one
+    /// is due.
     ///
     /// # Errors
-    /// When the cipher does not, after which the connection is of no use.
+    /// Returns the error of the cipher, after which the connection is unusable.
     pub fn seal(&mut self, plain: &[u8], mut out: impl FnMut(Vec<u8>)) -> Result<(), TlsError> {
         if self.asked || self.sealed >= self.limit {
             out(self.record(ContentType::Handshake, &[KEY_UPDATE, 0, 0, 1, 0])?);
@@ -126,10 +126,10 @@ impl Session {
         Ok(())
     }
 
-    /// The record after which we send no more.
+    /// Returns the `close_notify` record, after which this end sends no more.
     ///
     /// # Errors
-    /// As [`Self::seal`].
+    /// Returns the error of the cipher, as [`Self::seal`] does.
     pub fn close(&mut self) -> Result<Vec<u8>, TlsError> {
         self.record(ContentType::Alert, &[1, AlertDescription::CloseNotify.into()])
     }
@@ -146,16 +146,16 @@ impl Session {
         Ok(record.encode())
     }
 
-    /// Opens the first record of `bytes`, where it lies. Says also how many bytes it took.
+    /// Decrypts the first record of `bytes` in place. Returns the number of bytes consumed, and the content.
     ///
     /// # Errors
-    /// When a record was changed on its way, or should not have come; the connection is of no use any more. None of its
-    /// bytes have been given out.
+    /// Returns an error if a record was changed in transit, or is not allowed at this point; the connection is unusable
+    /// then. None of the record's bytes have been returned.
     pub fn open<'a>(&mut self, bytes: &'a mut [u8]) -> Result<(usize, OpenedRecord<'a>), TlsError> {
         let Some(taken) = record_at(bytes)? else { return Ok((0, OpenedRecord::More)) };
         let (header, sealed) = bytes[..taken].split_at_mut(HEADER_BYTES);
         if header[0] != u8::from(ContentType::ApplicationData) {
-            return Err(TlsError::new("a record came that is not sealed, behind a handshake"));
+            return Err(TlsError::new("the peer sent an unencrypted record after the handshake"));
         }
         let message = InboundOpaqueMessage::new(ContentType::ApplicationData, ProtocolVersion::TLSv1_2, sealed);
         let message = self.open.decrypt(message, self.opened)?;
@@ -166,22 +166,22 @@ impl Session {
             ContentType::Alert => match plain {
                 [_, 0] => OpenedRecord::Closed,
                 [_, alert] => return Err(TlsError::alert(AlertDescription::from(*alert))),
-                _ => return Err(TlsError::new("the peer ended TLS, and not even that as it should")),
+                _ => return Err(TlsError::new("the peer closed TLS with a malformed alert")),
             },
             ContentType::Handshake => self.after_handshake(plain)?,
-            other => return Err(TlsError::new(format!("a sealed record of the type {other:?} came"))),
+            other => return Err(TlsError::new(format!("the peer sent a record of the unexpected type {other:?}"))),
         };
         Ok((taken, opened))
     }
 
-    /// Takes the messages of a handshake that come behind it.
+    /// Processes handshake messages that follow the handshake.
     fn after_handshake(&mut self, mut plain: &[u8]) -> Result<OpenedRecord<'static>, TlsError> {
-        let wrong = || TlsError::new("the peer sent a message of a handshake that has no place behind it");
+        let wrong = || TlsError::new("the peer sent a handshake message that is not allowed after the handshake");
         while let Some((&[typ, a, b, c], rest)) = plain.split_first_chunk::<4>() {
             let length = u32::from_be_bytes([0, a, b, c]) as usize;
             let (body, rest) = rest.split_at_checked(length).ok_or_else(wrong)?;
             match (typ, body) {
-                // Nothing is resumed.
+                // Sessions are never resumed.
                 (NEW_SESSION_TICKET, _) => {}
                 (KEY_UPDATE, &[asks @ (0 | 1)]) if rest.is_empty() => {
                     let (number, secrets) = self.kernel.next_rx()?;
@@ -219,6 +219,6 @@ fn parts(
         ConnectionTrafficSecrets::Aes128Gcm { key, iv }
         | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
         | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
-        _ => Err(TlsError::new("the peers have agreed on a cipher that is not known here")),
+        _ => Err(TlsError::new("the peers negotiated an unknown cipher")),
     }
 }

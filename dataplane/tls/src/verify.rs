@@ -1,8 +1,8 @@
-//! Whom we connect to: a holder of a certificate of our authority, of the role that serves.
+//! Verification of a server's certificate: issued by our authority, for the role that serves.
 //!
-//! Certificates of nodes and clients are issued for showing them to a server, which is what they do on control
-//! connections, and a node shows the same one where it serves data. So the chain is checked as a client's is, and what
-//! tells a server from a client is the name of its role in it, which is checked as a server's is.
+//! Certificates of nodes and clients are issued for client authentication, which is their use on control connections,
+//! and a node presents the same certificate where it serves data. So the chain is verified as a client's. The name of
+//! the role in the certificate distinguishes a server from a client; it is verified as a server's name.
 
 use core::fmt;
 use std::sync::Arc;

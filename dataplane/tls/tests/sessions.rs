@@ -1,4 +1,4 @@
-//! Two ends in memory: what they take and refuse in the handshake, and what becomes of records on the way.
+//! Client and server in memory: certificates that the handshake accepts and rejects, and damage to records.
 
 mod support;
 
@@ -7,7 +7,7 @@ use kvplane_tls::{
 };
 use support::{Authority, keychain};
 
-/// An end: its handshake or session, and what came for it.
+/// One end: its handshake or session, and the bytes it has received.
 struct End {
     handshake: Option<Box<Handshake>>,
     session: Option<Session>,
@@ -20,7 +20,7 @@ impl End {
         Self { handshake: Some(handshake), session: None, arrived: Vec::new(), failed: None }
     }
 
-    /// Goes on; what it sends.
+    /// Advances the handshake; returns the bytes to send.
     fn step(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if let Some(handshake) = self.handshake.take() {
@@ -39,7 +39,7 @@ impl End {
     }
 }
 
-/// Lets a client and a server talk, so many bytes at a time, until both are done or failed.
+/// Runs the handshake of a client and a server, with at most so many bytes at a time, until both are done or failed.
 fn meet(client: &Keychain, server: &Keychain, at_once: usize) -> (End, End) {
     let mut ends =
         [End::new(Handshake::client(client).expect("keys")), End::new(Handshake::server(server).expect("keys"))];
@@ -90,7 +90,7 @@ fn opened(session: &mut Session, mut bytes: &mut [u8]) -> Result<Vec<u8>, TlsErr
 }
 
 #[test]
-fn ends_of_one_cluster_meet_however_the_bytes_are_cut() {
+fn handshakes_complete_with_any_fragmentation() {
     let authority = Authority::new();
     let client = keychain(DataTls::Require, authority.issue("client"));
     let server = keychain(DataTls::Require, authority.issue("node"));
@@ -111,7 +111,7 @@ fn ends_of_one_cluster_meet_however_the_bytes_are_cut() {
 }
 
 #[test]
-fn a_record_right_behind_the_handshake_is_for_the_session() {
+fn a_record_behind_the_handshake_belongs_to_the_session() {
     let authority = Authority::new();
     let (client, server) =
         (keychain(DataTls::Require, authority.issue("client")), keychain(DataTls::Require, authority.issue("node")));
@@ -130,23 +130,23 @@ fn a_record_right_behind_the_handshake_is_for_the_session() {
     assert_eq!(opened(&mut other, &mut server.arrived).expect("a record"), b"a frame");
 }
 
-/// What a client with this identity is told by a server with that one, at both ends.
+/// Returns the errors at both ends of a handshake between a client and a server with these identities.
 fn refusal(client: Material, server: Material) -> (String, String) {
     let (client, server) = meet(&keychain(DataTls::Require, client), &keychain(DataTls::Require, server), usize::MAX);
     let mut client_says = client.failed.map(|error| error.to_string());
-    // A client is done before its certificate was looked at, and hears of that by a record.
+    // A client completes before the server has verified its certificate; the alert arrives as a record.
     if let Some(mut session) = client.session {
         let mut arrived = client.arrived;
         client_says = opened(&mut session, &mut arrived).err().map(|error| error.to_string());
     }
-    (client_says.expect("it is told"), server.failed.expect("it is told").to_string())
+    (client_says.expect("an alert"), server.failed.expect("an error").to_string())
 }
 
 #[test]
-fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
+fn invalid_certificates_are_rejected_with_the_reason_at_both_ends() {
     let (ours, other) = (Authority::new(), Authority::new());
     let cases = [
-        ("ended", ours.issue_for("prod", "client", (2020, 2021)), ours.issue("node"), "has ended", "has ended"),
+        ("ended", ours.issue_for("prod", "client", (2020, 2021)), ours.issue("node"), "has expired", "has expired"),
         (
             "not yet",
             ours.issue_for("prod", "client", (3990, 4000)),
@@ -158,16 +158,16 @@ fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
             "server's ended",
             ours.issue("client"),
             ours.issue_for("prod", "node", (2020, 2021)),
-            "has ended",
-            "has ended",
+            "has expired",
+            "has expired",
         ),
-        ("no node", ours.issue("client"), ours.issue("client"), "not for what it does", "does not take our"),
+        ("no node", ours.issue("client"), ours.issue("client"), "not for its role", "rejects our"),
         (
             "other name",
             ours.issue_for("test", "client", (2020, 4000)),
             ours.issue("node"),
-            "not for what",
-            "does not take",
+            "not for its role",
+            "rejects our",
         ),
     ];
     for (case, client, server, client_says, server_says) in cases {
@@ -175,11 +175,11 @@ fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
         assert!(client.contains(client_says), "{case}: the client says {client:?}");
         assert!(server.contains(server_says), "{case}: the server says {server:?}");
     }
-    // Of another cluster with the same name: each trusts its own authority only.
+    // Another cluster with the same name: each trusts its own authority only.
     let (client, server) = refusal(other.issue("client"), ours.issue("node"));
     assert!(client.contains("not from this cluster's authority"), "{client}");
     assert!(server.contains("authority"), "{server}");
-    // Self-made, and trusting ours.
+    // A forged certificate, with our authority as its trust.
     let forged = Material { trust_pem: ours.issue("client").trust_pem, ..other.issue("client") };
     let (client, server) = refusal(forged, ours.issue("node"));
     assert!(server.contains("not from this cluster's authority"), "{server}");
@@ -187,11 +187,11 @@ fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
 }
 
 #[test]
-fn a_client_of_no_role_in_the_cluster_is_refused() {
+fn a_client_without_a_role_in_the_cluster_is_rejected() {
     let ours = Authority::new();
     let (client, server) = refusal(ours.issue("guest"), ours.issue("node"));
     assert!(server.contains("no role in this cluster"), "{server}");
-    assert!(client.contains("does not take our certificate"), "{client}");
+    assert!(client.contains("rejects our certificate"), "{client}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_changed_repeated_or_missing_record_is_refused() {
 }
 
 #[test]
-fn a_part_of_a_record_gives_nothing_out() {
+fn an_incomplete_record_yields_no_plaintext() {
     let authority = Authority::new();
     let (mut client, mut server) = sessions(&authority);
     let record = sealed(&mut client, &[9; 1000]);
@@ -244,7 +244,7 @@ fn keys_change_before_the_ciphers_limit_and_the_peer_follows() {
 }
 
 #[test]
-fn an_end_that_was_announced_is_told_from_one_that_was_cut() {
+fn close_notify_is_reported_as_an_orderly_end() {
     let authority = Authority::new();
     let (mut client, mut server) = sessions(&authority);
     let mut end = client.close().expect("a record");
@@ -284,7 +284,7 @@ fn garbage_ends_a_handshake_without_a_panic() {
 }
 
 #[test]
-fn an_identity_that_cannot_be_used_leaves_the_one_before_it() {
+fn an_unusable_identity_leaves_the_previous_one() {
     let authority = Authority::new();
     let chain = Keychain::new(DataTls::Require, "node");
     let missing = Handshake::client(&chain).err().expect("there is none yet").to_string();

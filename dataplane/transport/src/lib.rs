@@ -1,15 +1,15 @@
-//! Drivers that move bytes between a host and its peers.
+//! Transport drivers: move bytes between a host and its peers.
 //!
-//! A driver knows frames and payloads, not what they mean: the host asks the pure core. All drivers of a host share its
-//! poller, and run on whichever thread has the host.
+//! A driver handles frames and payloads without interpreting them: the host passes them to the sans-I/O core. All
+//! drivers of a host share its poller, and run on whichever thread runs the host.
 //!
 //! * [`tcp`]: frames over TCP, several connections to a peer.
-//! * [`fault`]: the same, with faults by a seeded plan.
+//! * [`fault`]: the TCP driver with fault injection by a seeded plan.
 //! * [`file`]: files as segments, over io_uring.
 //! * [`nvme`]: the SSD under a shard's tier, over io_uring.
-//! * [`mooncake`]: the protocol of stock Mooncake engines, both sides.
-//! * [`rdma`]: the same over verbs, with payloads and segments moved by the device.
-//! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
+//! * [`mooncake`]: the protocol of stock Mooncake engines, client and server side.
+//! * [`rdma`]: frames over verbs; payloads and segments are moved by the NIC.
+//! * [`shm`]: peers on the same machine: frames over rings in shared memory; the receiving side copies the payloads.
 
 #![forbid(unsafe_code)]
 

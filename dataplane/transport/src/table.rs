@@ -1,4 +1,4 @@
-//! Connections by position, each with a generation, so that the name of a former one is not taken for another's.
+//! Connection table: entries by index with a generation, so that a stale id never denotes a newer connection.
 
 use crate::types::ConnectionId;
 
@@ -7,11 +7,11 @@ struct Place<T> {
     content: Option<T>,
 }
 
-/// A table of reused positions. A position is taken until [`Self::free`], also while nothing is there.
+/// Table with reused indexes. An index is taken until [`Self::free`], even while its entry is empty.
 pub(crate) struct Table<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
-    /// Positions that are taken.
+    /// Number of taken indexes.
     taken: usize,
 }
 
@@ -20,24 +20,24 @@ impl<T> Table<T> {
         Self { places: Vec::new(), free: Vec::new(), taken: 0 }
     }
 
-    /// How many positions are taken.
+    /// Returns the number of taken indexes.
     pub(crate) const fn len(&self) -> usize {
         self.taken
     }
 
-    /// How many positions there are, free ones among them.
+    /// Returns the number of indexes, including free ones.
     pub(crate) const fn positions(&self) -> u32 {
         self.places.len() as u32
     }
 
-    /// The name that the next connection gets.
+    /// Returns the id that the next connection gets.
     pub(crate) fn next_id(&self) -> ConnectionId {
         let index = self.free.last().copied().unwrap_or(self.places.len() as u32);
         let generation = self.places.get(index as usize).map_or(1, |place| place.generation.wrapping_add(1));
         ConnectionId { index, generation }
     }
 
-    /// Takes a position for a connection that [`Self::put`] brings later.
+    /// Reserves an index for a connection that [`Self::put`] adds later.
     pub(crate) fn reserve(&mut self) -> ConnectionId {
         let id = self.next_id();
         if self.free.pop().is_none() {
@@ -48,7 +48,7 @@ impl<T> Table<T> {
         id
     }
 
-    /// Fills a position that was reserved.
+    /// Fills a reserved entry.
     pub(crate) fn put(&mut self, id: ConnectionId, content: T) {
         self.places[id.index as usize].content = Some(content);
     }
@@ -59,7 +59,7 @@ impl<T> Table<T> {
         id
     }
 
-    /// Whether this is the name of the position's present connection, or of its last one.
+    /// Returns true if this is the id of the entry's current connection, or of its last one.
     pub(crate) fn is_current(&self, id: ConnectionId) -> bool {
         self.places.get(id.index as usize).is_some_and(|place| place.generation == id.generation)
     }
@@ -76,35 +76,35 @@ impl<T> Table<T> {
         if place.generation == id.generation { place.content.as_mut() } else { None }
     }
 
-    /// The connection at a position, whichever it is.
+    /// Returns the connection at an index, whatever its generation.
     #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&T> {
         self.places[index as usize].content.as_ref()
     }
 
-    /// As [`Self::at`], to be changed.
+    /// Returns the connection at an index mutably, see [`Self::at`].
     #[inline]
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.places[index as usize].content.as_mut()
     }
 
-    /// The name of the connection at a position.
+    /// Returns the id of the connection at an index.
     #[inline]
     pub(crate) fn id_at(&self, index: u32) -> ConnectionId {
         ConnectionId { index, generation: self.places[index as usize].generation }
     }
 
-    /// Takes a connection out. Its position is not given to another before [`Self::free`].
+    /// Removes a connection. Its index is not reused before [`Self::free`].
     pub(crate) fn take(&mut self, id: ConnectionId) -> Option<T> {
         if self.is_current(id) { self.take_if(id.index, |_| true) } else { None }
     }
 
-    /// Takes out the connection at a position, if it is so.
+    /// Removes the connection at an index if the predicate holds.
     pub(crate) fn take_if(&mut self, index: u32, is_so: impl FnOnce(&mut T) -> bool) -> Option<T> {
         self.places[index as usize].content.take_if(is_so)
     }
 
-    /// The position of a connection that was taken out may be another's.
+    /// Frees the index of a removed connection.
     pub(crate) fn free(&mut self, id: ConnectionId) {
         self.free.push(id.index);
         self.taken -= 1;
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_position_is_another_connections_only_when_it_is_free() {
+    fn an_index_is_reused_only_after_it_is_freed() {
         let mut table = Table::new();
         let expected = table.next_id();
         let first = table.insert('a');

@@ -1,22 +1,22 @@
-//! Tokens of readiness: which driver, which of its connections, and what.
+//! Tokens of readiness events: driver, connection, and generation.
 //!
-//! All drivers of a host share one poller, so what it reports carries a token that finds its way back. A generation
-//! makes the event of a former connection recognisable.
+//! All drivers of a host share one poller, so every event carries a token that identifies its receiver. The generation
+//! makes an event of a former connection recognizable.
 
-/// What an event belongs to.
+/// Identity of a readiness event's receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Token {
-    /// Which driver or source.
+    /// Driver or other source.
     pub source: Source,
-    /// Its index of the connection, below 2^24.
+    /// Index of the connection in its driver, below 2^24.
     pub index: u32,
-    /// Which connection at that index.
+    /// Generation of the connection at that index.
     pub generation: u32,
 }
 
 macro_rules! sources {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// Whose descriptor it is.
+        /// Owner of a descriptor in the poller.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Source {
@@ -51,15 +51,15 @@ sources! {
     Files = 7,
     /// Completions of an RDMA device.
     RdmaCompletions = 8,
-    /// Events of an RDMA device.
+    /// Asynchronous events of an RDMA device.
     RdmaEvents = 9,
-    /// The queue of the tier's device.
+    /// Completions of the tier's device.
     Tier = 10,
-    /// Answers of stock Mooncake engines to handshakes.
+    /// Handshake replies of stock Mooncake engines.
     StockAnswers = 19,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
-    /// A connection of a stock engine.
+    /// A connection from a stock engine.
     MooncakeServed = 17,
     /// A connection to a stock engine.
     MooncakeLane = 18,
@@ -68,7 +68,7 @@ sources! {
 const INDEX_BITS: u32 = 24;
 
 impl Token {
-    /// The token as the poller's word.
+    /// Encodes the token as the poller's word.
     ///
     /// # Panics
     /// When the index does not fit 24 bits; connection tables are far smaller.
@@ -78,7 +78,7 @@ impl Token {
         (self.source as u64) << 56 | u64::from(self.index) << 32 | u64::from(self.generation)
     }
 
-    /// The inverse of [`Self::to_bits`]; `None` for a word that no driver made.
+    /// Decodes the poller's word, the inverse of [`Self::to_bits`]; `None` if no driver encoded it.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Option<Self> {
         match Source::from_code((bits >> 56) as u8) {

@@ -1,11 +1,11 @@
-//! Which connections have a turn: positions of a table, in order, each queued at most once.
+//! Round-robin queues of connections: indexes of a table, in order, each queued at most once.
 
 use std::collections::VecDeque;
 
-/// A queue of positions.
+/// Queue of connection indexes.
 pub(crate) struct Turns {
     queue: VecDeque<u32>,
-    /// Whether a position is in the queue.
+    /// For each index, true if it is in the queue.
     queued: Vec<bool>,
 }
 
@@ -14,7 +14,7 @@ impl Turns {
         Self { queue: VecDeque::new(), queued: Vec::new() }
     }
 
-    /// Queues a position, if it is not.
+    /// Queues an index unless it is queued already.
     #[inline]
     pub(crate) fn mark(&mut self, index: u32) {
         if index as usize >= self.queued.len() {
@@ -25,7 +25,7 @@ impl Turns {
         }
     }
 
-    /// Takes the next one out. Its connection may be gone by now.
+    /// Dequeues the next index. Its connection may be gone by now.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<u32> {
         let index = self.queue.pop_front()?;
@@ -42,13 +42,13 @@ impl Turns {
     }
 }
 
-/// The turns of connections in the rounds of a host.
+/// Queues of connections in the rounds of a host.
 pub(crate) struct Rounds {
     /// Connections with input to take.
     pub(crate) ready: Turns,
     /// Connections with output to send.
     pub(crate) dirty: Turns,
-    /// Connections with more input than their share of this round.
+    /// Connections with more input than their budget of this round.
     pub(crate) again: Vec<u32>,
 }
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_queued_once_until_it_had_its_turn() {
+    fn each_index_is_queued_once_until_its_turn() {
         let mut turns = Turns::new();
         for index in [7, 2, 7, 2] {
             turns.mark(index);

@@ -1,4 +1,4 @@
-//! What drivers and hosts say to each other.
+//! Types of the interface between drivers and hosts.
 
 use core::fmt;
 
@@ -6,48 +6,48 @@ use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::{FrameError, Header};
 use kvplane_sys::{CorruptRing, IoBuf};
 
-/// A connection of a driver.
+/// Id of a connection of a driver.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ConnectionId {
-    /// Position in the driver's table.
+    /// Index in the driver's table.
     pub index: u32,
-    /// Which connection at that position.
+    /// Generation of the connection at that index.
     pub generation: u32,
 }
 
-/// Something happened that the host did not ask for by a call.
+/// Event that a driver reports to its host.
 #[derive(Debug)]
 pub enum Event {
     /// A peer connected to us.
     Accepted(ConnectionId),
-    /// A connection that we began is there.
+    /// A connection that we initiated is established.
     Connected(ConnectionId),
-    /// The payload that was sent with this hold has left, or never will.
+    /// The payload with this hold was sent, or never will be.
     Sent(u64),
-    /// The connection is gone and none of its I/O is left.
+    /// The connection is gone and none of its I/O is in flight.
     Gone(ConnectionId, CloseCause),
 }
 
-/// Why a connection is gone.
+/// Reason why a connection is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CloseCause {
     /// We closed it.
     Closed,
     /// The peer closed it, or died.
     Peer,
-    /// The kernel says: an errno.
+    /// Error of the kernel: an errno.
     Kernel(i32),
-    /// The peer sent what is not a frame.
+    /// The peer sent bytes that are not a frame.
     Frame(FrameError),
-    /// The peer broke the shared ring.
+    /// The peer corrupted the shared ring.
     Ring(CorruptRing),
-    /// It could not be set up: says why.
+    /// Setup failed; the text gives the reason.
     Setup(String),
-    /// The RDMA device or the connection on it failed: says which and why.
+    /// The RDMA device or the connection on it failed; the text names it and the reason.
     Rdma(String),
-    /// It cannot be sealed, or not be trusted any more: says why and what to do.
+    /// TLS failed, or the peer is not trusted any more; the text gives the reason and the next step.
     Tls(String),
-    /// There is no such way to the peer from here, and trying again soon would end the same: says why.
+    /// The path to the peer is unavailable, and an early retry would fail too; the text gives the reason.
     Unavailable(String),
 }
 
@@ -64,40 +64,40 @@ impl fmt::Display for CloseCause {
     }
 }
 
-/// The next step of a connection's input.
+/// Next step of a connection's input.
 #[derive(Debug)]
 pub enum Input {
-    /// A frame; its body is in the caller's scratch. Answer with `receive_payload` when the header states one.
+    /// A frame; its body is in the caller's scratch. The host calls `receive_payload` if the header states a payload.
     Frame(Header),
-    /// The payload of the last frame is where it was sent to; its target wanted the checksum.
+    /// The payload of the last frame is at its destination; its checksum, if the target requested it.
     Payload(Option<u64>),
-    /// Nothing more at the moment.
+    /// No more input for now.
     Wait,
 }
 
-/// Where the payload of a frame goes.
+/// Destination of a frame's payload.
 #[derive(Debug)]
 pub enum Target {
-    /// Nowhere.
+    /// The payload is discarded.
     Discard,
-    /// Into this memory, of exactly the payload's length.
+    /// One buffer, of exactly the payload's length.
     Memory {
-        /// The memory.
+        /// Destination buffer.
         buffer: IoBuf,
-        /// Whether to sum it up.
+        /// True to compute the payload's checksum.
         checksum: bool,
     },
-    /// Into these pieces of memory, in order, together of exactly the payload's length.
+    /// Several pieces of memory, in order, together of exactly the payload's length.
     Scatter {
-        /// The memory. Thousands of small pieces are fine.
+        /// Destination pieces. Thousands of small ones are fine.
         buffers: Vec<IoBuf>,
-        /// Whether to sum the payload up, as a whole.
+        /// True to compute the payload's checksum, over all pieces.
         checksum: bool,
     },
 }
 
 impl Target {
-    /// The first piece of its memory, if there is one.
+    /// Returns the first piece of the destination, if any.
     #[must_use]
     pub fn first(&self) -> Option<&IoBuf> {
         match self {
@@ -108,7 +108,7 @@ impl Target {
     }
 }
 
-/// The checksum of all pieces, as one payload.
+/// Returns the checksum of all pieces, as one payload.
 pub(crate) fn checksum_of_pieces(pieces: &[IoBuf]) -> u64 {
     let mut checksum = PayloadChecksum::new();
     for buffer in pieces {
@@ -117,17 +117,17 @@ pub(crate) fn checksum_of_pieces(pieces: &[IoBuf]) -> u64 {
     checksum.finish()
 }
 
-/// The memory of a payload, in order. One piece is the common case and costs no allocation.
+/// Memory of a payload, in order. A single piece is the common case and costs no allocation.
 #[derive(Clone, Debug)]
 pub enum Pieces {
-    /// In one piece.
+    /// A single piece.
     One(IoBuf),
-    /// In several.
+    /// Several pieces.
     Many(Vec<IoBuf>),
 }
 
 impl Pieces {
-    /// The pieces.
+    /// Returns the pieces.
     #[must_use]
     pub const fn as_slice(&self) -> &[IoBuf] {
         match self {
@@ -136,7 +136,7 @@ impl Pieces {
         }
     }
 
-    /// Bytes of all pieces. Looks at each.
+    /// Returns the total length of all pieces, in bytes. Visits each piece.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.as_slice().iter().map(IoBuf::bytes).sum()
@@ -155,12 +155,12 @@ impl From<Vec<IoBuf>> for Pieces {
     }
 }
 
-/// A payload to send, and what to say when it has left. Where its frame's header announces a checksum of value 0, the
-/// driver computes it.
+/// A payload to send, with its hold. If its frame's header announces a checksum of value 0, the driver computes the
+/// checksum.
 #[derive(Debug)]
 pub struct OutgoingPayload {
-    /// The memory.
+    /// Memory of the payload.
     pub buffers: Pieces,
-    /// For [`Event::Sent`]; `None` when nobody needs to know.
+    /// Reported by [`Event::Sent`]; `None` if the sender needs no report.
     pub hold: Option<u64>,
 }

@@ -7,6 +7,7 @@
 
 mod command;
 mod config_file;
+mod reference;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What no scheduler can beat by placing alone: one queue, one endless cache that everybody shares, free transfers.
+//! Bound of all schedulers that only choose placements: one queue, one unlimited shared cache, free transfers.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -6,16 +6,16 @@ use std::collections::{BTreeSet, BinaryHeap};
 use crate::config::{SimConfig, Work};
 use crate::outcome::{Fate, Outcome, RequestOutcome};
 
-/// In what order the one queue is served.
+/// Order in which the queue is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     /// First come, first served.
     Fcfs,
-    /// The shortest first, among those who wait.
+    /// Shortest of the waiting requests first.
     Shortest,
 }
 
-/// Serves `trace` so.
+/// Serves `trace` in this order.
 #[must_use]
 pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
     let mut known = BTreeSet::new();
@@ -32,8 +32,8 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
     let mut served = vec![None; jobs.len()];
     let (mut next, mut clock) = (0, 0);
     while next < jobs.len() || !queue.is_empty() {
-        let Reverse(free_ns) = free.pop().expect("as many as there are instances");
-        // Whoever was free before the last one started was so for want of work.
+        let Reverse(free_ns) = free.pop().expect("one entry per instance");
+        // An instance that was free before the last start was idle for lack of work.
         let mut now = free_ns.max(clock);
         if queue.is_empty() {
             now = now.max(jobs[next].0);
@@ -44,7 +44,7 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
             queue.insert((key, next));
             next += 1;
         }
-        let (_, at) = queue.pop_first().expect("somebody came");
+        let (_, at) = queue.pop_first().expect("a request is queued");
         let (arrival_ns, took_ns, cached) = jobs[at];
         free.push(Reverse(now + took_ns));
         served[at] = Some(RequestOutcome {

@@ -1,4 +1,4 @@
-//! The cache of a simulated node: a real store without bytes, in which a token takes one granule.
+//! Cache of a simulated node: a production store without bytes, in which a token takes one granule.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use kvplane_store::{Store, StoreConfig};
 
 use crate::config::{SimConfig, Work};
 
-/// Events that the store keeps between two readings: one prompt stores and evicts fewer.
+/// Number of events that the store keeps between two reads: one prompt stores and evicts fewer blocks.
 const EVENTS: usize = 1 << 14;
 
 pub(crate) struct Cache {
@@ -34,12 +34,13 @@ impl Cache {
             ..StoreConfig::for_pool(pool_bytes)
         };
         let policy = ChosenPolicy::new(&config);
-        let mut store = Store::with_policy(config, Version(1), policy).expect("limits that follow from a cache's size");
+        let mut store =
+            Store::with_policy(config, Version(1), policy).expect("the limits follow from the cache's size");
         store.keep_events(EVENTS);
         Self { store, next: 1, block_tokens }
     }
 
-    /// How many of `blocks` from the first on it has.
+    /// Returns the length of the prefix of `blocks` that the cache has.
     pub(crate) fn prefix(&self, blocks: &[u64]) -> usize {
         blocks.iter().take_while(|block| self.has(**block)).count()
     }
@@ -48,29 +49,29 @@ impl Cache {
         self.store.exists(digest(block))
     }
 
-    /// The first `blocks` of a prompt are asked for.
+    /// Touches the first `blocks` of a prompt, as a get does.
     pub(crate) fn touch(&mut self, work: &Work, blocks: usize) {
         work.blocks[..blocks].iter().for_each(|block| self.touch_block(*block));
     }
 
     pub(crate) fn touch_block(&mut self, block: u64) {
         if let Ok((pin, _)) = self.store.get(digest(block)) {
-            self.store.unpin(pin).expect("a pin just given");
+            self.store.unpin(pin).expect("the pin was just taken");
         }
     }
 
-    /// Puts the blocks of a prompt up to `to` that are not there, except those of `skip`.
+    /// Puts the missing blocks of a prompt up to `to`, except for those in `skip`.
     pub(crate) fn put(&mut self, work: &Work, to: usize, skip: &Range<usize>) {
         for (at, block) in work.blocks[..to].iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
             let rest = u64::from(work.input_tokens).saturating_sub(at as u64 * self.block_tokens);
             let bytes = rest.clamp(1, self.block_tokens) * GRANULE_BYTES;
             if let Ok((reservation, _)) = self.store.reserve(digest(*block), bytes) {
-                self.store.commit(reservation, 0).expect("nobody else puts it");
+                self.store.commit(reservation, 0).expect("no other put of it is in flight");
             }
         }
     }
 
-    /// What came and went since the last call: blocks stored, blocks removed.
+    /// Takes the changes since the last call: blocks stored, blocks removed.
     pub(crate) fn changes(&mut self) -> (Vec<u64>, Vec<u64>) {
         let page = self.store.events().read(self.next, EVENTS);
         self.next = page.next;

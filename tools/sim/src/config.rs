@@ -1,4 +1,4 @@
-//! What is simulated.
+//! Settings of a simulation, and the requests of a trace.
 
 use std::sync::Arc;
 
@@ -7,59 +7,59 @@ use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
 use kvplane_store::eviction::Eviction;
 
-/// A request of a trace.
+/// Request of a trace.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// When it comes, after the start.
+    /// Time of arrival, after the start.
     pub arrival_ns: u64,
-    /// Tokens of its prompt.
+    /// Length of its prompt in tokens.
     pub input_tokens: u32,
-    /// Tokens that it generates.
+    /// Number of tokens that it generates.
     pub output_tokens: u32,
-    /// The prompt's blocks, ids chained over the prefix.
+    /// Blocks of the prompt: ids chained over the prefix.
     pub blocks: Arc<[u64]>,
 }
 
-/// A cluster. The default is that of the paper's Figure 5: eight prefill nodes of eight A800, LLaMA3-70B, caches of
-/// 3M tokens, 87 GB/s.
+/// Settings of a simulated cluster. The default is that of the paper's Figure 5: eight prefill nodes of eight A800,
+/// LLaMA3-70B, caches of 3M tokens, 87 GB/s.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// Prefill instances.
+    /// Number of prefill instances.
     pub prefill: usize,
-    /// Decode instances; 0 leaves decoding out.
+    /// Number of decode instances; 0 omits decoding.
     pub decode: usize,
-    /// Tokens of each prefill instance's cache.
+    /// Capacity of each prefill instance's cache, in tokens.
     pub cache_tokens: u64,
-    /// What goes when it is full.
+    /// Eviction policy of the cache.
     pub eviction: Eviction,
-    /// Tokens of each decode instance's memory.
+    /// Capacity of each decode instance's memory, in tokens.
     pub decode_tokens: u64,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Bytes of KV cache of a token.
+    /// Bytes of KV cache per token.
     pub token_bytes: u64,
-    /// Bytes a second of a node's NICs.
+    /// Bandwidth of a node's NICs, in bytes per second.
     pub nic_bytes_s: u64,
-    /// How long prefills really take.
+    /// Actual duration of prefills.
     pub truth: PrefillModel,
-    /// How long steps of a decode really take.
+    /// Actual duration of decode steps.
     pub decode_model: DecodeModel,
-    /// What is promised.
+    /// Objectives of all requests.
     pub slo: Slo,
-    /// How many times faster than the trace requests come.
+    /// Factor by which requests arrive faster than in the trace.
     pub load: f64,
-    /// What goes wrong.
+    /// Injected faults.
     pub faults: Faults,
-    /// What chance is drawn from.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Whether to note every 30 s how many instances hold each block.
+    /// True if the number of instances that hold the most used blocks is sampled every 30 s.
     pub replicas: bool,
-    /// What copies of hot prefixes may take that are made without a request; none: there are none.
+    /// Limits of proactive replicas of hot prefixes; none disables them.
     pub copies: Option<CopyConfig>,
-    /// Whether what instances fetch passes through and is never kept.
+    /// True if fetched blocks pass through an instance and are never kept.
     pub pass_through: bool,
-    /// Whether an instance has all blocks of a prompt from the moment it is placed there, and not only when it has
-    /// computed them: what simulators do that know no time between the two.
+    /// True if an instance has all blocks of a prompt from its placement on, and not only once they are computed: the
+    /// assumption of simulators that do not model the time between the two.
     pub at_once: bool,
 }
 
@@ -88,18 +88,19 @@ impl Default for SimConfig {
     }
 }
 
-/// What goes wrong.
+/// Injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// How late the Conductor hears of what caches hold.
+    /// Delay of cache events to the Conductor.
     pub stale_ns: u64,
-    /// The part of those events that never arrives.
+    /// Fraction of those events that are lost.
     pub lost: f64,
-    /// How far each prefill may be off what the model says: by a factor of up to `1 + misjudged`, either way.
+    /// Error of prefill predictions: each prefill takes up to a factor of `1 + misjudged` more or less than the model
+    /// predicts.
     pub misjudged: f64,
-    /// When an instance dies, if one does.
+    /// Time at which an instance dies, if one does.
     pub death_ns: Option<u64>,
 }
 
-/// After how long the Conductor knows of a death.
+/// Delay until the Conductor detects a death.
 pub(crate) const DETECTED_NS: u64 = 3_000_000_000;

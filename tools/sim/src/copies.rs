@@ -1,5 +1,5 @@
-//! Copies of hot prefixes that are made without a request: the Conductor's rule ([`kvplane_conductor::copies`]),
-//! carried out between simulated caches.
+//! Proactive replication of hot prefixes between simulated caches, by the Conductor's rule
+//! ([`kvplane_conductor::copies`]).
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::config::Work;
 use crate::events::Event;
 use crate::world::World;
 
-/// How often it is looked whether something is worth a copy.
+/// Interval between decisions about replicas.
 pub(crate) const LOOK_NS: u64 = 1_000_000_000;
-/// Prefixes that are looked at.
+/// Number of prefixes that are considered.
 const ROWS: usize = 64;
 
-/// What is fetched, and what was copied.
+/// Fetches by prefix, and replicas made.
 pub(crate) struct CopyTraffic {
     table: HotTable,
     copies: Copies<u64>,
@@ -29,14 +29,14 @@ impl CopyTraffic {
 }
 
 impl World<'_> {
-    /// A request fetches what it lacks of its first `blocks`.
+    /// Notes that a request fetches missing blocks of its first `blocks`.
     pub(crate) fn note_fetch(&mut self, id: usize, blocks: usize) {
         if let Some(copied) = &mut self.copied {
             copied.table.note(self.context, &self.trace[id].blocks[..blocks], self.events.now_ns());
         }
     }
 
-    /// Makes the copies that pay now.
+    /// Begins the replications that pay off now.
     pub(crate) fn copy_hot(&mut self) {
         let Some(mut copied) = self.copied.take() else { return };
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
@@ -45,7 +45,7 @@ impl World<'_> {
         for row in copied.table.most(ROWS, self.events.now_ns()) {
             let alive = || self.nodes.iter().filter(|node| node.alive);
             let held = |node: &crate::world::Node| node.cache.prefix(&row.chain);
-            // What everybody has is fetched by nobody.
+            // Blocks that every instance has are never fetched.
             let head = alive().map(held).min().unwrap_or(0);
             let places = alive().filter(|node| held(node) == row.chain.len()).count() as u32;
             let key = row.chain.last().copied().unwrap_or(0);
@@ -73,7 +73,8 @@ impl World<'_> {
         }
     }
 
-    /// Sends a prefix from the least busy that has it to the least busy that has not; false where there are no such.
+    /// Sends a prefix from its least busy holder to the least busy instance without it; returns false if either is
+    /// missing.
     fn begin_copy(&mut self, key: u64, chain: &Arc<[u64]>) -> bool {
         let whole = |at: &usize| self.nodes[*at].cache.prefix(chain) == chain.len();
         let alive: Vec<usize> = (0..self.nodes.len()).filter(|at| self.nodes[*at].alive).collect();
@@ -89,7 +90,7 @@ impl World<'_> {
         true
     }
 
-    /// A copy is there.
+    /// Completes a replication.
     pub(crate) fn copy_came(&mut self, instance: usize, key: u64, chain: &Arc<[u64]>) {
         let alive = self.nodes[instance].alive;
         if alive {

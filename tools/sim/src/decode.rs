@@ -1,17 +1,17 @@
-//! A simulated decode instance: continuous batching, where each step takes as long as its batch is large.
+//! Simulated decode instance: continuous batching, where the duration of a step follows from the batch.
 //!
-//! Between two changes of the batch all steps are taken to be equally long, by what was resident at the first.
+//! Between two changes of the batch all steps are assumed to be as long as the first one.
 
 use std::collections::VecDeque;
 
 use kvplane_conductor::cost::DecodeModel;
 
-/// A request in the batch.
+/// Request in the batch.
 struct Member {
     id: usize,
     resident: u64,
     left: f64,
-    /// How many tokens came at which distance, in order of time.
+    /// Numbers of tokens and the time between them, in order.
     steps: Vec<(f64, f64)>,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct Decode {
     batch: Vec<Member>,
     waiting: VecDeque<(usize, u64, u32)>,
     since_ns: u64,
-    /// Counts changes; whoever wakes with an older one is late.
+    /// Number of changes of the batch; an event with an older version is stale.
     pub version: u64,
 }
 
@@ -33,7 +33,8 @@ impl Decode {
         model.step_ns(self.resident(), self.batch.len()) as f64
     }
 
-    /// Brings the batch up to `now_ns`; says who is done, with the mean of the longest tenth of its distances.
+    /// Advances the batch to `now_ns`; returns the finished requests, each with the mean of its longest tenth of times
+    /// between tokens.
     pub(crate) fn advance(&mut self, now_ns: u64, model: &DecodeModel) -> Vec<(usize, f64)> {
         let step_ns = self.step_ns(model);
         let steps = (now_ns - self.since_ns) as f64 / step_ns;
@@ -61,7 +62,7 @@ impl Decode {
         self.waiting.push_back((id, u64::from(tokens), output));
     }
 
-    /// Lets in who waits while there is room; says who came in.
+    /// Admits waiting requests while there is room; returns the admitted ones.
     pub(crate) fn admit(&mut self, capacity: u64) -> Vec<usize> {
         let mut came = Vec::new();
         while let Some((id, tokens, output)) = self.waiting.front().copied() {
@@ -78,14 +79,14 @@ impl Decode {
         came
     }
 
-    /// When the next one is done.
+    /// Returns the time at which the next request finishes.
     pub(crate) fn next_ns(&self, model: &DecodeModel) -> Option<u64> {
         let least = self.batch.iter().map(|member| member.left).min_by(f64::total_cmp)?;
         Some(self.since_ns + (least * self.step_ns(model)).ceil() as u64)
     }
 }
 
-/// The mean of the longest tenth of the distances between tokens, which is what the paper judges by.
+/// Returns the mean of the longest tenth of the times between tokens, the paper's criterion.
 fn longest_tenth(steps: &[(f64, f64)]) -> f64 {
     let mut steps = steps.to_vec();
     steps.sort_by(|a, b| b.0.total_cmp(&a.0));

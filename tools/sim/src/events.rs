@@ -1,13 +1,13 @@
-//! The events of a simulated cluster, in the order of time.
+//! Events of a simulated cluster, in the order of time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Something that happens.
+/// Event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
-    /// The Conductor hears what a cache holds now and no longer.
+    /// The Conductor receives the changes of a cache.
     Heard {
         instance: usize,
         stored: Vec<u64>,
@@ -37,11 +37,11 @@ pub(crate) enum Event {
     Arrived {
         id: usize,
     },
-    /// Somebody who waits may go now.
+    /// A queued request may be able to start.
     Wake,
-    /// It is looked whether something is worth a copy.
+    /// Time to decide about replicas.
     Copies,
-    /// A copy is there.
+    /// A replica is complete.
     Copied {
         instance: usize,
         key: u64,
@@ -49,23 +49,23 @@ pub(crate) enum Event {
     },
 }
 
-/// What will happen, and the time: that of what happened last.
+/// Queue of future events, and the present time: that of the last event.
 #[derive(Default)]
 pub(crate) struct EventQueue {
-    /// By time; of equal times in the order in which they were said.
+    /// Events by time; those of equal time in the order in which they were added.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     now_ns: u64,
 }
 
 impl EventQueue {
-    /// Something will happen then.
+    /// Adds an event at `at_ns`.
     pub(crate) fn at(&mut self, at_ns: u64, event: Event) {
         self.number += 1;
         self.events.push(Reverse((at_ns, self.number, event)));
     }
 
-    /// What happens next, at the time that it is from then on.
+    /// Takes the next event, and advances the present time to it.
     pub(crate) fn pop(&mut self) -> Option<Event> {
         let Reverse((at_ns, _, event)) = self.events.pop()?;
         self.now_ns = at_ns;

@@ -1,12 +1,12 @@
-//! A simulated cluster: prefill and decode instances with caches and NICs, scheduled by the real Conductor.
+//! Simulated cluster: prefill and decode instances with caches and NICs, scheduled by the production Conductor.
 //!
-//! Discrete events over a trace. The Conductor is the code that serves, with whichever policy; it learns of the
-//! cluster what it would learn of a real one: events of caches, late or lost if so configured, and reports. Caches are
-//! the store itself, with its eviction, without bytes behind it. What is modelled is time: prefills by the polynomial
-//! fitted to the paper, transfers by NICs that serve one transfer after the other, decodes by steps whose length
-//! follows from the batch.
+//! A discrete-event simulation over a trace. The Conductor is the production code, with any policy; it receives from
+//! the simulated cluster what it would from a real one: cache events, optionally late or lost, and reports. A cache is
+//! the production store with its eviction, but without memory for the bytes. Only time is modelled: prefills by the
+//! polynomial fitted to the paper, transfers by NICs that serve one transfer after the other, decodes by steps whose
+//! length follows from the batch.
 //!
-//! The same inputs give the same outcome, everywhere.
+//! The simulation is deterministic: the same inputs give the same outcome on every machine.
 
 #![forbid(unsafe_code)]
 

@@ -1,60 +1,60 @@
-//! What a simulation found.
+//! Results of a simulation.
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was served.
+    /// Served.
     Served,
-    /// It was refused at arrival.
+    /// Rejected at arrival.
     Refused,
-    /// It was refused after its prefill, which was wasted.
+    /// Rejected after its prefill, which was wasted.
     RefusedLate,
-    /// It was never served: the cluster is gone.
+    /// Never served: no instance is left.
     Lost,
 }
 
-/// One request.
+/// Result of one request.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RequestOutcome {
-    /// What became of it.
     pub fate: Fate,
-    /// Until its first token.
+    /// Time to first token.
     pub ttft_ns: u64,
-    /// The mean of the longest tenth of the times between its tokens; 0 where decoding was left out.
+    /// Mean of the longest tenth of the times between its tokens; 0 without decoding.
     pub tbt_ns: u64,
-    /// Tokens of the prompt that were cached or fetched.
+    /// Number of prompt tokens that were cached or fetched.
     pub reused_tokens: u32,
-    /// Tokens of the prompt.
+    /// Length of the prompt in tokens.
     pub tokens: u32,
-    /// What its prefills took.
+    /// Duration of its prefills.
     pub prefill_ns: u64,
-    /// What its transfer took, waiting for the NIC included; 0 without one.
+    /// Duration of its transfer, including the wait for the NIC; 0 without one.
     pub transfer_ns: u64,
 }
 
-/// How many instances hold the blocks asked for most.
+/// Number of instances that hold the most used blocks, at one time.
 #[derive(Clone, Debug)]
 pub struct ReplicaSample {
-    /// When.
+    /// Time of the sample.
     pub at_ns: u64,
-    /// Instances that hold the block of rank 1, 10, 100, 1000 and 10000.
+    /// Number of instances that hold the block of rank 1, 10, 100, 1000 and 10000.
     pub ranks: [u32; 5],
 }
 
-/// All of it.
+/// Results of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Each request, in the order of the trace.
+    /// Results by request, in the order of the trace.
     pub requests: Vec<RequestOutcome>,
     /// Work booked on prefill instances, in seconds, every ten seconds: the mean over instances.
     pub prefill_load: Vec<f64>,
-    /// The most that one instance computed against the mean.
+    /// Ratio of the maximum to the mean of the work that an instance computed.
     pub imbalance: f64,
-    /// The most that one instance sent to others against the mean.
+    /// Ratio of the maximum to the mean of the bytes that an instance sent.
     pub egress_imbalance: f64,
-    /// Copies of hot prefixes that were made without a request.
+    /// Number of proactive replicas of hot prefixes.
     pub copied: u64,
-    /// Replicas over time, if asked for.
+    /// Samples of replicas over time, if requested.
     pub replicas: Vec<ReplicaSample>,
 }
 
@@ -66,13 +66,13 @@ impl Outcome {
         ttfts
     }
 
-    /// Mean seconds to the first token of those served.
+    /// Returns the mean time to first token of the served requests, in seconds.
     #[must_use]
     pub fn mean_ttft_s(&self) -> f64 {
         mean(&self.ttfts())
     }
 
-    /// Seconds to the first token below which a `share` of those served stayed, for each of `shares`.
+    /// Returns quantiles of the time to first token of the served requests, in seconds, for each of `shares`.
     #[must_use]
     pub fn ttft_quantiles_s(&self, shares: &[f64]) -> Vec<f64> {
         let ttfts = self.ttfts();
@@ -81,7 +81,7 @@ impl Outcome {
         shares.iter().map(at).collect()
     }
 
-    /// The part of prompt tokens that was not computed.
+    /// Returns the hit rate: the fraction of prompt tokens that were not computed.
     #[must_use]
     pub fn hit(&self) -> f64 {
         let sum = |field: fn(&RequestOutcome) -> u32| {
@@ -90,15 +90,15 @@ impl Outcome {
         sum(|served| served.reused_tokens) as f64 / sum(|served| served.tokens).max(1) as f64
     }
 
-    /// Mean seconds of prefill a request.
+    /// Returns the mean prefill time per request, in seconds.
     #[must_use]
     pub fn prefill_s(&self) -> f64 {
         self.requests.iter().map(|served| served.prefill_ns as f64 / 1e9).sum::<f64>()
             / self.requests.len().max(1) as f64
     }
 
-    /// The part of all requests that were served with their first token within `ttft_ns` and the others within
-    /// `tbt_ns`.
+    /// Returns the goodput as a fraction of all requests: served with the first token within `ttft_ns` and the others
+    /// within `tbt_ns`.
     #[must_use]
     pub fn goodput(&self, ttft_ns: u64, tbt_ns: u64) -> f64 {
         let good = |served: &&RequestOutcome| {
@@ -107,27 +107,27 @@ impl Outcome {
         self.requests.iter().filter(good).count() as f64 / self.requests.len().max(1) as f64
     }
 
-    /// How many requests ended so.
+    /// Returns the number of requests with this outcome.
     #[must_use]
     pub fn count(&self, fate: Fate) -> usize {
         self.requests.iter().filter(|served| served.fate == fate).count()
     }
 
-    /// Mean seconds of the transfers there were.
+    /// Returns the mean duration of transfers, in seconds.
     #[must_use]
     pub fn transfer_s(&self) -> f64 {
         let transfers = self.requests.iter().filter(|served| served.transfer_ns > 0);
         mean(&transfers.map(|served| served.transfer_ns as f64 / 1e9).collect::<Vec<_>>())
     }
 
-    /// Mean milliseconds between tokens of those served.
+    /// Returns the mean time between tokens of the served requests, in milliseconds.
     #[must_use]
     pub fn mean_tbt_ms(&self) -> f64 {
         let served = self.requests.iter().filter(|served| served.fate == Fate::Served);
         mean(&served.map(|served| served.tbt_ns as f64 / 1e6).collect::<Vec<_>>())
     }
 
-    /// How much the work booked on prefill instances swings: its standard deviation against `scale_s`.
+    /// Returns the oscillation of the work booked on prefill instances: its standard deviation relative to `scale_s`.
     #[must_use]
     pub fn oscillation(&self, scale_s: f64) -> f64 {
         let mean = mean(&self.prefill_load);

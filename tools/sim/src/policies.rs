@@ -1,45 +1,45 @@
-//! Policies that no control plane can choose: the rejections of the paper's arXiv version. And those that it can, side
-//! by side.
+//! Policies that only the simulator has: the rejections of the paper's arXiv version. Also a list of all production
+//! policies for comparison.
 
 use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::policy::{
     Algorithm1, Ask, Choice, DecodeView, Policy, PolicyName, PrefillView, Refusal, Slo, View,
 };
 
-/// Every policy with its defaults, refusing nobody, in the order in which they are shown; ours last.
+/// Returns every production policy with its defaults and without rejection, in the order of display; ours last.
 #[must_use]
 pub fn side_by_side() -> Vec<Box<dyn Policy>> {
     PolicyName::ALL.map(|named| named.make(false)).into()
 }
 
-/// When a request is refused, by the arXiv version.
+/// Rejection rule of the arXiv version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rejection {
-    /// Its baseline: at arrival on the load of prefill, after the prefill on that of decode.
+    /// Baseline: at arrival by the prefill load, after the prefill by the decode load.
     Baseline,
-    /// Early rejection: at arrival on the greater of both loads now.
+    /// Early rejection: at arrival by the greater of both present loads.
     Early,
-    /// The same with the decode load predicted for when the prefill would end.
+    /// Early rejection with the decode load predicted for the end of the prefill.
     Predicted,
 }
 
-/// Algorithm 1 with a rejection of the arXiv version in place of its line 18.
+/// Algorithm 1 with a rejection rule of the arXiv version in place of its line 18.
 #[derive(Clone, Copy, Debug)]
 pub struct RejectingAlgorithm1 {
-    /// The placement.
+    /// Placement algorithm.
     pub algorithm: Algorithm1,
-    /// When a request is refused.
+    /// Rejection rule.
     pub rejection: Rejection,
 }
 
 impl RejectingAlgorithm1 {
-    /// Algorithm 1 with its defaults, and `rejection`.
+    /// Returns Algorithm 1 with its defaults, and `rejection`.
     #[must_use]
     pub fn new(rejection: Rejection) -> Self {
         Self { algorithm: Algorithm1::default(), rejection }
     }
 
-    /// Why a request would not be served as promised.
+    /// Returns the objective that a request would miss.
     fn objection(&self, ask: &Ask, view: &View<'_>, ttft_ns: u64) -> Option<Refusal> {
         let Slo { ttft_ns: ttft_slo, tbt_ns: tbt_slo } = view.slo;
         if ttft_ns > ttft_slo {
@@ -50,12 +50,12 @@ impl RejectingAlgorithm1 {
         let load = match self.rejection {
             Rejection::Baseline => return None,
             Rejection::Early => {
-                // What the best instance would have now, with this request.
+                // Step of the best instance now, with this request.
                 let with = |(tokens, requests): (u64, u32)| (tokens + u64::from(ask.tokens), requests + 1);
                 alive().map(|decode| step(with(decode.running))).min().unwrap_or(0)
             }
             Rejection::Predicted => {
-                // What the pool would have on average when the prefill ends.
+                // Mean step of all instances at the end of the prefill.
                 let sum = alive().fold(0u64, |sum, decode| sum.saturating_add(step(decode.later)));
                 sum / alive().count().max(1) as u64
             }

@@ -1,4 +1,4 @@
-//! A simulated cluster: what each event does to it.
+//! Simulated cluster: its state, and the effect of each event.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,18 +18,18 @@ use crate::decode::Decode;
 use crate::events::{Event, EventQueue};
 use crate::outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
 
-/// Between two samples of the load.
+/// Interval between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
-/// Between two samples of replicas.
+/// Interval between two samples of replicas.
 const REPLICAS_NS: u64 = 30_000_000_000;
 
 struct Job {
     id: usize,
     ready_ns: u64,
-    /// Blocks that it gets from others, and whether they are kept.
+    /// Range of its blocks that are fetched; `keep` is true if they are kept.
     fetched: Range<usize>,
     keep: bool,
-    /// Blocks that it reuses, where that follows from when it was placed.
+    /// Number of blocks that it reuses, if that was determined at its placement.
     found: Option<usize>,
 }
 
@@ -37,32 +37,32 @@ pub(crate) struct Node {
     pub(crate) alive: bool,
     pub(crate) cache: Cache,
     queue: VecDeque<Job>,
-    /// Who is at work: number, cached tokens, how long it takes.
+    /// Request in progress: number, cached tokens, duration.
     working: Option<(usize, u32, u64)>,
-    /// Blocks of the one at work that were fetched and are not kept.
+    /// Blocks of the request in progress that were fetched and are not kept.
     skip: Range<usize>,
     pub(crate) egress_until_ns: u64,
-    /// How long its NIC was busy with what it sent.
+    /// Time for which its NIC was busy with sending.
     sent_ns: u64,
     computed_ns: u64,
 }
 
 impl Node {
-    /// Sends what takes so long; when it is there.
+    /// Sends bytes that occupy its NIC for `took_ns`; returns the time at which they have arrived.
     pub(crate) fn send(&mut self, took_ns: u64, now_ns: u64) -> u64 {
         self.egress_until_ns = self.egress_until_ns.max(now_ns) + took_ns;
         self.sent_ns += took_ns;
         self.egress_until_ns
     }
 
-    /// Blocks of a prompt that it has, or got.
+    /// Returns the length of the prefix of a prompt that it has or fetched.
     fn found(&self, work: &Work, fetched: &Range<usize>) -> usize {
         let known = |(at, block): &(usize, &u64)| fetched.contains(at) || self.cache.has(**block);
         work.blocks.iter().enumerate().take_while(known).count()
     }
 }
 
-/// A simulated cluster that the scheduler under test serves a trace on.
+/// Simulated cluster on which the scheduler under test serves a trace.
 pub(crate) struct World<'a> {
     pub(crate) config: &'a SimConfig,
     pub(crate) trace: &'a [Work],
@@ -92,7 +92,7 @@ pub fn run(trace: &[Work], config: &SimConfig, policy: Box<dyn Policy>) -> Outco
     world.finish()
 }
 
-/// What the scheduler is made of for a trace.
+/// Returns the settings of the scheduler for a trace.
 fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
     let blocks: usize = trace.iter().map(|work| work.blocks.len()).sum();
     let index = IndexConfig { max_blocks: blocks.max(1024), max_holders: 64, ..IndexConfig::default() };
@@ -110,7 +110,7 @@ fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
 
 impl<'a> World<'a> {
     fn new(trace: &'a [Work], config: &'a SimConfig, policy: Box<dyn Policy>) -> Self {
-        let valid = "limits that follow from the trace";
+        let valid = "the limits follow from the trace";
         let mut scheduler = Scheduler::new(books(trace, config), policy).expect(valid);
         let key = ContextKey { tenant: "sim".into(), block_tokens: config.block_tokens, ..ContextKey::default() };
         let context = scheduler.context(&key).expect(valid);
@@ -175,7 +175,7 @@ impl<'a> World<'a> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Heard { instance, stored, removed } => {
-                // An instance that is lost in the meantime is unknown.
+                // An instance that was lost in the meantime is unknown.
                 let _ = self.scheduler.removed(instance, self.context, Tier::Dram, &removed);
                 let _ = self.scheduler.stored(instance, self.context, Tier::Dram, None, &stored);
             }
@@ -240,7 +240,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sends those who wait on their way, as far as the Conductor says so.
+    /// Places the queued requests that the scheduler lets start.
     fn assign(&mut self) {
         while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
             match next {
@@ -276,7 +276,8 @@ impl<'a> World<'a> {
         self.start(at);
     }
 
-    /// Has an instance hold all of a prompt from now on; how many of its blocks it had, or gets from others.
+    /// Makes an instance hold all blocks of a prompt from now on; returns the number of its blocks that it had or
+    /// fetched.
     fn have_at_once(&mut self, id: usize, at: usize, fetched: &Range<usize>) -> usize {
         let (node, work) = (&mut self.nodes[at], &self.trace[id]);
         let found = node.found(work, fetched);
@@ -286,8 +287,8 @@ impl<'a> World<'a> {
         found
     }
 
-    /// Moves what `at` lacks of the first `tokens` of a prompt from `sources`, each block from one that has it. Says
-    /// when all is there, and which blocks that are.
+    /// Moves the blocks that `at` lacks of the first `tokens` of a prompt from `sources`, each block from one that has
+    /// it. Returns the time at which all have arrived, and the range of blocks that the prompt then has.
     fn fetch(&mut self, id: usize, at: usize, tokens: u32, sources: &[usize]) -> (u64, Range<usize>) {
         let work = &self.trace[id];
         let wanted = (tokens.div_ceil(self.config.block_tokens) as usize).min(work.blocks.len());
@@ -308,11 +309,11 @@ impl<'a> World<'a> {
             }
             end += 1;
         }
-        // What comes from many still enters by one NIC.
+        // Blocks from several sources still arrive through one NIC.
         (ready_ns.max(self.events.now_ns() + moved * block_ns), here..end)
     }
 
-    /// Starts the next prefill of an instance if it can.
+    /// Starts the next prefill of an instance if possible.
     fn start(&mut self, instance: usize) {
         let node = &mut self.nodes[instance];
         let Some(job) = node.queue.front() else { return };
@@ -333,7 +334,7 @@ impl<'a> World<'a> {
         node.computed_ns += took_ns;
         let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.events.now_ns());
         self.events.at(self.events.now_ns() + took_ns, Event::Prefilled { id, instance });
-        // What is about to be free takes the next.
+        // An instance that is about to be free accepts the next request.
         self.events
             .at((self.events.now_ns() + took_ns).saturating_sub(60_000_000).max(self.events.now_ns()), Event::Wake);
     }
@@ -364,7 +365,7 @@ impl<'a> World<'a> {
         self.start(instance);
     }
 
-    /// Brings a decode instance up to date and lets in who waits.
+    /// Advances a decode instance to the present time and admits waiting requests.
     fn decoded(&mut self, instance: usize) {
         let model = self.config.decode_model;
         for (id, tbt_ns) in self.decodes[instance].advance(self.events.now_ns(), &model) {
@@ -383,11 +384,11 @@ impl<'a> World<'a> {
     fn end(&mut self, id: usize, fate: Fate) {
         self.served[id].fate = fate;
         self.open -= 1;
-        // Who was refused was never booked.
+        // A rejected request was never booked.
         let _ = self.scheduler.release(id as u64);
     }
 
-    /// Sends what came and went in a cache to the Conductor.
+    /// Sends the changes of a cache to the Conductor.
     pub(crate) fn tell(&mut self, instance: usize) {
         let (stored, removed) = self.nodes[instance].cache.changes();
         let lost = self.config.faults.lost;

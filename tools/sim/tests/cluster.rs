@@ -1,4 +1,4 @@
-//! Small simulated clusters whose outcome is plain to see.
+//! Small simulated clusters with predictable outcomes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
     Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
 }
 
-/// Sessions whose prompts grow, on a shared head, a little faster than one instance could serve.
+/// Returns sessions with growing prompts and a shared head, which arrive a little faster than one instance could serve.
 fn sessions(count: usize, seed: u64) -> Vec<Work> {
     let mut rng = Rng::new(seed, "sessions");
     let mut trace: Vec<Work> = Vec::new();
@@ -50,9 +50,9 @@ fn a_prefix_is_computed_once_and_reused() {
 }
 
 #[test]
-fn blocks_are_there_when_they_are_computed_or_at_once() {
+fn blocks_are_held_when_computed_or_at_once() {
     let blocks: Vec<u64> = (0..16).collect();
-    // A second prompt that comes while the first is computed, for an instance that is not the first's.
+    // The second prompt arrives while the first is being computed, and is placed on another instance.
     let trace = [work(0, 8192, &blocks), work(1, 8192, &blocks)];
     let model = PrefillModel::default();
     let all = SimConfig { prefill: 2, ..SimConfig::default() };
@@ -65,7 +65,7 @@ fn blocks_are_there_when_they_are_computed_or_at_once() {
 }
 
 #[test]
-fn everybody_is_served_and_runs_repeat() {
+fn all_requests_are_served_and_runs_are_deterministic() {
     let trace = sessions(400, 3);
     let config = SimConfig { prefill: 4, decode: 2, cache_tokens: 200_000, ..SimConfig::default() };
     for (policy, again) in side_by_side().into_iter().zip(side_by_side()) {
@@ -78,7 +78,7 @@ fn everybody_is_served_and_runs_repeat() {
 }
 
 #[test]
-fn ours_is_between_the_bound_and_those_who_see_no_cache() {
+fn default_policy_is_between_the_bound_and_cache_blind_policies() {
     let trace = sessions(600, 5);
     let config = SimConfig { prefill: 3, load: 2.0, ..SimConfig::default() };
     let bound = bound(&trace, &config, Order::Shortest).mean_ttft_s();
@@ -89,7 +89,7 @@ fn ours_is_between_the_bound_and_those_who_see_no_cache() {
 }
 
 #[test]
-fn what_goes_wrong_loses_nobody() {
+fn faults_lose_no_request() {
     let trace = sessions(300, 9);
     let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, misjudged: 0.3, death_ns: Some(40_000_000_000) };
     let config = SimConfig { prefill: 3, decode: 1, cache_tokens: 100_000, faults, ..SimConfig::default() };
@@ -101,7 +101,7 @@ fn what_goes_wrong_loses_nobody() {
 }
 
 #[test]
-fn admission_refuses_at_arrival() {
+fn admission_rejects_at_arrival() {
     let trace = sessions(600, 11);
     let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000 };
     let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
@@ -117,7 +117,7 @@ fn admission_refuses_at_arrival() {
     assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
 }
 
-/// Long documents: each is read once, and then asked about again and again, one much more than the others.
+/// Returns requests for long documents: each is read once, and then used repeatedly, one much more than the others.
 fn documents(count: u64, seed: u64, gap: u64) -> Vec<Work> {
     let mut rng = Rng::new(seed, "documents");
     let document = |number: u64| (0..40).map(move |block| 1 + number * 100 + block);
@@ -137,12 +137,12 @@ fn copying(config: &SimConfig) -> SimConfig {
 }
 
 #[test]
-fn copies_relieve_the_node_that_everybody_fetches_from() {
+fn replicas_relieve_a_hot_node() {
     let trace = documents(4_000, 7, 130);
     let config = SimConfig { nic_bytes_s: 40_000_000_000, pass_through: true, ..SimConfig::default() };
     let ours = || Box::new(Ours::default());
     let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
-    // All of it was sent by one of eight.
+    // All of it was sent by one of eight instances.
     assert_eq!((without.copied, without.egress_imbalance), (0, 8.0));
     assert!((1..=8).contains(&with.copied) && with.egress_imbalance < 6.0, "{}", with.egress_imbalance);
     assert!(with.transfer_s() < without.transfer_s() / 2.0, "{} and {} s", with.transfer_s(), without.transfer_s());
@@ -151,7 +151,7 @@ fn copies_relieve_the_node_that_everybody_fetches_from() {
 }
 
 #[test]
-fn copies_make_nothing_worse_where_nobody_waits_for_a_nic() {
+fn replicas_do_no_harm_without_contention() {
     for (trace, config) in [
         (sessions(400, 3), SimConfig { prefill: 4, ..SimConfig::default() }),
         (documents(1_000, 9, 200), SimConfig { prefill: 8, ..SimConfig::default() }),

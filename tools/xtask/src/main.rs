@@ -8,8 +8,9 @@ use xtask::cli::{self, Task};
 use xtask::measuring::{bench, peers};
 use xtask::nightly::{self, deny, mutations, seeds};
 use xtask::process::Failure;
+use xtask::testing::{self, reference};
 use xtask::workspace::Workspace;
-use xtask::{ci, demo, python, rig, setup, testing, tidy};
+use xtask::{ci, demo, python, rig, setup, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -42,6 +43,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Seeds(arguments) => seeds::run(&workspace, &arguments),
         Task::Nightly(arguments) => nightly::run(&workspace, &arguments),
         Task::Deny => deny::run(&workspace),
+        Task::Reference => reference::run(&workspace),
         Task::Mutations(arguments) => mutations::run(&workspace, &arguments),
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),

@@ -5,6 +5,7 @@
 //! it is installed, `cargo test` otherwise.
 
 pub mod load;
+pub mod reference;
 pub mod skips;
 
 use std::io::{BufRead, BufReader, IsTerminal, Read};

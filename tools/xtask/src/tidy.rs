@@ -14,12 +14,12 @@ pub mod wording;
 
 use crate::process::Failure;
 use crate::workspace::Workspace;
-use documents::{adr, code_map, parity, walks};
+use documents::{adr, code_map, links, parity, references, walks};
 use rings::{dependencies, purity, unsafe_code};
 use shape::{circles, folders, length, parameters, types};
 use sources::cores;
 use sources::tree::Tree;
-use wording::{header, names, text};
+use wording::{comments, header, names, text};
 
 /// Violation of a rule at one place of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +83,7 @@ impl Rule {
 ///
 /// A rule that the tree does not follow yet is advice. It becomes a failure when the last violation is fixed, and no
 /// rule has exceptions.
-pub const RULES: [Rule; 18] = [
+pub const RULES: [Rule; 21] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
     Rule::new("unsafe", Level::Failure, unsafe_code::check),
@@ -95,6 +95,9 @@ pub const RULES: [Rule; 18] = [
     Rule::new("walks", Level::Failure, walks::check),
     Rule::new("adr", Level::Failure, adr::check),
     Rule::new("parity", Level::Failure, parity::check),
+    Rule::new("links", Level::Failure, links::check),
+    Rule::new("references", Level::Advice, references::check),
+    Rule::new("comments", Level::Advice, comments::check),
     Rule::new("fields", Level::Advice, types::check_fields),
     Rule::new("methods", Level::Advice, types::check_methods),
     Rule::new("impl-files", Level::Advice, types::check_impl_files),

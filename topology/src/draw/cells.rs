@@ -1,18 +1,18 @@
-//! Who has each physical core, for all drawings.
+//! Use of each physical core, for all drawings.
 
 use crate::cpulist::CpuSet;
 use crate::model::Machine;
 use crate::plan::ShardPlan;
 use std::collections::BTreeMap;
 
-/// Who has a core that no shard is on; [`Use::Shard`] where one is, or where nobody has it.
+/// Use of a core without shards; [`Use::Shard`] if it has a shard, or no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// A shard, or nobody.
+    /// A shard, or no use.
     Shard,
-    /// Everything else.
+    /// Housekeeping: all other threads.
     Housekeeping,
-    /// The process may not run there.
+    /// The process may not run on the core.
     Denied,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Cell {
     pub(super) cpus: CpuSet,
     /// CPUs that shards are pinned to.
     pub(super) pinned: CpuSet,
-    /// Those shards.
+    /// Shards pinned to these CPUs.
     pub(super) shards: Vec<usize>,
     pub(super) usage: Use,
 }

@@ -1,10 +1,10 @@
-//! The lines of a node's devices in the text drawing.
+//! Lines of a node's devices in the text drawing.
 
 use super::{home, printable, size_text};
 use crate::model::{BlockDevice, Gpu, LinkLayer, Machine, Nic, NvmeController, RdmaDevice, RdmaPort};
 use crate::rails::{Location, RailMatrix, gigabits, natural_key};
 
-/// One line a device of `node`.
+/// Returns one line per device of `node`.
 pub(super) fn lines(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let named = gpu_names(machine);
@@ -25,7 +25,7 @@ pub(super) fn lines(machine: &Machine, rails: &RailMatrix, node: Option<u32>) ->
     lines
 }
 
-/// The location's name of each GPU; none for those that cannot be used.
+/// Returns the location's name of each GPU; none for those that cannot be used.
 pub(super) fn gpu_names(machine: &Machine) -> Vec<Option<String>> {
     let mut before: Vec<&'static str> = Vec::new();
     let name = |gpu: &Gpu| {
@@ -85,7 +85,7 @@ fn disk_line(disk: &BlockDevice, controllers: &[NvmeController]) -> String {
     format!("disk {}: {}{kind}{attached}", printable(&disk.name), size_text(disk.bytes))
 }
 
-/// The controller over which a network drive is attached.
+/// Returns the controller over which a network drive is attached.
 pub(super) fn attached_by<'a>(disk: &BlockDevice, controllers: &'a [NvmeController]) -> Option<&'a NvmeController> {
     let mut mine = controllers.iter().filter(|controller| disk.controllers.contains(&controller.name));
     mine.find(|controller| controller.over_fabrics())

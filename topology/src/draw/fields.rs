@@ -1,6 +1,6 @@
-//! The JSON form of the model and the plan: every field under its own name.
+//! JSON form of the model and the plan: every field under its name.
 //!
-//! The names are what programs rely on: renaming a field of the model renames it here, and the tests see it.
+//! Programs rely on the names: renaming a field of the model renames it here, and the tests fail.
 
 use crate::json::{self, ToJson};
 use crate::model::{
@@ -10,7 +10,8 @@ use crate::model::{
 use crate::plan::{QueueShare, ShardPlan, ShardSeat};
 use crate::rails::{ExcludedDevice, Location, Nearness, Rail, RailMatrix, Row, Tier};
 
-/// One JSON object with the members `machine`, `plan` and `rails`, on one line without a line feed.
+/// Formats machine, plan and rails as one JSON object with the members `machine`, `plan` and `rails`, on one line
+/// without a line feed.
 #[must_use]
 pub fn json(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     let mut out = String::new();
@@ -20,7 +21,7 @@ pub fn json(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     out
 }
 
-/// Gives a type its JSON form: an object with the named fields.
+/// Implements a type's JSON form as an object with the named fields.
 macro_rules! json_fields {
     ($type:ty { $($field:ident),* $(,)? }) => {
         impl ToJson for $type {
@@ -88,7 +89,7 @@ impl ToJson for PciPath {
     }
 }
 
-/// Gives an enumeration its word as JSON form.
+/// Implements an enumeration's JSON form as its word.
 macro_rules! json_word {
     ($($type:ty),*) => {
         $(impl ToJson for $type {

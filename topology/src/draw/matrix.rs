@@ -1,10 +1,11 @@
-//! The rail matrix as a table of words, and the reasons of all choices.
+//! The rail matrix as a text table, and the reasons of all choices.
 
 use super::{ROW_CHARACTERS, printable};
 use crate::plan::ShardPlan;
 use crate::rails::{Nearness, RailMatrix, Row, Tier, gigabits};
 
-/// One row a location, one column a rail, in as many tables as the width asks for; empty without rails.
+/// Formats one row per location and one column per rail, split into as many tables as the width requires; empty without
+/// rails.
 pub(super) fn table(matrix: &RailMatrix) -> String {
     if matrix.rails.is_empty() {
         return String::new();
@@ -37,7 +38,7 @@ pub(super) fn table(matrix: &RailMatrix) -> String {
     out
 }
 
-/// The tier's number and a short word, such as `1 sw`.
+/// Formats a cell: the tier's number and a short word, such as `1 sw`.
 fn cell(row: &Row, rail: &str) -> String {
     let Some(index) = tier_of(row, rail) else { return "-".to_owned() };
     let tier = &row.tiers[index];
@@ -53,15 +54,15 @@ fn cell(row: &Row, rail: &str) -> String {
     if tier.slow { format!("({} {word})", index + 1) } else { format!("{} {word}", index + 1) }
 }
 
-/// Index of the tier in which a rail stands.
+/// Returns the index of the tier that contains a rail.
 pub(super) fn tier_of(row: &Row, rail: &str) -> Option<usize> {
     row.tiers.iter().position(|tier| tier.rails.iter().any(|one| one == rail))
 }
 
-/// Why each shard sits where it does, and why each tier is what it is, in lines that end with a line feed.
+/// Formats the reasons for each shard's placement and for each tier, in lines that end with a line feed.
 #[must_use]
 pub fn why(plan: &ShardPlan, matrix: &RailMatrix) -> String {
-    let mut out = String::from("why the shards sit where they do\n");
+    let mut out = String::from("reasons for the placement of shards\n");
     for seat in &plan.shards {
         out.push_str(&format!("  shard {}: {}\n", seat.shard, printable(&seat.reason)));
     }
@@ -69,7 +70,7 @@ pub fn why(plan: &ShardPlan, matrix: &RailMatrix) -> String {
         out.push_str(&format!("  {}\n", printable(note)));
     }
     if !matrix.rails.is_empty() {
-        out.push_str("why the rails stand where they do\n");
+        out.push_str("reasons for the tiers of rails\n");
     }
     for row in matrix.rows.iter().filter(|row| !row.tiers.is_empty()) {
         out.push_str(&format!("  {}\n", row.location));

@@ -1,7 +1,8 @@
-//! The picture: nodes with their cores and PCI trees side by side, below them the rail matrix, the key and the notes.
+//! The drawing as SVG: nodes with their cores and PCI trees side by side, below them the rail matrix, the key and the
+//! notes.
 //!
 //! One self-contained SVG without scripts. Every core, device and cell of the matrix has a title, which browsers show
-//! under the pointer.
+//! as a tooltip.
 
 mod canvas;
 mod matrix;
@@ -13,14 +14,14 @@ use crate::plan::ShardPlan;
 use crate::rails::RailMatrix;
 use canvas::{Canvas, WIDTH};
 
-/// Space around everything and between blocks, pixels.
+/// Space around everything and between blocks, in pixels.
 const MARGIN: u32 = 24;
-/// Panels that stand side by side, at most.
+/// Most panels side by side.
 const PANELS_PER_ROW: usize = 2;
-/// Notes that are written out; a picture is no log.
+/// Most notes that are written out; further ones are counted.
 const MAX_NOTES: usize = 8;
 
-/// Draws the machine, who sits where, and which rails serve which memory.
+/// Draws the machine, the placement of shards and the rail matrix as SVG.
 #[must_use]
 pub fn svg(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     let mut canvas = Canvas::new();
@@ -51,7 +52,7 @@ pub fn svg(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     canvas.finish(y + MARGIN)
 }
 
-/// Draws the nodes in rows; returns where the next block begins.
+/// Draws the nodes in rows; returns the position of the next block.
 fn panels(canvas: &mut Canvas, machine: &Machine, plan: &ShardPlan, rails: &RailMatrix, top: u32) -> u32 {
     let nodes = nodes(machine);
     let mut y = top;

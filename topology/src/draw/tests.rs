@@ -47,7 +47,7 @@ fn machine() -> Machine {
 }
 
 #[test]
-fn text_shows_who_sits_where() {
+fn text_shows_the_placement_of_shards() {
     let machine = machine();
     let expected = "\
 2 NUMA nodes, 4 physical cores, 8 CPUs (6 usable)

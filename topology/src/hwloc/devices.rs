@@ -1,20 +1,20 @@
-//! Devices in hwloc's XML: bridges and PCI functions, and what the operating system calls them.
+//! Devices in hwloc's XML: bridges, PCI functions and the operating system's devices on them.
 //!
-//! A device is on the node of the nearest object around it that is no device, if that has CPUs of one node only. The
-//! machine as a whole says nothing: hwloc puts a device there when it does not know better.
+//! A device is on the node of the nearest enclosing object that is not a device, if that object has CPUs of one node
+//! only. The machine object determines no node: hwloc puts a device there when it does not know its place.
 
 use super::{above, info, objects};
 use crate::model::{BlockDevice, Gpu, Machine, Nic, PciAddress, PciPath, PciRoot, PortState, RdmaDevice, RdmaPort};
 use roxmltree::Node;
 use std::collections::BTreeSet;
 
-/// Kinds of devices as hwloc 2 numbers them.
+/// Types of devices, as hwloc 2 numbers them.
 const BLOCK: &str = "0";
 const NETWORK: &str = "2";
 const OPEN_FABRICS: &str = "3";
-/// Ports of an RDMA device that are looked for.
+/// Most ports of an RDMA device.
 const MAX_PORTS: u32 = 16;
-/// hwloc gives disk sizes in these.
+/// Unit of hwloc's disk sizes.
 const KIBIBYTE: u64 = 1_024;
 
 pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
@@ -37,7 +37,7 @@ pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
                 driver: None,
                 ports: ports(device),
             }),
-            // Memory behind DAX is a block device to hwloc.
+            // hwloc lists memory behind DAX as a block device.
             Some(BLOCK) if !name.starts_with("dax") && !name.starts_with("pmem") => {
                 machine.block_devices.push(BlockDevice {
                     nvme: name.starts_with("nvme"),
@@ -58,7 +58,7 @@ pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
     add_gpus(machine, root);
 }
 
-/// Where a device hangs.
+/// Place of a device in the machine.
 struct Place {
     numa_node: Option<u32>,
     pci: Option<PciPath>,
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-/// Bridges around a device, the outermost first, and the function that it is or belongs to.
+/// Returns the bridges around a device, outermost first, and the function that it is or belongs to.
 fn pci_path(device: Node<'_, '_>) -> Option<PciPath> {
     let mut root: Option<PciRoot> = None;
     let mut bridges: Vec<PciAddress> = Vec::new();
@@ -90,7 +90,7 @@ fn pci_path(device: Node<'_, '_>) -> Option<PciPath> {
     Some(PciPath { root: root?, bridges, function: function? })
 }
 
-/// `0000:[80-8f]` opens at bus 80 of domain 0.
+/// Parses a host bridge: `0000:[80-8f]` opens at bus 80 of domain 0.
 fn host_bridge(buses: &str) -> Option<PciRoot> {
     let (domain, range) = buses.split_once(":[")?;
     let (first, _) = range.split_once('-')?;
@@ -109,7 +109,7 @@ fn numa_node(device: Node<'_, '_>, machine: &Machine) -> Option<u32> {
     if nodes.len() == 1 { nodes.first().copied().flatten() } else { None }
 }
 
-/// The only device of a kind on the same function.
+/// Returns the only device of a type on the same function.
 fn beside(device: Node<'_, '_>, kind: &str) -> Option<String> {
     let function = above(device, "PCIDev")?;
     let mut others = function.children().filter(|child| child.attribute("osdev_type") == Some(kind));
@@ -133,7 +133,7 @@ fn add_gpus(machine: &mut Machine, root: Node<'_, '_>) {
     machine.gpus = gpus;
 }
 
-/// From `0302 [10de:2330] [10de:16c1] a1`: class, vendor and device.
+/// Parses a GPU's class, vendor and device from a text like `0302 [10de:2330] [10de:16c1] a1`.
 fn gpu(object: Node<'_, '_>, machine: &Machine) -> Option<Gpu> {
     let (class, rest) = object.attribute("pci_type")?.split_once(" [")?;
     let (vendor, rest) = rest.split_once(':')?;

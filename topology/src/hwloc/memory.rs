@@ -1,7 +1,7 @@
 //! NUMA nodes in hwloc's XML, their distances, and the firmware's figures.
 //!
-//! hwloc attaches a node without CPUs to the part of the machine it is near to, and gives it that part's CPUs. So a CPU
-//! belongs to the node with the fewest CPUs around it, and of equals to one that is not marked as added memory.
+//! hwloc attaches a node without CPUs to the part of the machine that it is near to, and gives it that part's CPUs. So
+//! a CPU belongs to the node with the fewest CPUs around it; of equals, to one that is not marked as added memory.
 
 use super::{cpus, info, number, objects};
 use crate::cpulist::CpuSet;
@@ -9,13 +9,13 @@ use crate::model::{NodeAccess, NodeKind, NumaNode};
 use roxmltree::Node;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Nodes and who is on them.
+/// NUMA nodes, and the node of each CPU.
 pub(super) struct Memory {
     pub(super) nodes: Vec<NumaNode>,
     pub(super) node_of_cpu: BTreeMap<usize, u32>,
 }
 
-/// Nodes of a matrix of distances, at most.
+/// Most nodes of a distance matrix.
 const MAX_MATRIX_NODES: usize = 1_024;
 
 struct MemoryNode {
@@ -52,7 +52,7 @@ pub(super) fn read(root: Node<'_, '_>) -> Memory {
 
 fn read_node(object: Node<'_, '_>) -> Option<MemoryNode> {
     let dax = info(object, "DAXType").is_some() || info(object, "DAXDevice").is_some();
-    // The parent of a DAX device of CXL memory is a path through the CXL bus.
+    // For a DAX device of CXL memory, the parent is a path through the CXL bus.
     let behind_cxl = info(object, "DAXParent")
         .is_some_and(|parent| parent.split('/').any(|part| part.starts_with("cxl") || part.starts_with("dax_region")));
     let marked = object.attribute("subtype").is_some_and(|subtype| subtype.starts_with("CXL"));
@@ -68,7 +68,7 @@ fn read_node(object: Node<'_, '_>) -> Option<MemoryNode> {
     })
 }
 
-/// Numbers in the texts of an element's children of this name.
+/// Returns the numbers in the texts of an element's children of this name.
 fn numbers(element: Node<'_, '_>, name: &str) -> Vec<u64> {
     let lists = element.children().filter(|child| child.tag_name().name() == name);
     let texts = lists.filter_map(|list| list.text());
@@ -76,7 +76,7 @@ fn numbers(element: Node<'_, '_>, name: &str) -> Vec<u64> {
 }
 
 fn add_distances(root: Node<'_, '_>, nodes: &mut [NumaNode]) {
-    /// Bit of a matrix whose values mean latency.
+    /// Bit in the kind of a matrix whose values are latencies.
     const LATENCY: u64 = 1 << 2;
     let matrix = root.children().find(|child| {
         child.tag_name().name() == "distances2"
@@ -85,7 +85,7 @@ fn add_distances(root: Node<'_, '_>, nodes: &mut [NumaNode]) {
             && number::<u64>(*child, "kind").is_some_and(|kind| kind & LATENCY != 0)
     });
     let Some(matrix) = matrix else {
-        // hwloc writes no matrix for one node; the kernel's row for it is always this.
+        // hwloc writes no matrix for a single node; the kernel's row for it is always this.
         if let [only] = nodes {
             only.distances = vec![10];
         }
@@ -104,7 +104,7 @@ fn add_distances(root: Node<'_, '_>, nodes: &mut [NumaNode]) {
     }
 }
 
-/// Figures for the nearest initiators: the fastest of each node.
+/// Adds the figures of the nearest initiators: the fastest of each node.
 fn add_access(root: Node<'_, '_>, nodes: &mut [NumaNode]) {
     for attribute in root.children().filter(|child| child.tag_name().name() == "memattr") {
         let name = attribute.attribute("name").unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Reads a set; members at or above `limit` make it unreadable, as does the mark of an infinite set.
+/// Parses a set; returns none for members at or above `limit`, and for the mark of an infinite set.
 pub(super) fn parse(text: &str, limit: usize) -> Option<BTreeSet<usize>> {
     let mut members = BTreeSet::new();
     let words: Vec<&str> = text.trim().split(',').collect();

@@ -1,7 +1,7 @@
 //! Devices as values: network interfaces, RDMA devices, disks, NVMe controllers, GPUs.
 //!
-//! A NUMA node of a device is `None` where the kernel prints -1 or says nothing. A PCI path is `None` for devices that
-//! are no hardware of this machine: loopback, soft-RoCE, drives attached over a network.
+//! A device's NUMA node is `None` if the kernel prints -1 or nothing. A PCI path is `None` for devices that are not
+//! hardware of this machine: loopback, soft-RoCE, drives attached over a network.
 
 use super::pci::PciPath;
 use crate::cpulist::CpuSet;
@@ -11,21 +11,21 @@ use crate::cpulist::CpuSet;
 pub struct Nic {
     /// Interface name, such as `eth0`.
     pub name: String,
-    /// Node of the device behind it.
+    /// NUMA node of the device behind it.
     pub numa_node: Option<u32>,
     /// PCI function behind it.
     pub pci: Option<PciPath>,
     /// Kernel driver of that function.
     pub driver: Option<String>,
-    /// Link speed, megabits per second.
+    /// Link speed, in megabits per second.
     pub speed_mbps: Option<u64>,
-    /// Largest packet, bytes.
+    /// Largest packet, in bytes.
     pub mtu_bytes: Option<u32>,
     /// Receive queues.
     pub queues: Option<u32>,
-    /// Switched on and not known to lack a carrier.
+    /// True if the interface is enabled and not known to lack a carrier.
     pub up: bool,
-    /// The loopback interface.
+    /// True for the loopback interface.
     pub loopback: bool,
     /// RDMA device on the same hardware function or over this interface, such as `mlx5_0`.
     pub rdma_device: Option<String>,
@@ -34,7 +34,7 @@ pub struct Nic {
 /// State of an RDMA port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PortState {
-    /// The kernel did not say.
+    /// The kernel reports no state.
     #[default]
     Unknown,
     /// No link.
@@ -48,20 +48,20 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// By the number that verbs and sysfs give it.
+    /// Returns the state for its number in verbs and sysfs.
     #[must_use]
     pub const fn from_number(number: u32) -> Self {
         match number {
             1 => Self::Down,
             2 => Self::Initializing,
             3 => Self::Armed,
-            // 5 is "active, deferred": the link is gone for a moment, the port keeps its state.
+            // 5 is "active, deferred": the link is lost for a moment, and the port keeps its state.
             4 | 5 => Self::Active,
             _ => Self::Unknown,
         }
     }
 
-    /// A word for people and programs.
+    /// Returns the state's name in drawings and JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -74,10 +74,10 @@ impl PortState {
     }
 }
 
-/// What an RDMA port is wired to.
+/// Link layer of an RDMA port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// The kernel did not say.
+    /// The kernel reports no link layer.
     #[default]
     Unknown,
     /// RoCE or iWARP.
@@ -87,7 +87,7 @@ pub enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// A word for people and programs.
+    /// Returns the link layer's name in drawings and JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -99,33 +99,33 @@ impl LinkLayer {
 }
 
 /// One port of an RDMA device.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RdmaPort {
     /// Number, from 1.
     pub number: u32,
-    /// Whether it carries data.
+    /// State of the port.
     pub state: PortState,
-    /// Why it may not, in the kernel's word: `LinkUp`, `Polling`, `Disabled`.
+    /// Physical state in the kernel's words, which explains a port that is not active: `LinkUp`, `Polling`, `Disabled`.
     pub physical_state: Option<String>,
-    /// What it is wired to.
     pub link_layer: LinkLayer,
-    /// Signalling rate, megabits per second.
+    /// Signalling rate, in megabits per second.
     pub speed_mbps: Option<u64>,
-    /// Largest payload of a packet, bytes: what verbs call the active MTU. Worked out from the interface's, as the
-    /// kernel does, because sysfs does not print it.
+    /// Largest payload of a packet, in bytes: the active MTU of verbs. Derived from the interface's MTU, as the kernel
+    /// does, because sysfs does not print it.
     pub active_mtu_bytes: Option<u32>,
-    /// Interface over which it runs.
+    /// Interface that the port runs over.
     pub netdev: Option<String>,
 }
 
-/// One RDMA device: what verbs open.
+/// One RDMA device, as verbs open it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RdmaDevice {
     /// Device name, such as `mlx5_0`.
     pub name: String,
     /// Node of the function behind it.
     pub numa_node: Option<u32>,
-    /// PCI function behind it; of its interface, for a device in software.
+    /// PCI function behind it; that of its interface, for a software device.
     pub pci: Option<PciPath>,
     /// Kernel driver of that function.
     pub driver: Option<String>,
@@ -133,12 +133,12 @@ pub struct RdmaDevice {
     pub ports: Vec<RdmaPort>,
 }
 
-/// One hardware queue of a disk, and the CPUs that submit to it.
+/// One hardware queue of a disk, with the CPUs that submit to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HardwareQueue {
     /// The kernel's number of the queue.
     pub index: u32,
-    /// CPUs that it serves; empty for queues that are only polled.
+    /// CPUs that the queue serves; empty for queues that are only polled.
     pub cpus: CpuSet,
 }
 
@@ -147,78 +147,78 @@ pub struct HardwareQueue {
 pub struct BlockDevice {
     /// Device name below `/dev`.
     pub name: String,
-    /// Node of the controller behind it; `None` also where its controllers sit on different nodes.
+    /// NUMA node of the controller behind it; `None` also if its controllers are on different nodes.
     pub numa_node: Option<u32>,
-    /// PCI function behind it; `None` also where there are several.
+    /// PCI function behind it; `None` also if there are several.
     pub pci: Option<PciPath>,
-    /// An NVMe namespace.
+    /// True for an NVMe namespace.
     pub nvme: bool,
-    /// NVMe controllers that lead to it, by name.
+    /// Names of the NVMe controllers that lead to it.
     pub controllers: Vec<String>,
-    /// Capacity, bytes.
+    /// Capacity, in bytes.
     pub bytes: Option<u64>,
-    /// Logical block, bytes.
+    /// Size of a logical block, in bytes.
     pub block_bytes: Option<u32>,
-    /// Spinning medium.
+    /// True for a spinning medium.
     pub rotational: Option<bool>,
-    /// Hardware queues by index; empty where unknown.
+    /// Hardware queues by index; empty if unknown.
     pub hardware_queues: Vec<HardwareQueue>,
 }
 
-/// One NVMe controller: a drive's, or the end of an attached network drive.
+/// One NVMe controller: of a local drive, or of an attached network drive.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmeController {
     /// Device name, such as `nvme0`.
     pub name: String,
-    /// Node of the drive, or of nothing for a network drive.
+    /// NUMA node of the drive; `None` for a network drive.
     pub numa_node: Option<u32>,
     /// PCI function of the drive.
     pub pci: Option<PciPath>,
-    /// How it is reached: `pcie`, `tcp`, `rdma`, `fc`, `loop`.
+    /// Transport: `pcie`, `tcp`, `rdma`, `fc`, `loop`.
     pub transport: Option<String>,
-    /// Where: a PCI address, or `traddr=10.0.0.1,trsvcid=4420`.
+    /// Address: of PCI, or like `traddr=10.0.0.1,trsvcid=4420`.
     pub address: Option<String>,
-    /// Model name.
     pub model: Option<String>,
-    /// `live`, `connecting`, `resetting`, ...
+    /// State: `live`, `connecting`, `resetting`, ...
     pub state: Option<String>,
-    /// Queues, the administrative one included.
+    /// Number of queues, the admin queue included.
     pub queues: Option<u32>,
-    /// Qualified name of its subsystem.
+    /// Qualified name (NQN) of its subsystem.
     pub subsystem: Option<String>,
 }
 
 impl NvmeController {
-    /// Whether it leads to a drive of another machine.
+    /// Returns true if the controller leads to a drive of another host.
     #[must_use]
     pub fn over_fabrics(&self) -> bool {
         self.transport.as_deref().is_some_and(|transport| transport != "pcie" && transport != "apple-nvme")
     }
 }
 
-/// One accelerator with memory of its own.
+/// One accelerator with its own memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Where it hangs.
+    /// Place in the PCI tree.
     pub pci: PciPath,
     /// PCI vendor number.
     pub vendor_id: u32,
     /// PCI device number.
     pub device_id: Option<u32>,
-    /// Node it hangs on.
+    /// NUMA node of the device.
     pub numa_node: Option<u32>,
-    /// Kernel driver; `vfio-pci` for one that is given to a virtual machine.
+    /// Kernel driver; `vfio-pci` for a GPU that is assigned to a virtual machine.
     pub driver: Option<String>,
 }
 
-/// Vendors of GPUs, as PCI numbers them.
+/// PCI vendor numbers of GPUs.
 const NVIDIA: u32 = 0x10de;
 const AMD: u32 = 0x1002;
 const INTEL: u32 = 0x8086;
 
 impl Gpu {
-    /// Whether a PCI function of this class (24 bits) and vendor is one. Boot screens of management controllers are
-    /// VGA too, so plain VGA counts only from makers of accelerators that are sold as such.
+    /// Returns true if a PCI function of this class (24 bits) and vendor is a GPU. Management controllers have VGA
+    /// functions too, so plain VGA counts only for vendors of accelerators.
     #[must_use]
     pub const fn is_one(class: u32, vendor_id: u32) -> bool {
         match class >> 8 {
@@ -229,7 +229,7 @@ impl Gpu {
         }
     }
 
-    /// The vendor's name.
+    /// Returns the vendor's name.
     #[must_use]
     pub const fn vendor(&self) -> &'static str {
         match self.vendor_id {
@@ -240,7 +240,7 @@ impl Gpu {
         }
     }
 
-    /// How memory locations name it, before the colon: `cuda`, `hip` or `gpu`.
+    /// Returns the prefix of its memory location: `cuda`, `hip` or `gpu`.
     #[must_use]
     pub const fn prefix(&self) -> &'static str {
         match self.vendor_id {
@@ -250,7 +250,7 @@ impl Gpu {
         }
     }
 
-    /// Whether processes of this machine can use it.
+    /// Returns true if processes of this machine can use it.
     #[must_use]
     pub fn usable(&self) -> bool {
         self.driver.as_deref() != Some("vfio-pci")

@@ -1,24 +1,23 @@
-//! Where a PCI function hangs: its address, and the bridges between it and the processor.
+//! Place of a PCI function: its address, and the bridges between it and the processor.
 //!
 //! Two functions that share a bridge below the root complex reach each other without the processor; two below one root
-//! complex cross only its own fabric; all others cross the processor's interconnect, which the NUMA node tells better.
+//! complex cross only its fabric; all others cross the processor's interconnect, whose distance the NUMA node describes
+//! better.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Most bridges above a function that are kept; real trees have fewer than ten.
+/// Most bridges kept above a function; real trees have fewer than ten.
 pub const MAX_BRIDGES: usize = 32;
 
 /// The address of a PCI function, `0000:1b:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PciAddress {
-    /// Segment; above 16 bits behind some storage controllers.
+    /// PCI segment; above 16 bits behind some storage controllers.
     pub domain: u32,
-    /// Bus.
     pub bus: u8,
-    /// Device on the bus.
     pub device: u8,
-    /// Function of the device.
     pub function: u8,
 }
 
@@ -28,7 +27,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// A text is not a PCI address.
+/// Error of parsing a PCI address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotPci;
 
@@ -49,10 +48,10 @@ impl FromStr for PciAddress {
     }
 }
 
-/// A root complex as the kernel names it, `pci0000:80`: its domain and first bus.
+/// A root complex as the kernel names it: `pci0000:80`, its domain and first bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciRoot {
-    /// Segment.
+    /// PCI segment.
     pub domain: u32,
     /// First bus.
     pub bus: u8,
@@ -73,29 +72,29 @@ impl FromStr for PciRoot {
     }
 }
 
-/// At most `width` hexadecimal digits and nothing else.
+/// Parses 1 to `width` hexadecimal digits and nothing else.
 fn hex(digits: &str, width: usize) -> Option<u32> {
     let plain = (1..=width).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// The way from the processor to a function.
+/// Path from the processor to a function.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PciPath {
     /// Root complex.
     pub root: PciRoot,
-    /// Bridges in between, the root port first; at most [`MAX_BRIDGES`].
+    /// Bridges on the path, the root port first; at most [`MAX_BRIDGES`].
     pub bridges: Vec<PciAddress>,
     /// The function itself.
     pub function: PciAddress,
 }
 
-/// How near two PCI functions are to each other, nearest first.
+/// Proximity of two PCI functions, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PciRelation {
     /// Below one switch, or on one card.
     SameSwitch {
-        /// Bridges between them, counted from the lowest that both are below: 0 for functions of one card.
+        /// Bridges between them, counted from the lowest common one: 0 for functions of one card.
         bridges_between: usize,
     },
     /// Below one root complex, by different root ports.
@@ -105,7 +104,7 @@ pub enum PciRelation {
 }
 
 impl PciPath {
-    /// How near `other` is.
+    /// Returns the proximity of `other`.
     #[must_use]
     pub fn relation(&self, other: &Self) -> PciRelation {
         if self.root != other.root {
@@ -121,10 +120,10 @@ impl PciPath {
         PciRelation::SameSwitch { bridges_between: self.bridges.len() + other.bridges.len() - 2 * common }
     }
 
-    /// Reads the components of a device's path below `devices`, such as
-    /// `pci0000:80/0000:80:01.0/0000:81:00.0/net/eth0`; none where the device hangs on no PCI function.
+    /// Parses the components of a device's path below `devices`, such as
+    /// `pci0000:80/0000:80:01.0/0000:81:00.0/net/eth0`; none if the device is on no PCI function.
     ///
-    /// A controller that opens a domain of its own (`pci10000:e0` below a function) counts as a bridge.
+    /// A controller that opens a separate domain (`pci10000:e0` below a function) counts as a bridge.
     #[must_use]
     pub fn from_components<'a>(components: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let mut root: Option<PciRoot> = None;

@@ -1,33 +1,33 @@
-//! Deals the queues of NICs and drives to shards.
+//! Assignment of NIC and drive queues to shards.
 //!
-//! Devices go to the shards of their node, round and round: with more devices than shards each device has one shard,
-//! with more shards than devices each shard has one device. A device whose node has no shard goes to the nearest node
-//! that has; one of an unknown node goes to all. A shard that is left without a NIC takes one of the nearest node. NICs
-//! that are slow, and interfaces without RDMA beside rails, are dealt so that none is lost, but make up no shard's
-//! share.
+//! Devices go to the shards of their node in round-robin order: with more devices than shards each device has one
+//! shard, with more shards than devices each shard has one device. A device whose node has no shard goes to the nearest
+//! node with shards; a device of an unknown node goes to all. A shard without a NIC takes one of the nearest node. Slow
+//! NICs, and interfaces without RDMA on a machine with rails, are assigned so that none is lost, but do not count as a
+//! shard's NIC.
 
 use super::{QueueShare, ShardSeat};
 use crate::model::{BlockDevice, Machine, Nic};
 use crate::rails::{Rail, RailMatrix, natural_key};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Something with queues.
+/// A device with queues.
 #[derive(Clone)]
 struct Device {
     name: String,
     numa_node: Option<u32>,
-    /// Queues that it has, where known.
+    /// Number of its queues, if known.
     queues: Option<u32>,
 }
 
-/// Which list of a seat a device goes to.
+/// List of a seat that a device is added to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Nic,
     Drive,
 }
 
-/// Fills the lists of all seats, and completes their reasons.
+/// Fills the device lists of all seats, and completes their reasons.
 pub(super) fn queues(machine: &Machine, rails: &RailMatrix, seats: &mut [ShardSeat]) {
     let (fast, slow) = (rails_where(machine, rails, false), rails_where(machine, rails, true));
     let plain = plain_nics(machine, rails);
@@ -47,8 +47,8 @@ pub(super) fn queues(machine: &Machine, rails: &RailMatrix, seats: &mut [ShardSe
     }
 }
 
-/// Bandwidth of a node's rails, megabits per second, without those held back; of its interfaces where the machine has
-/// no rails.
+/// Returns the bandwidth of a node's rails in megabits per second, without slow ones; that of its interfaces if the
+/// machine has no rails.
 pub(super) fn bandwidth_of_node(machine: &Machine, rails: &RailMatrix, node: u32) -> u64 {
     let on_node = |numa_node| machine.effective_node(numa_node) == Some(node);
     if !rails.rails.is_empty() {
@@ -70,7 +70,7 @@ fn rails_where(machine: &Machine, rails: &RailMatrix, slow: bool) -> Vec<Device>
     wanted.map(device).collect()
 }
 
-/// Interfaces of hardware that are up and have no rail over them.
+/// Returns the hardware interfaces that are up and have no rail over them.
 fn plain_nics(machine: &Machine, rails: &RailMatrix) -> Vec<Device> {
     let rail_over = |name: &String| rails.rails.iter().any(|rail| rail.netdev.as_ref() == Some(name));
     let has_rail = |nic: &Nic| {
@@ -85,7 +85,7 @@ fn plain_nics(machine: &Machine, rails: &RailMatrix) -> Vec<Device> {
     sorted(usable.map(device).collect())
 }
 
-/// NVMe namespaces, attached ones too.
+/// Returns the NVMe namespaces, including attached ones.
 fn drives(machine: &Machine) -> Vec<Device> {
     let device = |disk: &BlockDevice| Device {
         name: disk.name.clone(),
@@ -103,12 +103,12 @@ fn sorted(mut devices: Vec<Device>) -> Vec<Device> {
 struct Dealer<'a> {
     machine: &'a Machine,
     seats: &'a mut [ShardSeat],
-    /// Shares handed out, by device.
+    /// Number of assigned shares, by device.
     used: BTreeMap<String, u32>,
 }
 
 impl Dealer<'_> {
-    /// Deals each device; with `everybody`, each shard of a device's node gets a share of some device.
+    /// Assigns each device; with `everybody`, each shard of a device's node gets a share of some device.
     fn deal(&mut self, kind: Kind, devices: &[Device], everybody: bool) {
         let mut by_seats: BTreeMap<Vec<usize>, Vec<&Device>> = BTreeMap::new();
         for device in devices {
@@ -122,7 +122,7 @@ impl Dealer<'_> {
         }
     }
 
-    /// Puts the devices of a seat's own node before others.
+    /// Sorts the devices of a seat's own node before others.
     fn nearest_first(&mut self) {
         for seat in self.seats.iter_mut() {
             seat.nics.sort_by_key(|share| !share.local);
@@ -130,7 +130,7 @@ impl Dealer<'_> {
         }
     }
 
-    /// Gives each seat without a NIC one of the nearest node that has some.
+    /// Assigns a NIC of the nearest node with NICs to each seat without one.
     fn fill(&mut self, devices: &[Device]) {
         let mut turns: BTreeMap<Option<u32>, usize> = BTreeMap::new();
         for index in 0..self.seats.len() {
@@ -148,7 +148,8 @@ impl Dealer<'_> {
         }
     }
 
-    /// The seats of a node, or of the nearest node that has some; all, for an unknown node or without pinned seats.
+    /// Returns the seats of a node, or of the nearest node with seats; all seats, for an unknown node or without pinned
+    /// seats.
     fn seats_near(&self, node: Option<u32>) -> Vec<usize> {
         let all = || (0..self.seats.len()).collect();
         let Some(node) = node else { return all() };
@@ -160,7 +161,7 @@ impl Dealer<'_> {
         of_node.map(|(index, _)| index).collect()
     }
 
-    /// A known distance before an unknown one, the same node before both.
+    /// Returns a sort key: the same node first, then known distances, then unknown ones.
     fn distance(&self, from: Option<u32>, to: Option<u32>) -> (bool, u32) {
         match (from, to) {
             (Some(from), Some(to)) if from == to => (false, 0),
@@ -192,7 +193,7 @@ impl Dealer<'_> {
 }
 
 impl Machine {
-    /// The hardware queue of a disk that serves a CPU.
+    /// Returns the hardware queue of a disk that serves a CPU.
     fn drive_queue(&self, disk: &str, cpu: usize) -> Option<u32> {
         let disk = self.block_devices.iter().find(|one| one.name == disk)?;
         disk.hardware_queues.iter().find(|queue| queue.cpus.contains(&cpu)).map(|queue| queue.index)
@@ -203,7 +204,7 @@ fn reason(seat: &ShardSeat) -> String {
     let list = |shares: &[QueueShare]| {
         let one = |share: &QueueShare| {
             let far = match (share.numa_node, seat.numa_node) {
-                (None, _) => " (on no known node)".to_owned(),
+                (None, _) => " (node unknown)".to_owned(),
                 (Some(there), Some(here)) if here != there => format!(" (on node {there})"),
                 _ => String::new(),
             };
@@ -213,10 +214,10 @@ fn reason(seat: &ShardSeat) -> String {
     };
     let mut out = String::new();
     if !seat.nics.is_empty() {
-        out.push_str(&format!(" NICs dealt to it: {}.", list(&seat.nics)));
+        out.push_str(&format!(" NICs assigned to it: {}.", list(&seat.nics)));
     }
     if !seat.drives.is_empty() {
-        out.push_str(&format!(" Drives dealt to it: {}.", list(&seat.drives)));
+        out.push_str(&format!(" Drives assigned to it: {}.", list(&seat.drives)));
     }
     out
 }

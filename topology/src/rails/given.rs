@@ -1,92 +1,77 @@
-//! A matrix from outside: Mooncake's two tiers or TENT's three, checked against what the machine has.
+//! A given rail matrix: Mooncake's two tiers or TENT's three, checked against the machine.
 //!
-//! Nothing is ignored silently. A name that the machine does not have, or a rail that cannot be used, is an error that
-//! lists what is there: a matrix written for another machine, or for this one before a NIC went, is worth stopping for.
+//! No entry is ignored silently. An unknown name, or a rail that cannot be used, is an error that lists the known
+//! names: a matrix written for another machine, or for this one before a NIC was removed, must stop the start.
 
 use super::{Location, Nearness, Rail, RailMatrix, Row, Tier};
 use std::fmt;
 
-/// The largest matrix that is read, bytes; one of a large machine has a few thousand.
+/// Most bytes of a matrix; that of a large machine has a few thousand.
 pub const MAX_MATRIX_BYTES: usize = 1 << 20;
-/// The location that means every one without a row of its own.
+/// Location that stands for every location without a row of its own.
 pub(super) const ANY: &str = "*";
 
-/// One row of a matrix from outside.
+/// One row of a given matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenRow {
-    /// Location's name.
+    /// Name of the location.
     pub location: String,
     /// Device names by tier, nearest first; a tier may be empty.
     pub tiers: Vec<Vec<String>>,
 }
 
-/// A matrix from outside, before it is checked.
+/// A given matrix, before it is checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenMatrix {
     /// Rows in the order of their names.
     pub rows: Vec<GivenRow>,
 }
 
-/// Why a matrix cannot be used.
+/// Error of a given matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum MatrixError {
-    /// More than [`MAX_MATRIX_BYTES`].
-    TooLarge {
-        /// Its size, bytes.
-        bytes: usize,
-    },
-    /// Not JSON.
+    /// The text is longer than [`MAX_MATRIX_BYTES`].
+    TooLarge { bytes: usize },
+    /// The text is not JSON.
     NotJson {
-        /// What is wrong and where.
+        /// The error and its position.
         message: String,
     },
-    /// JSON of another shape.
+    /// The JSON has another shape.
     Shape {
-        /// Where: a location's or a member's name.
+        /// Name of the location or member in question.
         place: String,
-        /// What it should be.
+        /// Description of the expected shape.
         expected: &'static str,
     },
     /// A row for a location that the machine does not have.
     UnknownLocation {
-        /// Its name.
         location: String,
-        /// Locations that there are.
+        /// The machine's locations.
         known: Vec<String>,
     },
     /// A row names an RDMA device that the machine does not have.
     UnknownNic {
-        /// The row.
         location: String,
-        /// The device.
         nic: String,
-        /// Devices that there are.
+        /// The machine's RDMA devices.
         known: Vec<String>,
     },
-    /// A row names an RDMA device that is there but cannot be used.
+    /// A row names an RDMA device that cannot be used.
     UnusableNic {
-        /// The row.
         location: String,
-        /// The device.
         nic: String,
-        /// Why, and what would help.
+        /// The reason, and a remedy.
         reason: String,
     },
     /// A row names an RDMA device twice.
-    Repeated {
-        /// The row.
-        location: String,
-        /// The device.
-        nic: String,
-    },
+    Repeated { location: String, nic: String },
     /// Two rows are for one location.
-    TwoRows {
-        /// The location.
-        location: String,
-    },
-    /// It has no row, or a row without any device.
+    TwoRows { location: String },
+    /// The matrix has no row, or a row without any device.
     Empty {
-        /// The row; empty for the matrix as a whole.
+        /// Name of the row; empty for the matrix as a whole.
         location: String,
     },
 }
@@ -107,7 +92,7 @@ impl fmt::Display for MatrixError {
             ),
             Self::UnknownNic { location, nic, known } => write!(
                 f,
-                "row {location:?} of the matrix names the RDMA device {nic:?}, which is not there; there are: {}",
+                "row {location:?} of the matrix names the RDMA device {nic:?}, which this machine lacks; it has: {}",
                 list(known)
             ),
             Self::UnusableNic { location, nic, reason } => {
@@ -122,7 +107,7 @@ impl fmt::Display for MatrixError {
                     "row {location:?} of the matrix names the RDMA device {nic:?} twice; each belongs in one tier"
                 )
             }
-            Self::TwoRows { location } => write!(f, "the matrix has two rows for {location}; one has to go"),
+            Self::TwoRows { location } => write!(f, "the matrix has two rows for {location}; remove one"),
             Self::Empty { location } if location.is_empty() => {
                 write!(f, "the matrix has no rows; write for example {{\"cpu:0\": [[\"mlx5_0\"], []]}}")
             }
@@ -134,8 +119,8 @@ impl fmt::Display for MatrixError {
 impl std::error::Error for MatrixError {}
 
 impl RailMatrix {
-    /// The same rails in the tiers that `given` asks for. Locations without a row there keep the tiers worked out for
-    /// them, or take those of the row `*`.
+    /// Returns the same rails in the tiers of `given`. Locations without a row in it keep their computed tiers, or take
+    /// those of the row `*`.
     ///
     /// # Errors
     ///
@@ -205,7 +190,7 @@ impl RailMatrix {
         Err(MatrixError::UnknownNic { location, nic, known: usable.chain(unusable).collect() })
     }
 
-    /// In how many rows `given` sets other rails first than this matrix, and what they are, one sentence each.
+    /// Returns the rows whose first tier differs between this matrix and `given`, one sentence each.
     #[must_use]
     pub fn differences(&self, given: &Self) -> Vec<String> {
         let mut out = Vec::new();

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 const RANKS: [&str; 3] = ["rank0", "rank1", "rank2"];
 
 impl GivenMatrix {
-    /// Reads either form; an object with the member `mems` is TENT's.
+    /// Parses either form; an object with the member `mems` is TENT's.
     ///
     /// # Errors
     ///
-    /// [`MatrixError`] names what has another shape.
+    /// [`MatrixError`] names the part with another shape.
     pub fn parse(text: &str) -> Result<Self, MatrixError> {
         if text.len() > MAX_MATRIX_BYTES {
             return Err(MatrixError::TooLarge { bytes: text.len() });
@@ -81,7 +81,8 @@ fn tent_row(mem: &Value, nics: &[String]) -> Result<GivenRow, MatrixError> {
 }
 
 impl RailMatrix {
-    /// As Mooncake reads it: the first tier is preferred, the others follow in order. On one line without a line feed.
+    /// Formats the matrix for Mooncake: the first tier is preferred, the others follow in order. One line without a
+    /// line feed.
     #[must_use]
     pub fn to_mooncake(&self) -> String {
         let mut rows: BTreeMap<String, [Vec<String>; 2]> = BTreeMap::new();

@@ -1,11 +1,11 @@
-//! What an operator should know about the rails: which are left out, and in what the others differ.
+//! Notes on the rails for operators: devices that are left out, and differences between rails.
 
 use super::RailMatrix;
 use crate::model::{Machine, NodeKind};
 use crate::unknown::list;
 use std::collections::BTreeMap;
 
-/// One sentence each.
+/// Returns the notes, one sentence each.
 pub(super) fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
     let mut notes = Vec::new();
     if matrix.rails.is_empty() {
@@ -39,7 +39,7 @@ pub(super) fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
     }
     for gpu in machine.gpus.iter().filter(|gpu| !gpu.usable()) {
         notes.push(format!(
-            "GPU {} is given to a virtual machine (vfio-pci): it is no location here.",
+            "GPU {} is given to a virtual machine (vfio-pci): it is not a memory location here.",
             gpu.pci.function
         ));
     }
@@ -52,7 +52,7 @@ pub(super) fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
     notes
 }
 
-/// `400000` as `400 Gb/s`.
+/// Formats a speed: `400000` as `400 Gb/s`.
 pub(crate) fn gigabits(mbps: u64) -> String {
     match (mbps / 1_000, mbps % 1_000 / 100) {
         (0, _) => format!("{mbps} Mb/s"),

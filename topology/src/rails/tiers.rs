@@ -1,26 +1,26 @@
-//! Works out the tiers of each location.
+//! Computation of the tiers of each location.
 //!
-//! A rail's place is decided by, in this order: whether it is too slow, how near it is, and by how much: bridges
-//! between for the same switch, NUMA distance for nodes. Rails alike in all of that share a tier.
+//! A rail is ranked by, in this order: whether it is slow, its proximity, and the distance: bridges between for the
+//! same switch, NUMA distance for nodes. Rails with the same rank share a tier.
 
 use super::{Location, Nearness, Rail, RailMatrix, Row, Tier, gigabits};
 use crate::model::{Machine, NodeKind, PciPath, PciRelation};
 use std::collections::BTreeMap;
 
-/// A location and what decides its distances.
+/// A location, with the inputs of its distances.
 struct Place<'a> {
     location: Location,
     numa_node: Option<u32>,
-    /// The node has no CPUs, and so no device of its own.
+    /// True if the node has no CPUs, and so no device of its own.
     bare: bool,
     pci: Option<&'a PciPath>,
 }
 
-/// Orders tiers; unknown distances come last of their kind.
+/// Sort key of tiers; unknown distances come last of their proximity.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     slow: bool,
-    /// For a node without CPUs: a rail of an unknown node is surely on another one, so the known ones come first.
+    /// For a node without CPUs: a rail of an unknown node is surely on another one, so known nodes come first.
     doubtful: bool,
     nearness: Nearness,
     distance: u32,
@@ -118,7 +118,7 @@ fn reason(matrix: &RailMatrix, place: &Place<'_>, rank: Rank, distance: Option<u
         },
         Nearness::SameRootComplex => format!("below the root complex of {location}, by another root port"),
         Nearness::SameNode => format!("on {node}, where {location} is"),
-        Nearness::NodeUnknown => format!("the kernel does not say how near to {location}"),
+        Nearness::NodeUnknown => format!("the kernel does not report the distance to {location}"),
         Nearness::OtherNode => {
             let mut nodes: Vec<String> =
                 rails.iter().filter_map(|rail| rail.numa_node).map(|n| n.to_string()).collect();
@@ -135,7 +135,7 @@ fn reason(matrix: &RailMatrix, place: &Place<'_>, rank: Rank, distance: Option<u
     format!("{near}; held back, because slower than {full}, half of the fastest rail")
 }
 
-/// GPUs whose nearest tier is the same begin with different rails of it, so that they do not meet on the first.
+/// Makes GPUs with the same nearest tier begin with different rails of it, so that they do not all use the first.
 fn begin_apart(rows: &mut [Row]) {
     let first = |row: &Row| match (row.location, row.tiers.first()) {
         (Location::Gpu(..), Some(tier)) => Some(tier.rails.clone()),

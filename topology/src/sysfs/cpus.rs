@@ -1,4 +1,4 @@
-//! CPUs: which are online, which core and NUMA node each belongs to, and the caches above them.
+//! CPUs in sysfs: online CPUs, their cores and NUMA nodes, and the caches above them.
 
 use super::files::{numbered_children, read_cpus, read_number, read_text};
 use crate::cpulist::{CpuSet, MAX_CPUS};
@@ -6,10 +6,10 @@ use crate::model::{Cache, CacheKind, Core};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Caches a CPU has, at most; real ones have four.
+/// Most caches of a CPU; real ones have four.
 const MAX_CACHES_PER_CPU: usize = 16;
 
-/// The CPUs that are online; empty where the directory names none.
+/// Returns the online CPUs; empty if the directory names none.
 pub(super) fn online_cpus(cpu_directory: &Path) -> CpuSet {
     match read_cpus(&cpu_directory.join("online")) {
         Some(cpus) if !cpus.is_empty() => cpus,
@@ -23,7 +23,7 @@ pub(super) fn online_cpus(cpu_directory: &Path) -> CpuSet {
 
 pub(super) fn read_core(cpu_directory: &Path, id: usize, numa_node: Option<u32>) -> Core {
     let topology = cpu_directory.join(format!("cpu{id}/topology"));
-    // The first name is the newer one; both mean the hardware threads of one core.
+    // The first name is the newer one; both hold the hardware threads of one core.
     let mut smt_siblings = read_cpus(&topology.join("core_cpus_list"))
         .or_else(|| read_cpus(&topology.join("thread_siblings_list")))
         .unwrap_or_default();
@@ -37,7 +37,7 @@ pub(super) fn read_core(cpu_directory: &Path, id: usize, numa_node: Option<u32>)
     }
 }
 
-/// Each CPU lists the caches above it; one that several list is kept once.
+/// Reads the caches. Each CPU lists the caches above it; a cache that several CPUs list is kept once.
 pub(super) fn read_caches(cpu_directory: &Path, online: &CpuSet) -> Vec<Cache> {
     let mut caches = BTreeSet::new();
     for cpu in online {
@@ -62,7 +62,7 @@ pub(super) fn read_caches(cpu_directory: &Path, online: &CpuSet) -> Vec<Cache> {
     caches.into_iter().collect()
 }
 
-/// `48K` as bytes; the kernel prints caches in kibibytes.
+/// Parses `48K` as bytes; the kernel prints cache sizes in kibibytes.
 fn parse_size(text: &str) -> Option<u64> {
     let kibibytes: u64 = text.strip_suffix('K')?.parse().ok()?;
     kibibytes.checked_mul(1 << 10).filter(|&bytes| bytes > 0)

@@ -1,13 +1,13 @@
-//! Disks, NVMe controllers, and where they hang; drives attached over a network hang nowhere.
+//! Disks and NVMe controllers in sysfs, with their place in the PCI tree; drives attached over a network have none.
 
 use super::files::{children, numbered_children, read_cpus, read_number, read_word};
 use super::tree::DeviceTree;
 use crate::model::{BlockDevice, HardwareQueue, NvmeController, PciPath};
 use std::path::Path;
 
-/// sysfs counts disks in sectors of this size, whatever the disk's own.
+/// Unit of disk sizes in sysfs, whatever the disk's sector size.
 const SECTOR_BYTES: u64 = 512;
-/// Hardware queues of a disk that are looked at.
+/// Most hardware queues read of a disk.
 const MAX_HARDWARE_QUEUES: usize = 1_024;
 
 pub(super) fn block_devices(tree: DeviceTree<'_>) -> Vec<BlockDevice> {
@@ -16,8 +16,8 @@ pub(super) fn block_devices(tree: DeviceTree<'_>) -> Vec<BlockDevice> {
     for name in children(&class) {
         let disk = class.join(&name);
         let sectors: Option<u64> = read_number(&disk.join("size"));
-        // Unused loop devices and empty drives have no sectors; the paths of a multipath NVMe namespace are
-        // hidden behind the namespace itself.
+        // Unused loop devices and empty drives have no sectors; the paths of a multipath NVMe namespace are hidden
+        // behind the namespace itself.
         let hidden = read_number::<u64>(&disk.join("hidden")) == Some(1);
         if !disk.is_dir() || hidden || sectors == Some(0) {
             continue;
@@ -41,8 +41,8 @@ pub(super) fn block_devices(tree: DeviceTree<'_>) -> Vec<BlockDevice> {
     devices
 }
 
-/// The device behind a multipath NVMe namespace is a subsystem outside the bus tree; it lists its controllers, and
-/// has a place when they all agree.
+/// Returns the place of a disk. The device behind a multipath NVMe namespace is a subsystem outside the bus tree; it
+/// lists its controllers, and has a place if they all agree.
 fn place_of_disk(tree: DeviceTree<'_>, device: &Path) -> (Option<u32>, Option<PciPath>) {
     let place = |device: &Path| (tree.numa_node_above(device), tree.pci_path(device));
     let (numa_node, pci) = place(device);
@@ -77,13 +77,13 @@ pub(super) fn nvme_controllers(tree: DeviceTree<'_>) -> Vec<NvmeController> {
     names.map(controller).collect()
 }
 
-/// `nvme0`, not `nvme0n1`.
+/// Returns true for a controller's name: `nvme0`, not `nvme0n1`.
 fn is_controller(name: &str) -> bool {
     let number = name.strip_prefix("nvme").unwrap_or_default();
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A namespace's device is its controller, or a subsystem that lists them.
+/// Returns the controllers of a namespace: its device, or those that its subsystem lists.
 fn controllers_of(device: &Path) -> Vec<String> {
     let own = std::fs::canonicalize(device).ok().and_then(|path| path.file_name()?.to_str().map(str::to_owned));
     match own.filter(|name| is_controller(name)) {

@@ -1,37 +1,37 @@
-//! Reading files and directories of sysfs and procfs: what is missing, unreadable or odd is `None`, or empty.
+//! Reading files and directories of sysfs and procfs: missing, unreadable or malformed ones are `None`, or empty.
 
 use crate::cpulist::{self, CpuSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-/// The most that is read of one file; sysfs attributes are at most a page, CPU lists a few pages.
+/// Most bytes read of one file; sysfs attributes are at most a page, CPU lists a few pages.
 pub const MAX_FILE_BYTES: u64 = 64 << 10;
-/// The most entries that are read of one directory.
+/// Most entries read of one directory.
 pub const MAX_ENTRIES: usize = 16_384;
-/// The longest name or address that is kept.
+/// Longest name or address that is kept.
 const MAX_WORD_BYTES: usize = 512;
 
-/// The start of a file, as text; `None` when it cannot be read or is not text.
+/// Reads the start of a file as text; `None` if it cannot be read or is not text.
 pub(super) fn read_text(path: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
-/// A number in a file of its own; `None` also for the kernel's `-1`, which means unknown wherever it is read here.
+/// Reads a number from a file; `None` also for the kernel's `-1`, which means unknown in every file read here.
 pub(super) fn read_number<T: TryFrom<i64>>(path: &Path) -> Option<T> {
     T::try_from(read_text(path)?.trim().parse::<i64>().ok()?).ok()
 }
 
-/// A short text in a file of its own, without white space around it; `None` when there is none.
+/// Reads a short text from a file, without surrounding white space; `None` if it is empty.
 pub(super) fn read_word(path: &Path) -> Option<String> {
     let text = read_text(path)?;
     let word = text.trim();
     (!word.is_empty() && word.len() <= MAX_WORD_BYTES).then(|| word.to_owned())
 }
 
-/// The last component of what a link points to.
+/// Returns the last component of a link's target.
 pub(super) fn link_name(link: &Path) -> Option<String> {
     fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_owned)
 }
@@ -40,7 +40,7 @@ pub(super) fn read_cpus(path: &Path) -> Option<CpuSet> {
     cpulist::parse(&read_text(path)?).ok()
 }
 
-/// Names in a directory, sorted; empty when it cannot be read. Names that are not UTF-8 are left out.
+/// Returns the names in a directory, sorted; empty if it cannot be read. Names that are not UTF-8 are left out.
 pub(super) fn children(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else {
         return Vec::new();
@@ -51,7 +51,7 @@ pub(super) fn children(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The numbers N of the entries `<prefix>N`, ascending.
+/// Returns the numbers N of the entries `<prefix>N`, ascending.
 pub(super) fn numbered_children(directory: &Path, prefix: &str) -> Vec<u32> {
     let names = children(directory);
     let number = |name: &String| name.strip_prefix(prefix)?.parse().ok();

@@ -1,4 +1,4 @@
-//! GPUs: PCI functions of the classes that accelerators have.
+//! GPUs in sysfs: PCI functions of the classes of accelerators.
 
 use super::files::{children, link_name, read_word};
 use super::tree::DeviceTree;
@@ -27,7 +27,7 @@ pub(super) fn gpus(tree: DeviceTree<'_>) -> Vec<Gpu> {
     gpus
 }
 
-/// `0x10de`.
+/// Parses a number like `0x10de`.
 fn read_hex(path: &Path) -> Option<u32> {
     u32::from_str_radix(read_word(path)?.strip_prefix("0x")?, 16).ok()
 }

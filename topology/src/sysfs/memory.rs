@@ -1,7 +1,7 @@
-//! NUMA nodes: their memory, distances, the firmware's figures (HMAT), and which of them is CXL memory.
+//! NUMA nodes in sysfs: their memory, distances, firmware figures (HMAT), and the nodes that are CXL memory.
 //!
-//! A node without CPUs is CXL memory when a `dax` device of a CXL region names it as its target; without such a device
-//! it can be memory on the package, of an accelerator, or persistent.
+//! A node without CPUs is CXL memory if a `dax` device of a CXL region names it as its target; without such a device it
+//! can be memory on the package, of an accelerator, or persistent.
 
 use super::files::{children, numbered_children, read_cpus, read_number, read_text};
 use super::tree::DeviceTree;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The nodes, and the node of each CPU that one claims.
+/// Reads the nodes, and the node of each CPU that a node claims.
 pub(super) fn numa_nodes(tree: DeviceTree<'_>) -> (Vec<NumaNode>, BTreeMap<usize, u32>) {
     let directory = tree.join("devices/system/node");
     let ids = numbered_children(&directory, "node");
@@ -20,7 +20,7 @@ pub(super) fn numa_nodes(tree: DeviceTree<'_>) -> (Vec<NumaNode>, BTreeMap<usize
     for &id in &ids {
         let node = directory.join(format!("node{id}"));
         let cpus = read_cpus(&node.join("cpulist"));
-        // A list that cannot be read is no sign that there are none.
+        // An unreadable list does not mean that there are no CPUs.
         let kind = match &cpus {
             Some(cpus) if cpus.is_empty() && cxl.contains(&id) => NodeKind::Cxl,
             Some(cpus) if cpus.is_empty() => NodeKind::MemoryOnly,
@@ -42,7 +42,7 @@ pub(super) fn numa_nodes(tree: DeviceTree<'_>) -> (Vec<NumaNode>, BTreeMap<usize
     (nodes, node_of_cpu)
 }
 
-/// Nodes that memory behind CXL has become.
+/// Returns the nodes that hold memory behind CXL.
 fn cxl_nodes(tree: DeviceTree<'_>) -> BTreeSet<u32> {
     let directory = tree.join("bus/dax/devices");
     let of_device = |name: String| {
@@ -73,7 +73,7 @@ fn read_distances(path: &Path) -> Vec<u32> {
     row.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// From a line such as `Node 0 MemTotal:  5204172 kB`.
+/// Parses a line such as `Node 0 MemTotal:  5204172 kB`.
 fn read_memory_bytes(path: &Path) -> Option<u64> {
     let text = read_text(path)?;
     let total = text.lines().find_map(|line| line.split_once("MemTotal:"))?.1;

@@ -1,25 +1,25 @@
-//! What this process may use: CPUs, and processor time.
+//! CPUs and CPU time that this process may use.
 //!
-//! The limit of processor time is the least on the way from the process's control group to the root, in the unified
-//! hierarchy (`cpu.max`) or the old one of the CPU controller. Where the group's directory cannot be found (a container
-//! sees its own group as the root), the root's is taken.
+//! The limit of CPU time is the least one between the process's control group and the root, in the unified hierarchy
+//! (`cpu.max`) or the CPU controller's legacy one. If the group's directory does not exist (a container sees its own
+//! group as the root), the root's limit is taken.
 
 use super::files::{read_number, read_text};
 use super::tree::DeviceTree;
 use crate::cpulist::{self, CpuSet};
 use std::path::{Component, Path, PathBuf};
 
-/// How deep control groups are followed.
+/// Most levels of control groups that are followed.
 const MAX_GROUPS: usize = 64;
 
-/// CPUs that this process may run on; `None` where the status file does not say.
+/// Returns the CPUs that this process may run on; `None` if the status file does not contain them.
 pub(super) fn allowed_cpus(process: &Path) -> Option<CpuSet> {
     let status = read_text(&process.join("status"))?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     cpulist::parse(list).ok().filter(|cpus| !cpus.is_empty())
 }
 
-/// Thousandths of a CPU that the control groups allow; `None` for no limit.
+/// Returns the limit of the control groups in thousandths of a CPU; `None` for no limit.
 pub(super) fn cpu_limit_millis(tree: DeviceTree<'_>, process: &Path) -> Option<u64> {
     let top = tree.join("fs/cgroup");
     let groups = read_text(&process.join("cgroup")).unwrap_or_default();
@@ -37,7 +37,7 @@ pub(super) fn cpu_limit_millis(tree: DeviceTree<'_>, process: &Path) -> Option<u
     [unified, old].into_iter().flatten().min()
 }
 
-/// The least limit of `group` and the groups above it, below `top`.
+/// Returns the least limit of `group` and the groups above it, below `top`.
 fn least(top: &Path, group: &str, limit: fn(&Path) -> Option<u64>) -> Option<u64> {
     let names = Path::new(group).components().filter(|part| matches!(part, Component::Normal(_))).take(MAX_GROUPS);
     let mut at = PathBuf::from(top);
@@ -49,7 +49,7 @@ fn least(top: &Path, group: &str, limit: fn(&Path) -> Option<u64>) -> Option<u64
     limits.into_iter().flatten().min()
 }
 
-/// `200000 100000` is two CPUs; `max 100000` is no limit.
+/// Parses the limit of a unified group: `200000 100000` is two CPUs; `max 100000` is no limit.
 fn unified_limit(group: &Path) -> Option<u64> {
     let text = read_text(&group.join("cpu.max"))?;
     let mut words = text.split_whitespace();
@@ -57,7 +57,7 @@ fn unified_limit(group: &Path) -> Option<u64> {
 }
 
 fn old_limit(group: &Path) -> Option<u64> {
-    // A quota of -1 is no limit, and no number here.
+    // A quota of -1 means no limit, and does not parse as a number here.
     millis(read_number(&group.join("cpu.cfs_quota_us"))?, read_number(&group.join("cpu.cfs_period_us"))?)
 }
 

@@ -1,6 +1,6 @@
-//! RDMA devices and their ports.
+//! RDMA devices and their ports in sysfs.
 //!
-//! A device in software (soft-RoCE) has no link to hardware; the interface that its port runs over has, unless that is
+//! A software device (soft-RoCE) has no link to hardware; the interface that its port runs over has, unless that is
 //! virtual too. sysfs does not print a port's active MTU: for RoCE the kernel derives it from the interface's, and so
 //! does this reader.
 
@@ -9,16 +9,17 @@ use super::tree::DeviceTree;
 use crate::model::{LinkLayer, Machine, Nic, PortState, RdmaDevice, RdmaPort};
 use std::path::Path;
 
-/// Ports of a device that are looked at, and entries of a port's address table.
+/// Most ports of a device, and most entries of a port's address table.
 const MAX_PORTS: usize = 16;
 const MAX_GIDS: u32 = 256;
-/// What RoCE's headers take of an Ethernet packet at most: route 40, UDP 8, base transport 12, extensions 4 and 28,
+/// Most bytes of RoCE's headers in an Ethernet packet: route 40, UDP 8, base transport 12, extensions 4 and 28,
 /// checksum 4.
 const ROCE_HEADER_BYTES: u32 = 96;
-/// What IP over InfiniBand takes of a packet.
+/// Bytes of the header of IP over InfiniBand.
 const IPOIB_HEADER_BYTES: u32 = 4;
 
-/// Adds the devices to a machine whose interfaces are known, and tells interfaces which device runs over them.
+/// Adds the devices to a machine whose interfaces are known, and records in each interface the device that runs over
+/// it.
 pub(super) fn add_devices(tree: DeviceTree<'_>, machine: &mut Machine) {
     let class = tree.join("class/infiniband");
     for name in children(&class) {
@@ -78,7 +79,8 @@ fn read_port(directory: &Path, hardware: &Path, number: u32, nics: &[Nic]) -> Rd
     }
 }
 
-/// The interface of a port: by its address table, by the interfaces of the same function, or by the device's parent.
+/// Returns the interface of a port: by its address table, by the interfaces of the same function, or by the device's
+/// parent.
 fn netdev_of_port(directory: &Path, hardware: &Path, number: u32) -> Option<String> {
     let table = directory.join(format!("ports/{number}/gid_attrs/ndevs"));
     // Entries without an address cannot be read.
@@ -95,7 +97,7 @@ fn netdev_of_port(directory: &Path, hardware: &Path, number: u32) -> Option<Stri
         .or_else(|| read_word(&directory.join("parent")))
 }
 
-/// `400 Gb/sec (4X NDR)` or `2.5 Gb/sec (1X SDR)`, as megabits per second.
+/// Parses a rate, `400 Gb/sec (4X NDR)` or `2.5 Gb/sec (1X SDR)`, as megabits per second.
 fn read_rate(text: &str) -> Option<u64> {
     let (number, rest) = text.trim().split_once(' ')?;
     let unit: u64 = if rest.starts_with("Gb/sec") { 1_000 } else { return None };
@@ -109,11 +111,11 @@ fn leading_number(text: &str) -> Option<u64> {
     text.split(':').next()?.trim().parse().ok()
 }
 
-/// The largest of verbs' sizes that fits.
+/// Returns the largest MTU of verbs that fits the interface's.
 fn active_mtu(link_layer: LinkLayer, interface_mtu: u32) -> Option<u32> {
     let room = match link_layer {
         LinkLayer::Ethernet => interface_mtu.checked_sub(ROCE_HEADER_BYTES)?,
-        // In connected mode an interface's packets are larger than the link's, and say nothing of it.
+        // In connected mode an interface's packets are larger than the link's, and do not determine its MTU.
         LinkLayer::InfiniBand if interface_mtu <= 4_092 => interface_mtu + IPOIB_HEADER_BYTES,
         _ => return None,
     };

@@ -1,4 +1,4 @@
-//! Tests of descriptions of machines from outside, in one binary: a module for each subject.
+//! External tests of machine descriptions, in one binary: a module for each subject.
 
 mod plan;
 mod saved;

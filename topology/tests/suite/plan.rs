@@ -1,4 +1,4 @@
-//! The shard plan on machines of every shape: named cases, then the rules as properties.
+//! Tests of the shard plan on machines of every shape: named cases, then the rules as properties.
 
 use kvplane_topology::model::{Core, Machine};
 use kvplane_topology::plan::MAX_SHARDS;
@@ -44,7 +44,7 @@ fn one_core_carries_one_shard_that_is_not_pinned() {
 
 #[test]
 fn a_cpuset_of_one_cpu_carries_one_shard_that_is_not_pinned() {
-    // By the machine's word, and by the scheduler's alone.
+    // By the machine's allowed CPUs, and by the scheduler's affinity alone.
     let mut narrow = machine("numa:2 core:4 pu:2");
     narrow.allowed_cpus = CpuSet::from([5]);
     let wide = (machine("numa:2 core:4 pu:2"), Some(CpuSet::from([5])));
@@ -82,7 +82,7 @@ fn more_shards_than_cores_are_not_pinned() {
     assert_eq!(cores_of(&plan), [None; 4]);
     assert_eq!(plan.housekeeping_cores.len(), 8);
     assert!(plan.must_park_at_once());
-    assert!(plan.notes[0].contains("4 shards were asked for, but only 3"), "{:?}", plan.notes);
+    assert!(plan.notes[0].contains("4 shards were requested, but only 3"), "{:?}", plan.notes);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn housekeeping_spares_the_only_core_of_a_node() {
 }
 
 #[test]
-fn a_wish_out_of_range_is_bounded_and_said() {
+fn a_request_out_of_range_is_bounded_with_a_note() {
     let machine = machine("core:4");
     for (wish, got) in [(0, 1), (usize::MAX, MAX_SHARDS)] {
         let plan = plan(&machine, Some(wish));
@@ -144,7 +144,7 @@ fn a_limit_of_processor_time_feeds_fewer_pollers() {
     let starved = plan(&machine, None);
     assert_eq!(cores_of(&starved), [None]);
     assert!(starved.notes[1].contains("leaves none to poll with"), "{:?}", starved.notes);
-    // Of a limit that the cores do not reach, nothing is noticed.
+    // A limit above the number of cores has no effect.
     machine.cpu_limit_millis = Some(8_000);
     assert_eq!(plan(&machine, None).shards.len(), 7);
 }
@@ -249,7 +249,7 @@ proptest! {
         machine in any_regular_machine(),
         draw in any::<usize>(),
     ) {
-        // Any number up to what can be pinned; where nothing can be, there is nothing to spread.
+        // Any number up to the pinnable seats; without any, there is nothing to alternate.
         let wish = 1 + draw % plan(&machine, None).shards.len();
         let mut plan = plan(&machine, Some(wish));
         plan.shards.retain(|seat| seat.core.is_some());

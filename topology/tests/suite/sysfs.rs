@@ -1,4 +1,4 @@
-//! The sysfs reader on small trees built in a temporary directory: a server, a bare virtual machine, damage.
+//! Tests of the sysfs reader on small trees in a temporary directory: a server, a bare virtual machine, damage.
 
 use kvplane_topology::model::{CacheKind, Machine};
 use kvplane_topology::sysfs::{MAX_FILE_BYTES, SysfsError};
@@ -41,7 +41,7 @@ impl Tree {
         self
     }
 
-    /// A CPU with its siblings and a level-2 cache that they share.
+    /// Adds a CPU with its siblings and a level-2 cache that they share.
     fn cpu(&self, id: usize, package: u32, siblings: &str) -> &Self {
         let cpu = format!("devices/system/cpu/cpu{id}");
         self.file(format!("{cpu}/topology/core_cpus_list"), siblings)
@@ -75,12 +75,13 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // A leftover in the temporary directory is no reason to fail a test.
+        // A leftover in the temporary directory does not fail the test.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// Two nodes of two cores of two threads; a NIC that names node -1, one with RDMA on node 1, an NVMe disk on node 1.
+/// Builds two nodes of two cores of two threads; a NIC that names node -1, one with RDMA on node 1, an NVMe disk on
+/// node 1.
 fn server() -> Tree {
     let tree = Tree::new();
     tree.file("devices/system/cpu/online", "0-7\n")
@@ -256,7 +257,7 @@ fn the_least_limit_of_the_groups_above_counts() {
     tree.file("fs/cgroup/cpu,cpuacct/old/cpu.cfs_quota_us", "150000\n")
         .file("fs/cgroup/cpu,cpuacct/old/cpu.cfs_period_us", "100000\n");
     assert_eq!(limit(&tree), Some(1_500));
-    // The group's own directory may be out of sight in a container.
+    // The group's own directory may be invisible in a container.
     tree.file("cgroup", "0::/../elsewhere\n").file("fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
     assert_eq!(limit(&tree), Some(3_000));
     tree.file("fs/cgroup/cpu.max", "9 0\n");

@@ -1,8 +1,8 @@
-//! Starting from what is durable.
+//! Start of the cluster state machine from durable records.
 //!
-//! Whatever was published before is what the control plane begins with: the same epoch, the same members. It knows
-//! nothing of the recent past, so everyone gets a grace before silence counts, and nobody is suspect. Segments whose
-//! owner's incarnation is over are dropped; ended incarnations beyond the limit are forgotten.
+//! The control plane resumes with the epoch and the members that it published last. It knows nothing of the recent
+//! past, so every member gets a grace before silence counts, and no member is suspect. Segments of ended incarnations
+//! are dropped; ended incarnations beyond the limit are forgotten.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -19,38 +19,37 @@ use crate::message::{Counters, Output};
 use crate::record::{Header, Record, RecordKey};
 use crate::tenants::{MAX_TENANTS, Tenants};
 
-/// Beyond this an epoch was not counted but corrupted; it leaves room to count on for ever.
+/// Highest plausible epoch: a greater one is corrupt, not counted. It leaves enough room to count on indefinitely.
 pub(super) const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
 
-/// Why a cluster does not start from the stored records.
+/// Reason that a cluster does not start from the stored records.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum StartError {
     /// The settings contradict each other.
     Config(ConfigError),
-    /// The records are another cluster's.
+    /// The records belong to another cluster.
     OtherCluster {
-        /// Its name.
+        /// Name of the cluster in the records.
         stored: String,
-        /// The name in the settings.
+        /// Name of the cluster in the settings.
         configured: String,
     },
-    /// There are records, but not the one that carries the epoch.
+    /// The records lack the header, which carries the epoch.
     NoHeader {
-        /// How many records there are.
+        /// Number of stored records.
         records: usize,
     },
-    /// More is stored than the settings allow: raise the limit.
+    /// The number of stored records exceeds a limit of the settings: raise the limit.
     OverLimit {
-        /// What.
         what: &'static str,
-        /// How many are stored.
+        /// Number of stored records of this kind.
         found: usize,
-        /// The limit.
         limit: usize,
     },
-    /// The stored epoch is beyond what counting can have reached.
+    /// The stored epoch is higher than counting can reach.
     Epoch {
-        /// What is stored.
+        /// Stored epoch.
         found: Epoch,
     },
     /// The stored members make no valid map.
@@ -67,13 +66,13 @@ impl fmt::Display for StartError {
                  stored name"
             ),
             Self::NoHeader { records } => {
-                write!(f, "{records} records are stored but no header: the state is incomplete, restore a copy of it")
+                write!(f, "{records} records are stored but no header: the state is incomplete, restore it from a copy")
             }
             Self::OverLimit { what, found, limit } => {
                 write!(f, "{found} {what} are stored, over the limit of {limit}: raise the limit")
             }
             Self::Epoch { found } => {
-                write!(f, "epoch {found} is stored, which counting cannot have reached: restore a copy of the state")
+                write!(f, "stored epoch {found} is corrupt, no cluster counts so high: restore the state from a copy")
             }
             Self::Map(error) => write!(f, "stored members: {error}"),
         }
@@ -85,11 +84,11 @@ impl std::error::Error for StartError {}
 impl Cluster {
     /// Starts from the settings and all stored records, in any order (none for a new cluster).
     ///
-    /// Members are kept where they stood, and silence counts only after `restart_grace_ns`. The first outputs are
-    /// ready: the current map, and before it what became durable by starting.
+    /// Members keep their states, and silence counts only after `restart_grace_ns`. The first outputs are ready: the
+    /// current map, and before it the records that starting made durable.
     ///
     /// # Errors
-    /// When settings contradict each other or the records do not fit them.
+    /// When settings contradict each other or the records exceed them.
     pub fn new(
         config: ClusterConfig,
         restored: impl IntoIterator<Item = Record>,
@@ -133,7 +132,7 @@ impl Cluster {
                 }
                 Record::Segment(segment) => self.membership.effects().remove(RecordKey::Segment(segment.name)),
                 Record::Tenant(tenant) => self.tenants.insert(tenant),
-                // The Conductor's host begins with these.
+                // The Conductor's host restores these.
                 Record::Conductor(_) => {}
                 record => self.membership.restore(record, graced_ns),
             }

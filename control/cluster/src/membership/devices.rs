@@ -1,9 +1,10 @@
-//! Which devices the incarnations of a node had. What a device holds of a node's slots counts only if no incarnation of
-//! the node went without it since it was last written: such an incarnation may have removed and replaced what is on it.
+//! Devices of each node's incarnations. Records on a device count for a node's slots only if every incarnation of the
+//! node since the device was last written had it: an incarnation without the device may have removed and replaced
+//! objects that the device still has.
 //!
-//! An incarnation that has devices says which, before it joins. As long as the incarnations of a node, one after the
-//! other, say the same, the epoch stands that was next when the first of them said it. A device remembers the last map
-//! that it knew: what it has is of no use if that is of an earlier epoch.
+//! An incarnation with devices reports them before it joins. While successive incarnations of a node report the same
+//! devices, the epoch stays that was next when the first of them reported. A device remembers the last map that was
+//! known to it: its records are void if that map is of an earlier epoch.
 
 use std::collections::BTreeMap;
 
@@ -24,23 +25,23 @@ impl DeviceTable {
         self.by_node.get(&node)
     }
 
-    /// True when the last incarnation of a node has devices.
+    /// Returns true if the last incarnation of a node has devices.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.by_node.contains_key(&node)
     }
 
-    /// By node.
+    /// Returns the devices, by node.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Devices> {
         self.by_node.values()
     }
 
-    /// Enters devices from a stored record or from an offer.
+    /// Inserts devices from a stored record or from an offer.
     pub(crate) fn insert(&mut self, said: Devices) {
         self.by_node.insert(said.node, said);
     }
 
-    /// An incarnation that is about to join says which devices it has, while `newest` is the newest epoch: since which
-    /// epoch no incarnation of the node had others.
+    /// Notes the devices of an incarnation that is about to join, while `newest` is the newest epoch. Returns the epoch
+    /// since which every incarnation of the node had these devices.
     pub(super) fn attach(
         &mut self,
         node: NodeId,
@@ -67,14 +68,14 @@ impl DeviceTable {
         Ok(since)
     }
 
-    /// An incarnation of a node begins; without devices, unless it has said which.
+    /// Notes the start of an incarnation: it has no devices, unless it has reported some.
     pub(super) fn begin(&mut self, node: NodeId, incarnation: Incarnation, effects: &mut Effects) {
         if self.by_node.get(&node).is_some_and(|said| said.incarnation != incarnation) {
             self.forget(node, effects);
         }
     }
 
-    /// Nothing is known of a node's devices any more.
+    /// Forgets a node's devices.
     pub(super) fn forget(&mut self, node: NodeId, effects: &mut Effects) {
         if self.by_node.remove(&node).is_some() {
             effects.remove(RecordKey::Devices(node));

@@ -1,4 +1,4 @@
-//! Effects of the call in progress: durable changes, members that are lost, and whether a new map is published.
+//! Effects of the call in progress: durable changes, lost members, and whether a new map is published.
 
 use std::collections::VecDeque;
 
@@ -17,14 +17,14 @@ pub(crate) struct Effects {
     /// Durable changes, in order.
     changes: Vec<Change>,
     lost: Vec<NodeIncarnation>,
-    /// Incarnations that are over: what they served is gone with them.
+    /// Ended incarnations: their segments end with them.
     ended: Vec<NodeIncarnation>,
     map_changed: bool,
     outputs: VecDeque<Output>,
 }
 
 impl Effects {
-    /// A record is to be durable.
+    /// Notes that a record is to be made durable.
     pub(crate) fn put(&mut self, record: Record) {
         self.changes.push(Change::Put(record));
     }
@@ -34,27 +34,27 @@ impl Effects {
         self.changes.push(Change::Remove(key));
     }
 
-    /// A member was silent beyond its deadline.
+    /// Notes that a member is lost: its silence or its ports prove that it is dead.
     pub(super) fn lose(&mut self, lost: NodeIncarnation) {
         self.lost.push(lost);
     }
 
-    /// An incarnation is over.
+    /// Notes that an incarnation has ended.
     pub(super) fn end(&mut self, ended: NodeIncarnation) {
         self.ended.push(ended);
     }
 
-    /// Incarnations that are over, since the last call.
+    /// Takes the incarnations that have ended since the last call.
     pub(crate) fn take_ended(&mut self) -> Vec<NodeIncarnation> {
         std::mem::take(&mut self.ended)
     }
 
-    /// The map may be another where `changes` is true.
+    /// Notes that the map may have changed, if `changes` is true.
     pub(crate) fn change_map(&mut self, changes: bool) {
         self.map_changed |= changes;
     }
 
-    /// True when the map may differ from the newest one.
+    /// Returns true if the map may differ from the newest one.
     pub(crate) const fn map_changed(&self) -> bool {
         self.map_changed
     }
@@ -63,17 +63,17 @@ impl Effects {
         std::mem::take(&mut self.map_changed)
     }
 
-    /// Durable changes so far, which no other output takes.
+    /// Takes the durable changes so far, for an output of their own.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// The driver is to do this after what it is to do already.
+    /// Appends an output to those that the driver has not taken.
     pub(crate) fn emit(&mut self, output: Output) {
         self.outputs.push_back(output);
     }
 
-    /// Ends a call: the driver makes changes durable, then tells of those who are lost, then publishes the map.
+    /// Ends a call: the driver persists the changes, then reports the lost members, then publishes the map.
     pub(super) fn flush(&mut self, map: Option<ClusterMap>) {
         if !self.changes.is_empty() {
             let changes = self.take_changes();
@@ -87,12 +87,12 @@ impl Effects {
         }
     }
 
-    /// The next output that the driver has not taken.
+    /// Takes the next output.
     pub(crate) fn take_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// Outputs that the driver has not taken.
+    /// Returns the outputs that the driver has not taken.
     pub(crate) fn outputs(&self) -> &VecDeque<Output> {
         &self.outputs
     }

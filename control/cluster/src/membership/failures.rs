@@ -1,17 +1,19 @@
-//! Failure detection: which members are silent, which of these are dead, and when a dead one is expelled.
+//! Failure detection: silent members, dead members, and the time at which dead ones are expelled.
 //!
-//! A member is dead when its silence lasts up to the deadline. Where slots have two owners it is dead earlier, if its
-//! ports refuse connections, or do not answer while others are heard.
+//! A member is dead when its silence reaches the deadline. Where slots have two owners it is dead earlier, if its ports
+//! refuse connections, or do not answer while other members are heard from.
 //!
-//! **Members that die together are expelled by one map.** The slots of a dead member pass to heirs, and what it has on
-//! its devices counts again only if each heir can tell what was changed meanwhile. An heir that is dead too tells
-//! nothing: slots that passed to it for the moment between two maps would be void, although nobody served them. So a
-//! dead member with devices stays in the map while another owner has not been heard since, and it is not known yet
-//! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to none.
+//! **Members that die together are expelled by one map.** The slots of a dead member pass to heirs, and the objects on
+//! its devices count again only if each heir can report the changes made meanwhile. An heir that is dead too reports
+//! nothing: slots that passed to it for the moment between two maps would be void, although no request was served from
+//! them. So a dead member with devices stays in the map while another owner has not been heard from since the death,
+//! and it is not known yet whether that owner is dead. Then one map expels all dead members, and each slot passes to an
+//! owner that lives, or to none.
 //!
-//! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
-//! deadline once more where silence did. Only a control plane that restarted among the deaths waits for longer: an
-//! owner that it never heard may be dead until it is heard, or until its grace ends.
+//! The wait is at most twice the time after which the member was dead: two more heartbeat intervals if its ports were
+//! the evidence, the deadline once more if silence was. Only a control plane that restarted among the deaths waits
+//! longer: an owner that has not sent anything since the restart may be dead until its first heartbeat arrives, or
+//! until its grace ends.
 
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::map::Member;
@@ -21,7 +23,7 @@ use super::members::{Members, Row};
 use crate::config::ClusterConfig;
 use crate::state::MemberState;
 
-/// What is known of members, seen at one moment. It decides; the membership acts.
+/// Snapshot of the members at one moment. The detector decides; the membership acts.
 #[derive(Clone, Copy)]
 pub(crate) struct FailureDetector<'a> {
     pub(super) config: &'a ClusterConfig,
@@ -33,15 +35,15 @@ pub(crate) struct FailureDetector<'a> {
 }
 
 impl<'a> FailureDetector<'a> {
-    /// Members of the map that have missed a heartbeat: they are taken for dead if their ports refuse connections, or
-    /// do not answer while others are heard.
+    /// Returns the members of the map that have missed a heartbeat: they are considered dead if their ports refuse
+    /// connections, or do not answer while other members are heard from.
     pub(crate) fn silent(self) -> impl Iterator<Item = &'a Member> {
         self.silent_for(self.late_ns())
     }
 
-    /// Members of the map of which nothing was heard since the control plane started, more than two heartbeat intervals
-    /// ago: those whose ports refuse connections died meanwhile, however many owners slots have. Members with devices
-    /// are not among them, as what is on these is worth the grace.
+    /// Returns the members of the map that have sent nothing since the control plane started, more than two heartbeat
+    /// intervals ago: those whose ports refuse connections died meanwhile, regardless of the replica count. Members
+    /// with devices are excluded, because the objects on their devices are worth the restart grace.
     pub(crate) fn unheard(self) -> impl Iterator<Item = &'a Member> {
         let (grace_ns, late_ns) = (self.config.restart_grace_ns, self.config.heartbeat_interval_ns.saturating_mul(2));
         let is_late = move |row: &&Row| self.now_ns > row.heard_ns.saturating_sub(grace_ns).saturating_add(late_ns);
@@ -49,12 +51,13 @@ impl<'a> FailureDetector<'a> {
         rows.map(|row| &row.member).filter(move |member| !self.devices.has(member.node))
     }
 
-    /// The silence of a member that has missed a heartbeat.
+    /// Returns the silence after which a member has missed a heartbeat, in nanoseconds.
     const fn late_ns(self) -> u64 {
         self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 10
     }
 
-    /// Members of the map, of slots with two owners, that have not been heard of for longer than this.
+    /// Returns the members of the map that have been silent for longer than `late_ns`; none unless slots have two
+    /// owners.
     fn silent_for(self, late_ns: u64) -> impl Iterator<Item = &'a Member> {
         let several = self.replicas > 1;
         let rows = self.members.iter().filter(move |row| several && row.heard && row.state.in_map());
@@ -65,23 +68,24 @@ impl<'a> FailureDetector<'a> {
         self.silent_for(late_ns).any(|member| member.node == node)
     }
 
-    /// Whether a member is dead whose ports refuse connections.
+    /// Returns true if a member whose ports refuse connections is dead.
     pub(super) fn is_dead_if_refused(self, node: NodeId) -> bool {
-        // What is on devices need not be compared with what others did meanwhile if the node comes back before others
-        // get its slots: it has a little longer.
+        // If the node comes back before other owners get its slots, the records on its devices need no reconciliation:
+        // it has a little more time.
         let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 2;
         let restarts = self.devices.has(node) && !self.is_silent_for(late_ns, node);
         let silent = !restarts && self.silent().any(|member| member.node == node);
         silent || self.unheard().any(|member| member.node == node)
     }
 
-    /// Whether a member is dead whose ports do not answer, or that others report to be silent: it has been silent for
-    /// two heartbeat intervals, and this control plane is not cut off.
+    /// Returns true if a member is dead whose ports do not answer, or that peers report to be silent: it has been
+    /// silent for two heartbeat intervals, and this control plane is not cut off.
     pub(super) fn is_dead_if_unanswered(self, node: NodeId) -> bool {
         self.is_silent_for(self.config.heartbeat_interval_ns.saturating_mul(2), node) && !self.is_cut_off(node)
     }
 
-    /// Members that were reported to be silent lately, where nobody knows better.
+    /// Returns the members that were recently reported to be silent, and whose ports have not answered this control
+    /// plane.
     pub(super) fn reported(self) -> Vec<NodeId> {
         let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
         let told = |row: &&Row| row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= late_ns);
@@ -89,22 +93,22 @@ impl<'a> FailureDetector<'a> {
         told.map(|row| row.member.node).collect()
     }
 
-    /// True while most other members are silent too: a control plane that is cut off is then more likely than their
-    /// deaths at the same time.
+    /// Returns true while most other members are silent too: it is then more likely that this control plane is cut off
+    /// than that all of them died at the same time.
     fn is_cut_off(self, node: NodeId) -> bool {
         let others = self.members.iter().filter(|row| row.state.in_map() && row.member.node != node).count();
         let silent = self.silent().filter(|member| member.node != node).count();
         (others - silent) * 2 < others || others == 0
     }
 
-    /// Members that have been silent for long enough to be suspect.
+    /// Returns the active members that have been silent for long enough to be suspect.
     pub(super) fn suspects(self) -> Vec<NodeId> {
         let active = self.members.iter().filter(|row| row.state == MemberState::Active);
         let is_silent = |row: &&Row| self.now_ns.saturating_sub(row.heard_ns) >= self.config.suspect_after_ns;
         active.filter(is_silent).map(|row| row.member.node).collect()
     }
 
-    /// Members that are dead and wait for no others.
+    /// Returns the dead members that wait for no other member.
     pub(super) fn expellable(self) -> Vec<NodeId> {
         let dead = self.members.iter().filter(|row| row.is_dead(self.config, self.now_ns));
         let mut dead: Vec<NodeId> = dead.map(|row| row.member.node).collect();
@@ -114,14 +118,15 @@ impl<'a> FailureDetector<'a> {
         dead
     }
 
-    /// True for a node that owns slots and has devices: their contents would be void if a dead heir got the slots.
+    /// Returns true for a node that owns slots and has devices: their contents would be void if a dead heir got the
+    /// slots.
     fn has_slots_on_devices(self, node: NodeId) -> bool {
         self.members.row(node).shared && self.devices.has(node)
     }
 
-    /// True while another owner may have died with one of these, and none has waited for long enough. A dead member
-    /// died within a heartbeat interval of its last sign of life: an owner that was heard after that, and is not late
-    /// since, lives on.
+    /// Returns true while another owner may have died together with one of `dead`, and none of these has waited for
+    /// long enough. A dead member died within a heartbeat interval of its last sign of life: an owner that was heard
+    /// from after that, and is not late since, is alive.
     fn may_die_together(self, dead: &[NodeId]) -> bool {
         let waiting =
             || dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| self.members.row(*node));
@@ -147,7 +152,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Four owners of slots: the first was last heard at 0, the others at these times.
+    /// Returns four owners of slots: the first was last heard from at 0, the others at these times.
     fn members(heard_ns: [u64; 3]) -> Members {
         let mut members = Members::default();
         for (node, heard_ns) in (1..).zip([0, heard_ns[0], heard_ns[1], heard_ns[2]]) {
@@ -164,31 +169,34 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_do_not_answer_mean_death_unless_most_are_silent() {
+    fn unanswered_ports_mean_death_unless_most_members_are_silent() {
         let (config, devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (heard, silent) = (members([2 * SECOND; 3]), members([2 * SECOND, 0, 0]));
         assert!(detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(1)));
-        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2)), "it is heard");
-        assert!(!detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1)), "we may be cut off");
-        assert!(detector(&config, &silent, &devices).is_dead_if_refused(NodeId(1)), "refused ports prove it");
+        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2)), "node 2 sends heartbeats");
+        assert!(
+            !detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1)),
+            "this control plane may be cut off"
+        );
+        assert!(detector(&config, &silent, &devices).is_dead_if_refused(NodeId(1)), "refused ports prove the death");
         let alone = FailureDetector { replicas: 1, ..detector(&config, &heard, &devices) };
-        assert!(!alone.is_dead_if_refused(NodeId(1)), "nobody else has its slots");
+        assert!(!alone.is_dead_if_refused(NodeId(1)), "its slots have one owner");
     }
 
     #[test]
-    fn a_dead_member_with_devices_waits_until_no_other_owner_may_have_died_with_it() {
+    fn dead_member_with_devices_waits_until_other_owners_are_known_to_live() {
         let (config, mut devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (node, incarnation) = (NodeId(1), Incarnation(1));
-        // The second was not heard after the first could have died.
+        // The second was not heard from after the first could have died.
         let mut members = members([SECOND / 4, 2 * SECOND, 2 * SECOND]);
         members.row_mut(node).seen.dead = true;
         assert_eq!(detector(&config, &members, &devices).expellable(), [node]);
         devices.insert(Devices { node, incarnation, devices: 7, since: Epoch(1) });
         let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
         assert_eq!(early.expellable(), []);
-        assert_eq!(detector(&config, &members, &devices).expellable(), [node], "for four intervals at most");
+        assert_eq!(detector(&config, &members, &devices).expellable(), [node], "the wait is at most four intervals");
         members.row_mut(NodeId(2)).heard_ns = 2 * SECOND - 1;
         let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
-        assert_eq!(early.expellable(), [node], "the other one lives");
+        assert_eq!(early.expellable(), [node], "the other owner lives");
     }
 }

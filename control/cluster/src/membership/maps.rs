@@ -1,5 +1,5 @@
-//! The newest map, and how its owners came to be: since when they own their slots, who did before, and who goes on in
-//! another incarnation.
+//! Newest cluster map and the history of its owners: the epoch since which they own their slots, the owners before, and
+//! the owners that continue in another incarnation.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -8,20 +8,20 @@ use kvplane_proto::map::{Claim, ClusterMap, Former, MapError, Member, Restarts};
 use crate::config::ClusterConfig;
 use crate::record::{Header, Layout, Record};
 
-/// By how much the epoch of an adopted map is raised: more maps than were published while no member heard any.
+/// Increment of the epoch at an adoption: more maps than can have been published without reaching any member.
 pub(crate) const EPOCH_GAP: u64 = 1000;
 
 /// The newest map and the history of its owners.
 pub(crate) struct MapHistory {
-    /// The newest map; what members say now is in it when the call in progress ends.
+    /// Newest map; changes of members enter it at the end of the call in progress.
     map: ClusterMap,
-    /// The owners by the last map that had any: while there are none, slots are still theirs.
+    /// Owners by the last map that had any: while there are none, the slots are still theirs.
     last_owners: Vec<Member>,
     layout: Layout,
 }
 
 impl MapHistory {
-    /// No map yet.
+    /// Creates the history of a cluster without a map.
     pub(super) fn new(replicas: u8) -> Self {
         let map = ClusterMap { epoch: Epoch(0), replicas, members: Vec::new(), former: None };
         Self { map, last_owners: Vec::new(), layout: Layout::default() }
@@ -35,68 +35,68 @@ impl MapHistory {
         &self.layout
     }
 
-    /// The record of the newest epoch.
+    /// Returns the record of the newest epoch.
     pub(crate) fn header(&self, config: &ClusterConfig) -> Record {
         let (epoch, replicas) = (self.map.epoch, config.replicas);
         Record::Header(Header { cluster: config.cluster.clone(), epoch, replicas })
     }
 
-    /// The layout as it was remembered.
+    /// Restores the layout from its record.
     pub(crate) fn restore_layout(&mut self, layout: Layout) {
         self.layout = layout;
     }
 
-    /// The newest map as it was remembered, without its members; whether it had other replicas than those that are set.
+    /// Restores the newest map without its members. Returns true if its replica count differs from the configured one.
     pub(crate) fn restore_header(&mut self, header: &Header, replicas: u8) -> bool {
         (self.map.epoch, self.map.replicas) = (header.epoch, header.replicas);
         header.replicas != replicas
     }
 
-    /// The members of the map that was remembered, or adopted.
+    /// Restores the members of the stored or adopted map.
     pub(super) fn restore_members(&mut self, members: Vec<Member>) {
         self.map.members = members;
     }
 
-    /// Whether the map is one that can be.
+    /// Checks that the map is valid.
     pub(crate) fn validate(&self) -> Result<(), MapError> {
         self.map.validate()
     }
 
-    /// Takes over a map that members follow, with its owners and layout, and a later epoch.
+    /// Adopts a map that members follow, with its owners and layout, under a later epoch.
     pub(super) fn adopt(&mut self, map: &ClusterMap) {
         let since = map.former.as_ref().map_or(map.epoch, |former| former.since);
-        // Of a map that says nothing of the layout before, only its beginning is known.
+        // Of a map that lacks the previous layout, only the beginning of its layout is known.
         let former = map.former.clone().filter(|former| !former.began.is_empty());
         self.layout = Layout { since, claims: claims(map).unwrap_or(0), former };
         self.map.epoch = Epoch(map.epoch.0 + EPOCH_GAP);
         self.map.replicas = map.replicas;
     }
 
-    /// The map by which slots moved last.
+    /// Returns the epoch of the last map that moved slots.
     pub(crate) fn moved_at(&self) -> Epoch {
         let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
         restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since)
     }
 
-    /// Whether it is known who owned slots when the layout began.
+    /// Returns true if the owners at the beginning of the layout are known.
     pub(super) fn knows_owners(&self) -> bool {
         self.layout.former.as_ref().is_some_and(|former| !former.began.is_empty())
     }
 
-    /// Whether a node owned slots when the layout began.
+    /// Returns true if a node owned slots at the beginning of the layout.
     pub(super) fn owned(&self, node: NodeId) -> bool {
         let began = self.layout.former.as_ref().map_or(&[][..], |former| &former.began);
         began.binary_search_by_key(&node, |(node, _)| *node).is_ok()
     }
 
-    /// Since which epoch no slot will have changed hands when these are the members of the next map.
+    /// Returns the epoch since which no slot will have changed hands if the next map has these members.
     pub(super) fn since_with(&self, members: Vec<Member>, replicas: u8) -> Epoch {
         let map = ClusterMap { epoch: Epoch(self.map.epoch.0 + 1), replicas, members, former: None };
         let moved = claims(&map).is_some_and(|claims| claims != self.layout.claims);
         if moved { map.epoch } else { self.layout.since }
     }
 
-    /// Makes the next map; the members of the one before.
+    /// Begins the next map; returns the members of the previous one.
     pub(super) fn advance(&mut self, members: Vec<Member>, replicas: u8) -> Vec<Member> {
         self.map.epoch.0 += 1;
         self.map.replicas = replicas;
@@ -107,8 +107,8 @@ impl MapHistory {
         before
     }
 
-    /// Takes note when owners are others than before. Without anybody to own them, slots have not changed hands.
-    /// `before` are the members of the map before this one. True where the layout is another: moves begin.
+    /// Records a change of owners. While a map has no owners, slots have not changed hands. `before` are the members of
+    /// the previous map. Returns true if the layout changed, so that migrations begin.
     pub(super) fn note_layout(&mut self, before: &[Member]) -> bool {
         let moved = if let Some(claims) = claims(&self.map).filter(|claims| *claims != self.layout.claims) {
             let (since, from) = (self.map.epoch, self.layout.since);
@@ -130,14 +130,15 @@ impl MapHistory {
         } else {
             self.map.replicas > 1 && self.note_restarts(before)
         };
-        // Of one that an earlier version remembered, only its beginning is known.
+        // Of a layout that an earlier version stored, only the beginning is known.
         let since = self.layout.since;
         let begun = (since != Epoch(0)).then(|| Former { since, from: since, ..Former::default() });
         self.map.former = self.layout.former.clone().or(begun);
         moved
     }
 
-    /// Takes note of owners that go on with their slots in another incarnation: second owners have copies for them.
+    /// Records the owners that keep their slots in another incarnation: replica owners have their objects. Returns true
+    /// if there are any.
     fn note_restarts(&mut self, before: &[Member]) -> bool {
         let former_incarnation = |member: &Member| {
             let former = before.iter().find(|former| former.node == member.node && former.weight > 0)?;
@@ -156,15 +157,16 @@ impl MapHistory {
     }
 }
 
-/// A digest of what the owners of a map follow from; nothing where there are no owners. One copy of each slot goes by
-/// numbers, shares and shards alone; of failure domains it matters only who shares one, not what it is called.
+/// Returns a digest of everything that the owners of a map follow from; `None` if it has no owners. With one replica,
+/// owners follow from node ids, weights and shards alone; of failure domains only the grouping matters, not their
+/// names.
 fn claims(map: &ClusterMap) -> Option<u128> {
     let owners: Vec<&Member> = map.members.iter().filter(|member| member.weight > 0).collect();
     let mut bytes = vec![map.replicas];
     for member in &owners {
         bytes.extend_from_slice(&member.node.0.to_le_bytes());
         bytes.extend_from_slice(&(member.shards.len() as u64).to_le_bytes());
-        // Whoever is alone owns everything, whatever the share.
+        // A single owner owns everything, regardless of its weight.
         if owners.len() > 1 {
             bytes.extend_from_slice(&member.weight.to_le_bytes());
         }
@@ -186,39 +188,39 @@ mod tests {
         Member { node, incarnation, weight, failure_domain, host, shards: Vec::new() }
     }
 
-    /// Publishes a map with these members; whether the layout is another.
+    /// Publishes a map with these members; returns true if the layout changed.
     fn publish(maps: &mut MapHistory, members: &[Member], replicas: u8) -> bool {
         let before = maps.advance(members.to_vec(), replicas);
         maps.note_layout(&before)
     }
 
     #[test]
-    fn slots_change_hands_with_owners_and_not_with_members_that_own_nothing() {
+    fn layout_changes_with_owners_only() {
         let mut maps = MapHistory::new(1);
-        assert!(!publish(&mut maps, &[member(1, 1, 0)], 1), "nobody owns anything");
+        assert!(!publish(&mut maps, &[member(1, 1, 0)], 1), "no member owns slots");
         assert!(publish(&mut maps, &[member(1, 1, 10)], 1));
         assert_eq!(maps.layout().since, Epoch(2));
         assert!(!publish(&mut maps, &[member(1, 1, 10), member(2, 1, 0)], 1));
         assert_eq!(maps.since_with(vec![member(1, 1, 10), member(2, 1, 0)], 1), Epoch(2));
         assert_eq!(maps.since_with(vec![member(1, 1, 10), member(2, 1, 10)], 1), Epoch(4));
         assert!(publish(&mut maps, &[member(1, 1, 10), member(2, 1, 10)], 1));
-        let former = maps.layout().former.as_ref().expect("a layout that began here");
+        let former = maps.layout().former.as_ref().expect("a layout with a former one");
         assert_eq!((former.from, former.claims.len()), (Epoch(2), 1));
         assert!(maps.owned(NodeId(1)) && maps.owned(NodeId(2)) && !maps.owned(NodeId(3)));
     }
 
     #[test]
-    fn while_nobody_owns_slots_they_are_the_last_owners() {
+    fn slots_stay_with_the_last_owners_while_there_are_none() {
         let mut maps = MapHistory::new(1);
         publish(&mut maps, &[member(1, 1, 10)], 1);
         assert!(!publish(&mut maps, &[], 1));
         assert!(publish(&mut maps, &[member(2, 1, 10), member(3, 1, 10)], 1));
-        let former = maps.layout().former.as_ref().expect("a layout that began here");
+        let former = maps.layout().former.as_ref().expect("a layout with a former one");
         assert_eq!(former.claims.iter().map(|claim| claim.node).collect::<Vec<_>>(), [NodeId(1)]);
     }
 
     #[test]
-    fn another_incarnation_of_an_owner_is_noted_where_slots_have_two() {
+    fn owner_restarts_are_recorded_with_two_replicas() {
         for (replicas, is_noted) in [(1, false), (2, true)] {
             let mut maps = MapHistory::new(replicas);
             publish(&mut maps, &[member(1, 1, 10), member(2, 1, 10)], replicas);

@@ -1,4 +1,4 @@
-//! The table of nodes: what is known of each, and which incarnation of it counts.
+//! Table of nodes: the state of each node's latest incarnation.
 
 use std::collections::BTreeMap;
 
@@ -13,51 +13,54 @@ use crate::record::{MemberRecord, Record, RecordKey};
 use crate::rejection::Rejection;
 use crate::state::MemberState;
 
-/// A member that is about to end says so again before so many heartbeat intervals are over; one that does not goes on.
+/// Validity of a member's announcement that it is about to end, in heartbeat intervals. A member that does not repeat
+/// it within that time stays.
 pub const ENDS_INTERVALS: u64 = 2;
 
-/// What is known of a node.
+/// State of a node.
 pub(crate) struct Row {
     pub(crate) member: Member,
     pub(crate) state: MemberState,
     pub(crate) capacity_bytes: u64,
     pub(crate) version: String,
     pub(crate) load: Option<Load>,
-    /// From when silence counts: the last sign of life, or later if grace was given.
+    /// Time from which silence counts: of the last sign of life, or later if a grace was given.
     pub(crate) heard_ns: u64,
-    /// Whether there was a sign of life since this control plane started.
+    /// True once the node has sent a message since this control plane started.
     pub(crate) heard: bool,
-    /// When this incarnation joined, or the control plane started.
+    /// Time at which this incarnation joined, or the control plane started.
     pub(crate) joined_ns: u64,
-    /// The newest epoch when this incarnation ended; orders the ended incarnations.
+    /// Newest epoch when this incarnation ended; orders the ended incarnations.
     pub(crate) ended: Epoch,
-    /// Whether the map gives it a share of the slots.
+    /// True if the map gives the node a share of the slots.
     pub(crate) shared: bool,
-    /// The map as of which it has all that moved to it; nothing from an incarnation that does not say so.
+    /// Map as of which the node has fetched everything that migrated to it; `None` for an incarnation that does not
+    /// report it.
     pub(crate) settled: Option<Epoch>,
-    /// A newcomer: its devices have nothing of the slots that it is to get, and its share waits for absent nodes.
+    /// True for a newcomer: its devices have no objects of the slots that it is to get, and its share waits for absent
+    /// nodes.
     pub(crate) newcomer: bool,
-    /// Evidence about it that others than itself gave.
+    /// Evidence about the node from other sources than its own heartbeats.
     pub(crate) seen: Evidence,
 }
 
-/// Evidence about a member beside its own heartbeats.
+/// Evidence about a member from other sources than its own heartbeats.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Evidence {
-    /// Its ports have answered this control plane.
+    /// True once its ports have answered this control plane.
     pub(crate) answered: bool,
-    /// When it was last reported to be silent.
+    /// Time at which it was last reported to be silent.
     pub(crate) reported_ns: Option<u64>,
-    /// Its ports, or reports, have told while it was silent that it is dead.
+    /// True if its ports, or reports, proved while it was silent that it is dead.
     pub(crate) dead: bool,
-    /// Its incarnation has ended, and it has said that another will begin.
+    /// True if its incarnation has ended and announced that another will begin.
     pub(crate) restarts: bool,
-    /// When it last said that it is about to end.
+    /// Time at which it last announced that it is about to end.
     pub(crate) ends_ns: Option<u64>,
 }
 
 impl Row {
-    /// A node that was heard at `now_ns`, without capacity and version.
+    /// Creates the row of a node that was heard from at `now_ns`, without capacity and version.
     pub(super) fn new(member: Member, state: MemberState, now_ns: u64) -> Self {
         Self {
             member,
@@ -87,33 +90,33 @@ impl Row {
         })
     }
 
-    /// When silence changes where this member stands, seen from `now_ns`.
+    /// Returns the time at which silence next changes the state of this member, after `now_ns`.
     pub(super) fn due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
         let patience_ns = match self.state {
             MemberState::Active => config.suspect_after_ns,
             MemberState::Joining | MemberState::Suspect | MemberState::Draining => config.heartbeat_deadline_ns,
             MemberState::Dead | MemberState::Left => return None,
         };
-        // Beyond the end of the clock is never.
+        // A time beyond the end of the clock is never.
         let due_ns = self.heard_ns.checked_add(patience_ns)?;
         let due_ns = if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns };
-        // A dead member that waits for longer does so for another, whose deadline is the next.
+        // A dead member that waits longer waits for another one, whose deadline is the next.
         Some(due_ns).filter(|at_ns| *at_ns > now_ns)
     }
 
-    /// Until when it is taken to be about to end, after `now_ns`.
+    /// Returns the end of the time for which the member counts as about to end; `None` if that is not after `now_ns`.
     pub(super) fn ends_until_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
         let for_ns = config.heartbeat_interval_ns.saturating_mul(ENDS_INTERVALS);
         let until_ns = self.seen.ends_ns?.saturating_add(for_ns);
         (until_ns > now_ns).then_some(until_ns)
     }
 
-    /// Whether it is to own slots.
+    /// Returns true if the member is to own slots.
     pub(super) fn wants_share(&self) -> bool {
         self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
     }
 
-    /// Until when it is in the map at most, once it is dead.
+    /// Returns the time at which the member leaves the map at the latest, once it is dead.
     pub(crate) const fn waits_until_ns(&self, config: &ClusterConfig) -> u64 {
         let patience_ns = match self.seen.dead {
             true => config.heartbeat_interval_ns.saturating_mul(4),
@@ -122,7 +125,7 @@ impl Row {
         self.heard_ns.saturating_add(patience_ns)
     }
 
-    /// True for a member of the map whose ports or silence say that it is dead.
+    /// Returns true for a live member whose ports or silence prove that it is dead.
     pub(super) fn is_dead(&self, config: &ClusterConfig, now_ns: u64) -> bool {
         let silent_ns = now_ns.saturating_sub(self.heard_ns);
         let is_silent = self.state != MemberState::Active && silent_ns >= config.heartbeat_deadline_ns;
@@ -130,7 +133,7 @@ impl Row {
     }
 }
 
-/// All nodes that are known, ended incarnations included.
+/// All known nodes, ended incarnations included.
 #[derive(Default)]
 pub(crate) struct Members {
     rows: BTreeMap<NodeId, Row>,
@@ -145,13 +148,13 @@ impl Members {
         self.rows.get_mut(&node)
     }
 
-    /// Whether a node's present incarnation is this one, and was not heard since it joined.
+    /// Returns true if this is the present incarnation of a node, and it has sent nothing since it joined.
     pub(crate) fn is_joining(&self, node: NodeId, incarnation: Incarnation) -> bool {
         let row = self.rows.get(&node).filter(|row| row.member.incarnation == incarnation);
         row.is_some_and(|row| row.state == MemberState::Joining)
     }
 
-    /// The row of a node that is known.
+    /// Returns the row of a known node.
     ///
     /// # Panics
     /// When the node is not known.
@@ -159,7 +162,7 @@ impl Members {
         &self.rows[&node]
     }
 
-    /// As [`Self::row`], to be changed.
+    /// Returns the row of a known node, to be changed.
     ///
     /// # Panics
     /// When the node is not known.
@@ -171,7 +174,7 @@ impl Members {
         self.rows.insert(row.member.node, row);
     }
 
-    /// By node.
+    /// Returns the rows, by node.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Row> {
         self.rows.values()
     }
@@ -180,36 +183,36 @@ impl Members {
         self.rows.values_mut()
     }
 
-    /// Members whose incarnations go on.
+    /// Returns the number of live members.
     pub(crate) fn live_count(&self) -> usize {
         self.rows.values().filter(|row| row.state.is_live()).count()
     }
 
-    /// Whether this incarnation of a node is the present one, and goes on.
+    /// Returns true if this is the present incarnation of a node, and it is live.
     pub(crate) fn is_live(&self, node: NodeId, incarnation: Incarnation) -> bool {
         self.rows.get(&node).is_some_and(|row| row.state.is_live() && row.member.incarnation == incarnation)
     }
 
-    /// Members of the map, with the share that each has.
+    /// Returns the members of the map, each with its share as weight.
     pub(super) fn of_map(&self) -> Vec<Member> {
         let share = |row: &Row| if row.shared { row.member.weight } else { 0 };
         let members = self.rows.values().filter(|row| row.state.in_map());
         members.map(|row| Member { weight: share(row), ..row.member.clone() }).collect()
     }
 
-    /// The incarnation that is meant where none is given: the present one.
+    /// Returns the given incarnation, or the present one if none is given.
     pub(super) fn given_or_present(&self, node: NodeId, given: Option<Incarnation>) -> Incarnation {
         let known = self.rows.get(&node).map(|row| row.member.incarnation);
         given.or(known).unwrap_or(Incarnation(0))
     }
 
-    /// The row of a node whose latest known incarnation this is; refuses whoever is another.
+    /// Returns the row of a node whose latest known incarnation this is; rejects other incarnations.
     pub(super) fn expect_incarnation(&mut self, node: NodeId, given: Incarnation) -> Result<&mut Row, Rejection> {
         self.check_incarnation(node, given)?;
         Ok(self.row_mut(node))
     }
 
-    /// The same, and refuses whoever's incarnation is over.
+    /// Returns the row of a node whose latest known incarnation this is; rejects other incarnations and an ended one.
     pub(super) fn expect_live(&mut self, node: NodeId, incarnation: Incarnation) -> Result<&mut Row, Rejection> {
         self.check_live(node, incarnation)?;
         Ok(self.row_mut(node))
@@ -226,13 +229,13 @@ impl Members {
         Ok(row)
     }
 
-    /// Refuses whoever is not the latest known incarnation of a node, or is over.
+    /// Rejects an incarnation that is not the latest known one of the node, or has ended.
     pub(crate) fn check_live(&self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
         let state = self.check_incarnation(node, incarnation)?.state;
         if state.is_live() { Ok(()) } else { Err(Rejection::Ended { node, incarnation, state }) }
     }
 
-    /// Refuses a second node with the id of one that is heard, and that listens elsewhere.
+    /// Rejects a second node with the id of a live one that listens at another place.
     pub(super) fn refuse_second_live(
         &self,
         newcomer: &Member,
@@ -252,7 +255,7 @@ impl Members {
         })
     }
 
-    /// Refuses one member more than there may be, or with more shards than a map may have.
+    /// Rejects a newcomer if the members, or the shards of the map, would exceed their limits.
     pub(super) fn refuse_over_limit(&self, newcomer: &Member, limit: usize) -> Result<(), Rejection> {
         let others = || self.rows.values().filter(|row| row.state.is_live() && row.member.node != newcomer.node);
         if others().count() >= limit {
@@ -265,7 +268,7 @@ impl Members {
         Ok(())
     }
 
-    /// Refuses to drain a live member when no other could have its slots.
+    /// Rejects the drain of a live member if no other member can take its slots.
     pub(super) fn refuse_last_owner(&self, node: NodeId, config: &ClusterConfig, now_ns: u64) -> Result<(), Rejection> {
         let ends = |row: &Row| row.seen.restarts || row.ends_until_ns(config, now_ns).is_some();
         let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !ends(row);
@@ -276,8 +279,8 @@ impl Members {
         Ok(())
     }
 
-    /// Keeps the number of remembered ended incarnations within its limit: those go that ended first, with what is
-    /// known of their devices.
+    /// Keeps the number of remembered ended incarnations within its limit: those that ended first are forgotten, with
+    /// their devices.
     pub(super) fn forget_longest_ended(&mut self, limit: usize, devices: &mut DeviceTable, effects: &mut Effects) {
         let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
         let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
@@ -292,27 +295,27 @@ impl Members {
         }
     }
 
-    /// Whether a member has not said yet that it follows the last map by which slots moved, which was `moved`, and has
-    /// all that moved to it; false for one that never says so.
+    /// Returns true until a member has reported that it follows the last map that moved slots, of epoch `moved`, and
+    /// has fetched everything that migrated to it; false for a member that never reports.
     pub(crate) fn is_behind(&self, node: NodeId, moved: Epoch) -> bool {
         self.rows.get(&node).and_then(|row| row.settled).is_some_and(|epoch| epoch < moved)
     }
 
-    /// Gives everybody this much time back.
+    /// Postpones the deadlines of all members by `by_ns`.
     pub(super) fn forgive(&mut self, by_ns: u64) {
         for row in self.rows.values_mut() {
             row.heard_ns = row.heard_ns.saturating_add(by_ns);
         }
     }
 
-    /// When silence first changes where somebody stands, seen from `now_ns`.
+    /// Returns the first time at which silence changes the state of a member, after `now_ns`.
     pub(super) fn first_due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
         self.rows.values().filter_map(|row| row.due_ns(config, now_ns)).min()
     }
 }
 
-/// Whether both listen on the same ports of the same host. A member without shards listens nowhere, so nothing is
-/// known.
+/// Returns true if both listen on the same ports of the same host. For a member without shards, which listens nowhere,
+/// this is unknown and false.
 fn same_place(one: &Member, other: &Member) -> bool {
     one.host == other.host
         && !one.shards.is_empty()

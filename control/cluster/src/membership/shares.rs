@@ -1,31 +1,31 @@
-//! When slots may change hands again: after what the last change moved has come.
+//! Scheduling of changes of owners: a change that can wait begins once the migrations of the previous one are complete.
 //!
-//! A shard that gets a slot fetches what was in it from the owner before. If the slot goes on to a third owner
-//! meanwhile, what had not come yet is asked for of nobody; and a shard that misses one of two maps in between has to
-//! drop what it has. So a change of owners that can wait does: a member that joins, or that is to be drained, gets or
-//! loses its share when all owners have said ([`Input::Settled`]) that they have heard of the change before and that
-//! its moves are done. All who wait are served by one change. Until then they are in the map with the share that they
-//! had.
+//! A shard that gets a slot fetches its objects from the former owner. If the slot moved on to a third owner meanwhile,
+//! objects not yet fetched would be lost, because no owner would request them; and a shard that misses one of two
+//! successive maps has to drop its objects. So a change of owners that can wait is deferred: a member that joins, or is
+//! to be drained, gets or loses its share once all owners have reported ([`Input::Settled`]) that they follow the
+//! previous change and that its migrations are complete. One change serves all waiting members. Until then they are in
+//! the map with the share that they had.
 //!
-//! It also waits until every node that is to own slots has proven that it lives: slots that are given to a node that is
-//! dead, or restarts, are lost with it, as the exports of their former owner end with that incarnation. A heartbeat
-//! proves nothing: it may have waited in a queue since before the death. So the control plane begins a liveness probe:
-//! it publishes a map with the same members, and each taker must say that it follows that map or a later one. A node
-//! that is silent instead is expelled at its deadline, and is not waited for any more. An incarnation that never
-//! reports ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a
-//! heartbeat; so does everybody where answers have not come for as long as that.
+//! A change also waits until every node that is to own slots has proven that it lives: slots that are given to a node
+//! that is dead, or restarts, are lost with it, because the exports of their former owner end with that incarnation. A
+//! heartbeat is no proof: it may have been queued since before the death. So the control plane begins a liveness probe:
+//! it publishes a map with the same members, and each taker must report that it follows that map or a later one. A node
+//! that is silent instead is expelled at its deadline, and no longer waited for. An incarnation that never reports
+//! ([`Input::Settled`]), or that still has migrations to finish after the longest wait for them, proves that it lives
+//! by a heartbeat; so does every taker once answers to the probe have been missing for the longest wait.
 //!
-//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner
-//! that ends in order comes back, but what moves to it or from it then is lost.
+//! A change also waits while one of the takers is about to end, as a node does that stops ([`Input::PrepareLeave`]): an
+//! owner that ends in order comes back, but objects that migrate to it or from it at that time are lost.
 //!
-//! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
-//! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
-//! are compared: what it has of the others is lost, though nobody changed it. So while a node with devices is dead,
-//! and was heard less than `settle_most_ns` ago, no node gets a share that had none when it died. Nodes that come back
-//! with devices of their own do not wait, nor does anybody where no node owns slots.
+//! **A newcomer waits for absent nodes, too.** Objects on the devices of a dead node count again as far as they were
+//! not changed meanwhile: when the node returns, they are reconciled with the present owners of its slots. Only the
+//! slots that the node gets back are reconciled: its objects in other slots are lost, even if unchanged. So while a
+//! node with devices is dead, and was heard from less than `settle_most_ns` ago, no node gets a share that had none
+//! when it died. Nodes that return with devices of their own do not wait, and no node waits while none owns slots.
 //!
-//! Deaths, farewells and restarts do not wait. Nor is a move waited for beyond `settle_most_ns`, or one
-//! of a node that does not report: an incarnation that never did is of an earlier version.
+//! Deaths, departures and restarts do not wait. No change waits for a migration longer than `settle_most_ns`, or for
+//! the migrations of a node that does not report: an incarnation that never did is of an earlier version.
 //!
 //! [`Input::Settled`]: crate::message::Input::Settled
 //! [`Input::PrepareLeave`]: crate::message::Input::PrepareLeave
@@ -38,28 +38,29 @@ use super::members::{Members, Row};
 use crate::config::ClusterConfig;
 use crate::state::MemberState;
 
-/// A member that does not report, and was heard this part of a heartbeat interval before the probe, need not be
-/// heard again.
+/// Divisor of the heartbeat interval: a heartbeat that arrived at most that part of an interval before a probe began is
+/// proof enough of a member that does not report.
 const HEARD_SLACK: u64 = 4;
 
-/// Answers to a probe are proof for this many heartbeat intervals: who was the first to answer may have died before
-/// the last one did. Where the last answer comes later, another probe begins, which waits for twice as long as that.
+/// Validity of the answers to a probe, in heartbeat intervals: the first member to answer may have died before the last
+/// one did. If the last answer comes later, another probe begins, whose validity is twice the time that this one took.
 const FRESH_INTERVALS: u64 = 2;
 
-/// A request to all nodes that are to own slots to prove that they live.
+/// Request to all nodes that are to own slots to prove that they live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LivenessProbe {
-    /// The map that they have to follow.
+    /// Epoch of the map that the takers must follow.
     epoch: Epoch,
-    /// Time at which it was published.
+    /// Time of its publication.
     since_ns: u64,
-    /// How long after that the last answer may come.
+    /// Time after publication within which the last answer must arrive.
     fresh_ns: u64,
-    /// When a heartbeat is proof enough, as maps do not come through where heartbeats do.
+    /// Time from which a heartbeat is proof enough, because maps do not reach the takers although their heartbeats
+    /// arrive.
     until_ns: u64,
 }
 
-/// What a decision about shares looks at, apart from members.
+/// Inputs of a decision about shares, apart from the members.
 #[derive(Clone, Copy)]
 pub(super) struct ShareFacts<'a> {
     pub(super) config: &'a ClusterConfig,
@@ -68,12 +69,12 @@ pub(super) struct ShareFacts<'a> {
     pub(super) now_ns: u64,
 }
 
-/// What follows from a decision about shares.
+/// Result of a decision about shares.
 #[derive(Default)]
 pub(super) struct ShareChange {
-    /// The map is to be published anew: shares changed, or a probe began.
+    /// True if a new map is to be published: shares changed, or a probe began.
     pub(super) map_changed: bool,
-    /// When it is to be decided again at the latest.
+    /// Latest time of the next decision.
     pub(super) at_ns: Option<u64>,
 }
 
@@ -83,40 +84,40 @@ impl ShareChange {
     }
 }
 
-/// Which change of shares waits, and for what.
+/// Pending change of shares, and the conditions that it waits for.
 pub(crate) struct Shares {
-    /// Somebody waits for its share, or to lose it.
+    /// True while a member waits for its share, or for losing it.
     waits: bool,
     /// The probe whose answers the change of shares waits for.
     probe: Option<LivenessProbe>,
-    /// Until when owners that have not settled count.
+    /// Time until which the change waits for owners that have not settled.
     settle_until_ns: u64,
 }
 
 impl Shares {
-    /// Nothing waits.
+    /// Creates the state without a pending change.
     pub(super) const fn new(now_ns: u64) -> Self {
         Self { waits: false, probe: None, settle_until_ns: now_ns }
     }
 
-    /// Shares are to change, as soon as they may.
+    /// Requests a change of shares as soon as its conditions hold.
     pub(super) const fn want(&mut self) {
         self.waits = true;
     }
 
-    /// Whether somebody waits for its share, or to lose it.
+    /// Returns true while a change of shares is pending.
     pub(super) const fn waits(&self) -> bool {
         self.waits
     }
 
-    /// Answers to a probe were not heard, and those before it are old.
+    /// Forgets the probe: answers to it were not received, and those before are stale.
     pub(super) const fn forget_probe(&mut self) {
         self.probe = None;
     }
 
-    /// Where nobody would own slots, those who have them in the map that all know keep them until there is another, as
-    /// they would by a restart of the control plane: whoever was to take them died before any map said so, or one comes
-    /// back to be drained and was the last.
+    /// Restores the shares of the former owners if no node would own slots, as a restart of the control plane would:
+    /// they keep the slots until there is another owner. Either the taker died before a map gave it the slots, or the
+    /// last owner returned to be drained.
     pub(super) fn keep_owners(&mut self, members: &mut Members, maps: &MapHistory) {
         if members.iter().any(|row| row.shared) {
             return;
@@ -129,7 +130,7 @@ impl Shares {
         }
     }
 
-    /// Gives everybody the share that is due, if anybody waits for that and it may be.
+    /// Gives each member its due share, if a change is pending and its conditions hold.
     pub(super) fn share_out(&mut self, members: &mut Members, facts: ShareFacts<'_>) -> ShareChange {
         let mut change = ShareChange::default();
         // The last owner keeps its slots until there is another.
@@ -140,7 +141,7 @@ impl Shares {
         let absent_until_ns = absent_until_ns(members, facts);
         let is_held = |row: &Row| absent_until_ns.is_some() && row.newcomer && !row.shared;
         if !members.iter().any(|row| row.shared != row.wants_share() && !is_held(row)) {
-            // Nothing is due before they may get their shares.
+            // Newcomers that wait for absent nodes are the only ones to change.
             self.probe = None;
             change.look_at(absent_until_ns);
             return change;
@@ -168,8 +169,8 @@ impl Shares {
         change
     }
 
-    /// True when each node that is to own slots has answered the probe, which begins where there is none. While no
-    /// node owns slots, none can be lost, and nobody needs to answer.
+    /// Returns true if each node that is to own slots has answered the probe; begins one if there is none. While no
+    /// node owns slots, none can be lost, and no node needs to answer.
     fn takers_live(&mut self, members: &Members, facts: ShareFacts<'_>, change: &mut ShareChange) -> bool {
         if !members.iter().any(|row| row.shared) {
             return true;
@@ -178,7 +179,7 @@ impl Shares {
         let next = Epoch(maps.map().epoch.0 + 1);
         let takers = || members.iter().filter(|row| row.wants_share());
         if let Some(until_ns) = ends_until_ns(members, facts) {
-            // Its answers are of before the end.
+            // Answers of the node that ends precede its end.
             self.probe = None;
             change.look_at(Some(until_ns));
             return false;
@@ -187,7 +188,7 @@ impl Shares {
         let until_ns = now_ns.saturating_add(config.settle_most_ns);
         let known = self.probe;
         let mut begin = |fresh_ns: u64, until_ns: u64| {
-            // The map that this call of the core publishes, which is new whatever else changes.
+            // Map that this call of the core publishes, which is new even if no member changes.
             change.map_changed = true;
             change.look_at(Some(until_ns));
             LivenessProbe { epoch: next, since_ns: now_ns, fresh_ns, until_ns }
@@ -203,7 +204,7 @@ impl Shares {
         let slack_ns = config.heartbeat_interval_ns / HEARD_SLACK;
         let (moved, moved_until_ns) = (maps.moved_at(), self.settle_until_ns);
         let is_alive = |row: &Row| {
-            // It will not report before its moves are done, which are not waited for any more.
+            // The member does not report before its migrations are complete, which are no longer waited for.
             let moves = row.shared && row.settled < Some(moved) && row.joined_ns < moved_until_ns;
             let reports = row.settled.is_some() && !moves;
             row.settled >= Some(probe.epoch) || !reports && heard_for(row, slack_ns) >= probe.since_ns
@@ -218,13 +219,13 @@ impl Shares {
         is_fresh
     }
 
-    /// True for a probe of the call in progress, in which `newest` is the epoch of the map before it: its map is still
-    /// to be published, whatever the members.
+    /// Returns true for a probe that began in the call in progress, in which `newest` is the epoch of the previous map:
+    /// the map of the probe must be published, even with the same members.
     pub(super) fn begins_probe(&self, newest: Epoch) -> bool {
         self.probe.is_some_and(|probe| probe.epoch > newest)
     }
 
-    /// When a change that waits is to be decided again without any input, seen from `facts`.
+    /// Returns the time at which a pending change is to be decided again without any input, after the time of `facts`.
     pub(super) fn due_ns(&self, members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
         if !self.waits {
             return None;
@@ -235,7 +236,7 @@ impl Shares {
         [settles, absent_until_ns(members, facts), ends_until_ns(members, facts), probe].into_iter().flatten().min()
     }
 
-    /// Owners that may not have all yet that moved to them.
+    /// Returns the owners that may not have fetched everything that migrated to them.
     pub(super) fn unsettled(&self, members: &Members, maps: &MapHistory, now_ns: u64) -> impl Iterator<Item = NodeId> {
         let moved = maps.moved_at();
         let lags = move |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
@@ -243,16 +244,17 @@ impl Shares {
         members.iter().filter(move |row| waits && lags(row)).map(|row| row.member.node)
     }
 
-    /// Slots have changed hands: the next change waits for this one, so long.
+    /// Notes that slots have changed hands: the next change waits for these migrations, up to `settle_most_ns`.
     pub(super) const fn moves_began(&mut self, now_ns: u64, config: &ClusterConfig) {
         self.settle_until_ns = now_ns.saturating_add(config.settle_most_ns);
     }
 
-    /// Who had a share before this start of the control plane has it again. Who has all of it is not known any more.
+    /// Restores the shares that nodes had before this start of the control plane. Their progress with migrations is
+    /// unknown.
     pub(super) fn restore(&mut self, members: &mut Members, maps: &MapHistory) {
         let is_known = maps.knows_owners();
         for row in members.iter_mut() {
-            // A layout that an earlier version remembered does not say who owned what: everybody did.
+            // A layout that an earlier version stored lacks the owners: every node was one.
             row.shared = if is_known { row.state.in_map() && maps.owned(row.member.node) } else { row.wants_share() };
             row.settled = Some(Epoch(0));
         }
@@ -262,14 +264,15 @@ impl Shares {
     }
 }
 
-/// Until when nobody gets or loses slots, as a node that has some, or is to get some, is about to end.
+/// Returns the time until which no node gets or loses slots, because one that has some, or is to get some, is about to
+/// end.
 fn ends_until_ns(members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
     let owners = members.iter().filter(|row| row.shared || row.wants_share());
     owners.filter_map(|row| row.ends_until_ns(facts.config, facts.now_ns)).max()
 }
 
-/// Until when newcomers get no share, as nodes with devices are dead that may come back, or are back and have no
-/// share yet. Nothing where there are no such nodes, and where no node owns slots.
+/// Returns the time until which newcomers get no share, because nodes with devices are dead and may return, or have
+/// returned and have no share yet. `None` if there are no such nodes, or if no node owns slots.
 fn absent_until_ns(members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
     members.iter().find(|row| row.shared)?;
     let absent = members.iter().filter(|row| {

@@ -1,4 +1,4 @@
-//! Beginning with members that are there already: those that were remembered, or those of a map that is adopted.
+//! Start of a membership from known members: from stored records, or from an adopted map.
 
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, MapError};
@@ -10,7 +10,7 @@ use crate::record::{Devices, Header, MemberRecord, Record};
 use crate::state::MemberState;
 
 impl Membership {
-    /// A node, the layout or devices as they were remembered. Silence of a node counts from `graced_ns` on.
+    /// Restores a node, the layout or devices from a record. Silence of a node counts from `graced_ns` on.
     pub(crate) fn restore(&mut self, record: Record, graced_ns: u64) {
         match record {
             Record::Member(MemberRecord { member, state, ended, capacity_bytes, version }) => {
@@ -24,7 +24,7 @@ impl Membership {
         }
     }
 
-    /// Goes on with what was remembered, by the header if there was one.
+    /// Resumes from the restored records, by the header if there is one.
     pub(crate) fn resume(&mut self, header: Option<&Header>) -> Result<(), MapError> {
         match header {
             None => self.effects.put(self.maps.header(&self.config)),
@@ -35,7 +35,7 @@ impl Membership {
         self.maps.validate()
     }
 
-    /// A member is in a map that is adopted. One that was not heard has its usual grace.
+    /// Inserts a member of a map that is adopted. A member that has not offered a map has the usual grace.
     pub(crate) fn adopt_member(&mut self, joiner: Joiner, heard: bool, devices: Option<(u128, Epoch)>) {
         let Joiner { member, capacity_bytes, version } = joiner;
         let (node, incarnation) = (member.node, member.incarnation);
@@ -50,7 +50,7 @@ impl Membership {
         self.members.insert(Row { capacity_bytes, version, heard_ns, heard, ..row });
     }
 
-    /// Goes on with a map of a state that was lost, whose members were adopted.
+    /// Adopts the map of a lost state, after its members were adopted.
     pub(crate) fn adopt_map(&mut self, state: u64, map: &ClusterMap) {
         self.maps.adopt(map);
         self.effects.change_map(map.replicas != self.config.replicas);
@@ -64,12 +64,12 @@ impl Membership {
         self.counters.adoptions += 1;
     }
 
-    /// Members have the shares that the map says which was remembered or adopted.
+    /// Gives members the shares of the restored or adopted map.
     fn take_over_map(&mut self) {
         self.shares.restore(&mut self.members, &self.maps);
         self.shares.moves_began(self.now_ns, &self.config);
         self.maps.restore_members(self.members.of_map());
-        // Nothing remembered, or not of these members: what was before is not known.
+        // Nothing was restored, or not of these members: the layout before is unknown.
         if !self.effects.map_changed() && self.maps.note_layout(&[]) {
             self.shares.moves_began(self.now_ns, &self.config);
             self.effects.put(Record::Layout(self.maps.layout().clone()));

@@ -1,9 +1,9 @@
-//! Who fetches which shard from whom.
+//! Scheduling of a swarm: selects receiver, source and shard of each grant.
 //!
-//! Of what a source has and a receiver lacks, the rarest shard goes first. Sources that brought the object give each
-//! shard away once, and again only when no other has it or is about to. Of a host's members one fetches a shard from
-//! elsewhere, and the others from it. Those that have proved slow come last. Where there are many to look at, some are
-//! looked at: the work for a grant has a limit that does not depend on their number.
+//! Of the shards that a source has and a receiver lacks, the rarest goes first. An origin sends each shard once, and
+//! again only when no other member has it or is fetching it. One member of a host fetches a shard from another host,
+//! and the others fetch it from that member. Slow members are the last choice. If there are many candidates, only some
+//! are considered: the work for a grant is bounded independently of the number of members.
 
 use std::collections::BTreeSet;
 
@@ -12,15 +12,15 @@ use super::member::Member;
 use super::pace::Pace;
 use super::roster::Roster;
 
-/// Members that are looked at for one grant.
+/// Candidates that are considered for one grant.
 const LOOKED_AT: usize = 24;
-/// Shards that are weighed for one pair.
+/// Shards that are weighed for one pair of members.
 const WEIGHED: u32 = 256;
 
-/// How good a grant would be; less is better.
+/// Score of a grant; less is better.
 type Score = (bool, u32, u8, u32, u64);
 
-/// A grant to be made.
+/// Grant to be made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice {
     pub(super) receiver: u64,
@@ -28,23 +28,23 @@ pub(super) struct Choice {
     pub(super) shard: u32,
 }
 
-/// What a choice looks at. Among equals chance decides.
+/// Inputs of a choice. Ties are broken at random.
 pub(super) struct Chooser<'a> {
     pub(super) roster: &'a Roster,
     pub(super) counts: &'a ShardCounts,
     pub(super) pace: &'a Pace,
     pub(super) now_ns: u64,
-    /// A number drawn by chance.
+    /// Random number.
     pub(super) chance: u64,
 }
 
 impl Chooser<'_> {
-    /// The best of `free` as a source for a receiver, and what to fetch from it.
+    /// Returns the best grant to a receiver from a source in `free`.
     pub(super) fn source_for(&self, receiver: u64, free: &BTreeSet<u64>) -> Option<Choice> {
         self.choose(free, |source| (receiver, source))
     }
 
-    /// The best of `hungry` as a receiver for a source, and what it fetches.
+    /// Returns the best grant from a source to a receiver in `hungry`.
     pub(super) fn receiver_for(&self, source: u64, hungry: &BTreeSet<u64>) -> Option<Choice> {
         self.choose(hungry, |receiver| (receiver, source))
     }
@@ -73,19 +73,19 @@ impl Chooser<'_> {
             return None;
         }
         let slow_receiver = self.pace.is_slow(to.fetched.ns());
-        // Who is slow must not be where the only copy is, nor have more than one of a source's places.
+        // A slow receiver must not get the only copy, nor occupy more than one place of a source.
         if slow_receiver && (from.serving.range((receiver, 0)..=(receiver, u32::MAX)).next().is_some()) {
             return None;
         }
         let (copies, shard) = self.rarest(to, source, from)?;
-        // Who has served nobody yet may be as slow as it fetches.
+        // A source without a measured upload may be as slow as its downloads.
         let slow = slow_receiver || self.pace.is_slow(from.served.ns().or(from.fetched.ns()));
-        // Sources that have the least to do, and receivers that have the least coming.
+        // Sources with the fewest uploads, and receivers with the fewest downloads, go first.
         let load = from.serves() + to.fetching();
         Some(((slow, copies, distance(to, from), load, u64::from(from.have.count())), shard))
     }
 
-    /// Of what one has and the other lacks, a shard that the fewest have.
+    /// Returns the rarest shard that `from` has and `to` lacks, with its number of copies.
     fn rarest(&self, to: &Member, source: u64, from: &Member) -> Option<(u32, u32)> {
         let words = from.have.words();
         let far = distance(to, from) > 0;
@@ -98,7 +98,7 @@ impl Chooser<'_> {
             if from.origin {
                 bits &= self.counts.unseeded().word(index);
             }
-            // Among equals chance decides, or all would fetch the same.
+            // Ties are broken at random, or all receivers would fetch the same shard.
             bits = bits.rotate_right(turn);
             while bits != 0 {
                 let shard = index as u32 * 64 + (bits.trailing_zeros() + turn) % 64;
@@ -121,7 +121,7 @@ impl Chooser<'_> {
         best
     }
 
-    /// Whether a member may be fetched from now.
+    /// Returns true if other members may fetch from a member now.
     pub(super) fn may_serve(&self, member: &Member) -> bool {
         member.is_source()
             && !member.have.is_empty()
@@ -130,7 +130,7 @@ impl Chooser<'_> {
             && !member.up.is_blocked(self.now_ns)
     }
 
-    /// Whether a member may be told to fetch more now.
+    /// Returns true if a member may get another grant now.
     pub(super) fn may_fetch(&self, member: &Member) -> bool {
         !member.leaving
             && !member.need.is_empty()
@@ -140,7 +140,7 @@ impl Chooser<'_> {
     }
 }
 
-/// 0 on the same host, 1 in the same rack, else 2.
+/// Distance of two members: 0 on the same host, 1 in the same rack, else 2.
 fn distance(a: &Member, b: &Member) -> u8 {
     let same = |a: &str, b: &str| !a.is_empty() && a == b;
     match (same(&a.place.host, &b.place.host), same(&a.place.rack, &b.place.rack)) {

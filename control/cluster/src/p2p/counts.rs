@@ -1,17 +1,17 @@
-//! How many have each shard, apart from those who brought the object.
+//! Number of copies of each shard, not counting the origins.
 
 use super::shards::ShardSet;
 
-/// By shard: members other than origins that have it or are about to.
+/// By shard: number of members, other than origins, that have it or are fetching it.
 #[derive(Debug)]
 pub(super) struct ShardCounts {
     copies: Vec<u32>,
-    /// Shards of which there are none.
+    /// Shards without a copy.
     unseeded: ShardSet,
 }
 
 impl ShardCounts {
-    /// Nobody has any of this many.
+    /// Creates the counts of an object with this many shards, all 0.
     pub(super) fn new(shards: u32) -> Self {
         Self { copies: vec![0; shards as usize], unseeded: ShardSet::full(shards) }
     }
@@ -20,12 +20,12 @@ impl ShardCounts {
         self.copies[shard as usize]
     }
 
-    /// Shards of which there are none.
+    /// Returns the shards without a copy.
     pub(super) const fn unseeded(&self) -> &ShardSet {
         &self.unseeded
     }
 
-    /// A copy more or less that others can have; true where it was the last one.
+    /// Adds or removes a copy that other members can fetch; returns true if it was the last one.
     pub(super) fn change(&mut self, shard: u32, more: bool) -> bool {
         let copies = &mut self.copies[shard as usize];
         *copies = if more { *copies + 1 } else { copies.saturating_sub(1) };
@@ -45,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_copy_is_told_of_once() {
+    fn last_copy_is_reported_once() {
         let mut counts = ShardCounts::new(3);
         assert!(!counts.change(1, true) && !counts.change(1, true));
         assert_eq!((counts.of(1), counts.unseeded().count()), (2, 2));
         assert!(!counts.change(1, false) && counts.change(1, false));
-        assert!(!counts.change(1, false), "there was none any more");
+        assert!(!counts.change(1, false), "there was no copy left");
         assert_eq!((counts.of(1), counts.unseeded().count()), (0, 3));
     }
 }

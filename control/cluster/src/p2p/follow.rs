@@ -1,7 +1,8 @@
-//! What a rank does that fetches by a [`Schedule`]: which shard next from which parent, and when it is done waiting.
+//! Receiving side of a [`Schedule`]: the next shard to fetch from each parent, and the time at which a parent is left.
 //!
-//! A parent is followed as long as it is there and gets on. What it fails to give, and everything that it was to give
-//! after that, is asked for from whoever else has it: the swarm's own scheduling has those shards from then on.
+//! A parent is followed while it is a member and makes progress. Shards that it fails to deliver, and all shards that
+//! it was to deliver after them, are requested from other members: from then on they belong to the swarm's own
+//! scheduling.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,25 +10,26 @@ use super::member::Typical;
 use super::schedule::{HALVES, Schedule, half_of};
 use super::shards::ShardSet;
 
-/// Shards that are fetched from one parent at a time, at most: several where they take so little that to ask for one
-/// takes as long. Else one: two at a time would arrive at the same time, and each later than one by itself.
+/// Maximum number of concurrent fetches from one parent. There are several only if fetches are so short that the round
+/// trip dominates. Otherwise there is one: two concurrent fetches would complete at the same time, each later than one
+/// alone.
 const WINDOW: u64 = 8;
-/// What is fetched from one parent at a time takes about so long.
+/// Target duration of the concurrent fetches from one parent.
 const AHEAD_NS: u64 = 10_000_000;
 
-/// One half of the object.
+/// Half of the object's shards.
 #[derive(Debug)]
 struct Half {
-    /// What its parent has, as far as is known.
+    /// Shards that its parent is known to have.
     there: ShardSet,
-    /// What is missing, and its parent is not known to have it.
+    /// Missing shards that its parent is not known to have.
     absent: BTreeSet<u32>,
-    /// What is missing and to be had.
+    /// Missing shards that can be fetched.
     ready: BTreeSet<u32>,
-    /// What is being fetched, and since when.
+    /// Fetches in flight: shard and start time.
     active: BTreeMap<u32, u64>,
     took: Typical,
-    /// How long it is waited for without anything coming.
+    /// Time without an arrival after which the parent is left.
     patience_ns: u64,
     heard_ns: u64,
     left: bool,
@@ -49,21 +51,21 @@ impl Half {
     }
 }
 
-/// One rank's way through its schedule. Time comes as an argument, in nanoseconds.
+/// Progress of one rank through its schedule. Time is an argument, in nanoseconds.
 #[derive(Debug)]
 pub struct Follow {
     halves: [Half; HALVES],
     started_ns: u64,
-    /// When the first half was there.
+    /// Time at which the first half was complete.
     first_ns: Option<u64>,
 }
 
 impl Follow {
-    /// A rank that lacks these shards. It waits for a parent for `patience_ns`, and as long again for each rank that is
-    /// before that one: whoever is nearest to what does not get on gives it up first, and the others have news then.
-    ///
+    /// Creates the state of a rank that lacks these shards. The rank leaves a parent after `patience_ns` without an
+    /// arrival, times the rank's depth in the tree: the rank nearest to a stalled member leaves it first, and the ranks
+    /// below get shards again before they would time out.
     /// # Panics
-    /// When there is no such rank.
+    /// When the rank is not in the schedule.
     #[must_use]
     pub fn new(schedule: Schedule, rank: u32, lacks: &ShardSet, patience_ns: u64, now_ns: u64) -> Self {
         let half = |half| Half {
@@ -79,7 +81,7 @@ impl Follow {
         Self { halves: [half(0), half(1)], started_ns: now_ns, first_ns: None }
     }
 
-    /// What a half's parent has: all that is known of it, as 64 shards at a time.
+    /// Notes the shards of a half's parent, all that are known, as words of 64 shards.
     pub fn learn(&mut self, half: usize, words: &[u64]) {
         let half = &mut self.halves[half];
         for shard in half.there.insert_words(words) {
@@ -89,7 +91,7 @@ impl Follow {
         }
     }
 
-    /// The next shard to be fetched from a half's parent; it counts as being fetched from then on.
+    /// Returns the next shard to fetch from a half's parent, and counts it as in flight.
     pub fn next(&mut self, half: usize, now_ns: u64) -> Option<u32> {
         let half = &mut self.halves[half];
         if half.left || half.active.len() >= half.window() {
@@ -100,20 +102,21 @@ impl Follow {
         Some(shard)
     }
 
-    /// Whether a half's parent is to be asked what else it has: there is less to fetch than could be.
+    /// Returns true if a half's parent should be polled for new shards: fewer are ready or in flight than the window
+    /// allows.
     #[must_use]
     pub fn is_hungry(&self, half: usize) -> bool {
         let half = &self.halves[half];
         !half.left && !half.absent.is_empty() && half.active.len() + half.ready.len() < half.window()
     }
 
-    /// Whether a half's parent is followed: something is to come from it still.
+    /// Returns true while a half's parent is followed: shards are still to come from it.
     #[must_use]
     pub fn follows(&self, half: usize) -> bool {
         !self.halves[half].left && !self.halves[half].is_done()
     }
 
-    /// A shard is there, wherever it came from.
+    /// Notes the arrival of a shard, from any source.
     pub fn arrived(&mut self, shard: u32, now_ns: u64) {
         let half = &mut self.halves[half_of(shard)];
         if let Some(since_ns) = half.active.remove(&shard) {
@@ -127,7 +130,8 @@ impl Follow {
         }
     }
 
-    /// A shard was not to be had from its parent: that one is left. False where it was not being fetched from it.
+    /// Notes that the fetch of a shard from its parent failed, and leaves the parent. Returns false if the shard was
+    /// not being fetched from it.
     pub fn failed(&mut self, shard: u32) -> bool {
         let half = &mut self.halves[half_of(shard)];
         let ours = half.active.contains_key(&shard);
@@ -137,19 +141,19 @@ impl Follow {
         ours
     }
 
-    /// A half's parent cannot be asked: it is left.
+    /// Leaves a half's parent, which cannot be reached.
     pub fn leave(&mut self, half: usize) {
         self.halves[half].leave();
     }
 
-    /// When a half's parent will have been waited for long enough, if it is followed.
+    /// Returns the time at which a half's parent is left unless shards arrive; `None` if it is not followed.
     #[must_use]
     pub fn due_ns(&self, half: usize) -> Option<u64> {
         if !self.follows(half) {
             return None;
         }
         let half = &self.halves[half];
-        // One half is there, and the other takes half as long again: that parent is slow, or those before it are.
+        // One half is complete, and the other takes half as long again: its parent, or an ancestor, is slow.
         let slow = |first_ns: u64| {
             let took_ns = first_ns.saturating_sub(self.started_ns);
             first_ns.saturating_add((took_ns / 2).max(half.patience_ns / 8))
@@ -158,7 +162,7 @@ impl Follow {
         Some(self.first_ns.map_or(silent, |first_ns| silent.min(slow(first_ns))))
     }
 
-    /// Leaves those who have been waited for long enough.
+    /// Leaves the parents whose time is up.
     pub fn tick(&mut self, now_ns: u64) {
         for half in 0..HALVES {
             if self.due_ns(half).is_some_and(|due_ns| due_ns <= now_ns) {
@@ -167,7 +171,7 @@ impl Follow {
         }
     }
 
-    /// Shards that are to be had from elsewhere: those that are missing of halves whose parent was left.
+    /// Returns the shards to be fetched from other members: the missing ones of halves whose parent was left.
     pub fn elsewhere(&self) -> impl Iterator<Item = u32> + '_ {
         self.halves.iter().filter(|half| half.left).flat_map(|half| half.absent.iter().copied())
     }

@@ -1,14 +1,14 @@
-//! Who has all of a buffer: for those who read some of its bytes, and do not become members.
+//! Location of a buffer, for clients that read some of its bytes and do not become members.
 
-/// Where a buffer is.
+/// Member that has all of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferLocation {
-    /// The member's number.
+    /// Number of the member.
     pub member: u64,
-    /// Where it serves.
+    /// Segment in which the member serves the buffer.
     pub segment: String,
-    /// Where the buffer begins there.
+    /// Address of the buffer in that segment.
     pub address: u64,
-    /// 0 for the same host, 1 for the same rack, 2 for elsewhere.
+    /// Distance: 0 for the same host, 1 for the same rack, 2 for elsewhere.
     pub distance: u8,
 }

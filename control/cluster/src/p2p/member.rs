@@ -1,4 +1,4 @@
-//! One member of a swarm: what it has, what it fetches, whom it serves, and how fast.
+//! Member of a swarm: its shards, its fetches and uploads, and its speed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,92 +6,91 @@ use std::sync::Arc;
 use super::ranks::RankJoin;
 use super::shards::{Interval, ShardSet};
 
-/// Where a member is, by labels; empty ones say nothing.
+/// Location of a member, as labels; an empty label is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Place {
-    /// Its host.
     pub host: String,
-    /// Its rack.
     pub rack: String,
 }
 
-/// A process announces that it holds an object, or is about to.
+/// Announcement that a process holds an object, or wants to fetch it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Hold {
-    /// The number that the process drew.
+    /// Id of the process: a random number that it drew.
     pub client: u64,
-    /// The name by which peers open its memory.
+    /// Segment name by which peers open its memory.
     pub segment: String,
-    /// By buffer: its address there.
+    /// By buffer: its address in the segment.
     pub addresses: Vec<u64>,
-    /// Whether it brought the object, and did not fetch it: it is then spared.
+    /// True if the process published the object: the schedule spares it.
     pub origin: bool,
-    /// What it has.
+    /// Shards that it has.
     pub have: Vec<Interval>,
-    /// What it wants to have.
+    /// Shards that it wants.
     pub want: Vec<Interval>,
-    /// Where it is.
     pub place: Place,
-    /// Most bytes per second that others fetch from it; 0 for no limit.
+    /// Maximum upload rate in bytes per second; 0 for no limit.
     pub upload_bytes_per_second: u64,
-    /// Most bytes per second that it fetches; 0 for no limit.
+    /// Maximum download rate in bytes per second; 0 for no limit.
     pub download_bytes_per_second: u64,
 }
 
-/// Why a shard was not fetched.
+/// Reason for a failed fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// What arrived is not what it should be.
+    /// The bytes do not match the shard's hash.
     Corrupt,
-    /// The source could not be reached, or did not serve.
+    /// The source could not be reached, or did not serve the shard.
     Unreachable,
 }
 
-/// A shard that was not fetched.
+/// Failed fetch of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Failure {
-    /// Which.
     pub shard: u32,
-    /// From which member.
+    /// Number of the member that was the source.
     pub source: u64,
-    /// Why.
     pub kind: FailureKind,
 }
 
-/// A member as operators see it.
+/// State of a member, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberReport {
-    /// Its number.
+    /// Number of the member.
     pub member: u64,
-    /// Where it serves.
+    /// Segment in which it serves.
     pub segment: String,
-    /// Whether it brought the object.
+    /// True if it published the object.
     pub origin: bool,
-    /// Shards that it has.
+    /// Number of shards that it has.
     pub have: u32,
-    /// Shards that it lacks and wants.
+    /// Number of shards that it lacks and wants.
     pub need: u32,
-    /// Why nothing is fetched from it any more; empty where it is in order.
+    /// Reason that no member fetches from it any more; empty if it is healthy.
     pub excluded: String,
 }
 
-/// What a member is fetching.
+/// Fetch of a shard in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardFetch {
     pub(super) from: u64,
     pub(super) since_ns: u64,
-    /// What the member was fetching then, with this.
+    /// Number of fetches of the member at that time, including this one.
     pub(super) along: u32,
-    /// It takes longer than others do: whoever serves it may serve others besides, and it counts as nobody's.
+    /// True if the fetch takes longer than usual: it no longer occupies a place of its source, and does not count as a
+    /// copy.
     pub(super) late: bool,
-    /// It may be fetched from elsewhere.
+    /// True if the shard may be fetched from another source.
     pub(super) stuck: bool,
 }
 
-/// How far ahead of its time a member with a limit may go.
+/// Time by which a member with a rate limit may run ahead of it.
 const AHEAD_NS: u64 = 50_000_000;
 
-/// A limit of bytes per second: after each grant nothing more for as long as that takes.
+/// Rate limit in bytes per second: each grant delays the next by the time that its bytes take.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rate {
     bytes_per_second: u64,
@@ -103,7 +102,7 @@ impl Rate {
         Self { bytes_per_second, free_ns: 0 }
     }
 
-    /// Whether it must wait. What is granted a little ahead keeps the link busy until it is looked at again.
+    /// Returns true if the member must wait. Running a little ahead keeps the link busy until the next look.
     pub(super) fn is_blocked(&self, now_ns: u64) -> bool {
         self.free_ns > now_ns.saturating_add(AHEAD_NS)
     }
@@ -121,7 +120,7 @@ impl Rate {
     }
 }
 
-/// An average that forgets: a quarter of what is new.
+/// Moving average: each new value has a weight of one quarter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Typical(u64);
 
@@ -136,7 +135,7 @@ impl Typical {
     }
 }
 
-/// A member.
+/// State of a member.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) client: u64,
@@ -145,50 +144,50 @@ pub(super) struct Member {
     pub(super) origin: bool,
     pub(super) place: Place,
     pub(super) have: ShardSet,
-    /// What it lacks, wants, and may be told to fetch.
+    /// Shards that it lacks and wants, and that may be granted.
     pub(super) need: ShardSet,
     pub(super) coming: BTreeMap<u32, ShardFetch>,
-    /// How often each shard was taken from a source that took too long.
+    /// Number of times that each shard was taken from a source that took too long.
     pub(super) retried: BTreeMap<u32, u32>,
-    /// Who fetches what from it.
+    /// Fetches from this member: receiver and shard.
     pub(super) serving: BTreeSet<(u64, u32)>,
-    /// How many of those are late.
+    /// Number of those that are late.
     pub(super) serving_late: u32,
     pub(super) up: Rate,
     pub(super) down: Rate,
-    /// How long what it fetched took, and what was fetched from it.
+    /// Typical durations of its fetches, and of fetches from it.
     pub(super) fetched: Typical,
     pub(super) served: Typical,
-    /// Sources that it could not reach, and until when they are left alone.
+    /// Sources that it could not reach: the end of each ban, and the number of failures.
     pub(super) bans: BTreeMap<u64, (u64, u32)>,
-    /// It goes: nothing more is fetched from it.
+    /// True while it leaves: no further fetch from it begins.
     pub(super) leaving: bool,
-    /// Somebody could not reach it, and it has not been heard since.
+    /// True if a fetch from it failed, and it has not reported since.
     pub(super) doubted: bool,
-    /// What is wrong with its bytes.
+    /// Description of the corrupt bytes that it served.
     pub(super) corrupt: Option<String>,
-    /// Which rank it is, if it fetches by a schedule.
+    /// Rank of the member, if it fetches by a schedule.
     pub(super) rank: Option<RankJoin>,
     pub(super) lease_ns: u64,
 }
 
 impl Member {
-    /// Fetches that count.
+    /// Returns the number of its fetches in flight that are not late.
     pub(super) fn fetching(&self) -> u32 {
         self.coming.values().filter(|coming| !coming.late).count() as u32
     }
 
-    /// Fetches from it that count.
+    /// Returns the number of fetches from it that are not late.
     pub(super) fn serves(&self) -> u32 {
         self.serving.len() as u32 - self.serving_late
     }
 
-    /// Whether others may fetch from it.
+    /// Returns true if other members may fetch from it.
     pub(super) fn is_source(&self) -> bool {
         !self.leaving && !self.doubted && self.corrupt.is_none()
     }
 
-    /// Whether what it has counts as copies that others can have.
+    /// Returns true if its shards count as copies.
     pub(super) fn counts(&self) -> bool {
         !self.origin && self.is_source()
     }

@@ -1,12 +1,12 @@
-//! The P2P store's catalog and its swarms: who has which shards of which objects, and who fetches which from whom.
+//! P2P store: the catalog of objects and their swarms, and the scheduling of fetches between members.
 //!
-//! An **object** is a name and a version; it never changes. A **member** is one process that has it, wholly or in part,
-//! in memory of its own, and that fetches what it lacks. Members say what they got as intervals, and are told what to
-//! fetch as [`Grant`]s, one shard each. Nothing is ever said about all members at once: what a join costs does not
-//! depend on how many there are.
+//! An **object** is a name and a version; it is immutable. A **member** is one process that has the object, wholly or
+//! in part, in its own memory, and fetches the shards that it lacks. Members report received shards as intervals; the
+//! catalog notifies them of shards to fetch as [`Grant`]s, one shard each. No message lists all members: the cost of a
+//! join does not depend on their number.
 //!
-//! All of this is soft: members have leases, and announce themselves again where they are not known any more. It is
-//! pure: time comes as an argument, and grants are taken out ([`Objects::poll_grants`]).
+//! The state is soft: members have leases, and announce themselves again after the catalog has forgotten them. The
+//! module is sans-IO: time is an argument, and grants are polled ([`Objects::poll_grants`]).
 
 mod choose;
 mod counts;

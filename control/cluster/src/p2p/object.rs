@@ -1,54 +1,55 @@
-//! What an object is: buffers that are cut into shards, a hash for each, and words about it that only its users read.
+//! Description of an object: buffers that are cut into shards, a hash for each shard, and opaque metadata.
 
 use std::fmt;
 
 use kvplane_proto::digest::ContentHash;
 
-/// Most shards of an object: one of 1 TB has 16,384 of 64 MiB.
+/// Maximum number of shards of an object: one of 1 TB has 16,384 of 64 MiB.
 pub const MAX_SHARDS: u32 = 32_768;
-/// Most buffers of an object.
+/// Maximum number of buffers of an object.
 pub const MAX_BUFFERS: usize = 16_384;
-/// The longest name, in bytes. Names are text; slashes mean nothing.
+/// Maximum length of a name, in bytes. Names are text; slashes have no meaning.
 pub const MAX_NAME_BYTES: usize = 4096;
-/// The most bytes that are kept about an object.
+/// Maximum size of an object's metadata, in bytes.
 pub const MAX_ABOUT_BYTES: usize = 128 << 10;
 
-/// Shards that an object has at least, where nobody says how long they are to be: a receiver sends on what it has,
-/// shard by shard, so that few shards are few steps of that.
+/// Minimum number of shards of a large enough object, with the default shard size: a receiver forwards shard by shard,
+/// so that few shards mean a shallow pipeline.
 const FITTING_SHARDS: u64 = 256;
-/// The shortest that such shards are: each one takes an order and a wake-up, however short it is.
+/// Minimum of the default shard size: each shard costs a grant and a wake-up, however short it is.
 const FITTING_LEAST_BYTES: u64 = 64 << 10;
-/// The longest, unless there were more than there may be.
+/// Maximum of the default shard size, unless there would be too many shards.
 const FITTING_MOST_BYTES: u64 = 64 << 20;
 
-/// Where a shard is within its object.
+/// Location of a shard within its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardPlace {
-    /// Which buffer.
+    /// Index of the buffer.
     pub buffer: usize,
-    /// Where in it, in bytes.
+    /// Offset in the buffer, in bytes.
     pub offset: u64,
-    /// How long it is: all but the last one of a buffer are as long as shards are.
+    /// Length in bytes: that of all shards, except for the last one of a buffer.
     pub bytes: u64,
 }
 
-/// How an object is cut.
+/// Layout of an object: its buffers and how they are cut into shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     sizes: Vec<u64>,
     shard_bytes: u64,
-    /// By buffer: its first shard. And the number of shards at the end.
+    /// By buffer: its first shard. The last element is the number of shards.
     starts: Vec<u32>,
 }
 
 impl Layout {
-    /// Buffers of these sizes, each cut into shards of `shard_bytes`; an empty one has no shards.
+    /// Creates the layout of buffers of these sizes, each cut into shards of `shard_bytes`; an empty buffer has no
+    /// shards.
     ///
     /// # Errors
-    /// When there are too many buffers or shards, or more bytes than can be counted: says what to do.
+    /// When there are too many buffers or shards, or more than 2^64 bytes; the error says what to change.
     pub fn new(sizes: Vec<u64>, shard_bytes: u64) -> Result<Self, ObjectError> {
         if shard_bytes == 0 {
-            return Err(ObjectError::Malformed("shards of 0 bytes: give at least 1, better 64 MiB".to_owned()));
+            return Err(ObjectError::Malformed("shards of 0 bytes: specify at least 1, preferably 64 MiB".to_owned()));
         }
         if sizes.len() > MAX_BUFFERS {
             let text = format!("{} buffers: an object has at most {MAX_BUFFERS}", sizes.len());
@@ -73,8 +74,8 @@ impl Layout {
         Ok(Self { sizes, shard_bytes, starts })
     }
 
-    /// How long shards of buffers of these sizes are, in bytes, where nobody says: a power of two that makes 256 to 511
-    /// of them, from 64 KiB to 64 MiB; more where there would be more shards than there may be.
+    /// Returns the default shard size for buffers of these sizes, in bytes: a power of two that makes 256 to 511
+    /// shards, from 64 KiB to 64 MiB; more if there would be too many shards.
     #[must_use]
     pub fn fitting_shard_bytes(sizes: &[u64]) -> u64 {
         let total = sizes.iter().fold(0, |total: u64, bytes| total.saturating_add(*bytes));
@@ -87,43 +88,44 @@ impl Layout {
         bytes
     }
 
-    /// Its buffers' sizes in bytes.
+    /// Returns the sizes of the buffers, in bytes.
     #[must_use]
     pub fn sizes(&self) -> &[u64] {
         &self.sizes
     }
 
-    /// The length of a shard, in bytes.
+    /// Returns the length of a shard, in bytes.
     #[must_use]
     pub const fn shard_bytes(&self) -> u64 {
         self.shard_bytes
     }
 
-    /// How many shards there are.
+    /// Returns the number of shards.
     #[must_use]
     pub fn shards(&self) -> u32 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// All bytes.
+    /// Returns the size of the object in bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.sizes.iter().sum()
     }
 
-    /// Where a shard is; none where there is no such shard.
+    /// Returns the location of a shard; `None` if there is no such shard.
     #[must_use]
     pub fn place(&self, shard: u32) -> Option<ShardPlace> {
         if shard >= self.shards() {
             return None;
         }
-        // Of empty buffers that begin at the same shard, the last one that begins there has it.
+        // Several buffers may begin at the same shard: all but the last of them are empty.
         let buffer = self.starts.partition_point(|&start| start <= shard) - 1;
         let offset = u64::from(shard - self.starts[buffer]) * self.shard_bytes;
         Some(ShardPlace { buffer, offset, bytes: self.shard_bytes.min(self.sizes[buffer] - offset) })
     }
 
-    /// The shards that hold a range of a buffer: the first, and how many; none where the range is not within it.
+    /// Returns the shards that cover a range of a buffer: the first, and their number; `None` if the range exceeds the
+    /// buffer.
     #[must_use]
     pub fn covering(&self, buffer: usize, offset: u64, bytes: u64) -> Option<(u32, u32)> {
         let size = *self.sizes.get(buffer)?;
@@ -136,33 +138,33 @@ impl Layout {
     }
 }
 
-/// An object without its bytes. Whoever has the same name and version has the same of this.
+/// Description of an object without its bytes; the same for all holders of a name and version.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectSpec {
-    /// How it is cut.
     pub layout: Layout,
     /// By shard: the hash of its bytes.
     pub hashes: Vec<u128>,
-    /// What its users say of it, such as the names of files.
+    /// Metadata of its users, such as file names.
     pub about: Vec<u8>,
 }
 
 impl ObjectSpec {
     /// # Errors
-    /// When there is not a hash for each shard, or too much is said about it.
+    /// When the number of hashes differs from that of shards, or the metadata is too long.
     pub fn check(&self) -> Result<(), ObjectError> {
         let (shards, hashes) = (self.layout.shards(), self.hashes.len());
         if hashes != shards as usize {
             return Err(ObjectError::Malformed(format!("{hashes} hashes for {shards} shards")));
         }
         if self.about.len() > MAX_ABOUT_BYTES {
-            let text = format!("{} bytes about an object: at most {MAX_ABOUT_BYTES} are kept", self.about.len());
+            let text = format!("{} bytes of metadata: an object has at most {MAX_ABOUT_BYTES}", self.about.len());
             return Err(ObjectError::Malformed(text));
         }
         Ok(())
     }
 
-    /// A number that two objects share only if they are equal.
+    /// Returns a digest that two objects share only if they are equal.
     #[must_use]
     pub fn digest(&self) -> u128 {
         let mut hash = ContentHash::default();
@@ -176,35 +178,27 @@ impl ObjectSpec {
     }
 }
 
-/// Why the catalog refuses.
+/// Error of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum ObjectError {
-    /// Something said makes no sense: what, and what to do.
+    /// The request is malformed; the text says how to correct it.
     Malformed(String),
-    /// Nobody has an object of that name, or of that version.
+    /// No member has an object of that name, or of that version.
     NotFound {
-        /// The name.
         name: String,
-        /// The version, where one was asked for.
+        /// Requested version; none for the newest.
         version: Option<u64>,
     },
-    /// An object of that name and version is there, and is another: take another version.
-    Differs {
-        /// The name.
-        name: String,
-        /// The version.
-        version: u64,
-    },
-    /// The replica is not known, or not any more: it is to be announced again.
-    UnknownMember {
-        /// Its number.
-        member: u64,
-    },
-    /// There are as many as there may be.
+    /// The object exists with other contents: publish another version.
+    Differs { name: String, version: u64 },
+    /// The member is not known, or not any more: it must announce itself again.
+    UnknownMember { member: u64 },
+    /// A limit is reached.
     Limit {
-        /// Of what.
+        /// Limited items.
         what: &'static str,
-        /// How many.
+        /// Value of the limit.
         most: usize,
     },
 }
@@ -214,16 +208,16 @@ impl fmt::Display for ObjectError {
         match self {
             Self::Malformed(what) => f.write_str(what),
             Self::NotFound { name, version: Some(version) } => {
-                write!(f, "nobody has version {version} of object {:?}", shortened(name))
+                write!(f, "no member has version {version} of object {:?}", shortened(name))
             }
-            Self::NotFound { name, version: None } => write!(f, "nobody has an object {:?}", shortened(name)),
+            Self::NotFound { name, version: None } => write!(f, "no member has an object {:?}", shortened(name)),
             Self::Differs { name, version } => write!(
                 f,
-                "version {version} of object {:?} is there with other sizes or hashes, and objects do not change: \
+                "version {version} of object {:?} exists with other sizes or hashes, and objects are immutable: \
                  register another version",
                 shortened(name)
             ),
-            Self::UnknownMember { member } => write!(f, "replica {member} is not known any more: announce it again"),
+            Self::UnknownMember { member } => write!(f, "replica {member} is not known: announce it again"),
             Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
         }
     }
@@ -231,7 +225,7 @@ impl fmt::Display for ObjectError {
 
 impl std::error::Error for ObjectError {}
 
-/// Names may be long; errors are not.
+/// Shortens a name for an error text.
 fn shortened(name: &str) -> String {
     const SHOWN: usize = 120;
     match name.char_indices().nth(SHOWN) {
@@ -247,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_follow_the_object() {
+    fn default_shard_size_follows_from_the_object_size() {
         for (mib, kib) in [(0, 64), (1, 64), (16, 64), (64, 256), (100, 256), (1 << 10, 4 << 10), (16 << 10, 64 << 10)]
         {
             assert_eq!(Layout::fitting_shard_bytes(&[mib << 20]), kib << 10, "{mib} MiB");
@@ -260,12 +254,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_are_256_shards_where_the_object_allows_and_never_too_many(
+        fn default_shard_size_makes_256_shards_within_the_limits(
             sizes in prop::collection::vec(prop_oneof![0..1u64 << 20, 0..1u64 << 34, 0..1u64 << 44], 0..40),
         ) {
             let total: u64 = sizes.iter().sum();
             let bytes = Layout::fitting_shard_bytes(&sizes);
-            let layout = Layout::new(sizes, bytes).expect("as many as there may be");
+            let layout = Layout::new(sizes, bytes).expect("within the limits");
             prop_assert!(total < 256 * bytes || layout.shards() >= 256);
             prop_assert!(bytes == FITTING_LEAST_BYTES || total / bytes >= 256, "{} of {bytes} B", layout.shards());
         }

@@ -1,4 +1,4 @@
-//! The catalog: which objects there are, by name and version, and who is a member of which swarm, for how long.
+//! Catalog of the P2P store: objects by name and version, and the members of each object's swarm with their leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,21 +9,21 @@ use super::ranks::{MAX_LABEL_BYTES, RankJoin, RankParent};
 use super::shards::Interval;
 use super::swarm::{Grant, Swarm};
 
-/// Shards that a member has take little: so many are as much as one address.
+/// Number of a member's shards that cost as much memory as one table row: a shard is one bit or a few.
 const SHARDS_PER_ROW: usize = 16;
 
-/// Limits of the catalog, and how long it remembers.
+/// Limits of the catalog, and the duration of leases.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectsConfig {
-    /// Objects, versions counted.
+    /// Maximum number of objects, counting versions.
     pub objects: usize,
-    /// Members of all swarms together.
+    /// Maximum number of members of all swarms.
     pub members: usize,
-    /// Buffers, and shards, of all objects together, and what members say of them: the memory that this takes.
+    /// Maximum number of table rows: buffers and shards of all objects, and the reports of members; bounds the memory.
     pub table_rows: usize,
-    /// How long a member is one without being heard, and an object is known that nobody has, in nanoseconds.
+    /// Lease of a member, and time for which an object without members is remembered, in nanoseconds.
     pub lease_ns: u64,
-    /// What chance begins with.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -33,23 +33,22 @@ impl Default for ObjectsConfig {
     }
 }
 
-/// The name of an object, of whatever version.
+/// Name of an object, without its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectName<'a> {
-    /// Whose.
     pub tenant: &'a str,
-    /// Its name.
     pub name: &'a str,
 }
 
 impl<'a> ObjectName<'a> {
-    /// The object of a tenant under a name.
+    /// Returns the name of a tenant's object.
     #[must_use]
     pub const fn new(tenant: &'a str, name: &'a str) -> Self {
         Self { tenant, name }
     }
 
-    /// A version of it.
+    /// Returns the key of a version of the object.
     fn version(self, version: u64) -> ObjectKey {
         ObjectKey { tenant: self.tenant.to_owned(), name: self.name.to_owned(), version }
     }
@@ -59,45 +58,41 @@ impl<'a> ObjectName<'a> {
     }
 }
 
-/// A version of an object, by name.
+/// Name and version of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectKey {
-    /// Whose.
     pub tenant: String,
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: u64,
 }
 
-/// An object as listings have it.
+/// Row of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectRow {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: u64,
-    /// All its bytes.
+    /// Size of the object in bytes.
     pub total_bytes: u64,
-    /// The length of a shard.
+    /// Length of a shard in bytes.
     pub shard_bytes: u64,
-    /// How many shards there are.
     pub shards: u32,
-    /// Its members.
+    /// Number of members.
     pub members: u32,
 }
 
-/// All objects and their swarms. Members are known by numbers that are not given twice.
+/// All objects and their swarms. Members are identified by numbers, which are never reused.
 #[derive(Debug)]
 pub struct Objects {
     config: ObjectsConfig,
     by_key: BTreeMap<ObjectKey, u64>,
     swarms: BTreeMap<u64, (ObjectKey, Swarm)>,
-    /// By member: its object.
+    /// By member: the number of its object.
     members: BTreeMap<u64, u64>,
     /// By client: its members.
     clients: BTreeMap<u64, BTreeSet<u64>>,
-    /// Which swarms are to be looked at when.
+    /// Time of each swarm's next look.
     due: BTreeSet<(u64, u64)>,
     grants: Vec<Grant>,
     table_rows: usize,
@@ -106,8 +101,8 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// None, from this time on. Numbers of members begin after `first`, which differs from incarnation to incarnation
-    /// of a catalog.
+    /// Creates an empty catalog at `now_ns`. Numbers of members begin after `first`, which must differ between the
+    /// incarnations of a catalog.
     #[must_use]
     pub fn new(config: ObjectsConfig, first: u64, now_ns: u64) -> Self {
         Self {
@@ -124,17 +119,17 @@ impl Objects {
         }
     }
 
-    /// How long a member is one without being heard, in nanoseconds.
+    /// Returns the lease of a member, in nanoseconds.
     #[must_use]
     pub const fn lease_ns(&self) -> u64 {
         self.config.lease_ns
     }
 
-    /// Says what an object is; its version is the answer. Without a version it is the newest one if that is equal, and
+    /// Publishes an object; returns its version. Without a version, it is the newest one if the contents are equal,
     /// else the one after it.
     ///
     /// # Errors
-    /// When it makes no sense, is another object than the one of this name and version, or is one too many.
+    /// When the object is malformed, differs from the one of this name and version, or exceeds a limit.
     pub fn publish(
         &mut self,
         now_ns: u64,
@@ -152,9 +147,12 @@ impl Objects {
             (None, Some((newest, id))) if self.swarms.get(&id).is_some_and(|(_, one)| one.digest() == digest) => newest,
             (None, Some((newest, _))) => newest + 1,
         };
-        // The one after the greatest could not be.
+        // A version after the greatest one could not exist.
         if version == 0 || version == u64::MAX {
-            return Err(ObjectError::Malformed(format!("version {version}: give one from 1 to {}", u64::MAX - 1)));
+            return Err(ObjectError::Malformed(format!(
+                "version {version} is out of range: use 1 to {}",
+                u64::MAX - 1
+            )));
         }
         let key = name.version(version);
         if let Some((_, swarm)) = self.by_key.get(&key).and_then(|id| self.swarms.get_mut(id)) {
@@ -169,7 +167,7 @@ impl Objects {
             return Err(ObjectError::Limit { what: "objects", most: self.config.objects });
         }
         if self.table_rows + rows > self.config.table_rows {
-            return Err(ObjectError::Limit { what: "rows of tables", most: self.config.table_rows });
+            return Err(ObjectError::Limit { what: "table rows", most: self.config.table_rows });
         }
         self.last += 1;
         self.table_rows += rows;
@@ -183,8 +181,8 @@ impl Objects {
         self.by_key.range(name.version(0)..=name.version(u64::MAX)).next_back().map(|(key, &id)| (key.version, id))
     }
 
-    /// The newest version of which sources have all; the newest that has members where there is none. A version that
-    /// was published and is not held, or not any more, hides none that is.
+    /// Returns the newest version that its sources hold completely, or else the newest one with members. A published
+    /// version without members does not hide an older one that has some.
     fn newest_held(&self, name: ObjectName<'_>) -> Option<(u64, u64)> {
         let held = |id: &u64| self.swarms.get(id).is_some_and(|(_, swarm)| !swarm.roster().is_empty());
         let versions = || self.by_key.range(name.version(0)..=name.version(u64::MAX)).rev().filter(|(_, id)| held(id));
@@ -202,19 +200,19 @@ impl Objects {
         found.ok_or_else(|| name.not_found(version))
     }
 
-    /// What an object is; where no version is named, of the newest that its sources have all of.
+    /// Returns the description of an object; without a version, of the newest one that its sources hold completely.
     ///
     /// # Errors
-    /// When it is not there; without a version, also when nobody has any.
+    /// When the object does not exist; without a version, also when no version has members.
     pub fn find(&self, name: ObjectName<'_>, version: Option<u64>) -> Result<(u64, &ObjectSpec), ObjectError> {
         let (version, id) = self.id_of(name, version)?;
         Ok((version, self.swarms[&id].1.spec()))
     }
 
-    /// Who has an object, and how many shards no source has.
+    /// Returns the members that hold an object, and the number of shards that no source has.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When the object does not exist.
     pub fn describe(
         &self,
         name: ObjectName<'_>,
@@ -225,11 +223,11 @@ impl Objects {
         Ok((swarm.roster().rows(), swarm.roster().lost(swarm.spec().layout.shards())))
     }
 
-    /// Some of those who have all of a buffer and may be asked for it: those of the same host, those of the same rack,
-    /// others; of equals another one first for each `client`.
+    /// Returns some of the members that have all of a buffer and may serve it: those of the same host first, then of
+    /// the same rack, then others; among equals, the first one varies by `client`.
     ///
     /// # Errors
-    /// When the object is not there, or has no such buffer.
+    /// When the object does not exist, or has no such buffer.
     pub fn locate(
         &self,
         name: ObjectName<'_>,
@@ -243,14 +241,14 @@ impl Objects {
         let layout = &swarm.spec().layout;
         swarm.roster().locate(layout, buffer, near, client).ok_or_else(|| {
             let buffers = layout.sizes().len();
-            ObjectError::Malformed(format!("buffer {buffer} of an object that has {buffers}"))
+            ObjectError::Malformed(format!("there is no buffer {buffer}: the object has {buffers} buffers"))
         })
     }
 
-    /// A process becomes a member; its number is the answer. `digest` is that of what it takes the object to be.
+    /// Adds a process as a member; returns its number. `digest` is the one of the object that the process expects.
     ///
     /// # Errors
-    /// When the object is not there or another one, what is said makes no sense, or it is one member too many.
+    /// When the object does not exist or differs, the announcement is malformed, or a limit is reached.
     pub fn hold(
         &mut self,
         now_ns: u64,
@@ -277,7 +275,7 @@ impl Objects {
         let (client, number) = (hold.client, self.last + 1);
         let rows = hold.addresses.len() + swarm.spec().layout.shards() as usize / SHARDS_PER_ROW + 1;
         if self.table_rows + rows > self.config.table_rows {
-            return Err(ObjectError::Limit { what: "rows of tables", most: self.config.table_rows });
+            return Err(ObjectError::Limit { what: "table rows", most: self.config.table_rows });
         }
         swarm.join(number, hold, now_ns, now_ns.saturating_add(self.config.lease_ns))?;
         self.table_rows += rows;
@@ -297,7 +295,7 @@ impl Objects {
         id.and_then(|id| Some((id, &mut self.swarms.get_mut(&id)?.1))).ok_or(unknown)
     }
 
-    /// What a member got, and what it could not get from whom it was told.
+    /// Processes a member's report of received shards and failed fetches.
     ///
     /// # Errors
     /// When it is not a member, or not any more.
@@ -315,11 +313,11 @@ impl Objects {
         Ok(())
     }
 
-    /// A member is a rank of a job from now on: whom it fetches a half of the shards from by their schedule, if that
-    /// one is there. To be asked again if not.
+    /// Makes a member a rank of a job; returns the parent of a half of the shards by the job's schedule, or `None` if
+    /// that parent has not joined yet: the rank must ask again.
     ///
     /// # Errors
-    /// When it is not a member, or what is said makes no sense or is not what the job's other ranks say.
+    /// When it is not a member, or the join is malformed or contradicts the job's other ranks.
     pub fn join_ranks(
         &mut self,
         client: u64,
@@ -330,7 +328,7 @@ impl Objects {
         self.swarm_of(client, member)?.1.join_ranks(member, join, half)
     }
 
-    /// A member wants shards from whoever has them; `failed` is what a rank did not get by its schedule.
+    /// Requests shards for a member from any source; `failed` are the fetches by its schedule that failed.
     ///
     /// # Errors
     /// When it is not a member, or the object has no such shards.
@@ -348,7 +346,7 @@ impl Objects {
         Ok(())
     }
 
-    /// A client lives: those of its members that are known.
+    /// Renews the leases of a client's members; returns the members that are known.
     pub fn renew(&mut self, now_ns: u64, client: u64) -> Vec<u64> {
         let members: Vec<u64> = self.clients.get(&client).into_iter().flatten().copied().collect();
         let lease_ns = now_ns.saturating_add(self.config.lease_ns);
@@ -361,8 +359,8 @@ impl Objects {
         members
     }
 
-    /// A member is about to go: nothing more is fetched from it. How many fetches from it go on is the answer; where
-    /// there are none, or it does not wait for them, it is gone.
+    /// Releases a member: no further fetch from it begins. Returns the number of fetches from it in flight; the member
+    /// is removed at once if that is 0 or it does not wait for them.
     ///
     /// # Errors
     /// When it is not a member, or not any more.
@@ -390,7 +388,7 @@ impl Objects {
         }
     }
 
-    /// Objects of a tenant whose names begin with this, by name and version, after the one given.
+    /// Returns a tenant's objects whose names begin with `prefix`, by name and version, after the given one.
     #[must_use]
     pub fn list(&self, tenant: &str, prefix: &str, after: Option<(&str, u64)>, most: usize) -> Vec<ObjectRow> {
         use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -415,7 +413,7 @@ impl Objects {
         found.filter_map(row).collect()
     }
 
-    /// Everything that a client was told to fetch and has not reported yet: for one that may have missed some.
+    /// Returns all grants of a client that are not reported yet, for a client that may have missed some.
     #[must_use]
     pub fn told(&self, client: u64) -> Vec<Grant> {
         let members = self.clients.get(&client).into_iter().flatten();
@@ -423,7 +421,7 @@ impl Objects {
         members.filter_map(swarm).flat_map(|(&member, swarm)| swarm.told(member)).collect()
     }
 
-    /// Lets time pass.
+    /// Advances time: expires leases, and looks at the due swarms.
     pub fn tick(&mut self, now_ns: u64) {
         if self.leases_ns <= now_ns {
             self.leases_ns = now_ns + self.config.lease_ns / 4;
@@ -458,7 +456,7 @@ impl Objects {
         }
     }
 
-    /// When [`Self::tick`] is to be called, if something is to happen then.
+    /// Returns the time of the next [`Self::tick`], if one is needed.
     #[must_use]
     pub fn due_ns(&self) -> Option<u64> {
         let looks = self.due.first().map(|&(at_ns, _)| at_ns);
@@ -466,12 +464,12 @@ impl Objects {
         [looks, leases].into_iter().flatten().min()
     }
 
-    /// What clients are to be told, in this order.
+    /// Takes the grants to be sent to clients, in order.
     pub fn poll_grants(&mut self) -> Vec<Grant> {
         std::mem::take(&mut self.grants)
     }
 
-    /// Takes what a swarm wants to be told, and remembers when it is to be looked at.
+    /// Takes the grants of a swarm, and schedules its next look.
     fn settle(&mut self, id: u64) {
         let Some((_, swarm)) = self.swarms.get_mut(&id) else { return };
         self.grants.extend(std::iter::from_fn(|| swarm.poll_grant()));
@@ -488,7 +486,7 @@ fn rows_of(spec: &ObjectSpec) -> usize {
 
 fn check_name(name: &str) -> Result<(), ObjectError> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
-        let text = format!("a name of {} bytes: give 1 to {MAX_NAME_BYTES}", name.len());
+        let text = format!("a name of {} bytes: it must have 1 to {MAX_NAME_BYTES}", name.len());
         return Err(ObjectError::Malformed(text));
     }
     Ok(())

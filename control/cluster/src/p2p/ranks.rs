@@ -1,7 +1,7 @@
-//! Ranks of jobs that fetch an object by a [`Schedule`]: who is which rank, and where its parents are.
+//! Jobs whose ranks fetch an object by a [`Schedule`]: the member of each rank, and the location of its parents.
 //!
-//! What a rank follows its parents for is not among what it `need`s: nobody grants it. It is from the moment on that
-//! the rank asks for it (`Swarm::want`).
+//! Shards that a rank follows its parents for are not in its `need`: the swarm does not grant them, unless the rank
+//! requests them (`Swarm::want`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,50 +11,50 @@ use super::object::ObjectError;
 use super::roster::Roster;
 use super::schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
 
-/// The longest label: names of segments, hosts, racks and jobs, in bytes.
+/// Maximum length of a label, in bytes: names of segments, hosts, racks and jobs.
 pub const MAX_LABEL_BYTES: usize = 256;
 
-/// A member says which rank of a job it is.
+/// Announcement that a member is a rank of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankJoin {
-    /// The job's name; all its ranks give the same.
+    /// Name of the job; the same for all its ranks.
     pub job: String,
-    /// Which one it is, from 0 on.
+    /// Rank of the member, from 0 on.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Where it says in its memory which shards it has: a bit for each.
+    /// Address of its board: a bitmap in its memory of the shards that it has.
     pub board: u64,
 }
 
-/// Whom a rank fetches a half of the shards from.
+/// Parent from which a rank fetches a half of the shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankParent {
-    /// The member's number.
+    /// Number of the member.
     pub member: u64,
-    /// Where it serves.
+    /// Segment in which it serves.
     pub segment: Arc<str>,
-    /// By buffer: its address there.
+    /// By buffer: its address in the segment.
     pub addresses: Vec<u64>,
-    /// Where it says which shards it has; nowhere if it has all.
+    /// Address of its board, the bitmap of its shards; none if it has all.
     pub board: Option<u64>,
 }
 
-/// The ranks of a job that are there.
+/// Ranks of a job that have joined.
 #[derive(Debug)]
 struct Job {
     schedule: Schedule,
     members: BTreeMap<u32, u64>,
 }
 
-/// Jobs by name: who fetches by a schedule.
+/// Jobs by name.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     by_name: BTreeMap<String, Job>,
 }
 
 impl Jobs {
-    /// The schedule of a job that a member joins, and wants to know the parent of a half of.
+    /// Returns the schedule of a job for a member that joins it, after checking the request.
     pub(super) fn schedule_of(&self, join: &RankJoin, half: usize) -> Result<Schedule, ObjectError> {
         let RankJoin { job, rank, ranks, .. } = join;
         let malformed = |text: String| Err(ObjectError::Malformed(text));
@@ -62,29 +62,29 @@ impl Jobs {
             return malformed(format!("a job's name of {} bytes: at most {MAX_LABEL_BYTES}", job.len()));
         }
         let Some(schedule) = Schedule::new(*ranks) else {
-            return malformed(format!("{ranks} ranks: give 1 to {MAX_RANKS}"));
+            return malformed(format!("{ranks} ranks: a job has 1 to {MAX_RANKS}"));
         };
         if rank >= ranks || half >= HALVES {
             return malformed(format!("half {half} for rank {rank} of {ranks}: ranks and halves count from 0"));
         }
         if let Some(known) = self.by_name.get(job).filter(|known| known.schedule != schedule) {
             let known = known.schedule.ranks();
-            return malformed(format!("job {job:?} has {known} ranks, and not {ranks}: give another job's name"));
+            return malformed(format!("job {job:?} has {known} ranks, not {ranks}: use another job name"));
         }
         Ok(schedule)
     }
 
-    /// A member is a rank from now on.
+    /// Enters a member as a rank.
     pub(super) fn enter(&mut self, number: u64, join: &RankJoin, schedule: Schedule) {
         let known = self.by_name.entry(join.job.clone());
         let known = known.or_insert_with(|| Job { schedule, members: BTreeMap::new() });
         known.members.insert(join.rank, number);
     }
 
-    /// A member is this rank no more.
+    /// Removes a member as a rank.
     pub(super) fn leave(&mut self, number: u64, rank: &RankJoin) {
         let Some(job) = self.by_name.get_mut(&rank.job) else { return };
-        // Another process may be this rank by now.
+        // Another process may have taken over this rank.
         if job.members.get(&rank.rank) == Some(&number) {
             job.members.remove(&rank.rank);
         }
@@ -93,7 +93,7 @@ impl Jobs {
         }
     }
 
-    /// Whom a member fetches a half from.
+    /// Returns the parent from which a member fetches a half.
     pub(super) fn parent(
         &self,
         roster: &Roster,
@@ -110,7 +110,7 @@ impl Jobs {
                     |(other, member): &(u64, &Member)| *other != number && member.is_source() && is_whole(member);
                 let whole = || roster.iter().filter(able);
                 let origins: Vec<u64> = whole().filter(|(_, member)| member.origin).map(|(number, _)| number).collect();
-                // Each half from another one, where there are several.
+                // Each half comes from another origin, if there are several.
                 let origin = half.checked_rem(origins.len()).map(|at| origins[at]);
                 origin.or_else(|| whole().next().map(|(number, _)| number))
             }
@@ -125,14 +125,14 @@ impl Jobs {
         })
     }
 
-    /// Whether a member was to fetch this from there by its schedule. About a source's bytes only those are believed
-    /// who were to read them.
+    /// Returns true if a member was to fetch this shard from this source by its schedule. Reports of corrupt bytes are
+    /// only believed from members that were to read them.
     pub(super) fn followed(&self, roster: &Roster, number: u64, failure: Failure) -> bool {
         let Some(rank) = roster.get(number).and_then(|member| member.rank.as_ref()) else { return false };
         let Some(job) = self.by_name.get(&rank.job) else { return false };
         match job.schedule.parent(half_of(failure.shard), rank.rank) {
             Parent::Rank(parent) => job.members.get(&parent) == Some(&failure.source),
-            // Any that had everything then.
+            // The origin may be any member that has the shard.
             Parent::Origin => {
                 let has = |member: &Member| member.have.contains(failure.shard);
                 roster.get(failure.source).is_some_and(has)
@@ -140,7 +140,7 @@ impl Jobs {
         }
     }
 
-    /// Shards that other ranks are to fetch from a member by their schedule, and have not yet.
+    /// Returns the number of shards that other ranks have yet to fetch from a member by their schedule.
     pub(super) fn followers(&self, roster: &Roster, number: u64) -> usize {
         let Some(rank) = roster.get(number).and_then(|member| member.rank.as_ref()) else { return 0 };
         let Some(job) = self.by_name.get(&rank.job) else { return 0 };

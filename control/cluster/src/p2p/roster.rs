@@ -1,4 +1,4 @@
-//! The members of a swarm: by number, and by host.
+//! Members of a swarm, by number and by host.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,22 +7,22 @@ use super::member::{Member, MemberReport, Place};
 use super::object::Layout;
 use super::shards::ShardSet;
 
-/// As many are told as give a choice when some of them go.
+/// Maximum number of returned locations: enough to choose from when some members leave.
 const TOLD: usize = 32;
 
-/// All members.
+/// All members of a swarm.
 #[derive(Debug)]
 pub(super) struct Roster {
     members: BTreeMap<u64, Member>,
-    /// Members by host, where they say it.
+    /// Members by host, if the host is known.
     hosts: BTreeMap<String, BTreeSet<u64>>,
-    /// The least and the greatest number of members so far.
+    /// Least and greatest number of members so far.
     first: u64,
     last: u64,
 }
 
 impl Default for Roster {
-    /// Nobody.
+    /// Creates an empty roster.
     fn default() -> Self {
         Self { members: BTreeMap::new(), hosts: BTreeMap::new(), first: u64::MAX, last: 0 }
     }
@@ -37,7 +37,7 @@ impl Roster {
         self.members.get_mut(&number)
     }
 
-    /// By number.
+    /// Returns the members, by number.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Member)> {
         self.members.iter().map(|(number, member)| (*number, member))
     }
@@ -69,22 +69,22 @@ impl Roster {
         Some(member)
     }
 
-    /// Those whose lease is over.
+    /// Returns the members whose lease has expired.
     pub(super) fn expired(&self, now_ns: u64) -> Vec<u64> {
         self.iter().filter(|(_, member)| member.lease_ns <= now_ns).map(|(number, _)| number).collect()
     }
 
-    /// A number of a member, or between those of two, for a number drawn by chance.
+    /// Maps a random number to the range of members' numbers; the result need not be a member.
     pub(super) fn number_at(&self, chance: u64) -> u64 {
         self.first + chance % (self.last + 1 - self.first).max(1)
     }
 
-    /// Whether there are others on a member's host.
+    /// Returns true if there are other members on a member's host.
     pub(super) fn shares_host(&self, member: &Member) -> bool {
         self.hosts.get(&member.place.host).is_some_and(|on_host| on_host.len() > 1)
     }
 
-    /// Whether another member of the same host has a shard or is about to.
+    /// Returns true if another member of the same host has a shard or is fetching it.
     pub(super) fn comes_to_host(&self, to: &Member, shard: u32) -> bool {
         let on_host = self.hosts.get(&to.place.host).into_iter().flatten();
         on_host.filter_map(|number| self.members.get(number)).any(|other| {
@@ -94,12 +94,12 @@ impl Roster {
         })
     }
 
-    /// Shards that no source has, of this many.
+    /// Returns the number of shards, out of `shards`, that no source has.
     pub(super) fn lost(&self, shards: u32) -> u32 {
         let mut held = ShardSet::empty(shards);
         for member in self.members.values().filter(|member| member.is_source()) {
             held.insert_all(&member.have);
-            // Mostly that is the first.
+            // The first member mostly has all.
             if held.count() == held.shards() {
                 break;
             }
@@ -107,12 +107,12 @@ impl Roster {
         held.shards() - held.count()
     }
 
-    /// Whether there are sources, who together have all of this many shards.
+    /// Returns true if there are sources that together have all of this many shards.
     pub(super) fn is_whole(&self, shards: u32) -> bool {
         self.lost(shards) == 0 && self.members.values().any(Member::is_source)
     }
 
-    /// What operators see of the members.
+    /// Returns the state of the members, for operators.
     pub(super) fn rows(&self) -> Vec<MemberReport> {
         let row = |(&number, member): (&u64, &Member)| MemberReport {
             member: number,
@@ -125,7 +125,7 @@ impl Roster {
         self.members.iter().map(row).collect()
     }
 
-    /// Those who have all of a buffer, nearest first; none where there is no such buffer.
+    /// Returns the members that have all of a buffer, nearest first; `None` if there is no such buffer.
     pub(super) fn locate(
         &self,
         layout: &Layout,
@@ -144,7 +144,7 @@ impl Roster {
             place if is(&near.rack, &place.rack) => 1,
             _ => 2,
         };
-        // Numbers are drawn by chance and spread clients well enough.
+        // Clients' numbers are random and spread the load well enough.
         let turn = client.checked_rem(self.members.len() as u64).unwrap_or(0) as usize;
         let in_turn = self.members.iter().skip(turn).chain(self.members.iter().take(turn));
         let able = in_turn.filter(|(_, member)| member.is_source());

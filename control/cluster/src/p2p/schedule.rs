@@ -1,52 +1,54 @@
-//! A schedule for ranks that are known before: from whom each fetches which shard, so that nobody has to be asked.
+//! Static schedule for a known number of ranks: the parent from which each rank fetches each shard, without a round
+//! trip to the scheduler.
 //!
-//! Shards go down two binary trees, the even ones down one and the odd ones down the other, after Sanders, Speck and
-//! Träff. In each tree ranks are in order, as in a search tree: those whose numbers are near are near in it, too. The
-//! second tree is the first one shifted by one rank, and as a tree in order has only even places inside and all odd
-//! ones as leaves, each rank is inside one of them at most. Who is inside gives half of the object to two others; so
-//! nobody sends more than about as much as it receives, and all links are used both ways.
+//! Shards are sent down two binary trees, the even ones down one and the odd ones down the other, after Sanders, Speck
+//! and Träff (two-tree broadcast). In each tree ranks are in order, as in a search tree: ranks with near numbers are
+//! near in the tree, too. The second tree is the first one shifted by one rank; since an in-order tree has only even
+//! places as inner nodes and all odd ones as leaves, each rank is an inner node of one tree at most. An inner node
+//! sends half of the object to two others; so no rank sends more than about as much as it receives, and all links are
+//! used in both directions.
 
-/// The halves that an object's shards are in: those with even numbers, and those with odd ones.
+/// Number of halves of an object's shards: those with even numbers, and those with odd ones.
 pub const HALVES: usize = 2;
 
-/// The most ranks of a schedule.
+/// Maximum number of ranks of a schedule.
 pub const MAX_RANKS: u32 = 65_536;
 
-/// The half that a shard is in.
+/// Returns the half that a shard is in.
 #[must_use]
 pub const fn half_of(shard: u32) -> usize {
     shard as usize % HALVES
 }
 
-/// From whom a rank fetches one half of the shards.
+/// Source of one half of a rank's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Parent {
-    /// From who brought the object.
+    /// A member that published the object.
     Origin,
-    /// From another rank.
+    /// Another rank.
     Rank(u32),
 }
 
-/// Who fetches from whom among this many ranks.
+/// Schedule for a number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     ranks: u32,
 }
 
 impl Schedule {
-    /// For ranks from 0 to `ranks` - 1; none where there are none, or more than [`MAX_RANKS`].
+    /// Creates the schedule for ranks from 0 to `ranks` - 1; `None` for no ranks, or more than [`MAX_RANKS`].
     #[must_use]
     pub const fn new(ranks: u32) -> Option<Self> {
         if ranks == 0 || ranks > MAX_RANKS { None } else { Some(Self { ranks }) }
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     pub const fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// A rank's place in a half's tree, from 1 on.
+    /// Returns a rank's place in a half's tree, from 1 on.
     fn place(self, half: usize, rank: u32) -> u32 {
         (rank + half as u32) % self.ranks + 1
     }
@@ -55,7 +57,7 @@ impl Schedule {
         (place + self.ranks - 1 - half as u32 % self.ranks) % self.ranks
     }
 
-    /// The place above another one. Those beyond the last rank are left out, and what is below them moves up.
+    /// Returns the parent of a place. Places beyond the last rank are left out: their children move up.
     const fn above(self, place: u32) -> Option<u32> {
         let root = 1 << self.ranks.ilog2();
         let mut at = place;
@@ -69,7 +71,7 @@ impl Schedule {
         None
     }
 
-    /// From whom a rank fetches a half.
+    /// Returns the source of a half for a rank.
     ///
     /// # Panics
     /// When there is no such rank.
@@ -80,7 +82,8 @@ impl Schedule {
         above.map_or(Parent::Origin, |above| Parent::Rank(self.rank(half, above)))
     }
 
-    /// How many fetches a shard of a half goes through until a rank has it: 1 for who fetches from the origin.
+    /// Returns the number of fetches that a shard of a half goes through until a rank has it: 1 for a rank that fetches
+    /// from the origin.
     ///
     /// # Panics
     /// When there is no such rank.
@@ -91,11 +94,11 @@ impl Schedule {
         places.count() as u32
     }
 
-    /// Who fetches a half from a rank: two at most.
+    /// Returns the ranks that fetch a half from a rank: two at most.
     #[must_use]
     pub fn children(&self, half: usize, rank: u32) -> Vec<u32> {
         let place = self.place(half, rank);
-        // Below are the halves of the span on both sides, or what is left of them.
+        // Its children are in the middle of the spans on both sides, or of the existing part of them.
         let level = place & place.wrapping_neg();
         let mut below: Vec<u32> = Vec::new();
         if level > 1 {

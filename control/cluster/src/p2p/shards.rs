@@ -1,9 +1,9 @@
-//! Sets of shards: a bit for each, told to others as intervals.
+//! Sets of shards: a bitmap, exchanged as intervals.
 
-/// A run of shards on the wire: the first, and how many.
+/// Run of shards on the wire: the first, and their number.
 pub type Interval = (u32, u32);
 
-/// Some of an object's shards.
+/// Set of an object's shards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardSet {
     words: Vec<u64>,
@@ -12,13 +12,13 @@ pub struct ShardSet {
 }
 
 impl ShardSet {
-    /// None of this many.
+    /// Creates an empty set for an object of this many shards.
     #[must_use]
     pub fn empty(shards: u32) -> Self {
         Self { words: vec![0; shards.div_ceil(64) as usize], shards, count: 0 }
     }
 
-    /// All of this many.
+    /// Creates the full set for an object of this many shards.
     #[must_use]
     pub fn full(shards: u32) -> Self {
         let mut set = Self::empty(shards);
@@ -26,7 +26,7 @@ impl ShardSet {
         set
     }
 
-    /// Those in the intervals, which may overlap.
+    /// Creates the set of the shards in the intervals, which may overlap.
     ///
     /// # Errors
     /// The first interval that is not within the object.
@@ -47,7 +47,7 @@ impl ShardSet {
         }
     }
 
-    /// Puts one in; false when it is there already, or no shard of the object.
+    /// Inserts a shard; returns false if it is in the set already, or not a shard of the object.
     pub fn insert(&mut self, shard: u32) -> bool {
         let fresh = shard < self.shards && !self.contains(shard);
         if fresh {
@@ -57,8 +57,8 @@ impl ShardSet {
         fresh
     }
 
-    /// Puts in what others say as 64 shards at a time, the first in the lowest bit; what is beyond the last is nothing.
-    /// Those that were not there are the answer.
+    /// Inserts the shards of a bitmap of 64-bit words, the first shard in the lowest bit; bits beyond the last shard
+    /// are ignored. Returns the shards that were not in the set.
     pub fn insert_words(&mut self, words: &[u64]) -> Vec<u32> {
         let pairs = words.iter().zip(&self.words).map(|(theirs, ours)| theirs & !ours);
         let fresh = pairs.enumerate().flat_map(|(index, word)| bits(word).map(move |bit| index as u32 * 64 + bit));
@@ -69,7 +69,7 @@ impl ShardSet {
         fresh
     }
 
-    /// Puts in those of another set of as many shards.
+    /// Inserts all shards of another set of the same object.
     pub(super) fn insert_all(&mut self, others: &Self) {
         for (ours, theirs) in self.words.iter_mut().zip(&others.words) {
             self.count += (theirs & !*ours).count_ones();
@@ -77,7 +77,7 @@ impl ShardSet {
         }
     }
 
-    /// Takes one out; false when it is not there.
+    /// Removes a shard; returns false if it was not in the set.
     pub fn remove(&mut self, shard: u32) -> bool {
         let there = self.contains(shard);
         if there {
@@ -87,31 +87,31 @@ impl ShardSet {
         there
     }
 
-    /// Whether it is there.
+    /// Returns true if a shard is in the set.
     #[must_use]
     pub fn contains(&self, shard: u32) -> bool {
         shard < self.shards && self.words[(shard / 64) as usize] >> (shard % 64) & 1 == 1
     }
 
-    /// How many there are.
+    /// Returns the number of shards in the set.
     #[must_use]
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns true if the set is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// How many the object has.
+    /// Returns the number of shards of the object.
     #[must_use]
     pub const fn shards(&self) -> u32 {
         self.shards
     }
 
-    /// 64 of them at a time; nothing beyond the last.
+    /// Returns one word of the bitmap; 0 beyond the last.
     pub(super) fn word(&self, index: usize) -> u64 {
         self.words.get(index).copied().unwrap_or(0)
     }
@@ -120,19 +120,19 @@ impl ShardSet {
         self.words.len()
     }
 
-    /// All of them, 64 at a time, as [`Self::insert_words`] takes them.
+    /// Returns the bitmap, in the format of [`Self::insert_words`].
     #[must_use]
     pub fn as_words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Those that are there, ascending.
+    /// Returns the shards in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let words = self.words.iter().enumerate();
         words.flat_map(|(index, &word)| bits(word).map(move |bit| index as u32 * 64 + bit))
     }
 
-    /// As few intervals as say the same.
+    /// Returns the set as the fewest possible intervals.
     #[must_use]
     pub fn intervals(&self) -> Vec<Interval> {
         let mut runs: Vec<Interval> = Vec::new();
@@ -146,7 +146,7 @@ impl ShardSet {
     }
 }
 
-/// The bits that are set, ascending.
+/// Returns the positions of the set bits, ascending.
 fn bits(word: u64) -> impl Iterator<Item = u32> {
     let rest = std::iter::successors(Some(word), |&word| Some(word & word.wrapping_sub(1)));
     rest.take_while(|&word| word != 0).map(u64::trailing_zeros)

@@ -1,9 +1,9 @@
-//! One object's swarm: its members, how many have each shard, and what is being fetched.
+//! Swarm of one object: its members, the copies of each shard, and the fetches in flight.
 //!
-//! Everything that changes puts members on a list of those to be looked at. Looking at one gives it something to fetch
-//! and gives its free places to others, until neither is possible. What takes much longer than is usual is late: it
-//! does not count any more, so that others get the shard elsewhere; and later it is stuck: its receiver may fetch it
-//! from another source, and gives the first one up before.
+//! Every change puts members on a list of those to be looked at. Looking at a member grants fetches to it and fills its
+//! free places with fetches of others, until neither is possible. A fetch that takes much longer than usual is late: it
+//! no longer counts, so that other members get the shard from another source. Later it is stuck: its receiver may fetch
+//! the shard from another source, and aborts the first fetch before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,29 +19,30 @@ use super::ranks::{Jobs, RankJoin, RankParent};
 use super::roster::Roster;
 use super::shards::{Interval, ShardSet};
 
-/// Late is what takes so many times as long as is usual.
+/// Multiple of the typical duration after which a fetch is late.
 const LATE: u64 = 4;
-/// How often it is looked for what is late: at least, and at most; and what each member adds to that.
+/// Range of the interval between searches for late fetches, and the addition to it for each member.
 const LOOK_NS: std::ops::RangeInclusive<u64> = 5_000_000..=250_000_000;
 const LOOK_AT_ONE_NS: u64 = 100_000;
-/// How long a source is left alone by who could not reach it; doubles each time, as often as this.
+/// Time for which a receiver avoids a source that it could not reach; doubles with each failure, up to `BAN_DOUBLINGS`
+/// times.
 const BAN_NS: u64 = 100_000_000;
 const BAN_DOUBLINGS: u32 = 6;
 
-/// One shard to be fetched.
+/// Order to fetch one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Grant {
-    /// Whose process fetches.
+    /// Client whose process fetches.
     pub client: u64,
-    /// Which member it is there.
+    /// Number of the receiving member.
     pub member: u64,
-    /// The shard.
     pub shard: u32,
-    /// From which member; if the shard is being fetched from another, that one is given up first.
+    /// Number of the member to fetch from; a fetch of the shard from another member is aborted first.
     pub source: u64,
-    /// Where that serves.
+    /// Segment in which the source serves.
     pub segment: Arc<str>,
-    /// Where the shard is there.
+    /// Address of the shard in that segment.
     pub address: u64,
 }
 
@@ -53,19 +54,19 @@ pub(super) struct Swarm {
     roster: Roster,
     counts: ShardCounts,
     jobs: Jobs,
-    /// Sources with a place to give, and receivers with one to fill.
+    /// Sources with a free place, and receivers with one.
     free: BTreeSet<u64>,
     hungry: BTreeSet<u64>,
     pace: Pace,
     rng: Rng,
-    /// Members that changed, and are to be looked at.
+    /// Members that changed, and must be looked at.
     dirty: VecDeque<u64>,
     grants: VecDeque<Grant>,
-    /// Fetches that were granted and are not over.
+    /// Number of granted fetches in flight.
     outstanding: usize,
-    /// When it is to be looked at again.
+    /// Time of the next look.
     due_ns: u64,
-    /// Since when nobody has it.
+    /// Time since which there have been no members.
     empty_since_ns: u64,
 }
 
@@ -90,12 +91,12 @@ impl Swarm {
         }
     }
 
-    /// The object.
+    /// Returns the description of the object.
     pub(super) const fn spec(&self) -> &ObjectSpec {
         &self.spec
     }
 
-    /// A digest of the object.
+    /// Returns the digest of the object.
     pub(super) const fn digest(&self) -> u128 {
         self.digest
     }
@@ -104,17 +105,17 @@ impl Swarm {
         &self.roster
     }
 
-    /// When it is to be looked at again.
+    /// Returns the time of the next look.
     pub(super) const fn due_ns(&self) -> u64 {
         self.due_ns
     }
 
-    /// Since when nobody has it.
+    /// Returns the time since which there have been no members.
     pub(super) const fn empty_since_ns(&self) -> u64 {
         self.empty_since_ns
     }
 
-    /// It was published again: while nobody has it, it is known for as long again.
+    /// Notes that the object was published again: without members, it is remembered for another lease.
     pub(super) const fn touch(&mut self, now_ns: u64) {
         self.empty_since_ns = now_ns;
     }
@@ -163,7 +164,7 @@ impl Swarm {
         Ok(())
     }
 
-    /// A copy more or less that others can have. Origins give a shard away again of which there is none.
+    /// Adds or removes a copy of a shard. If it was the last one, origins send the shard again.
     fn count(&mut self, shard: u32, more: bool) {
         if self.counts.change(shard, more) {
             let origins = self.roster.iter().filter(|(_, member)| member.origin && member.is_source());
@@ -171,7 +172,7 @@ impl Swarm {
         }
     }
 
-    /// A member has a shard.
+    /// Notes that a member has a shard.
     fn acquire(&mut self, number: u64, shard: u32) {
         let counted = self.end(number, shard);
         let Some(member) = self.roster.get_mut(number) else { return };
@@ -185,7 +186,7 @@ impl Swarm {
         self.dirty.push_back(number);
     }
 
-    /// A fetch is over; whether it counted as a copy.
+    /// Ends a fetch; returns true if it counted as a copy.
     fn end(&mut self, number: u64, shard: u32) -> bool {
         let Some(coming) = self.roster.get_mut(number).and_then(|member| member.coming.remove(&shard)) else {
             return false;
@@ -201,7 +202,7 @@ impl Swarm {
         !coming.late && self.roster.get(number).is_some_and(Member::counts)
     }
 
-    /// A fetch is over without success.
+    /// Ends a fetch without success.
     fn give_up(&mut self, number: u64, shard: u32) {
         if self.end(number, shard) {
             self.count(shard, false);
@@ -213,7 +214,7 @@ impl Swarm {
         }
     }
 
-    /// What a member got and could not get.
+    /// Processes a member's report of received shards and failed fetches.
     pub(super) fn report(&mut self, number: u64, got: &[Interval], failed: &[Failure], now_ns: u64) {
         let shards = self.spec.layout.shards();
         self.heard(number);
@@ -224,7 +225,7 @@ impl Swarm {
         }
         for failure in failed {
             let Some(member) = self.roster.get_mut(number) else { return };
-            // What was given up in the meantime says nothing any more.
+            // A failure of a fetch that was aborted in the meantime is ignored.
             if member.coming.get(&failure.shard).is_none_or(|coming| coming.from != failure.source) {
                 continue;
             }
@@ -244,13 +245,13 @@ impl Swarm {
                 self.retire(failure.source, |source| source.doubted = true);
             }
             FailureKind::Corrupt => {
-                let why = format!("shard {} is not what its hash says, as {who} found", failure.shard);
+                let why = format!("shard {} does not match its hash, as {who} reported", failure.shard);
                 self.retire(failure.source, |source| source.corrupt = Some(why));
             }
         }
     }
 
-    /// What a member has counts no more, or again.
+    /// Applies a change to a member, and updates the counts if its shards count as copies no more, or again.
     fn retire(&mut self, number: u64, change: impl FnOnce(&mut Member)) {
         let Some(member) = self.roster.get_mut(number) else { return };
         let counted = member.counts();
@@ -264,7 +265,7 @@ impl Swarm {
         changed.into_iter().for_each(|shard| self.count(shard, counts));
     }
 
-    /// A member was heard of.
+    /// Notes a message of a member: its doubt ends.
     fn heard(&mut self, number: u64) {
         if self.roster.get(number).is_some_and(|member| member.doubted) {
             self.retire(number, |member| member.doubted = false);
@@ -272,7 +273,7 @@ impl Swarm {
         }
     }
 
-    /// What the time of a fetch says of both sides.
+    /// Learns the speed of both sides from the duration of a fetch.
     fn learn(&mut self, number: u64, shard: u32, now_ns: u64) {
         let Some(member) = self.roster.get_mut(number) else { return };
         let Some(&coming) = member.coming.get(&shard) else { return };
@@ -285,7 +286,7 @@ impl Swarm {
         self.pace.learn(took_ns, coming.along);
     }
 
-    /// A member lives.
+    /// Renews the lease of a member.
     pub(super) fn renew(&mut self, number: u64, now_ns: u64, lease_ns: u64) {
         let Some(member) = self.roster.get_mut(number) else { return };
         member.lease_ns = lease_ns;
@@ -293,13 +294,14 @@ impl Swarm {
         self.pump(now_ns);
     }
 
-    /// Nothing more is fetched from a member, nor by it; how many fetch from it still.
+    /// Lets a member leave: no further fetch from it or by it begins. Returns the number of fetches from it that
+    /// remain.
     pub(super) fn leave(&mut self, number: u64) -> usize {
         self.retire(number, |member| member.leaving = true);
         self.roster.get(number).map_or(0, |member| member.serving.len()) + self.jobs.followers(&self.roster, number)
     }
 
-    /// A member is gone: its client, and how many addresses it had.
+    /// Removes a member; returns its client, and the number of its addresses.
     pub(super) fn drop_member(&mut self, number: u64, now_ns: u64) -> Option<(u64, usize)> {
         self.leave(number);
         self.leave_ranks(number);
@@ -320,7 +322,7 @@ impl Swarm {
         Some((member.client, member.addresses.len()))
     }
 
-    /// Looks for what takes too long.
+    /// Searches for fetches that take too long.
     pub(super) fn look(&mut self, now_ns: u64) {
         self.due_ns = u64::MAX;
         let late_ns = LATE * self.pace.usual_ns();
@@ -367,14 +369,14 @@ impl Swarm {
             *silent.entry(from).or_insert(0u32) += 1;
             self.dirty.push_back(number);
         }
-        // One receiver may have a trouble of its own.
+        // A single stuck fetch may be the fault of its receiver.
         for (source, _) in silent.into_iter().filter(|&(_, fetches)| fetches > 1) {
             self.retire(source, |source| source.doubted = true);
         }
         self.pump(now_ns);
     }
 
-    /// A member changed.
+    /// Looks at a member that changed.
     fn look_at(&mut self, number: u64, now_ns: u64) {
         self.dirty.push_back(number);
         self.pump(now_ns);
@@ -407,7 +409,7 @@ impl Swarm {
         Chooser { roster: &self.roster, counts: &self.counts, pace: &self.pace, now_ns, chance }
     }
 
-    /// Puts a member where its places say.
+    /// Updates the sets of free sources and hungry receivers for a member.
     fn sort(&mut self, number: u64, now_ns: u64) {
         let (member, chooser) = (self.roster.get(number), self.chooser(now_ns, 0));
         let free = member.is_some_and(|member| chooser.may_serve(member));
@@ -423,7 +425,7 @@ impl Swarm {
 
     fn grant(&mut self, choice: Choice, now_ns: u64) {
         let Choice { receiver, source, shard } = choice;
-        // The one before is given up there, and here.
+        // The receiver aborts the previous fetch of the shard; so does the swarm.
         self.give_up(receiver, shard);
         let Some(place) = self.spec.layout.place(shard) else { return };
         let Some(from) = self.roster.get_mut(source) else { return };
@@ -449,7 +451,7 @@ impl Swarm {
         self.grants.pop_front()
     }
 
-    /// What a member was told to fetch and has not reported yet.
+    /// Returns the grants of a member that are not reported yet.
     pub(super) fn told(&self, number: u64) -> Vec<Grant> {
         let Some(member) = self.roster.get(number) else { return Vec::new() };
         let told = |(&shard, coming): (&u32, &ShardFetch)| {
@@ -466,7 +468,8 @@ impl Swarm {
         member.coming.iter().filter_map(told).collect()
     }
 
-    /// A member is a rank from now on; where it fetches a half from, if that is there. To be asked again if not.
+    /// Makes a member a rank; returns the parent of a half, or `None` if that has not joined yet: the rank must ask
+    /// again.
     pub(super) fn join_ranks(
         &mut self,
         number: u64,
@@ -487,15 +490,15 @@ impl Swarm {
         Ok(self.jobs.parent(&self.roster, number, &join.job, schedule.parent(half, join.rank), half))
     }
 
-    /// A member is no rank any more.
+    /// Removes a member as a rank.
     fn leave_ranks(&mut self, number: u64) {
         if let Some(rank) = self.roster.get_mut(number).and_then(|member| member.rank.take()) {
             self.jobs.leave(number, &rank);
         }
     }
 
-    /// A member wants shards from whoever has them; those that it was told of already stay as they are. And what those
-    /// did wrong that it followed.
+    /// Requests shards for a member from any source; shards that are granted already stay as they are. `failed` are the
+    /// failures of the sources that it followed.
     pub(super) fn want(
         &mut self,
         number: u64,

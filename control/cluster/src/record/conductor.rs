@@ -1,13 +1,14 @@
 //! Durable records of the Conductor: registered instances, followed masters, hash seeds, placement policy.
 //!
-//! The cluster's own state machine keeps none of this; it only lets the records pass. The Conductor's host makes them
-//! durable before a registration is answered, and begins with them after a restart or a change of leader. The prefix
-//! index is not among them: it comes back from whoever publishes events.
+//! The cluster's state machine keeps none of these records; it only passes them through. The Conductor's host persists
+//! them before it replies to a registration, and restores them after a restart or a takeover. The prefix index is not
+//! among them: the publishers of events rebuild it.
 //!
 //! ```text
 //! instance:  16 u8 | incarnation u64 | block_tokens u32 | token_bytes u64 | pool_token_bytes u64 | part u8 |
-//! capacity_tokens u64 | report_ns u64 | flags u8 (1 held, 2 reports its cache, 4 has events, 8 events are vLLM's) |
-//! name, tenant, model, address, and with events publisher, replay, topic: long texts
+//!            capacity_tokens u64 | report_ns u64 | flags u8 | name, tenant, model, address: long texts |
+//!            with events: publisher, replay, topic: long texts
+//!            flags: 1 held, 2 reports its cache, 4 has events, 8 events are vLLM's
 //! master:    17 u8 | block_tokens u32 | name, tenant, model, publisher: long texts
 //! placement: 18 u8 | ttft_ns u64 | tbt_ns u64 | policy text
 //! seed:      19 u8 | block_tokens u32 | tenant, model, seed: long texts
@@ -16,25 +17,25 @@
 use kvplane_proto::Digest;
 use kvplane_proto::map::codec::{DecodeError, Reader, put_long_text, put_text};
 
-/// The most bytes of each text in these records.
+/// Maximum length of each text in these records, in bytes.
 pub const MAX_CONDUCTOR_TEXT_BYTES: usize = 512;
-/// The most bytes of a policy's name.
+/// Maximum length of a policy's name, in bytes.
 const MAX_POLICY_NAME_BYTES: usize = 64;
 
-/// One durable record of the Conductor.
+/// Durable record of the Conductor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConductorRecord {
     /// A registered instance.
     Instance(InstanceRecord),
-    /// A store of another kind whose events are followed.
+    /// Store of another kind whose events the Conductor follows.
     Master(MasterRecord),
-    /// How requests are placed, since an operator set it.
+    /// Placement policy and objectives that an operator set.
     Placement(PlacementRecord),
     /// The hash seed of a model.
     Seed(SeedRecord),
 }
 
-/// The name under which a record of the Conductor is stored.
+/// Key under which a record of the Conductor is stored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConductorKey {
     /// The instance of this name.
@@ -43,7 +44,7 @@ pub enum ConductorKey {
     Master(String),
     /// The placement: there is one.
     Placement,
-    /// A digest of tenant, model and block size: see [`SeedRecord::digest`].
+    /// Digest of tenant, model and block size: see [`SeedRecord::digest`].
     Seed(u128),
 }
 
@@ -60,91 +61,87 @@ pub enum InstanceDuty {
 
 /// A registered instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct InstanceRecord {
-    /// Its name, unique among all.
+    /// Name, unique among all instances.
     pub name: String,
-    /// Its incarnation.
     pub incarnation: u64,
-    /// The tenant that it serves; empty for the default tenant.
+    /// Tenant that the instance serves; empty for the default tenant.
     pub tenant: String,
-    /// The model it serves.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Bytes of KV cache of a token as it registered; 0 for the default.
+    /// Bytes of KV cache per token as registered; 0 for the default.
     pub token_bytes: u64,
-    /// Bytes of KV cache of a token of its model when it registered.
+    /// Bytes of KV cache per token of the instance's model at its registration.
     pub pool_token_bytes: u64,
-    /// The phases that it runs.
+    /// Phases that the instance runs.
     pub duty: InstanceDuty,
-    /// Tokens of KV cache that it has room for.
+    /// Capacity of the instance's KV cache, in tokens.
     pub capacity_tokens: u64,
-    /// How often it reports its load, in nanoseconds; 0 for never.
+    /// Interval of its load reports, in nanoseconds; 0 for never.
     pub report_ns: u64,
-    /// Where routers reach it.
+    /// Address at which routers reach the instance.
     pub address: String,
     /// True while an operator holds it: it gets no new requests.
     pub held: bool,
-    /// True once its cache was reported or followed: after a restart the index has to learn it again.
+    /// True once its cache was reported or followed: after a restart the index must learn it again.
     pub reports_cache: bool,
-    /// Where it publishes events, if it does.
+    /// Sockets of its events, if it publishes any.
     pub events: Option<EventsRecord>,
 }
 
-/// Where an instance publishes what becomes of its cache.
+/// Sockets on which an instance publishes changes of its cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventsRecord {
-    /// Address of its publisher.
+    /// Address of the publisher.
     pub publisher: String,
-    /// Address of its replay socket; empty for none.
+    /// Address of the replay socket; empty for none.
     pub replay: String,
-    /// The topic; empty for all.
+    /// Topic; empty for all.
     pub topic: String,
-    /// True where its hashes are compared with vLLM's.
+    /// True if the instance's hashes are compared with vLLM's.
     pub is_vllm: bool,
 }
 
-/// A followed master.
+/// Master that the Conductor follows: a store of another kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct MasterRecord {
-    /// Its name.
     pub name: String,
-    /// Whose.
     pub tenant: String,
-    /// The model that it was registered for.
+    /// Model that the master was registered for.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Address of its publisher.
+    /// Address of the publisher.
     pub publisher: String,
 }
 
-/// How requests are placed.
+/// Placement policy and objectives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementRecord {
-    /// The policy's name.
+    /// Name of the policy.
     pub policy: String,
-    /// The promised time to the first token, in nanoseconds; 0 for none.
+    /// Objective for the time to first token, in nanoseconds; 0 for none.
     pub ttft_ns: u64,
-    /// The promised time between tokens, in nanoseconds; 0 for none.
+    /// Objective for the time between tokens, in nanoseconds; 0 for none.
     pub tbt_ns: u64,
 }
 
-/// The hash seed of a model.
+/// Hash seed of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SeedRecord {
-    /// Whose.
     pub tenant: String,
-    /// The model.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// The seed.
     pub seed: String,
 }
 
 impl SeedRecord {
-    /// A digest of tenant, model and block size, under which the seed is stored.
+    /// Returns a digest of tenant, model and block size, under which the seed is stored.
     #[must_use]
     pub fn digest(&self) -> u128 {
         let name = [self.model.as_bytes(), &self.block_tokens.to_le_bytes()].concat();
@@ -164,7 +161,7 @@ impl ConductorKey {
 }
 
 impl ConductorRecord {
-    /// The key under which this record is stored.
+    /// Returns the key under which this record is stored.
     #[must_use]
     pub fn key(&self) -> ConductorKey {
         match self {
@@ -175,7 +172,7 @@ impl ConductorRecord {
         }
     }
 
-    /// Appends kind and contents.
+    /// Appends kind and contents of the record.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Instance(instance) => put_instance(out, instance),
@@ -198,7 +195,7 @@ impl ConductorRecord {
         }
     }
 
-    /// The contents of a record of this kind; nothing where it is none of these kinds.
+    /// Reads the contents of a record of this kind; returns `None` for a kind that is not the Conductor's.
     pub(crate) fn read(kind: u8, reader: &mut Reader<'_>) -> Result<Option<Self>, DecodeError> {
         Ok(Some(match kind {
             16 => Self::Instance(instance(reader)?),
@@ -262,7 +259,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
         0 => InstanceDuty::Prefill,
         1 => InstanceDuty::Decode,
         2 => InstanceDuty::Mixed,
-        found => return Err(DecodeError::Field { what: "what an instance does", found: found.into() }),
+        found => return Err(DecodeError::Field { what: "duty of an instance", found: found.into() }),
     };
     let (capacity_tokens, report_ns) = (reader.u64()?, reader.u64()?);
     let flags = reader.u8()?;

@@ -1,39 +1,39 @@
-//! From overlaps of boxes to copies of contiguous bytes.
+//! Conversion of overlaps of boxes to copies of contiguous bytes.
 
 use super::placement::Tensor;
 use super::tensor_box::TensorBox;
 
-/// One dimension of a regular set of copies: how many there are, and how far apart, in bytes.
+/// One dimension of a regular set of copies: their number and strides, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// How many; at least 2.
+    /// Number of copies; at least 2.
     pub count: u64,
-    /// From one to the next at the source.
+    /// Distance from one to the next at the source.
     pub source_stride: u64,
-    /// From one to the next at the target.
+    /// Distance from one to the next at the target.
     pub target_stride: u64,
 }
 
-/// What a fragment of the target gets from one of the source: equal runs of bytes at equal distances.
+/// Bytes that a fragment of the target gets from one of the source: equal runs of bytes at equal distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlap {
-    /// Which part of the source has it.
+    /// Index of the source's part.
     pub source_part: usize,
-    /// Which of that part's fragments.
+    /// Index of the fragment in that part.
     pub source_fragment: usize,
-    /// Which fragment of ours it goes to.
+    /// Index of the target's fragment.
     pub target_fragment: usize,
-    /// Where the first run begins in the source's fragment, in bytes.
+    /// Offset of the first run in the source's fragment, in bytes.
     pub source_offset: u64,
-    /// Where it goes in ours.
+    /// Offset of the first run in the target's fragment, in bytes.
     pub target_offset: u64,
-    /// Bytes of a run.
+    /// Length of a run.
     pub run_bytes: u64,
-    /// The runs, from the outermost dimension to the innermost; without any, there is one.
+    /// Strides of the runs, from the outermost dimension to the innermost; without any, there is one run.
     pub steps: Vec<Step>,
 }
 
-/// The box of a fragment, and which fragment of which part it is.
+/// Box of a fragment, with its part and its index there.
 #[derive(Clone, Copy)]
 pub(super) struct FragmentBox<'a> {
     pub(super) part: usize,
@@ -41,18 +41,18 @@ pub(super) struct FragmentBox<'a> {
     pub(super) area: &'a TensorBox,
 }
 
-/// Bytes that are copied in one piece.
+/// Contiguous bytes to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Where they are at the source.
+    /// Offset at the source.
     pub source_offset: u64,
-    /// Where they go.
+    /// Offset at the target.
     pub target_offset: u64,
-    /// How many.
+    /// Length.
     pub bytes: u64,
 }
 
-/// Of a box in row-major order: how far apart neighbours are in each dimension, in bytes.
+/// Returns the stride of each dimension of a box in row-major order, in bytes.
 fn strides(shape: &[u64], item_bytes: u64) -> Vec<u64> {
     let mut strides = vec![item_bytes; shape.len()];
     for dimension in (1..shape.len()).rev() {
@@ -67,7 +67,8 @@ fn offset_of(common: &TensorBox, within: &TensorBox, strides: &[u64]) -> u64 {
 }
 
 impl Overlap {
-    /// Of what two fragments of a tensor have in common, each of them whole and row-major.
+    /// Computes the overlap of two fragments of a tensor from their common box; each fragment is contiguous and
+    /// row-major.
     pub(super) fn new(source: FragmentBox<'_>, target: FragmentBox<'_>, common: &TensorBox, tensor: &Tensor) -> Self {
         let (source_part, source_fragment, target_fragment) = (source.part, source.fragment, target.fragment);
         let (source, target) = (source.area, target.area);
@@ -90,13 +91,13 @@ impl Overlap {
         Self { source_part, source_fragment, target_fragment, source_offset, target_offset, run_bytes, steps }
     }
 
-    /// How many runs there are.
+    /// Returns the number of runs.
     #[must_use]
     pub fn runs(&self) -> u64 {
         self.steps.iter().map(|step| step.count).product()
     }
 
-    /// The run of that number.
+    /// Returns the run of that number.
     fn run(&self, number: u64) -> Copy {
         let (mut rest, mut source_offset, mut target_offset) = (number, self.source_offset, self.target_offset);
         for step in self.steps.iter().rev() {
@@ -109,14 +110,14 @@ impl Overlap {
     }
 }
 
-/// Copies one after the other; what follows directly at both sides is one copy.
+/// Iterator over copies; runs that are adjacent on both sides are merged.
 #[derive(Clone, Debug)]
 pub struct Copies<'a> {
     overlaps: &'a [Overlap],
     from: &'a [u64],
     to: &'a [u64],
     run: u64,
-    /// What may grow still.
+    /// Last copy, which the next run may extend.
     held: Option<Copy>,
 }
 

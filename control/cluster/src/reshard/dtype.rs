@@ -1,8 +1,8 @@
-//! Types of tensors' elements, of which only the name and the size matter: bytes are copied as they are.
+//! Element types of tensors, of which only the name and the size matter: bytes are copied unchanged.
 
 use std::fmt;
 
-/// By the name in safetensors: other names in use, and bytes of one element.
+/// Known types: the name in safetensors, other names in use, and bytes of one element.
 const KNOWN: [(&str, &[&str], u64); 16] = [
     ("BOOL", &["bool"], 1),
     ("U8", &["uint8", "byte"], 1),
@@ -22,12 +22,12 @@ const KNOWN: [(&str, &[&str], u64); 16] = [
     ("F64", &["float64", "double", "fp64"], 8),
 ];
 
-/// The type of a tensor's elements.
+/// Type of a tensor's elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Dtype(usize);
 
 impl Dtype {
-    /// By its name in safetensors, PyTorch (with or without `torch.`) or NumPy, in any case.
+    /// Parses the name of a type in safetensors, PyTorch (with or without `torch.`) or NumPy, in any case.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let name = name.strip_prefix("torch.").unwrap_or(name);
@@ -35,13 +35,13 @@ impl Dtype {
         KNOWN.iter().position(|&(first, others, _)| is(first) || others.iter().copied().any(is)).map(Self)
     }
 
-    /// Its name in safetensors.
+    /// Returns its name in safetensors.
     #[must_use]
     pub const fn name(self) -> &'static str {
         KNOWN[self.0].0
     }
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         KNOWN[self.0].2

@@ -1,42 +1,39 @@
-//! Why a placement is refused, or nothing can be planned from two of them.
+//! Errors of placements, and of plans between two of them.
 
 use std::fmt;
 
 use super::tensor_box::TensorBox;
 
-/// What is wrong, with the names that the placements have for it.
+/// Error of a placement or plan, with the names that the placements use.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum ReshardError {
-    /// Something said makes no sense: what, and what to do.
+    /// The placement is malformed; the text says how to correct it.
     Malformed(String),
-    /// Two ranks claim parts of a tensor that overlap and are not the same: which of them is right, nobody can say.
+    /// Two ranks claim parts of a tensor that overlap and differ, so that the right one is unknown.
     Overlap {
-        /// The tensor.
         tensor: String,
-        /// The two claims, and whose they are.
+        /// The two claims, each with its rank.
         claims: Box<[(String, TensorBox); 2]>,
     },
-    /// Nobody has a part of a tensor that is wanted.
+    /// No source has a requested part of a tensor.
     Gap {
-        /// The tensor.
         tensor: String,
-        /// Who wants it.
+        /// Rank that requests it.
         participant: String,
-        /// A part that nobody has; there may be more.
+        /// A missing part; there may be more.
         missing: TensorBox,
     },
-    /// Both placements have a tensor of this name, and not the same.
+    /// Both placements have a tensor of this name, but the two differ.
     Differs {
-        /// The tensor.
         tensor: String,
-        /// In what.
+        /// Difference, as text.
         what: String,
     },
-    /// A participant is not in the placement.
+    /// The placement has no such participant.
     NoParticipant {
-        /// Its name.
         participant: String,
-        /// Some that are.
+        /// Some of the participants.
         known: String,
     },
 }

@@ -1,12 +1,12 @@
-//! Resharding: what of a checkpoint that one parallel layout wrote goes where under another, as copies of bytes.
+//! Resharding of checkpoints: converts one parallel layout to another, as copies of bytes.
 //!
-//! A [`Placement`] says which rank has which box of which tensor; it names no addresses. [`Plan::new`] cuts each box
-//! that a rank is to have along the boxes that the source has, so that each of its bytes comes from exactly one place,
-//! and takes from ranks that have the same box in turn. What comes out is regular: a few strided [`Overlap`]s, which
-//! [`Plan::copies`] turns into copies of contiguous bytes, neighbours merged.
+//! A [`Placement`] maps ranks to boxes of tensors; it contains no addresses. [`Plan::new`] cuts each box that a target
+//! rank needs along the boxes of the source, so that each of its bytes comes from exactly one place, and alternates
+//! between ranks that have the same box. The result is regular: a few strided [`Overlap`]s, which [`Plan::copies`]
+//! converts to copies of contiguous bytes, merging neighbours.
 //!
-//! Bytes are only copied: nothing is cast, transposed or packed differently. A box lies in memory row by row, and where
-//! that is, the caller says.
+//! Bytes are only copied: nothing is cast, transposed or repacked. A box lies in memory in row-major order; the caller
+//! supplies its address.
 
 mod copies;
 mod dtype;

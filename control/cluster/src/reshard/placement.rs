@@ -1,4 +1,4 @@
-//! Placements: which rank has which boxes of which tensors.
+//! Placements: the boxes of tensors that each rank has.
 
 use std::collections::BTreeMap;
 
@@ -6,44 +6,44 @@ use super::dtype::Dtype;
 use super::error::ReshardError;
 use super::tensor_box::TensorBox;
 
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_DIMENSIONS: usize = 16;
-/// Most boxes of all ranks together.
+/// Maximum number of boxes of all ranks together.
 pub const MAX_FRAGMENTS: usize = 1 << 22;
 
-/// A tensor as a whole.
+/// Description of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Tensor {
-    /// Its name.
     pub name: String,
-    /// Its length in each dimension, in elements; none is 0.
+    /// Length in each dimension, in elements; none is 0.
     pub shape: Vec<u64>,
-    /// What its elements are.
+    /// Type of its elements.
     pub dtype: Dtype,
-    /// Words for how its elements are ordered and packed; equal words mean equal order.
+    /// Order and packing of its elements, as text; equal texts mean equal order.
     pub layout: String,
 }
 
-/// A box of a tensor that a rank has, in row-major order.
+/// Box of a tensor that a rank has, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// Which tensor of the placement, by its place in the list.
+    /// Index of the tensor in the placement.
     pub tensor: usize,
-    /// Which part of it.
+    /// Box within the tensor.
     pub area: TensorBox,
 }
 
-/// What one rank has.
+/// Fragments of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Part {
-    /// The rank's name.
+    /// Name of the rank.
     pub participant: String,
-    /// Its boxes.
     pub fragments: Vec<Fragment>,
 }
 
-/// Which rank has what. Checked when it is made: boxes are within their tensors, and those of one tensor are equal or
-/// apart from each other, over all ranks.
+/// Map of ranks to fragments. Its constructor checks that boxes are within their tensors, and that the boxes of one
+/// tensor are equal or disjoint, over all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     model: String,
@@ -60,7 +60,9 @@ impl Tensor {
         let name = &self.name;
         if self.shape.is_empty() || self.shape.len() > MAX_DIMENSIONS {
             let dimensions = self.shape.len();
-            return malformed(format!("tensor {name:?} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are meant"));
+            return malformed(format!(
+                "tensor {name:?} has {dimensions} dimensions: it must have 1 to {MAX_DIMENSIONS}"
+            ));
         }
         let whole = TensorBox::new(vec![0; self.shape.len()], self.shape.clone());
         let whole = whole.map_err(|why| ReshardError::Malformed(format!("tensor {name:?}: {why}")))?;
@@ -72,10 +74,10 @@ impl Tensor {
 }
 
 impl Placement {
-    /// Checks and takes what is said. `model` is a name that source and target must have in common.
+    /// Creates a placement after checking it. `model` is a name that source and target must have in common.
     ///
     /// # Errors
-    /// When a name is there twice, a tensor or box makes no sense, or two boxes of a tensor overlap and differ.
+    /// When a name is used twice, a tensor or box is malformed, or two boxes of a tensor overlap and differ.
     pub fn new(model: String, tensors: Vec<Tensor>, parts: Vec<Part>) -> Result<Self, ReshardError> {
         let wholes: Vec<TensorBox> = tensors.iter().map(Tensor::check).collect::<Result<_, _>>()?;
         if let Some(name) = twice(tensors.iter().map(|tensor| tensor.name.as_str())) {
@@ -93,7 +95,7 @@ impl Placement {
                 let who = &part.participant;
                 let Some(tensor) = tensors.get(fragment.tensor) else {
                     return malformed(format!(
-                        "fragment {at} of {who:?} is of tensor {}, which is not",
+                        "fragment {at} of {who:?} is of tensor {}, which does not exist",
                         fragment.tensor
                     ));
                 };
@@ -114,12 +116,12 @@ impl Placement {
         Ok(placement)
     }
 
-    /// Whose claims contradict each other.
+    /// Checks that no two boxes of a tensor overlap and differ.
     fn check_claims(&self) -> Result<(), ReshardError> {
         for (tensor, claims) in self.tensors.iter().zip(self.claims()) {
             let mut boxes: Vec<(&TensorBox, usize)> =
                 claims.iter().map(|(area, owners)| (*area, owners[0].0)).collect();
-            // Sorted along the dimension in which most of them begin elsewhere, only neighbours are to be compared.
+            // Sorted along the dimension with the most distinct offsets, only neighbours must be compared.
             let begins = |dimension: usize| {
                 let mut all: Vec<u64> = boxes.iter().map(|(area, _)| area.offset()[dimension]).collect();
                 all.sort_unstable();
@@ -141,7 +143,7 @@ impl Placement {
         Ok(())
     }
 
-    /// By tensor, each different box once, with who has it: part and fragment.
+    /// Returns, by tensor, each distinct box with its owners: part and fragment.
     pub(super) fn claims(&self) -> Vec<BTreeMap<&TensorBox, Vec<(usize, usize)>>> {
         let mut claims: Vec<BTreeMap<&TensorBox, Vec<(usize, usize)>>> = vec![BTreeMap::new(); self.tensors.len()];
         for (part, one) in self.parts.iter().enumerate() {
@@ -152,28 +154,28 @@ impl Placement {
         claims
     }
 
-    /// The name that source and target must have in common.
+    /// Returns the name that source and target must have in common.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     #[must_use]
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// What each rank has.
+    /// Returns the parts, one per rank.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Which part is that of a rank.
+    /// Returns the index of a rank's part.
     ///
     /// # Errors
-    /// When it has none.
+    /// When the rank has none.
     pub fn part(&self, participant: &str) -> Result<usize, ReshardError> {
         self.parts.iter().position(|part| part.participant == participant).ok_or_else(|| {
             let some: Vec<&str> = self.parts.iter().take(8).map(|part| part.participant.as_str()).collect();
@@ -183,16 +185,16 @@ impl Placement {
         })
     }
 
-    /// How many bytes a fragment has.
+    /// Returns the size of a fragment in bytes.
     #[must_use]
     pub fn bytes(&self, fragment: &Fragment) -> u64 {
         fragment.area.elements() * self.tensors[fragment.tensor].dtype.bytes()
     }
 
-    /// Where each fragment of a part begins when they lie one directly after the other, and where the last one ends.
+    /// Returns the offset of each fragment of a part when they are packed without gaps, and the end of the last one.
     ///
     /// # Errors
-    /// When that is beyond 2^64 bytes.
+    /// When the end is beyond 2^64 bytes.
     pub fn packed(&self, part: usize) -> Result<(Vec<u64>, u64), ReshardError> {
         let mut end = 0u64;
         let mut offsets = Vec::with_capacity(self.parts[part].fragments.len());

@@ -1,4 +1,4 @@
-//! Which overlaps make up what one rank is to have, and from whom each comes.
+//! Plan of a resharding: the overlaps that make up one target rank's part, and the source of each.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use super::error::ReshardError;
 use super::placement::{Fragment, Placement, Tensor};
 use super::tensor_box::TensorBox;
 
-/// Where the bytes of one rank come from.
+/// Sources of the bytes of one rank.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In order of the parts they come from, and for each in the order of the fragments they go to.
+    /// Sorted by source part, and then by target fragment.
     overlaps: Vec<Overlap>,
     bytes: u64,
 }
 
 impl Plan {
-    /// For the rank with that part of the target.
+    /// Creates the plan of the rank with that part of the target.
     ///
     /// # Errors
-    /// When the placements are of different models, a tensor differs between them, or no source has what is wanted.
+    /// When the placements are of different models, a tensor differs between them, or no source has a required box.
     pub fn new(source: &Placement, target: &Placement, part: usize) -> Result<Self, ReshardError> {
         if source.model() != target.model() {
             let (from, to) = (source.model(), target.model());
@@ -51,7 +51,7 @@ impl Plan {
                 let to = FragmentBox { part, fragment: at, area: &fragment.area };
                 overlaps.push(Overlap::new(from, to, &common, tensor));
             }
-            // Boxes of the source are apart from each other, so what is covered is covered once.
+            // Boxes of the source are disjoint, so each element is covered at most once.
             if covered != fragment.area.elements() {
                 return Err(gap(first_gap(fragment, claims[from].keys().copied())));
             }
@@ -59,18 +59,18 @@ impl Plan {
                 .checked_add(target.bytes(fragment))
                 .ok_or_else(|| ReshardError::Malformed(format!("{participant:?} is to have more than 2^64 bytes")))?;
         }
-        // Stable: those of one source stay in order of their fragments.
+        // The sort is stable: the overlaps of one source stay in the order of their target fragments.
         overlaps.sort_by_key(|overlap| overlap.source_part);
         Ok(Self { overlaps, bytes })
     }
 
-    /// All bytes that are copied.
+    /// Returns the number of bytes to copy.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The parts of the source that something comes from.
+    /// Returns the source parts that the plan reads from.
     #[must_use]
     pub fn sources(&self) -> Vec<usize> {
         let mut parts: Vec<usize> = self.overlaps.iter().map(|overlap| overlap.source_part).collect();
@@ -78,7 +78,7 @@ impl Plan {
         parts
     }
 
-    /// What comes from one part of the source.
+    /// Returns the overlaps with one source part.
     #[must_use]
     pub fn from(&self, source_part: usize) -> &[Overlap] {
         let first = self.overlaps.partition_point(|overlap| overlap.source_part < source_part);
@@ -86,19 +86,19 @@ impl Plan {
         &self.overlaps[first..end]
     }
 
-    /// The copies from one part of the source. `from` says where its fragments begin, `to` where ours do.
+    /// Returns the copies from one source part. `from` has the addresses of its fragments, `to` those of the target's.
     #[must_use]
     pub fn copies<'a>(&'a self, source_part: usize, from: &'a [u64], to: &'a [u64]) -> Copies<'a> {
         Copies::new(self.from(source_part), from, to)
     }
 }
 
-/// Who is asked of those who have the same box: the one with the least to give, and of equals another one for each
-/// part, so that not all ranks ask the first.
+/// Returns the owner of a box to read from: the one with the least to send, and among equals another one for each part,
+/// so that not all ranks read from the first.
 fn least_loaded(owners: &[(usize, usize)], load: &[u64], part: usize) -> (usize, usize) {
     let turn = part % owners.len();
     let in_turn = owners[turn..].iter().chain(&owners[..turn]);
-    // There is at least one.
+    // A claimed box has at least one owner.
     in_turn.min_by_key(|(owner, _)| load[*owner]).copied().unwrap_or(owners[0])
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A box: where it begins and how long it is, by dimension. Never empty, and nothing in it is beyond 2^64 elements.
+/// Box: offset and length by dimension. Never empty; offsets and the number of elements fit into 64 bits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorBox {
     offset: Vec<u64>,
@@ -10,10 +10,10 @@ pub struct TensorBox {
 }
 
 impl TensorBox {
-    /// One that begins here and is as long as that.
+    /// Creates a box from its offset and length in each dimension.
     ///
     /// # Errors
-    /// When the numbers of dimensions differ, a length is 0, or it is more than can be counted.
+    /// When the numbers of dimensions differ, a length is 0, or a number does not fit into 64 bits.
     pub fn new(offset: Vec<u64>, shape: Vec<u64>) -> Result<Self, String> {
         if offset.len() != shape.len() {
             return Err(format!("an offset of {} dimensions for a shape of {}", offset.len(), shape.len()));
@@ -29,30 +29,30 @@ impl TensorBox {
         Ok(Self { offset, shape })
     }
 
-    /// Where it begins.
+    /// Returns the offset in each dimension.
     #[must_use]
     pub fn offset(&self) -> &[u64] {
         &self.offset
     }
 
-    /// How long it is.
+    /// Returns the length in each dimension.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Where it ends in a dimension.
+    /// Returns the end in a dimension.
     pub(super) fn end(&self, dimension: usize) -> u64 {
         self.offset[dimension] + self.shape[dimension]
     }
 
-    /// What two boxes of a tensor have in common.
+    /// Returns the intersection of two boxes of a tensor.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> Option<Self> {
         let mut common = Self { offset: Vec::with_capacity(self.offset.len()), shape: Vec::new() };
@@ -68,7 +68,7 @@ impl TensorBox {
         (self.offset.len() == other.offset.len()).then_some(common)
     }
 
-    /// What is left of it without another one: boxes that are apart from each other.
+    /// Returns the difference to another box, as disjoint boxes.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Vec<Self> {
         let Some(common) = self.overlap(other) else { return vec![self.clone()] };
@@ -89,7 +89,7 @@ impl TensorBox {
 }
 
 impl fmt::Display for TensorBox {
-    /// As slices are written: `[0:4, 8:16]`.
+    /// Formats the box as slices: `[0:4, 8:16]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[")?;
         for dimension in 0..self.offset.len() {

@@ -1,26 +1,27 @@
-//! Shards that copies take as a whole: what has arrived of them can be compared with their hashes, wherever it lies.
+//! Detection of shards that copies cover completely: they can be verified by their hashes, wherever they were copied
+//! to.
 
 use super::copies::Copy;
 use crate::p2p::Layout;
 
-/// Bytes of a shard that one copy took.
+/// Bytes of a shard that one copy covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where they are in the source's buffer.
+    /// Offset in the source's buffer.
     pub source_offset: u64,
-    /// Where they went.
+    /// Offset at the target.
     pub target_offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What the caller said of the copy.
+    /// Tag that the caller gave the copy.
     pub tag: u32,
 }
 
-/// Tells `each` of every shard of a buffer whose bytes are all copied, ascending: its number, and the pieces that make
-/// it up from its first byte to its last. Of bytes that are copied to several places, one is among them.
+/// Calls `each` for every shard of a buffer whose bytes are all copied, in ascending order: with its number, and the
+/// pieces that cover it from its first byte to its last. If bytes are copied to several places, one of these is used.
 ///
-/// `copies` gives the same copies each time, with a word for each; what they take beyond the buffer is left out. It is
-/// called once, and once more for about every `most` pieces: so many are held at a time, or those of one shard.
+/// `copies` must return the same tagged copies each time; parts of them beyond the buffer are ignored. It is called
+/// once, and once more for about every `most` pieces: so many are held in memory at a time, or those of one shard.
 pub fn whole_shards<I: Iterator<Item = (u32, Copy)>>(
     layout: &Layout,
     buffer: usize,
@@ -39,7 +40,7 @@ pub fn whole_shards<I: Iterator<Item = (u32, Copy)>>(
             (*bytes, *pieces) = (bytes.saturating_add(piece.bytes), *pieces + 1);
         }
     }
-    // Fewer bytes cannot be all of it; as many may be some of them twice.
+    // Fewer bytes cannot cover the shard; as many may still cover some bytes twice.
     let may_be = |shard: usize| taken[shard].0 >= end_of(shard) - shard as u64 * shard_bytes;
     let mut next = 0;
     while next < taken.len() {
@@ -70,7 +71,7 @@ pub fn whole_shards<I: Iterator<Item = (u32, Copy)>>(
     }
 }
 
-/// A copy by shards of the buffer, counted from its first.
+/// Splits a copy by shards of the buffer, counted from its first.
 fn cut(copy: Copy, tag: u32, shard_bytes: u64, size: u64) -> impl Iterator<Item = (usize, Piece)> {
     let end = copy.source_offset.saturating_add(copy.bytes).min(size);
     let mut at = copy.source_offset;
@@ -87,7 +88,7 @@ fn cut(copy: Copy, tag: u32, shard_bytes: u64, size: u64) -> impl Iterator<Item 
     })
 }
 
-/// What of sorted pieces follows one another from `start` on, and where that ends.
+/// Returns the contiguous sequence of sorted pieces from `start` on, and its end.
 fn in_order(pieces: &[(usize, Piece)], start: u64) -> (Vec<Piece>, u64) {
     let (mut whole, mut end) = (Vec::with_capacity(pieces.len()), start);
     for &(_, piece) in pieces {

@@ -1,4 +1,4 @@
-//! Nodes that go and come back with their devices: whose the slots are meanwhile, and what the map tells of that.
+//! Absence and return of nodes with devices: the owners of their slots meanwhile, and the layout in the map.
 
 use crate::support;
 
@@ -8,12 +8,12 @@ use support::{Driver, MS, config};
 
 fn attach(driver: &mut Driver, node: u64, incarnation: u64) {
     let input = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(incarnation), devices: 7 };
-    driver.handle(input).expect("its devices are taken note of");
+    driver.handle(input).expect("its devices are recorded");
 }
 
 fn restart(driver: &mut Driver, node: u64, incarnation: u64) {
     let input = Input::Restart { node: NodeId(node), incarnation: Incarnation(incarnation) };
-    driver.handle(input).expect("it may go");
+    driver.handle(input).expect("it may restart");
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
         driver.admit(node, 5);
     }
     let since = driver.cluster.layout_since();
-    // One after the other, at once.
+    // The nodes restart one after the other, at once.
     for node in 1..=3 {
         restart(&mut driver, node, 5);
         driver.sleep(250 * MS);
@@ -34,14 +34,14 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
     }
     assert_eq!(driver.in_map(), [(1, 6), (2, 6), (3, 6)]);
     assert_eq!((driver.cluster.layout_since(), driver.cluster.counters().restarts), (since, 3));
-    // From another place too: nothing is heard of the incarnation before any more.
+    // A restart from another place is accepted too: the former incarnation sends nothing any more.
     restart(&mut driver, 3, 6);
     attach(&mut driver, 3, 7);
-    driver.join(support::member(3, 7, 7900)).expect("it is taken at once");
+    driver.join(support::member(3, 7, 7900)).expect("the restart is accepted at once");
 }
 
 #[test]
-fn whose_next_incarnation_does_not_come_is_dead_at_the_deadline() {
+fn restarting_member_is_dead_at_the_deadline() {
     let mut driver = Driver::new(config());
     attach(&mut driver, 1, 5);
     (1..=2).for_each(|node| driver.admit(node, 5));
@@ -49,17 +49,17 @@ fn whose_next_incarnation_does_not_come_is_dead_at_the_deadline() {
     restart(&mut driver, 1, 5);
     for _ in 0..5 {
         driver.sleep(100 * MS);
-        driver.beat(2, 5).expect("it is alive");
+        driver.beat(2, 5).expect("a live member");
         driver.handle(Input::Refused { node: NodeId(1), incarnation: Incarnation(5) }).expect("a live member");
     }
     assert_eq!(driver.in_map(), [(1, 5), (2, 5)]);
     driver.sleep(99 * MS);
-    driver.beat(2, 5).expect("it is alive");
+    driver.beat(2, 5).expect("a live member");
     driver.sleep(2 * MS);
     assert_eq!((driver.in_map(), driver.state(1)), (vec![(2, 5)], Some(MemberState::Dead)));
 }
 
-/// A cluster of three nodes with devices, whose slots have so many owners.
+/// Returns a cluster of three nodes with devices, whose slots have this many owners.
 fn three(replicas: u8) -> Driver {
     let mut driver = Driver::new(ClusterConfig { replicas, ..config() });
     for node in 1..=3 {
@@ -85,17 +85,17 @@ fn members_that_die_together_are_expelled_by_one_map() {
     driver.sleep(50 * MS);
     refuse(&mut driver, 1);
     assert_eq!((driver.in_map(), driver.lost.len()), (vec![], 3));
-    assert_eq!(driver.cluster.layout_since(), since, "slots passed to nobody who is dead");
+    assert_eq!(driver.cluster.layout_since(), since, "slots passed to no dead node");
 
-    // One of them lives: it gets the slots of both, by one map.
+    // One node lives: it gets the slots of both dead ones, by one map.
     let mut driver = three(2);
     let epoch = driver.published.epoch;
     driver.sleep(201 * MS);
     refuse(&mut driver, 2);
     refuse(&mut driver, 3);
-    driver.beat(1, 5).expect("it is alive");
+    driver.beat(1, 5).expect("a live member");
     assert_eq!((driver.in_map(), driver.published.epoch), (vec![(1, 5)], Epoch(epoch.0 + 1)));
-    // So does the next incarnation of one that had died with them.
+    // So does the next incarnation of a node that had died with them.
     let mut driver = three(2);
     driver.sleep(201 * MS);
     (1..=2).for_each(|node| refuse(&mut driver, node));
@@ -105,13 +105,13 @@ fn members_that_die_together_are_expelled_by_one_map() {
 }
 
 #[test]
-fn members_whose_last_heartbeats_were_not_at_the_same_time_are_expelled_together_too() {
+fn members_with_different_last_heartbeats_are_expelled_together() {
     let mut driver = three(2);
     let since = driver.cluster.layout_since();
-    // All die at one moment, up to an interval after each was heard.
+    // All nodes die at one moment, each up to an interval after its last heartbeat.
     for node in [2, 3, 1] {
         driver.sleep(45 * MS);
-        driver.beat(node, 5).expect("it is alive");
+        driver.beat(node, 5).expect("a live member");
     }
     for node in [2, 3, 1] {
         driver.sleep(61 * MS);
@@ -124,14 +124,14 @@ fn members_whose_last_heartbeats_were_not_at_the_same_time_are_expelled_together
 }
 
 #[test]
-fn silence_that_lasts_expels_members_together_too() {
+fn lasting_silence_expels_members_together() {
     for replicas in [1, 2] {
         let mut driver = three(replicas);
         let since = driver.cluster.layout_since();
-        // The last signs of life are spread over more than a heartbeat.
+        // The last signs of life are spread over more than a heartbeat interval.
         for node in 1..=3 {
             driver.sleep(90 * MS);
-            (node..=3).for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+            (node..=3).for_each(|node| drop(driver.beat(node, 5).expect("a live member")));
         }
         driver.sleep(599 * MS);
         assert_eq!(driver.in_map().len(), 3, "the first two wait for the last");
@@ -141,40 +141,40 @@ fn silence_that_lasts_expels_members_together_too() {
 }
 
 #[test]
-fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
-    // Its ports told: two more heartbeats.
+fn dead_member_waits_a_bounded_time_for_a_silent_one() {
+    // Its ports were the evidence: the wait is two more heartbeat intervals.
     let mut driver = three(2);
     driver.sleep(100 * MS);
-    driver.beat(1, 5).expect("it is alive");
+    driver.beat(1, 5).expect("a live member");
     driver.sleep(101 * MS);
     refuse(&mut driver, 2);
     let beat = |driver: &mut Driver, ms: u64| {
         driver.sleep(ms * MS);
-        driver.beat(1, 5).expect("it is alive");
+        driver.beat(1, 5).expect("a live member");
     };
     beat(&mut driver, 90);
     beat(&mut driver, 90);
     assert_eq!(driver.in_map().len(), 3);
     beat(&mut driver, 20);
     assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(1, 5), (3, 5)], &[(2, 5)][..]));
-    // Where silence told, one that fell silent after it: until that one's deadline, and no other's.
+    // Silence was the evidence: the wait for a node that fell silent later lasts until that one's deadline.
     let mut driver = three(1);
     for silent_for in 0..12 {
         driver.sleep(100 * MS);
         let alive = if silent_for < 4 { 1..=2 } else { 1..=1 };
-        alive.for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+        alive.for_each(|node| drop(driver.beat(node, 5).expect("a live member")));
         let waits = silent_for < 9;
         assert_eq!(driver.in_map().len(), if waits { 3 } else { 1 }, "{silent_for}");
     }
 }
 
 #[test]
-fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
-    // A heartbeat that was on its way when all died is the last sign of life of one of them.
+fn dead_member_waits_for_members_unheard_since_a_restart_of_the_control_plane() {
+    // A heartbeat that was in flight when all nodes died is the last sign of life of one of them.
     let restart = || {
         let mut driver = three(2).restart();
         driver.sleep(100 * MS);
-        driver.beat(2, 5).expect("it was alive");
+        driver.beat(2, 5).expect("it was a live member");
         driver
     };
     let mut driver = restart();
@@ -184,20 +184,20 @@ fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
         assert_eq!(driver.in_map().len(), 3, "{}: the grace of 1 and 3 lasts", driver.now_ns);
     }
     driver.sleep(101 * MS);
-    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "slots passed to nobody");
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "slots passed to no node");
     assert_eq!(driver.cluster.counters().late_calls, 0);
 
-    // It waits for no longer than until they are heard.
+    // The wait ends once the other nodes are heard from.
     let mut driver = restart();
     for after in 1..=6 {
         driver.sleep(100 * MS);
-        [1, 3].into_iter().for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+        [1, 3].into_iter().for_each(|node| drop(driver.beat(node, 5).expect("a live member")));
         assert_eq!(driver.in_map().len(), if after < 6 { 3 } else { 2 }, "{after}");
     }
 }
 
 #[test]
-fn members_without_devices_wait_for_nobody() {
+fn members_without_devices_are_expelled_at_once() {
     let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
     (1..=3).for_each(|node| driver.admit(node, 5));
     driver.sleep(111 * MS);
@@ -206,12 +206,12 @@ fn members_without_devices_wait_for_nobody() {
 }
 
 #[test]
-fn who_has_no_devices_or_is_drained_leaves_at_once() {
+fn restart_of_a_member_without_devices_or_drained_is_a_departure() {
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     attach(&mut driver, 3, 5);
     driver.admit(3, 5);
-    driver.handle(Input::Drain { node: NodeId(3), incarnation: None }).expect("others own slots too");
+    driver.handle(Input::Drain { node: NodeId(3), incarnation: None }).expect("other nodes own slots too");
     restart(&mut driver, 1, 5);
     restart(&mut driver, 3, 5);
     assert_eq!(driver.in_map(), [(2, 5)]);
@@ -219,12 +219,12 @@ fn who_has_no_devices_or_is_drained_leaves_at_once() {
 }
 
 #[test]
-fn slots_are_their_last_owners_while_there_are_none() {
+fn slots_stay_with_their_last_owners_while_there_are_none() {
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     let since = driver.cluster.layout_since();
     driver.sleep(2000 * MS);
-    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "nobody was given anything");
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "no node was given slots");
     driver.admit(2, 6);
     let former = driver.published.former.clone().expect("there was a layout before");
     let owners: Vec<(NodeId, Incarnation)> =
@@ -238,7 +238,7 @@ fn owners(driver: &Driver) -> Vec<u64> {
     driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
 }
 
-/// Each of these incarnations is heard, and has all that moved by the newest map; also by one that begins a liveness
+/// Each of these incarnations sends a heartbeat, and reports the newest map as settled, also one that begins a liveness
 /// probe.
 fn settle(driver: &mut Driver, incarnations: &[(u64, u64)]) {
     for (node, incarnation) in incarnations.iter().chain(incarnations) {
@@ -249,7 +249,7 @@ fn settle(driver: &mut Driver, incarnations: &[(u64, u64)]) {
     }
 }
 
-/// Nodes 1 and 2 live, node 3 is dead, and all of them have devices. Patience of five seconds.
+/// Returns a cluster in which nodes 1 and 2 live and node 3 is dead, all with devices. Moves wait at most five seconds.
 fn three_without_3() -> Driver {
     let mut driver = Driver::new(ClusterConfig { replicas: 1, settle_most_ns: 5000 * MS, ..config() });
     for node in 1..=3 {
@@ -266,33 +266,33 @@ fn three_without_3() -> Driver {
     driver
 }
 
-/// Objects on node 3's devices are compared with changes by others only in the slots that node 3 gets back.
+/// Objects on node 3's devices are reconciled only in the slots that node 3 gets back.
 #[test]
-fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
+fn newcomer_gets_no_share_before_absent_nodes_have_theirs_again() {
     let mut driver = three_without_3();
     driver.admit(4, 1);
     settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
-    assert_eq!(owners(&driver), [1, 2], "node 3 may come back");
+    assert_eq!(owners(&driver), [1, 2], "node 3 may return");
     driver.sleep(100 * MS);
     attach(&mut driver, 3, 6);
     let report = |driver: &mut Driver, epoch| {
         let input = Input::Settled { node: NodeId(3), incarnation: Incarnation(6), epoch };
         driver.handle(input).expect("it is a member")
     };
-    driver.join(support::member(3, 6, 7000)).expect("it may come back");
+    driver.join(support::member(3, 6, 7000)).expect("it may return");
     report(&mut driver, Epoch(0));
     driver.beat(3, 6).expect("it is a member");
     settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
     assert_eq!(owners(&driver), [1, 2], "it may be dead again");
     let epoch = driver.published.epoch;
     report(&mut driver, epoch);
-    assert_eq!(owners(&driver), [1, 2, 3], "it does not have all yet that moved");
+    assert_eq!(owners(&driver), [1, 2, 3], "its migrations are not complete");
     settle(&mut driver, &[(1, 5), (2, 5), (3, 6), (4, 1)]);
     assert_eq!(owners(&driver), [1, 2, 3, 4]);
 }
 
 #[test]
-fn a_newcomer_waits_for_an_absent_node_no_longer_than_for_a_move_and_not_for_one_that_was_removed() {
+fn newcomer_waits_a_bounded_time_for_absent_nodes_and_not_for_removed_ones() {
     let mut driver = three_without_3();
     driver.admit(4, 1);
     let all = [(1, 5), (2, 5), (4, 1)];
@@ -307,24 +307,24 @@ fn a_newcomer_waits_for_an_absent_node_no_longer_than_for_a_move_and_not_for_one
     driver.admit(4, 1);
     settle(&mut driver, &all);
     assert_eq!(owners(&driver), [1, 2]);
-    driver.handle(Input::Leave { node: NodeId(3), incarnation: Incarnation(5) }).expect("an operator may");
+    driver.handle(Input::Leave { node: NodeId(3), incarnation: Incarnation(5) }).expect("an operator may remove it");
     settle(&mut driver, &all);
     assert_eq!(owners(&driver), [1, 2, 4]);
 }
 
-/// Nodes that died come back whoever else is away: nobody but them has what they have on their devices.
+/// Nodes that died return regardless of other absent nodes: only they have the objects on their devices.
 #[test]
-fn absent_nodes_do_not_wait_for_each_other_and_nobody_waits_where_no_node_owns_slots() {
+fn absent_nodes_do_not_wait_for_each_other() {
     let mut driver = three_without_3();
     while !owners(&driver).is_empty() {
         driver.sleep(100 * MS);
         let _ = driver.handle(Input::Tick);
     }
     driver.admit(4, 1);
-    assert_eq!(owners(&driver), [4], "nobody else is there to serve");
+    assert_eq!(owners(&driver), [4], "no other node can serve");
     settle(&mut driver, &[(4, 1)]);
     attach(&mut driver, 3, 6);
     driver.admit(3, 6);
     settle(&mut driver, &[(4, 1), (3, 6)]);
-    assert_eq!(owners(&driver), [3, 4], "1 and 2 are away still");
+    assert_eq!(owners(&driver), [3, 4], "1 and 2 are still absent");
 }

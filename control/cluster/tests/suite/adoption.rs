@@ -1,4 +1,5 @@
-//! A control plane without its state: it goes on with what living members say, and gives nobody slots before.
+//! Adoption by a control plane without its state: it continues from the maps of living members, and assigns no slots
+//! before.
 
 use crate::support;
 
@@ -8,14 +9,14 @@ use kvplane_proto::map::{ClusterMap, Member, OwnerTable};
 use support::{Driver, MS, config, member};
 
 const STATE: u64 = 77;
-/// How long members have to come, of a control plane that finds no state.
+/// Time that members have to offer their maps to a control plane without a state.
 const WAIT_NS: u64 = 500 * MS;
 
 fn adopting() -> ClusterConfig {
     ClusterConfig { adoption_wait_ns: Some(WAIT_NS), ..config() }
 }
 
-/// Nodes that own everything, and the map that they follow.
+/// Returns a cluster whose nodes own everything, with the map that they follow.
 fn cluster_of(nodes: u64) -> Driver {
     let mut driver = Driver::new(config());
     for node in 1..=nodes {
@@ -38,7 +39,7 @@ fn in_map(driver: &Driver) -> Vec<u64> {
     driver.in_map().into_iter().map(|(node, _)| node).collect()
 }
 
-/// Owners of all slots, as nodes.
+/// Returns the owners of all slots, as node ids.
 fn owners(map: &ClusterMap) -> Vec<u64> {
     let table = OwnerTable::compute(map);
     let first = |slot| map.members[usize::from(table.owners(kvplane_proto::ids::Slot(slot))[0].member)].node.0;
@@ -46,34 +47,34 @@ fn owners(map: &ClusterMap) -> Vec<u64> {
 }
 
 #[test]
-fn what_all_members_say_is_adopted_at_once_and_nothing_moves() {
+fn map_offered_by_all_members_is_adopted_at_once_without_migration() {
     let before = cluster_of(3).published;
     let mut driver = Driver::new(adopting());
     for node in 1..=3 {
-        assert!(matches!(driver.beat(node, 1), Err(Rejection::Unknown { .. })), "it is not known");
+        assert!(matches!(driver.beat(node, 1), Err(Rejection::Unknown { .. })), "an unknown member");
         assert_eq!(driver.adopted, None);
         assert_eq!(offer(&mut driver, offer_of(&before, node)), Ok(Reply::Offered));
     }
     assert_eq!(driver.adopted, Some(STATE));
     let after = driver.published.clone();
-    assert!(after.epoch.0 > before.epoch.0 + 1, "above what others may have been told: {}", after.epoch);
+    assert!(after.epoch.0 > before.epoch.0 + 1, "above any epoch of the lost state: {}", after.epoch);
     assert_eq!((&after.members, &after.former), (&before.members, &before.former));
     assert!(owners(&after) == owners(&before), "slots moved");
     for node in 1..=3 {
-        assert!(matches!(driver.beat(node, 1), Ok(Reply::Alive { .. })), "it goes on in its incarnation");
+        assert!(matches!(driver.beat(node, 1), Ok(Reply::Alive { .. })), "it continues in its incarnation");
     }
-    // It is durable, and offers that come late change nothing.
+    // The adoption is durable, and late offers change nothing.
     let mut driver = driver.restart();
     assert_eq!(driver.published.members, after.members);
     assert_eq!(offer(&mut driver, offer_of(&before, 2)), Ok(Reply::Offered));
     assert_eq!(driver.published.epoch, after.epoch);
-    // Members come as ever.
+    // Members join as usual.
     driver.admit(4, 1);
     assert!(driver.published.member(NodeId(4)).is_some());
 }
 
 #[test]
-fn nobody_joins_before_members_had_time_to_come() {
+fn joins_are_rejected_while_members_may_offer() {
     let mut driver = Driver::new(adopting());
     let refused = driver.join(member(9, 1, 7900)).expect_err("too soon");
     assert!(
@@ -84,16 +85,16 @@ fn nobody_joins_before_members_had_time_to_come() {
     driver.sleep(WAIT_NS);
     driver.admit(9, 1);
     assert_eq!((driver.published.epoch.0, in_map(&driver)), (1, vec![9]), "it is a new cluster");
-    // From then on another state is of no use.
+    // From then on, a map of another state is of no use.
     let other = cluster_of(2).published;
     assert!(matches!(offer(&mut driver, offer_of(&other, 1)), Err(Rejection::OfferRefused { .. })));
-    // Neither is it where no wait was asked for, nor after a restart with a map.
+    // Offers are also rejected without a configured wait, and after a restart with a map.
     assert!(matches!(offer(&mut cluster_of(1), offer_of(&other, 2)), Err(Rejection::OfferRefused { .. })));
 }
 
 #[test]
 fn clients_wait_for_the_map_while_members_may_offer_theirs() {
-    // Members offer: until one map is adopted.
+    // Members offer: clients wait until a map is adopted.
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     assert!(driver.cluster.awaits_offers());
@@ -102,7 +103,8 @@ fn clients_wait_for_the_map_while_members_may_offer_theirs() {
     assert!(driver.cluster.awaits_offers(), "node 2 may offer a newer one");
     offer(&mut driver, offer_of(&before, 2)).expect("taken");
     assert_eq!((driver.adopted, driver.cluster.awaits_offers()), (Some(STATE), false));
-    // Nobody does: until the wait is over, without a node that joins. What is offered later is adopted all the same.
+    // No member offers: clients wait until the wait is over, without a node that joins. A later offer is adopted
+    // nevertheless.
     let mut driver = Driver::new(adopting());
     driver.sleep(WAIT_NS - 1);
     assert!(driver.cluster.awaits_offers());
@@ -120,7 +122,7 @@ fn clients_wait_for_the_map_while_members_may_offer_theirs() {
 }
 
 #[test]
-fn the_newest_map_counts_and_who_is_silent_has_its_grace() {
+fn newest_map_is_adopted_and_silent_members_have_their_grace() {
     let mut lost = cluster_of(2);
     let older = lost.published.clone();
     lost.admit(3, 1);
@@ -128,36 +130,36 @@ fn the_newest_map_counts_and_who_is_silent_has_its_grace() {
     let mut driver = Driver::new(adopting());
     offer(&mut driver, offer_of(&older, 1)).expect("taken");
     offer(&mut driver, offer_of(&newer, 2)).expect("taken");
-    assert_eq!(driver.adopted, None, "node 3 may come");
-    assert!(matches!(driver.join(member(9, 1, 7900)), Err(Rejection::Adopting { .. })), "offers are not passed over");
+    assert_eq!(driver.adopted, None, "node 3 may still offer");
+    assert!(matches!(driver.join(member(9, 1, 7900)), Err(Rejection::Adopting { .. })), "offers are adopted");
     driver.sleep(600 * MS);
     assert_eq!((driver.adopted, in_map(&driver)), (Some(STATE), vec![1, 2, 3]));
     assert!(owners(&driver.published) == owners(&newer), "slots moved");
-    // Who is silent is expelled after its grace.
+    // A silent member is expelled after its grace.
     for _ in 0..20 {
         driver.sleep(100 * MS);
         driver.beat(1, 1).expect("alive");
         driver.beat(2, 1).expect("alive");
     }
     assert_eq!(in_map(&driver), [1, 2]);
-    // And joins again as ever.
+    // It joins again as usual.
     driver.admit(3, 2);
 }
 
 #[test]
-fn a_restart_of_a_member_while_others_offer_is_one_of_a_known_member() {
+fn restart_of_a_member_during_adoption_is_accepted() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     offer(&mut driver, offer_of(&before, 1)).expect("taken");
     assert!(matches!(driver.join(member(2, 2, 7200)), Err(Rejection::Adopting { .. })));
-    assert_eq!(driver.adopted, Some(STATE), "nobody else can offer anything");
+    assert_eq!(driver.adopted, Some(STATE), "no other member can offer a map");
     driver.join(member(2, 2, 7200)).expect("it restarts");
     driver.beat(2, 2).expect("alive");
-    assert!(owners(&driver.published) == owners(&before), "its slots are its own");
+    assert!(owners(&driver.published) == owners(&before), "it keeps its slots");
     assert!(matches!(driver.beat(2, 1), Err(Rejection::StaleIncarnation { .. })));
 }
 
-/// A member whose own answer was lost asks to join, when others have offered the map that it is in.
+/// A member whose reply was lost requests to join, after other members have offered the map that contains it.
 #[test]
 fn who_is_in_an_adopted_map_may_join_in_the_incarnation_that_it_has_there() {
     let before = cluster_of(2).published;
@@ -173,13 +175,13 @@ fn who_is_in_an_adopted_map_may_join_in_the_incarnation_that_it_has_there() {
     let elsewhere = driver.join(member(2, 1, 7999));
     assert!(matches!(elsewhere, Err(Rejection::IncarnationReused { .. })), "{elsewhere:?}");
     assert!(owners(&driver.published) == owners(&before), "nothing moves");
-    // What it said is durable.
+    // The offered devices are durable.
     let mut driver = driver.restart();
     assert!(matches!(driver.join(again()), Ok(Reply::Joined { .. })));
 }
 
 #[test]
-fn offers_that_make_no_sense_are_refused() {
+fn invalid_offers_are_rejected() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     let good = offer_of(&before, 1);
@@ -202,14 +204,14 @@ fn offers_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn the_state_that_most_members_follow_counts() {
+fn state_with_the_most_followers_is_adopted() {
     let before = cluster_of(3).published;
     let mut driver = Driver::new(adopting());
-    // One that was away since an earlier loss follows a map of a greater epoch, of another state.
+    // A member that was away since an earlier loss follows a map of a greater epoch, of another state.
     let mut elsewhere = offer_of(&ClusterMap { epoch: Epoch(9_000), ..cluster_of(1).published }, 1);
     elsewhere.state = STATE + 1;
     offer(&mut driver, elsewhere).expect("taken");
-    // It was alone: that is all there is to hear of that state.
+    // It was the only member of its map, so that no further offer of that state can come.
     assert_eq!(driver.adopted, Some(STATE + 1));
     let mut driver = Driver::new(adopting());
     for node in [2, 3] {
@@ -222,14 +224,14 @@ fn the_state_that_most_members_follow_counts() {
 }
 
 #[test]
-fn devices_are_remembered_with_their_members() {
+fn offered_devices_are_adopted() {
     let before = cluster_of(1).published;
     let mut driver = Driver::new(adopting());
     offer(&mut driver, Offer { devices: Some((5, Epoch(1))), ..offer_of(&before, 1) }).expect("taken");
     assert_eq!(driver.adopted, Some(STATE));
     assert_eq!(driver.cluster.snapshot().len(), driver.store.len());
     let devices = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(2), devices: 5 };
-    assert_eq!(driver.handle(devices), Ok(Reply::DevicesKept { since: Epoch(1) }), "what is on them counts");
+    assert_eq!(driver.handle(devices), Ok(Reply::DevicesKept { since: Epoch(1) }), "records on them are valid");
     let state = |driver: &Driver| driver.cluster.members().map(|view| view.state).collect::<Vec<_>>();
     assert_eq!(state(&driver), [MemberState::Active]);
 }

@@ -1,4 +1,4 @@
-//! Tests of the control plane's core from outside, in one binary: a module for each subject.
+//! Tests of the control plane's core through its public interface, in one binary: a module for each subject.
 
 mod absences;
 mod adoption;

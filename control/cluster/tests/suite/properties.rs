@@ -1,6 +1,6 @@
-//! Random histories. The driver of `support` checks on every call that epochs grow by one, that a call makes at most
-//! one, that what is published is durable before, and that the store alone gives the same state; here are the
-//! histories, and what must hold over a restart at any point.
+//! Random histories. The driver of `support` checks on every call that epochs grow by one, that a call publishes at
+//! most one, that a map is durable before it is published, and that the store alone restores the same state; this
+//! module generates the histories, and checks the invariants over a restart at any point.
 
 use crate::support;
 
@@ -53,7 +53,7 @@ enum Step {
     Sleep {
         ms: u64,
     },
-    /// Time jumps without a tick: a driver that was stopped.
+    /// Time jumps without a tick: the driver was stopped.
     Stall {
         ms: u64,
     },
@@ -88,7 +88,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 fn apply(mut driver: Driver, step: Step) -> Driver {
-    // Refusals are part of the history: that they change nothing durable is checked by the driver.
+    // Rejections are part of the history: the driver checks that they change nothing durable.
     let _ = match step {
         Step::Join { node, incarnation, port } => driver.join(member(node, incarnation, port)),
         Step::Beat { node, incarnation } => driver.beat(node, incarnation),
@@ -132,7 +132,7 @@ fn check(driver: &Driver) {
         .filter(|view| view.state.in_map())
         .map(|view| match view.shared {
             true => view.member.clone(),
-            // It is there, and owns nothing.
+            // The member is in the map, and owns nothing.
             false => Member { weight: 0, ..view.member.clone() },
         })
         .collect();
@@ -140,7 +140,7 @@ fn check(driver: &Driver) {
     check_former(&driver.published);
     for segment in driver.cluster.segments() {
         if let SegmentOwner::Node { node, incarnation } = segment.owner {
-            let owner = views.iter().find(|view| view.member.node == node).expect("an owner is known");
+            let owner = views.iter().find(|view| view.member.node == node).expect("the owner is known");
             assert!(owner.state.is_live() && owner.member.incarnation == incarnation, "{segment:?} outlived its owner");
         }
     }
@@ -149,7 +149,7 @@ fn check(driver: &Driver) {
     assert!(!live || at_the_end_of_time || driver.cluster.poll_timeout().is_some(), "a live member has a deadline");
 }
 
-/// What a map says of the layout before fits the map.
+/// Checks that the former layout in a map is consistent with the map.
 fn check_former(map: &ClusterMap) {
     let Some(former) = &map.former else { return };
     assert!(former.from <= former.since && former.since <= map.epoch, "{former:?} in epoch {}", map.epoch);
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_at_any_point_loses_nobody(steps in prop::collection::vec(any_step(), 1..80)) {
+    fn restart_at_any_point_loses_no_member(steps in prop::collection::vec(any_step(), 1..80)) {
         let mut driver = Driver::new(config());
         for step in steps {
             driver = apply(driver, step);
@@ -185,12 +185,12 @@ proptest! {
         let mut driver = driver.restart();
         prop_assert_eq!(&driver.published, &published);
         driver.sleep(config().restart_grace_ns);
-        prop_assert_eq!(&driver.published, &published, "nobody dies within the grace");
+        prop_assert_eq!(&driver.published, &published, "no member dies within the grace");
         let first: Vec<(u64, u64)> = driver.in_map();
         for &(node, incarnation) in &first {
-            prop_assert!(driver.beat(node, incarnation).is_ok(), "every member goes on as if nothing had happened");
+            prop_assert!(driver.beat(node, incarnation).is_ok(), "every member continues as before");
         }
-        // Shares that waited for a member to be heard are given now.
+        // Shares that waited for a heartbeat of a member are assigned now.
         prop_assert_eq!(driver.in_map(), first);
     }
 }

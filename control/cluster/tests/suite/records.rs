@@ -1,4 +1,4 @@
-//! Bytes of records: golden, back and forth, damaged, arbitrary.
+//! Encoding of records: golden bytes, round trips, damage, arbitrary bytes.
 
 use crate::support;
 
@@ -58,7 +58,7 @@ fn examples() -> [Record; 11] {
     ]
 }
 
-/// An instance that publishes events, or one that does not.
+/// Returns an instance that publishes events, or one that does not.
 fn engine(publishes: bool) -> InstanceRecord {
     let events = EventsRecord {
         publisher: "tcp://h:1".to_owned(),
@@ -166,7 +166,7 @@ fn suspicion_is_not_durable() {
 }
 
 #[test]
-fn texts_over_their_limit_are_refused() {
+fn texts_over_their_limit_are_rejected() {
     let mut bytes = Vec::new();
     let start = begin(&mut bytes, u32::from_le_bytes(*b"KVCR"), 1);
     bytes.extend_from_slice(&[0; 10]);
@@ -192,7 +192,7 @@ proptest! {
         prop_assert!(Record::decode(&bytes).is_err());
     }
 
-    /// Under a good seal too, bytes either are the one encoding of a record or are refused.
+    /// Bytes with a valid checksum either are the unique encoding of a record or are rejected.
     #[test]
     fn arbitrary_bytes_never_panic(kind in 0u8..20, contents in prop::collection::vec(0u8..8, 0..200)) {
         let _ = Record::decode(&contents);

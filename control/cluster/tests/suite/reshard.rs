@@ -1,5 +1,5 @@
-//! Resharding against a twin that knows only single bytes: random tensors, cut into random boxes that random ranks
-//! have, pulled as other random boxes. And what makes no sense is refused in words that name it.
+//! Resharding against a byte-wise reference model: random tensors, cut into random boxes that random ranks have, read
+//! as other random boxes. Malformed input is rejected with an error that names the cause.
 
 use kvplane_cluster::reshard::{Copy, Dtype, Fragment, Part, Placement, Plan, ReshardError, Tensor, TensorBox};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn placement(tensors: Vec<Tensor>, parts: Vec<Part>) -> Result<Placement, Reshar
     Placement::new("m".to_owned(), tensors, parts)
 }
 
-/// Every element of a box by its coordinates, in row-major order.
+/// Returns the coordinates of every element of a box, in row-major order.
 fn coordinates(area: &TensorBox) -> Vec<Vec<u64>> {
     let mut all = vec![Vec::new()];
     for (&first, &length) in area.offset().iter().zip(area.shape()) {
@@ -36,12 +36,12 @@ fn coordinates(area: &TensorBox) -> Vec<Vec<u64>> {
     all
 }
 
-/// What byte of an element is where: tensor, coordinates and byte, told apart by a number of their own.
+/// Returns a number that identifies a byte of an element: tensor, coordinates and byte.
 fn content(tensor: usize, at: &[u64], byte: u64) -> u64 {
     at.iter().fold((tensor as u64 + 1) << 4 | byte, |word, &at| word * 31 + at + 1)
 }
 
-/// A part as it lies in memory, one number for each byte.
+/// Returns the memory of a part, one number for each byte.
 fn memory(placement: &Placement, part: &Part) -> Vec<u64> {
     let mut memory = Vec::new();
     for fragment in &part.fragments {
@@ -53,7 +53,7 @@ fn memory(placement: &Placement, part: &Part) -> Vec<u64> {
     memory
 }
 
-/// A tensor, where it is cut in each dimension, which ranks have each piece, and the boxes that are wanted.
+/// A tensor, its cuts in each dimension, the ranks that have each piece, and the requested boxes.
 #[derive(Clone, Debug)]
 struct Case {
     shape: Vec<u64>,
@@ -102,7 +102,7 @@ impl Case {
     }
 }
 
-/// Two tensors of the same kind, of which the second is cut as the first, in another order.
+/// Returns two tensors of the same kind; the second is cut as the first, in another order.
 fn sides(case: &Case) -> (Placement, Placement) {
     let tensors = vec![tensor("a", &case.shape, case.dtype), tensor("b", &case.shape, case.dtype)];
     let mut held: Vec<Vec<(usize, TensorBox)>> = vec![Vec::new(); RANKS];
@@ -115,15 +115,15 @@ fn sides(case: &Case) -> (Placement, Placement) {
         }
     }
     let parts = held.iter().enumerate().map(|(rank, held)| part(&format!("s{rank}"), held)).collect();
-    let source = placement(tensors.clone(), parts).expect("boxes are equal or apart");
+    let source = placement(tensors.clone(), parts).expect("boxes are equal or disjoint");
     let wanted = |one: usize| case.wanted.iter().map(move |area| (1 - one, area.clone()));
-    // The target lists the tensors the other way around.
+    // The target lists the tensors in reverse order.
     let parts =
         vec![part("t0", &wanted(0).collect::<Vec<_>>()), part("t1", &wanted(1).chain(wanted(0)).collect::<Vec<_>>())];
     (source, placement(vec![tensors[1].clone(), tensors[0].clone()], parts).expect("one box"))
 }
 
-/// What the target is to hold: tensors are known by name, and content by the source's numbers.
+/// Returns the expected memory of the target: tensors are identified by name, and contents by the source's numbers.
 fn expected(source: &Placement, target: &Placement, part: &Part) -> Vec<u64> {
     let fragment = |fragment: &Fragment| {
         let name = &target.tensors()[fragment.tensor].name;
@@ -138,13 +138,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_byte_comes_once_from_where_it_is(case in cases()) {
-        // Boxes wanted of one tensor may overlap, which a source's may not: they are tried one by one.
+    fn every_byte_is_copied_once_from_its_source(case in cases()) {
+        // Requested boxes of one tensor may overlap, which those of a source must not: they are tested one by one.
         for wanted in &case.wanted {
             let case = Case { wanted: vec![wanted.clone()], ..case.clone() };
             let (source, target) = sides(&case);
             for number in 0..target.parts().len() {
-                let plan = Plan::new(&source, &target, number).expect("everything is there");
+                let plan = Plan::new(&source, &target, number).expect("the source has everything");
                 let (to, total) = target.packed(number).expect("small");
                 let mut got: Vec<Option<u64>> = vec![None; total as usize];
                 for from_part in plan.sources() {
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn a_piece_that_is_nowhere_is_named(case in cases(), lost in any::<prop::sample::Index>()) {
+    fn missing_piece_is_named(case in cases(), lost in any::<prop::sample::Index>()) {
         let pieces = case.pieces();
         let lost = lost.index(pieces.len());
         let kept = pieces.iter().enumerate().filter(|(at, _)| *at != lost);
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_left_of_a_box_and_what_is_common_make_it_up(
+    fn difference_and_overlap_make_up_a_box(
         (one, other) in (1usize..4).prop_flat_map(|dimensions| {
             let side = || prop::collection::vec((0u64..5, 1u64..5), dimensions);
             (side(), side())
@@ -209,7 +209,7 @@ proptest! {
 }
 
 #[test]
-fn those_who_have_the_same_are_asked_in_turn() {
+fn owners_of_equal_boxes_share_the_load() {
     // Four ranks have all of 64 equal tensors.
     let tensors: Vec<Tensor> = (0..64).map(|number| tensor(&format!("{number}"), &[8], "F32")).collect();
     let all: Vec<(usize, TensorBox)> = (0..64).map(|number| (number, area(&[0], &[8]))).collect();
@@ -220,7 +220,7 @@ fn those_who_have_the_same_are_asked_in_turn() {
         let plan = Plan::new(&source, &target, number).expect("there");
         assert_eq!((0..4).map(|from| plan.from(from).len()).collect::<Vec<_>>(), [16; 4]);
     }
-    // Each rank that wants one only asks another.
+    // Each rank that needs one tensor only reads from another source.
     let one = |rank: usize| part(&format!("t{rank}"), &[(0, area(&[0], &[8]))]);
     let target = placement(tensors, (0..4).map(one).collect()).expect("replicas");
     let asked: Vec<Vec<usize>> = (0..4).map(|n| Plan::new(&source, &target, n).expect("there").sources()).collect();
@@ -228,14 +228,14 @@ fn those_who_have_the_same_are_asked_in_turn() {
 }
 
 #[test]
-fn rows_are_one_copy_and_columns_one_for_each_row() {
+fn rows_are_one_copy_and_columns_one_per_row() {
     let tensors = vec![tensor("w", &[1 << 20, 1 << 12], "BF16")];
     let source =
         placement(tensors.clone(), vec![part("s", &[(0, area(&[0, 0], &[1 << 20, 1 << 12]))])]).expect("whole");
     let rows = area(&[5, 0], &[100, 1 << 12]);
     let columns = area(&[0, 64], &[1 << 20, 32]);
     let target = placement(tensors, vec![part("rows", &[(0, rows)]), part("columns", &[(0, columns)])]);
-    // A target's boxes may not contradict each other either.
+    // The boxes of a target must not contradict each other either.
     assert!(matches!(target, Err(ReshardError::Overlap { .. })));
     for (wanted, runs, bytes) in
         [(area(&[5, 0], &[100, 1 << 12]), 1, 100 << 13), (area(&[0, 64], &[1 << 20, 32]), 1 << 20, 64)]
@@ -250,12 +250,12 @@ fn rows_are_one_copy_and_columns_one_for_each_row() {
 }
 
 fn refused(found: Result<Placement, ReshardError>, words: &[&str]) {
-    let error = found.expect_err("makes no sense").to_string();
+    let error = found.expect_err("malformed").to_string();
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words() {
+fn malformed_placements_are_rejected_with_their_cause() {
     let w = || tensor("w", &[4, 6], "F32");
     let one = |offset: &[u64], shape: &[u64]| part("r", &[(0, area(offset, shape))]);
     refused(placement(vec![w()], vec![one(&[0, 4], &[4, 3])]), &["\"w\"", "[0:4, 4:7]", "\"r\"", "[4, 6]"]);
@@ -275,7 +275,7 @@ fn what_makes_no_sense_is_refused_in_words() {
     );
     assert!(TensorBox::new(vec![u64::MAX], vec![1]).is_err() && TensorBox::new(vec![0, 0], vec![1]).is_err());
     assert_eq!(Dtype::parse("int3"), None);
-    // What two sides do not agree on.
+    // Differences between the two sides.
     let source = placement(vec![w()], vec![first]).expect("half of it");
     let wanted = |tensor: Tensor| placement(vec![tensor], vec![one(&[0, 0], &[1, 1])]).expect("one");
     let error = |target: &Placement| Plan::new(&source, target, 0).expect_err("not the same").to_string();

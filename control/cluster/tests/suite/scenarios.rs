@@ -1,5 +1,4 @@
-//! Single stories: joining, restarting, falling silent, leaving, sharing an id by mistake, and a control plane that
-//! was away.
+//! Scenarios: join, restart, silence, departure, an id that two nodes share by mistake, and an absent control plane.
 
 use crate::support;
 
@@ -34,7 +33,7 @@ fn the_first_heartbeat_brings_a_member_into_the_map() {
 }
 
 #[test]
-fn a_join_that_is_never_followed_up_ends() {
+fn join_without_a_heartbeat_expires() {
     let mut driver = Driver::new(config());
     driver.join(member(1, 5, 7000)).unwrap();
     driver.sleep(600 * MS);
@@ -58,13 +57,13 @@ fn silence_makes_suspect_then_dead() {
     assert_eq!((driver.state(1), driver.in_map()), (Some(MemberState::Dead), vec![(2, 5)]));
     assert_eq!((driver.lost.as_slice(), driver.published.epoch), (&[(1, 5)][..], Epoch(3)));
     assert_eq!(driver.beat(1, 5), ended(1, 5, MemberState::Dead));
-    assert_eq!(driver.join(member(1, 5, 7000)), ended(1, 5, MemberState::Dead), "its slots went elsewhere");
+    assert_eq!(driver.join(member(1, 5, 7000)), ended(1, 5, MemberState::Dead), "its slots passed to others");
     driver.admit(1, 6);
     assert_eq!(driver.in_map(), [(1, 6), (2, 5)]);
 }
 
 #[test]
-fn a_suspect_that_speaks_is_active_without_an_epoch() {
+fn heartbeat_of_a_suspect_makes_no_epoch() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.sleep(400 * MS);
@@ -72,7 +71,7 @@ fn a_suspect_that_speaks_is_active_without_an_epoch() {
     assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1), since: Epoch(1) }));
     assert_eq!(driver.state(1), Some(MemberState::Active));
     driver.sleep(400 * MS);
-    assert_eq!(driver.state(1), Some(MemberState::Suspect), "silence counts anew");
+    assert_eq!(driver.state(1), Some(MemberState::Suspect), "silence counts from now");
 }
 
 #[test]
@@ -107,7 +106,7 @@ fn the_same_join_twice_is_one_join() {
 }
 
 #[test]
-fn two_live_nodes_with_one_id_are_told_apart() {
+fn second_live_node_with_the_same_id_is_rejected() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.sleep(100 * MS);
@@ -119,7 +118,7 @@ fn two_live_nodes_with_one_id_are_told_apart() {
     );
     driver.beat(1, 5).unwrap();
     driver.sleep(299 * MS);
-    assert!(driver.join(member(1, 9, 8000)).is_err(), "the other one goes on sending heartbeats");
+    assert!(driver.join(member(1, 9, 8000)).is_err(), "the other one continues to send heartbeats");
     driver.sleep(MS);
     driver.join(member(1, 9, 8000)).unwrap();
     assert_eq!(driver.in_map(), [(1, 9)]);
@@ -137,7 +136,7 @@ fn who_is_unknown_must_join() {
 }
 
 #[test]
-fn leaving_is_at_once_and_may_be_repeated() {
+fn leave_takes_effect_at_once_and_is_idempotent() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     assert_eq!(leave(&mut driver, 1, 5), Ok(Reply::Left { epoch: Epoch(2) }));
@@ -147,7 +146,7 @@ fn leaving_is_at_once_and_may_be_repeated() {
 }
 
 #[test]
-fn a_dead_member_has_nothing_any_more_and_may_be_taken_out() {
+fn dead_member_has_no_load_and_can_be_removed() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.sleep(600 * MS);
@@ -190,7 +189,7 @@ fn after_a_restart_of_all_a_node_may_come_back_on_another_port() {
 }
 
 #[test]
-fn a_control_plane_that_was_stopped_kills_nobody() {
+fn stopped_control_plane_expels_no_member() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.now_ns += 3_600_000 * MS;
@@ -329,7 +328,7 @@ fn contradictions_at_the_start_are_named() {
         refuse(ClusterConfig { cluster: "other".to_owned(), ..config() }, stored.clone()),
         StartError::OtherCluster { stored, .. } if stored == "test"
     ));
-    // The member, and since when slots are where they are.
+    // The member, and the epoch since which slots have their owners.
     assert_eq!(refuse(config(), stored[1..].to_vec()), StartError::NoHeader { records: 2 });
 }
 
@@ -341,7 +340,7 @@ fn a_driver_that_skips_outputs_is_stopped() {
 }
 
 #[test]
-fn devices_count_only_while_no_incarnation_went_without_them() {
+fn devices_count_only_while_every_incarnation_has_them() {
     let mut driver = Driver::new(config());
     let attach = |driver: &mut Driver, incarnation: u64, devices: u128| {
         let input = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(incarnation), devices };
@@ -350,18 +349,18 @@ fn devices_count_only_while_no_incarnation_went_without_them() {
             other => panic!("{other:?}"),
         }
     };
-    // The first incarnation with devices: what they knew before is not known to be of any use.
+    // The first incarnation with devices: whether older records on them are valid is unknown.
     let since = attach(&mut driver, 5, 7);
     driver.admit(1, 5);
-    assert!(since <= driver.cluster.map().epoch, "a note of this incarnation is of a map that counts");
+    assert!(since <= driver.cluster.map().epoch, "records of this incarnation are of a valid map");
     let noted = driver.cluster.map().epoch;
-    // Lives with the same ones, one that never joined among them, and a control plane that was killed between.
+    // Incarnations with the same devices, among them one that never joined, and a killed control plane in between.
     assert_eq!(attach(&mut driver, 6, 7), since);
     let mut driver = Driver::start(config(), driver.store, driver.now_ns);
     assert_eq!(attach(&mut driver, 7, 7), since);
     driver.admit(1, 7);
     assert!(noted >= since);
-    // An incarnation without: it says nothing. Then the devices are as good as new.
+    // An incarnation that reports no devices: from then on the devices count as new.
     driver.admit(1, 8);
     let noted = driver.cluster.map().epoch;
     let since = attach(&mut driver, 9, 7);
@@ -369,13 +368,13 @@ fn devices_count_only_while_no_incarnation_went_without_them() {
     driver.admit(1, 9);
     let noted = driver.cluster.map().epoch;
     assert!(since <= noted);
-    // Others count as little, and so do the first ones after them.
+    // Other devices count as new too, and so do the first ones after them.
     let since = attach(&mut driver, 10, 8);
     assert!(since > noted);
     driver.admit(1, 10);
     let noted = driver.cluster.map().epoch;
     assert!(attach(&mut driver, 11, 7) > noted);
-    // An incarnation that is over says nothing any more.
+    // The report of an ended incarnation is rejected.
     let late = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(9), devices: 8 };
     assert!(matches!(driver.handle(late), Err(Rejection::StaleIncarnation { .. })));
 }

@@ -1,4 +1,4 @@
-//! Changes of owners that wait until what moved before has come.
+//! Changes of owners that wait until the migrations of the previous change are complete.
 
 use crate::support;
 
@@ -6,7 +6,7 @@ use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, Rejection, Reply};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config, member};
 
-/// Patience of five seconds.
+/// Returns settings with a wait for moves of at most five seconds.
 fn patient() -> ClusterConfig {
     ClusterConfig { settle_most_ns: 5000 * MS, ..config() }
 }
@@ -15,7 +15,7 @@ fn settled(driver: &mut Driver, node: u64, epoch: u64) -> Result<Reply, Rejectio
     driver.handle(Input::Settled { node: NodeId(node), incarnation: Incarnation(1), epoch: Epoch(epoch) })
 }
 
-/// Joins as a node does that says what has come.
+/// Joins as a node does that reports finished migrations.
 fn admit(driver: &mut Driver, node: u64) {
     driver.join(member(node, 1, 7000)).unwrap();
     settled(driver, node, 0).unwrap();
@@ -26,7 +26,7 @@ fn owners(driver: &Driver) -> Vec<u64> {
     driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
 }
 
-/// These nodes follow the newest map, and have all that moved by it.
+/// Reports that these nodes follow the newest map, and have fetched everything that migrated to them by it.
 fn follow(driver: &mut Driver, nodes: &[u64]) {
     let epoch = driver.published.epoch.0;
     for node in nodes {
@@ -34,7 +34,7 @@ fn follow(driver: &mut Driver, nodes: &[u64]) {
     }
 }
 
-/// All members follow the newest map, and have all that moved by it.
+/// Reports that all members follow the newest map, and have fetched everything that migrated to them by it.
 fn all_settled(driver: &mut Driver) {
     let members: Vec<u64> = driver.in_map().into_iter().map(|(node, _)| node).collect();
     follow(driver, &members);
@@ -44,31 +44,31 @@ fn drain(driver: &mut Driver, node: u64) {
     driver.handle(Input::Drain { node: NodeId(node), incarnation: None }).unwrap();
 }
 
-/// Nodes 1 and 2 own everything, and node 2 does not have all of its share yet.
+/// Returns a cluster whose nodes 1 and 2 own everything, and node 2 has not fetched its whole share yet.
 fn two(config: ClusterConfig) -> Driver {
     let mut driver = Driver::new(config);
     admit(&mut driver, 1);
-    assert_eq!(owners(&driver), [1], "the first waits for nobody");
+    assert_eq!(owners(&driver), [1], "the first joins wait for no migration");
     settled(&mut driver, 1, 1).unwrap();
     admit(&mut driver, 2);
-    assert_eq!(owners(&driver), [1], "who lives is not known");
+    assert_eq!(owners(&driver), [1], "it is unknown which takers live");
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "all had come");
+    assert_eq!(owners(&driver), [1, 2], "all migrations are complete");
     driver
 }
 
 #[test]
-fn who_joins_waits_for_what_moves_and_all_who_wait_are_served_by_one_change() {
+fn joins_wait_for_migrations_and_share_one_change() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     admit(&mut driver, 4);
-    assert_eq!((driver.in_map().len(), owners(&driver)), (4, vec![1, 2]), "they are there, and own nothing");
+    assert_eq!((driver.in_map().len(), owners(&driver)), (4, vec![1, 2]), "they are in the map, and own nothing");
     let epoch = driver.published.epoch.0;
     settled(&mut driver, 1, epoch).unwrap();
-    assert_eq!(owners(&driver), [1, 2], "one of two has all");
+    assert_eq!(owners(&driver), [1, 2], "one of two has settled");
     let moved = driver.cluster.layout_since().0;
     settled(&mut driver, 2, moved).unwrap();
-    assert_eq!(driver.published.epoch.0, epoch + 1, "the map since which nothing moved is as good as the newest");
+    assert_eq!(driver.published.epoch.0, epoch + 1, "a report of the map since which nothing moved suffices");
     follow(&mut driver, &[1, 3, 4]);
     assert_eq!(owners(&driver), [1, 2], "node 2 may have died since");
     follow(&mut driver, &[2]);
@@ -76,7 +76,7 @@ fn who_joins_waits_for_what_moves_and_all_who_wait_are_served_by_one_change() {
 }
 
 #[test]
-fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
+fn waits_are_bounded_and_skip_members_that_do_not_report() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     for _ in 0..49 {
@@ -86,7 +86,7 @@ fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
     driver.sleep(100 * MS);
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     assert_eq!(owners(&driver), [1, 2]);
-    // After five seconds: who still has moves to finish is alive by its heartbeats, others have to follow a map.
+    // After five seconds, heartbeats prove that members with unfinished migrations live; the others must follow a map.
     let mut waits = false;
     for _ in 0..50 {
         waits |= owners(&driver) == [1, 2];
@@ -108,7 +108,7 @@ fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
 }
 
 #[test]
-fn a_drain_waits_and_the_last_owner_stays_until_there_is_another() {
+fn drain_waits_and_the_last_owner_stays_until_another_joins() {
     let mut driver = two(patient());
     drain(&mut driver, 1);
     assert_eq!(owners(&driver), [1, 2]);
@@ -128,7 +128,7 @@ fn a_drain_waits_and_the_last_owner_stays_until_there_is_another() {
 }
 
 #[test]
-fn deaths_farewells_and_restarts_do_not_wait() {
+fn deaths_departures_and_restarts_do_not_wait() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
@@ -143,30 +143,30 @@ fn deaths_farewells_and_restarts_do_not_wait() {
         driver.sleep(100 * MS);
         driver.beat(3, 1).unwrap();
     }
-    assert_eq!(owners(&driver), [3], "nobody is left to wait for");
+    assert_eq!(owners(&driver), [3], "no migration is left to wait for");
 }
 
 #[test]
-fn a_control_plane_that_starts_anew_knows_who_waits() {
+fn restarted_control_plane_keeps_waiting_members() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     let mut driver = driver.restart();
     assert_eq!(owners(&driver), [1, 2]);
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "who lives is not known after a start");
+    assert_eq!(owners(&driver), [1, 2], "it is unknown after a start which takers live");
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2, 3]);
     let mut driver = driver.restart();
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     admit(&mut driver, 4);
-    assert_eq!(owners(&driver), [1, 2, 3], "who has all is not known after a start");
+    assert_eq!(owners(&driver), [1, 2, 3], "it is unknown after a start which owners have settled");
     all_settled(&mut driver);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2, 3, 4]);
 }
 
-/// Three nodes that own everything; each has all of its share.
+/// Returns a cluster whose three nodes own everything, and have fetched their shares.
 fn three() -> Driver {
     let mut driver = two(patient());
     all_settled(&mut driver);
@@ -177,7 +177,7 @@ fn three() -> Driver {
     driver
 }
 
-/// All but node 3 are heard, and have all that moved to them, for so many heartbeats.
+/// Sends heartbeats and settled reports of all nodes except node 3, this many times.
 fn without_3(driver: &mut Driver, heartbeats: u64) {
     for _ in 0..heartbeats {
         driver.sleep(100 * MS);
@@ -188,11 +188,11 @@ fn without_3(driver: &mut Driver, heartbeats: u64) {
 
 #[test]
 fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
-    // Killed just after a heartbeat: no other has been missed yet.
+    // The node was killed just after a heartbeat: no other one has been missed yet.
     let mut driver = three();
     driver.sleep(50 * MS);
     drain(&mut driver, 1);
-    // Heartbeats that were sent before the drain may be handled after it.
+    // Heartbeats that were sent before the drain may be processed after it.
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     without_3(&mut driver, 4);
     assert_eq!(owners(&driver), [1, 2, 3], "node 3 may be dead");
@@ -200,7 +200,7 @@ fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
     without_3(&mut driver, 5);
     assert_eq!(owners(&driver), [2], "it was, and is expelled");
     assert!(driver.published.former.clone().unwrap().from.0 > before.from.0, "its heirs had its slots first");
-    // It was slow only.
+    // The node was only slow.
     let mut driver = three();
     driver.sleep(50 * MS);
     drain(&mut driver, 1);
@@ -209,7 +209,7 @@ fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
     driver.beat(3, 1).unwrap();
     follow(&mut driver, &[3]);
     assert_eq!(owners(&driver), [2, 3]);
-    // So slow that node 2 may have died after its answer: all answer again.
+    // It was so slow that node 2 may have died after its answer: all nodes answer again.
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
@@ -233,9 +233,9 @@ fn a_drain_waits_for_a_node_that_restarts() {
     driver.handle(Input::Restart { node: NodeId(3), incarnation: Incarnation(1) }).unwrap();
     drain(&mut driver, 1);
     without_3(&mut driver, 4);
-    assert_eq!(owners(&driver), [1, 2, 3], "it is still to come back");
+    assert_eq!(owners(&driver), [1, 2, 3], "it has yet to return");
     driver.join(member(3, 2, 7000)).unwrap();
-    // First it has what is its own, and then it answers.
+    // First it fetches its own share, and then it answers.
     for owned in [&[1, 2, 3][..], &[2, 3]] {
         let epoch = driver.published.epoch;
         follow(&mut driver, &[1, 2]);
@@ -244,9 +244,9 @@ fn a_drain_waits_for_a_node_that_restarts() {
     }
 }
 
-/// As when all are told to drain and to end at once. Any order: whoever has no heir stays the owner of what it has.
+/// All nodes are drained and end at once, in any order: a node without an heir stays the owner of its slots.
 #[test]
-fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
+fn drained_nodes_that_all_restart_keep_their_slots() {
     let mut driver = three();
     for node in 1..=3 {
         let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: node.into() };
@@ -264,21 +264,21 @@ fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
     for node in [3, 1, 2] {
         restart(&mut driver, node);
         for other in 1..=2 {
-            assert!(matches!(ask(&mut driver, other), Err(Rejection::LastOwner { .. })), "nobody takes its slots");
+            assert!(matches!(ask(&mut driver, other), Err(Rejection::LastOwner { .. })), "no node takes its slots");
         }
         assert_eq!(owners(&driver), [1, 2, 3]);
     }
     for node in [3, 1, 2] {
         driver.join(member(node, 2, 7000)).unwrap();
         driver.beat(node, 2).unwrap();
-        assert_eq!(owners(&driver), [1, 2, 3], "its slots were to go nowhere");
+        assert_eq!(owners(&driver), [1, 2, 3], "its slots had no new owner");
     }
     let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
     assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
 }
 
 #[test]
-fn a_join_waits_until_the_others_were_heard_too() {
+fn join_waits_for_heartbeats_of_the_others() {
     let mut driver = three();
     driver.sleep(50 * MS);
     admit(&mut driver, 4);
@@ -292,7 +292,7 @@ fn a_join_waits_until_the_others_were_heard_too() {
 }
 
 #[test]
-fn only_live_members_can_tell() {
+fn only_live_members_can_report_settled() {
     let mut driver = two(patient());
     assert!(matches!(settled(&mut driver, 9, 1), Err(Rejection::Unknown { .. })));
     driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
@@ -300,7 +300,7 @@ fn only_live_members_can_tell() {
 }
 
 #[test]
-fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
+fn undrain_restores_the_share_after_the_migrations() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     drain(&mut driver, 2);
@@ -309,9 +309,9 @@ fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
     let undrain = |driver: &mut Driver, incarnation: u64| {
         driver.handle(Input::Undrain { node: NodeId(2), incarnation: Some(Incarnation(incarnation)) })
     };
-    assert!(undrain(&mut driver, 9).is_err(), "an incarnation that is not known");
+    assert!(undrain(&mut driver, 9).is_err(), "an unknown incarnation");
     undrain(&mut driver, 1).unwrap();
-    assert_eq!(owners(&driver), [1], "node 1 has not said that it has all");
+    assert_eq!(owners(&driver), [1], "node 1 has not settled");
     all_settled(&mut driver);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2]);
@@ -323,7 +323,7 @@ fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
 }
 
 #[test]
-fn a_drain_that_is_taken_back_outlives_the_control_plane() {
+fn undrain_is_durable() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     drain(&mut driver, 2);
@@ -333,7 +333,7 @@ fn a_drain_that_is_taken_back_outlives_the_control_plane() {
     assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
 }
 
-/// All these nodes send a heartbeat each 100 ms, and report nothing.
+/// Sends a heartbeat of each of these nodes every 100 ms, without settled reports.
 fn beats(driver: &mut Driver, nodes: &[u64], times: u64) {
     for _ in 0..times {
         driver.sleep(100 * MS);
@@ -342,13 +342,13 @@ fn beats(driver: &mut Driver, nodes: &[u64], times: u64) {
 }
 
 #[test]
-fn a_life_that_has_only_joined_has_not_proven_that_it_lives() {
+fn incarnation_without_a_heartbeat_is_not_proven_alive() {
     let mut driver = three();
     for _ in 0..60 {
         beats(&mut driver, &[1, 2, 3], 1);
         all_settled(&mut driver);
     }
-    // Nothing moves any more, and no move is waited for.
+    // No migration is in progress or waited for any more.
     driver.join(member(3, 2, 7000)).unwrap();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
@@ -369,13 +369,13 @@ fn a_probe_ends_when_nobody_is_left_to_own_slots() {
     }
     assert_eq!(owners(&driver), [1], "node 2 is dead");
     admit(&mut driver, 3);
-    assert_eq!(owners(&driver), [1], "a probe of its own");
+    assert_eq!(owners(&driver), [1], "another probe");
     follow(&mut driver, &[3]);
     assert_eq!(owners(&driver), [3]);
 }
 
 #[test]
-fn after_the_longest_wait_for_answers_heartbeats_have_to_be_new() {
+fn after_the_longest_wait_only_recent_heartbeats_count() {
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 3]);
@@ -389,14 +389,14 @@ fn after_the_longest_wait_for_answers_heartbeats_have_to_be_new() {
 }
 
 #[test]
-fn a_control_plane_that_stood_still_begins_the_probe_again() {
+fn stopped_control_plane_restarts_the_probe() {
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
-    // Heartbeats wait unread, for longer than answers are waited for.
+    // Heartbeats wait unread, for longer than the wait for answers.
     driver.now_ns += 6000 * MS;
     driver.handle(Input::Tick).unwrap();
-    assert_eq!(owners(&driver), [1, 2, 3], "who died meanwhile is not known");
+    assert_eq!(owners(&driver), [1, 2, 3], "it is unknown which nodes died meanwhile");
     follow(&mut driver, &[1, 2]);
     assert_eq!(owners(&driver), [1, 2, 3]);
     follow(&mut driver, &[3]);
@@ -404,7 +404,7 @@ fn a_control_plane_that_stood_still_begins_the_probe_again() {
 }
 
 #[test]
-fn a_member_whose_ports_said_that_it_is_dead_gets_nothing() {
+fn member_with_refused_ports_gets_no_slots() {
     let mut driver = Driver::new(ClusterConfig { replicas: 2, ..patient() });
     for node in 1..=3 {
         let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: 7 };
@@ -438,7 +438,7 @@ fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
     assert_eq!(owners(&driver), [2, 3]);
 }
 
-/// Says that a node is about to end; other owners that have not all yet, and whether it has not.
+/// Announces that a node is about to end; returns the number of other unsettled owners, and true if the node itself is.
 fn ends(driver: &mut Driver, node: u64) -> (usize, bool) {
     match driver.handle(Input::PrepareLeave { node: NodeId(node), incarnation: Incarnation(1) }) {
         Ok(Reply::Moves { unsettled, behind }) => (unsettled, behind),
@@ -447,16 +447,19 @@ fn ends(driver: &mut Driver, node: u64) -> (usize, bool) {
 }
 
 #[test]
-fn nothing_moves_to_or_from_a_node_that_is_about_to_end() {
+fn slots_of_a_node_that_is_about_to_end_do_not_move() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     assert_eq!(ends(&mut driver, 2), (0, false));
-    // One that is to give its slots away, and one that is to get some.
-    assert!(driver.handle(Input::Drain { node: NodeId(1), incarnation: None }).is_err(), "nobody is left to take them");
+    // A node that is to give its slots away, and one that is to get some.
+    assert!(
+        driver.handle(Input::Drain { node: NodeId(1), incarnation: None }).is_err(),
+        "no node is left to take them"
+    );
     admit(&mut driver, 3);
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "node 2 would lose slots that nobody fetches");
-    // It says so again as long as it waits, and is believed no longer than that.
+    assert_eq!(owners(&driver), [1, 2], "node 2 would lose slots that no node fetches");
+    // It repeats the announcement while it waits, and the announcement expires after the last one.
     for _ in 0..10 {
         driver.sleep(config().heartbeat_interval_ns);
         (1..=3).for_each(|node| drop(driver.beat(node, 1)));
@@ -477,7 +480,7 @@ fn a_node_that_is_about_to_end_learns_that_slots_have_moved_to_it() {
     drain(&mut driver, 1);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [2], "all of them have followed the probe");
-    assert_eq!(ends(&mut driver, 2), (0, true), "it has not heard of its new slots yet");
+    assert_eq!(ends(&mut driver, 2), (0, true), "it has not received the map with its new slots");
     assert_eq!(ends(&mut driver, 1), (1, true));
     let epoch = driver.published.epoch.0;
     settled(&mut driver, 1, epoch).unwrap();
@@ -494,8 +497,8 @@ fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
     drain(&mut driver, 1);
     assert_eq!(ends(&mut driver, 1), (0, false));
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "what it gave away now would be lost with it");
-    // Where it goes on after all, a new probe decides.
+    assert_eq!(owners(&driver), [1, 2], "slots that it gave away now would be lost with it");
+    // If it continues after all, a new probe decides.
     driver.sleep(ENDS_INTERVALS * config().heartbeat_interval_ns);
     (1..=2).for_each(|node| drop(driver.beat(node, 1)));
     all_settled(&mut driver);
@@ -503,7 +506,7 @@ fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
 }
 
 #[test]
-fn a_wait_for_an_end_is_over_without_any_input() {
+fn wait_for_an_end_times_out() {
     let interval_ns = config().heartbeat_interval_ns;
     let mut driver = two(patient());
     all_settled(&mut driver);
@@ -542,7 +545,7 @@ fn an_answer_after_a_wait_for_an_end_is_measured_from_a_new_probe() {
     for _ in 0..5 {
         beats(&mut driver, false);
     }
-    assert_eq!(driver.published.epoch, probe, "nobody has answered");
+    assert_eq!(driver.published.epoch, probe, "no member has answered");
     settled(&mut driver, 2, probe.0).unwrap();
     assert_eq!(owners(&driver), [1, 2], "too late for the probe, however long the one before had waited");
     follow(&mut driver, &[2]);

@@ -1,4 +1,4 @@
-//! Members that say nothing: what else has to be known of them before they are taken for dead.
+//! Silent members: the evidence for their deaths.
 
 use crate::support;
 
@@ -19,12 +19,13 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     driver.admit(3, 5);
     driver.sleep(50 * MS);
     refused(&mut driver, 1);
-    assert_eq!(driver.in_map().len(), 3, "it was heard of lately");
+    assert_eq!(driver.in_map().len(), 3, "it sent a heartbeat recently");
     driver.sleep(61 * MS);
     driver.beat(2, 5).unwrap();
     (1..=3).for_each(|node| refused(&mut driver, node));
     assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]), "3 has a device");
-    // What is on a device counts only if its node is back before others get its slots: two intervals are left for that.
+    // Records on a device count only if its node returns before its slots pass to other owners: it has two intervals
+    // for that.
     driver.sleep(100 * MS);
     driver.beat(2, 5).unwrap();
     refused(&mut driver, 3);
@@ -33,10 +34,10 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     (1..=2).for_each(|node| driver.admit(node, 5));
     driver.sleep(200 * MS);
     refused(&mut driver, 1);
-    assert_eq!(driver.in_map().len(), 2, "nobody has what it had");
+    assert_eq!(driver.in_map().len(), 2, "no member has its slots");
 }
 
-/// A control plane that starts anew gives everybody a grace; who died meanwhile needs none.
+/// A restarted control plane gives every member a grace, except those that died meanwhile.
 #[test]
 fn a_member_that_died_while_the_control_plane_was_away_is_lost_when_its_ports_refuse() {
     for replicas in [1, 2] {
@@ -48,10 +49,10 @@ fn a_member_that_died_while_the_control_plane_was_away_is_lost_when_its_ports_re
         driver.sleep(150 * MS);
         driver.beat(2, 5).unwrap();
         (1..=3).for_each(|node| refused(&mut driver, node));
-        assert_eq!(driver.in_map().len(), 3, "they may not have found it yet");
+        assert_eq!(driver.in_map().len(), 3, "they may not have reconnected yet");
         driver.sleep(51 * MS);
         (2..=3).for_each(|node| refused(&mut driver, node));
-        assert_eq!(driver.in_map().len(), 3, "2 was heard of, and what 3 has on its device is worth the grace");
+        assert_eq!(driver.in_map().len(), 3, "2 sent a heartbeat, and the device of 3 is worth the grace");
         refused(&mut driver, 1);
         assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]));
     }
@@ -63,7 +64,7 @@ fn unanswered(driver: &mut Driver, node: u64) {
 }
 
 #[test]
-fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_heard() {
+fn unanswering_member_is_lost_after_two_intervals_while_others_are_heard() {
     let start = || {
         let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
         driver.handle(Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(5), devices: 7 }).unwrap();
@@ -78,19 +79,19 @@ fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_hea
         assert_eq!(driver.in_map().len(), 3, "one heartbeat was missed: it may be slow");
         driver.sleep(51 * MS);
         unanswered(&mut driver, 2);
-        assert_eq!(driver.in_map().len(), 3, "2 was heard of");
+        assert_eq!(driver.in_map().len(), 3, "2 sent a heartbeat");
         unanswered(&mut driver, silent);
         assert_eq!((driver.in_map().len(), driver.lost.as_slice()), (2, &[(silent, 5)][..]));
     }
-    // A control plane that hears nobody may be the one that is cut off.
+    // A control plane that receives no heartbeats may itself be cut off.
     let mut driver = start();
     driver.sleep(201 * MS);
     (1..=3).for_each(|node| unanswered(&mut driver, node));
     assert_eq!(driver.in_map().len(), 3);
     driver.beat(1, 5).unwrap();
     unanswered(&mut driver, 2);
-    assert_eq!(driver.in_map().len(), 2, "half of the others are heard");
-    // Without a second owner nobody takes over.
+    assert_eq!(driver.in_map().len(), 2, "half of the others send heartbeats");
+    // Without a replica owner, no other node can take over.
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     driver.sleep(150 * MS);
@@ -100,9 +101,10 @@ fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_hea
     assert_eq!(driver.in_map().len(), 2);
 }
 
-/// Whom the control plane cannot ask first-hand others may report; that is heeded only where it hears nothing either.
+/// Peers may report members that the control plane cannot probe; a report counts only if they send no heartbeats
+/// either.
 #[test]
-fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_ports_cannot_be_asked() {
+fn reported_member_is_lost_after_two_intervals_if_its_ports_cannot_be_probed() {
     let told = |driver: &mut Driver, node: u64, first_hand: bool| {
         let (node, incarnation) = (NodeId(node), Incarnation(5));
         let input =
@@ -123,12 +125,12 @@ fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_
     driver.sleep(51 * MS);
     driver.beat(2, 5).unwrap();
     assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]));
-    // Who is heard is not lost, whatever is said of it; nor is one whose ports answer, though it is slow.
+    // A member that sends heartbeats is not lost despite reports, nor is one whose ports answer, although it is slow.
     driver.sleep(300 * MS);
     driver.beat(2, 5).unwrap();
     (2..=3).for_each(|node| told(&mut driver, node, false));
     assert_eq!(driver.in_map().len(), 2);
-    // What was said long ago counts for nothing, nor what is said while nobody is heard, or nobody would take over.
+    // Old reports do not count, nor do reports while no heartbeats arrive at all, or no node could take over.
     let mut driver = start(2);
     told(&mut driver, 1, false);
     driver.sleep(250 * MS);

@@ -1,4 +1,4 @@
-//! Tasks against owners that answer as they like, or not at all for a while.
+//! Tasks against owners with random answers, or none for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use kvplane_proto::rng::Rng;
 const LIMITS: TaskLimits =
     TaskLimits { open: 5, kept: 4, objects: 6, all_objects: 20, under_way: 3, again_ns: 10, object_ns: 5_000_000_000 };
 
-/// Whatever owners say and whoever cancels: no more is asked for at a time than may be, every object of a task that
-/// succeeded was said to be there, what nobody answers for ends by its deadline, and nothing is left behind.
+/// Whatever owners answer and clients cancel: the objects in progress stay within their limit, every object of a
+/// succeeded task was reported to have a replica, unanswered requests end by their deadline, and no state is leaked.
 #[test]
 fn tasks_end_and_never_ask_for_more_than_they_may() {
     for seed in 0..300 {
@@ -35,14 +35,14 @@ fn tasks_end_and_never_ask_for_more_than_they_may() {
                     Err(TaskRefusal::Full) => {
                         let open: Vec<_> = tasks.list(0).filter(|task| !task.state.is_over()).collect();
                         let objects: usize = open.iter().map(|task| task.objects).sum();
-                        assert!(open.len() == 5 || objects + count > 20, "seed {seed}: there was room");
+                        assert!(open.len() == 5 || objects + count > 20, "seed {seed}: below the limit");
                     }
                 }
             }
             for (id, object, digest) in tasks.due(now_ns) {
                 assert_eq!(digest.0 & 0xff, object as u128, "seed {seed}");
                 let former = out.insert((id, object), ());
-                assert!(former.is_none(), "seed {seed}: {id}.{object} was asked for twice at a time");
+                assert!(former.is_none(), "seed {seed}: {id}.{object} was requested twice at a time");
             }
             let open = |id: &u64| tasks.get(*id).is_some_and(|task| !task.state.is_over());
             assert!(out.keys().filter(|(id, _)| open(id)).count() <= 3, "seed {seed}: {out:?}");
@@ -82,7 +82,7 @@ fn open_task(tasks: &Tasks, id: u64) -> bool {
     tasks.get(id).is_some_and(|task| !task.state.is_over())
 }
 
-/// Owners say nothing but that it is coming.
+/// Lets time pass while owners only report progress.
 fn time_passes(tasks: &mut Tasks, out: &mut BTreeMap<(u64, usize), ()>, from_ns: u64) {
     let mut now_ns = from_ns;
     for _ in 0..200 {

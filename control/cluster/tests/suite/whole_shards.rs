@@ -1,4 +1,4 @@
-//! Which shards copies take as a whole, against a twin that looks at every byte.
+//! Detection of completely copied shards, against a byte-wise reference model.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use kvplane_cluster::p2p::Layout;
 use kvplane_cluster::reshard::{Copy, Piece, whole_shards};
 use proptest::prelude::*;
 
-/// What is told: each shard with its pieces; and how often the copies were asked for.
+/// Returns each reported shard with its pieces, and the number of passes over the copies.
 fn told(layout: &Layout, buffer: usize, copies: &[Copy], most: usize) -> (Vec<(u32, Vec<Piece>)>, usize) {
     let (mut told, asked) = (Vec::new(), Cell::new(0));
     let all = || {
@@ -24,7 +24,7 @@ fn copies(size: u64) -> impl Strategy<Value = Vec<Copy>> {
         bytes: bytes.min(size - source_offset),
     });
     let short = prop::collection::vec(copy, 0..24);
-    // Cut from one copy of everything and shuffled: everything is whole.
+    // Cut from one copy of the whole buffer and shuffled: every shard is complete.
     let cuts = prop::collection::vec(1..size.max(2), 0..12).prop_map(move |mut cuts| {
         cuts.extend([0, size]);
         cuts.sort_unstable();
@@ -37,7 +37,7 @@ fn copies(size: u64) -> impl Strategy<Value = Vec<Copy>> {
 
 proptest! {
     #[test]
-    fn whole_is_what_has_every_byte(
+    fn only_completely_copied_shards_are_reported(
         (copies, size) in (1u64..90).prop_flat_map(|size| (copies(size), Just(size))),
         shard_bytes in 1u64..20,
         most in 1usize..12,
@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_beyond_the_buffer_is_left_out() {
+fn copies_beyond_the_buffer_are_ignored() {
     let layout = Layout::new(vec![10], 4).expect("a layout");
     let beyond = [Copy { source_offset: 4, target_offset: 0, bytes: u64::MAX }];
     let (found, asked) = told(&layout, 0, &beyond, 1000);

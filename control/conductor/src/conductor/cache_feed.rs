@@ -1,141 +1,141 @@
-//! What one instance says of its cache: numbered batches, gaps that are asked for again, snapshots; and how far it is
-//! believed.
+//! Cache feed of one instance: numbered batches, replay of gaps, snapshots; and the trust in its reports.
 //!
-//! A batch that leaves a gap changes nothing: its publisher is told from which number on to repeat. Who cannot repeat
-//! says that something is lost; then the instance holds nothing until it says so again, so that nobody is sent to
-//! where blocks may be gone, and counts as degraded until a snapshot.
+//! A batch after a gap changes nothing: its publisher is asked to replay from the first missing number. A publisher
+//! that cannot replay reports a loss; then the index drops the instance's blocks until they are reported again, so that
+//! no request is placed on blocks that may be gone, and the instance counts as degraded until a snapshot.
 
 use crate::index::Tier;
 
-/// The most changes of a batch.
+/// Maximum number of changes in a batch.
 pub(super) const MOST_CHANGES: usize = 65_536;
-/// After how long without reach of what it publishes an instance that promised no reports is not chosen any more.
+/// Time without a connection to its publisher after which an instance that reports no load is excluded, in nanoseconds.
 pub const AWAY_DOUBTED_NS: u64 = 15_000_000_000;
-/// After how long it is taken to hold nothing.
+/// Time without a connection after which the index drops the instance's blocks, in nanoseconds.
 pub const AWAY_FORGOTTEN_NS: u64 = 60_000_000_000;
-/// How often in a row an instance may have much less cached than it said.
+/// Number of consecutive prompts with far fewer cached tokens than reported after which an instance is not believed.
 const BROKEN: u32 = 4;
 
-/// Changes of an instance's cache.
+/// Batch of changes of an instance's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheBatch {
-    /// Its number: one more than that of the batch before.
+    /// Number of the batch: one more than that of the previous one.
     pub seq: u64,
-    /// What kind of batch this is.
+    /// Kind of the batch.
     pub change: CacheChange,
-    /// What changed, in order.
+    /// Changes, in order.
     pub events: Vec<CacheEvent>,
 }
 
-/// What kind of batch.
+/// Kind of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheChange {
-    /// Follows the one before.
+    /// Follows the previous batch.
     Goes,
-    /// Begins with an empty cache: everything that is there follows, in this batch and the next ones.
+    /// Begins with an empty cache: the whole contents follow, in this batch and the next ones.
     Snapshot,
-    /// Batches before it are lost for good.
+    /// Batches before this one are lost for good.
     Lost,
 }
 
-/// A change of an instance's cache.
+/// Change of an instance's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
-    /// Blocks are there.
+    /// Blocks were stored.
     Stored {
-        /// The LoRA adapter; empty for none.
+        /// LoRA adapter; empty for none.
         lora: String,
-        /// What else their hashes depend on; empty for nothing.
+        /// Other inputs of the hashes; empty for none.
         salt: String,
-        /// Where.
+        /// Tier that they were stored in.
         tier: Tier,
-        /// The block before the first, where there is one.
+        /// Hash of the block before the first one, if there is one.
         parent: Option<u64>,
         /// Rolling hashes, in the order of the prompt.
         hashes: Vec<u64>,
     },
-    /// Blocks are there no more.
+    /// Blocks were removed.
     Removed {
-        /// The LoRA adapter.
+        /// LoRA adapter.
         lora: String,
-        /// What else their hashes depend on.
+        /// Other inputs of the hashes.
         salt: String,
-        /// Where; everywhere where that is not said.
+        /// Tier that they were removed from; all tiers if unknown.
         tier: Option<Tier>,
-        /// Their hashes.
+        /// Hashes of the blocks.
         hashes: Vec<u64>,
     },
-    /// Nothing is there.
+    /// The cache was cleared.
     Cleared,
 }
 
-/// What the publisher of a batch is told.
+/// Answer to the publisher of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// The number of the batch that comes next.
+    /// Number of the next batch.
     pub next: u64,
-    /// What is wanted besides.
+    /// Further request to the publisher.
     pub wanted: CacheRequest,
 }
 
-/// What is wanted of a publisher.
+/// Request to a publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheRequest {
-    /// Nothing.
+    /// No request.
     Nothing,
-    /// The batches from [`Ack::next`] on, again; or a word that they are lost.
+    /// Replay the batches from [`Ack::next`] on, or report that they are lost.
     Replay,
-    /// Everything, anew, when it can.
+    /// Send a snapshot, when possible.
     Snapshot,
 }
 
-/// What becomes of a batch.
+/// Outcome of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchOutcome {
-    /// It was taken before.
+    /// It was accepted before.
     Duplicate(Ack),
-    /// Batches are missing before it: it changes nothing.
+    /// Batches before it are missing: it changes nothing.
     Gap(Ack),
-    /// Its changes are to be made.
+    /// Its changes are to be applied.
     Taken {
-        /// What its publisher is told.
+        /// Answer to the publisher.
         ack: Ack,
-        /// Whether what was known of the cache goes first.
+        /// True if the instance's blocks are dropped from the index before.
         clears: bool,
-        /// Whether it is the first word of this cache.
+        /// True if it is the first report of this cache.
         begins: bool,
     },
 }
 
-/// How what is known of an instance's cache follows what it says.
+/// State of an instance's cache feed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CacheFeed {
-    /// The number of the next batch of events.
+    /// Number of the next batch of events; none while nothing is known of the cache.
     next: Option<u64>,
-    /// Whether something of its cache is not known.
+    /// True while the cache is not completely known: batches are missing, or it was never reported in full.
     degraded: bool,
-    /// True once its cache was reported or followed.
+    /// True once the cache was reported or followed.
     reported: bool,
-    /// Whether nobody reaches what it publishes.
+    /// True while there is no connection to its publisher.
     away: bool,
-    /// Times in a row that it had much less cached than it said.
+    /// Number of consecutive prompts with far fewer cached tokens than reported.
     broken: u32,
-    /// Whether it was seen to hash otherwise than it should.
+    /// True if its hashes were observed to differ from the expected ones.
     alien: bool,
 }
 
 impl CacheFeed {
-    /// Of an instance that registers; `reported` says that it is followed.
+    /// Creates the feed of an instance that registers; `reported` is true if its publisher is followed.
     pub(super) fn new(reported: bool) -> Self {
         Self { reported, ..Self::default() }
     }
 
-    /// Of an instance that goes on after a restart of the Conductor: what it holds is not known if it reported that.
+    /// Creates the feed of an instance that is restored after a restart of the Conductor: its cache is unknown if it
+    /// had reported one.
     pub(super) fn restored(reported: bool, prefills: bool) -> Self {
         Self { reported, degraded: reported && prefills, ..Self::default() }
     }
 
-    /// Whether nothing is known of the cache: a snapshot is wanted.
+    /// Returns true if nothing is known of the cache: a snapshot is needed.
     pub(super) const fn is_fresh(&self) -> bool {
         self.next.is_none()
     }
@@ -152,12 +152,12 @@ impl CacheFeed {
         self.alien
     }
 
-    /// Whether something of the cache is not known, or may not be.
+    /// Returns true if the cache is not, or may not be, completely known.
     pub(super) const fn is_incomplete(&self) -> bool {
         self.degraded || self.away
     }
 
-    /// Looks at a batch, and says what is to be done with it.
+    /// Examines a batch, and returns its outcome.
     pub(super) fn take(&mut self, batch: &CacheBatch) -> BatchOutcome {
         let first = self.next.is_none();
         let begins = !std::mem::replace(&mut self.reported, true);
@@ -167,7 +167,7 @@ impl CacheFeed {
                 self.degraded = false;
                 true
             }
-            // What was known goes: some of it may be gone. What was not known at all is no worse than before.
+            // Known blocks are dropped: some may be gone. A cache that was unknown is no worse than before.
             CacheChange::Lost if batch.seq >= next => {
                 self.degraded = true;
                 true
@@ -179,8 +179,8 @@ impl CacheFeed {
                 self.degraded = true;
                 return BatchOutcome::Gap(Ack { next, wanted: CacheRequest::Replay });
             }
-            // The first batches are numbered 0 or 1; what came before others is not known. Where something was missing
-            // already, only number 0 says that nothing came before.
+            // The first batches are numbered 0 or 1; blocks stored before later numbers are unknown. If the feed was
+            // degraded already, only number 0 proves that no batch precedes it.
             _ => {
                 if first {
                     self.degraded = batch.seq > u64::from(!self.degraded);
@@ -190,7 +190,7 @@ impl CacheFeed {
         };
         let next = batch.seq.wrapping_add(1);
         self.next = Some(next);
-        // From there on all is known again, whatever was lost before.
+        // After a clear, the whole cache is known again, whatever was lost before.
         if batch.events.contains(&CacheEvent::Cleared) {
             self.degraded = false;
         }
@@ -198,25 +198,26 @@ impl CacheFeed {
         BatchOutcome::Taken { ack: Ack { next, wanted }, clears, begins }
     }
 
-    /// Whether what it publishes is within reach; true where that is new.
+    /// Sets whether its publisher is unreachable; returns true if that changed.
     pub(super) fn set_away(&mut self, away: bool) -> bool {
         std::mem::replace(&mut self.away, away) != away
     }
 
-    /// It is taken to hold nothing, and its events begin anew; true where something of a cache was known. It may hold
-    /// what it held, and is degraded until that is known again, also when it is within reach.
+    /// Drops everything known of the cache, and restarts its events; returns true if anything was known. The instance
+    /// may still hold its blocks, and is degraded until they are known again, even once its publisher is reachable.
     pub(super) fn forget(&mut self, prefills: bool) -> bool {
         let forgets = self.next.take().is_some() && prefills;
         self.degraded |= forgets;
         forgets
     }
 
-    /// Whether it hashes as it should; true where that is new.
+    /// Sets whether its hashes differ from the expected ones; returns true if that changed.
     pub(super) fn set_alien(&mut self, alien: bool) -> bool {
         std::mem::replace(&mut self.alien, alien) != alien
     }
 
-    /// A prompt of which it had said to have so many tokens had so many cached; true where it is not believed any more.
+    /// Compares the reported tokens of a prompt with the reused ones; returns true if the instance is no longer
+    /// believed.
     pub(super) fn note_reuse(&mut self, said_tokens: u32, reused_tokens: u32) -> bool {
         self.broken = if reused_tokens < said_tokens / 2 { self.broken + 1 } else { 0 };
         if self.broken < BROKEN {
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_change_nothing_and_what_is_lost_wants_a_snapshot() {
+    fn gaps_change_nothing_and_losses_request_a_snapshot() {
         use CacheChange::{Goes, Lost, Snapshot};
         let mut feed = CacheFeed::new(false);
         assert!(feed.is_fresh() && !feed.is_reported());
@@ -254,19 +255,19 @@ mod tests {
     }
 
     #[test]
-    fn only_number_0_proves_that_nothing_came_before_where_something_was_missing() {
+    fn only_batch_0_proves_that_a_degraded_feed_is_complete() {
         for (seq, is_incomplete) in [(0, false), (1, true), (2, true)] {
             let mut feed = CacheFeed::restored(true, true);
             feed.take(&batch(seq, CacheChange::Goes));
             assert_eq!(feed.is_incomplete(), is_incomplete, "from {seq} on");
         }
         let mut feed = CacheFeed::restored(true, false);
-        assert!(!feed.is_incomplete(), "who only decodes has no cache that counts");
+        assert!(!feed.is_incomplete(), "the cache of a decode instance does not count");
         assert!(!feed.forget(false));
     }
 
     #[test]
-    fn who_is_away_for_long_holds_nothing_and_is_degraded_when_it_is_back() {
+    fn unreachable_publisher_is_forgotten_and_degraded_after_its_return() {
         let mut feed = CacheFeed::new(true);
         feed.take(&batch(0, CacheChange::Goes));
         assert!(feed.set_away(true) && !feed.set_away(true) && feed.is_incomplete());
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_what_it_said_four_times_in_a_row_is_not_believed() {
+    fn four_consecutive_false_reports_are_not_believed() {
         let mut feed = CacheFeed::new(true);
         let said: Vec<bool> = [10, 60, 10, 10, 10, 10].map(|reused| feed.note_reuse(100, reused)).into();
         assert_eq!(said, [false, false, false, false, false, true]);

@@ -1,4 +1,4 @@
-//! What schedulers ask and are told.
+//! Requests of schedulers, and the answers to them.
 
 use std::sync::Arc;
 
@@ -8,47 +8,47 @@ use crate::index::{ContextId, ContextKey};
 use crate::policy::Refusal;
 use crate::scheduler::{ExcludedInstances, Request};
 
-/// How a request is to be answered.
+/// Booking mode of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Booked: at once where an instance is about to be free, else later.
+    /// Booked at once if an instance is about to be free, else queued.
     Reserve,
-    /// Booked at once, even behind others.
+    /// Booked at once, even behind other requests.
     Now,
-    /// Not booked: only said.
+    /// Not booked: the answer is only a prediction.
     Advise,
 }
 
-/// The most instances that a request may be kept from.
+/// Maximum number of instances that a request may exclude.
 pub(super) const MOST_BARRED: usize = 256;
 
-/// A request as it is asked for.
+/// Request to be scheduled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleRequest {
-    /// Who asks, and is told later.
+    /// Client that sent the request, and gets later notices.
     pub client: u64,
-    /// The scheduler's name for it, unique while it lasts.
+    /// Id that the scheduler gave the request, unique while the request lasts.
     pub request: String,
-    /// What its blocks can be shared among.
+    /// Context within which its blocks can be shared.
     pub context: ContextKey,
-    /// Tokens of its prompt.
+    /// Length of the prompt in tokens.
     pub tokens: u32,
-    /// Rolling hashes of its full blocks.
+    /// Rolling hashes of the full blocks of the prompt.
     pub hashes: Vec<u64>,
-    /// How long it may wait, in nanoseconds; 0 for the Conductor's.
+    /// Maximum time that the request may wait, in nanoseconds; 0 for the Conductor's default.
     pub wait_ns: u64,
-    /// How.
+    /// Booking mode.
     pub mode: Mode,
-    /// Instances that it must not go to.
+    /// Instances that it must not be placed on.
     pub barred: Vec<String>,
 }
 
 impl ScheduleRequest {
-    /// Refuses what makes no sense or is over a limit.
+    /// Rejects a request that is malformed or over a limit.
     pub(super) fn check(&self) -> Result<(), ConductorError> {
         let name = self.request.len();
         if name == 0 || name > MAX_ID_BYTES {
-            return Err(bad(format!("a request's id has 1 to {MAX_ID_BYTES} bytes, not {name}")));
+            return Err(bad(format!("a request's id must have 1 to {MAX_ID_BYTES} bytes, not {name}")));
         }
         let (blocks, tokens, of) = (self.hashes.len(), self.tokens, self.context.block_tokens);
         if blocks > MAX_PROMPT_BLOCKS {
@@ -64,87 +64,87 @@ impl ScheduleRequest {
             )));
         }
         if self.barred.len() > MOST_BARRED {
-            return Err(bad(format!("kept from {} instances; at most {MOST_BARRED}", self.barred.len())));
+            return Err(bad(format!("{} excluded instances; at most {MOST_BARRED}", self.barred.len())));
         }
         Ok(())
     }
 
-    /// The same for a scheduler, under a number, with the context and hashes of its pool.
+    /// Converts the request for a scheduler, with a number, and the context and hashes of its pool.
     pub(super) fn numbered(&self, id: u64, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
         let barred = ExcludedInstances::default();
         Request { id, arrival_ns: now_ns, tokens: self.tokens, context, hashes, barred }
     }
 }
 
-/// What is said of a request.
+/// Answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It goes there.
+    /// The request is placed.
     Assigned(AssignedInstances),
-    /// It waits.
+    /// The request is queued.
     Queued {
-        /// Its reservation.
+        /// Number of its reservation.
         reservation: u64,
-        /// How many go before it.
+        /// Number of requests ahead of it.
         position: u32,
-        /// After how long it may go, in nanoseconds, as far as can be said.
+        /// Predicted wait, in nanoseconds.
         eta_ns: u64,
     },
-    /// It is not served.
+    /// The request is rejected.
     Refused {
-        /// Why.
+        /// Reason for the rejection.
         why: Why,
-        /// When it may be worth trying again, in nanoseconds.
+        /// Delay before a retry is worthwhile, in nanoseconds.
         retry_after_ns: u64,
     },
 }
 
-/// Where a request goes.
+/// Placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssignedInstances {
-    /// Its reservation; 0 where nothing was booked.
+    /// Number of the reservation; 0 if nothing was booked.
     pub reservation: u64,
-    /// Who prefills.
+    /// Instance that prefills.
     pub prefill: Arc<str>,
-    /// Who decodes, where that is chosen too.
+    /// Instance that decodes, if that is chosen too.
     pub decode: Option<Arc<str>>,
-    /// Tokens of the prompt to reuse, its own and fetched.
+    /// Tokens of the prompt to reuse, including fetched ones.
     pub reuse_tokens: u32,
-    /// From whom the tokens that it lacks are fetched, most first; none where it has them.
+    /// Instances to fetch missing tokens from, those with the most tokens first; empty if nothing is fetched.
     pub sources: Vec<Source>,
-    /// Whether what is fetched is kept.
+    /// True if fetched blocks are to be kept in the cache.
     pub keep: bool,
-    /// Predicted: until the prefill begins.
+    /// Predicted wait until the prefill begins.
     pub wait_ns: u64,
-    /// Predicted: the prefill.
+    /// Predicted duration of the prefill.
     pub prefill_ns: u64,
-    /// How long the reservation lasts without an update.
+    /// Lease of the reservation without an update.
     pub lease_ns: u64,
 }
 
-/// Who has the beginning of a prompt.
+/// Holder of a prefix of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Who; none for the shared store.
+    /// Name of the instance; none for the shared store.
     pub instance: Option<Arc<str>>,
-    /// Tokens from the beginning on.
+    /// Number of tokens in the prefix.
     pub tokens: u32,
 }
 
-/// Why a request is not served.
+/// Reason for rejecting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The first token would come too late.
+    /// The first token would miss its objective (TTFT).
     Ttft,
-    /// Tokens would come too slowly.
+    /// Tokens would miss their objective (TBT).
     Tbt,
-    /// No instance takes requests.
+    /// No instance accepts requests.
     NoInstance,
     /// Too many requests wait or are booked.
     Full,
-    /// It waited as long as it may.
+    /// The request waited for the maximum time.
     Waited,
-    /// Its instance was lost; it can be rescheduled.
+    /// The instance of the request was lost; the request can be rescheduled.
     Lost,
 }
 
@@ -159,33 +159,32 @@ impl Why {
     }
 }
 
-/// How a request fares.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Its prefill began.
+    /// The prefill began.
     PrefillStarted,
-    /// Its prefill ended.
+    /// The prefill ended.
     PrefillDone {
-        /// Tokens that were cached.
+        /// Number of cached tokens that it reused.
         reused_tokens: u32,
-        /// How long it took, in nanoseconds.
+        /// Duration in nanoseconds.
         took_ns: u64,
     },
-    /// It decodes.
+    /// Decoding began.
     Decoding,
-    /// It goes on.
+    /// The request is alive: renews its lease.
     Alive,
-    /// It ended, however.
+    /// The request ended, with or without success.
     Ended,
 }
 
-/// Something for a client that waits.
+/// Notice for a client whose request waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ClientNotice {
-    /// Which client.
     pub client: u64,
-    /// Its request's id.
+    /// Id of the request.
     pub request: Arc<str>,
-    /// What.
     pub answer: Answer,
 }

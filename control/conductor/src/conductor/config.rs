@@ -1,41 +1,41 @@
-//! What the Conductor is made of, and its limits.
+//! Settings and limits of the Conductor.
 
 use crate::copies::CopyConfig;
 use crate::index::IndexConfig;
 use crate::policy::PolicyName;
 use crate::scheduler::SchedulerConfig;
 
-/// The most bytes of a request's id and of an instance's name.
+/// Maximum length of a request's id and of an instance's name, in bytes.
 pub const MAX_ID_BYTES: usize = 128;
-/// The most blocks of a prompt: a million tokens in blocks of eight.
+/// Maximum number of blocks of a prompt: a million tokens in blocks of eight.
 pub const MAX_PROMPT_BLOCKS: usize = 131_072;
 
-/// The Conductor's limits.
+/// Settings and limits of the Conductor.
 #[derive(Clone, Debug)]
 pub struct ConductorConfig {
-    /// Models and tenants that have instances.
+    /// Maximum number of pools: combinations of tenant, model and block size.
     pub max_pools: usize,
-    /// Instances of all pools.
+    /// Maximum number of instances, over all pools.
     pub max_instances: usize,
-    /// Requests that wait or are booked, of all pools.
+    /// Maximum number of requests that wait or are booked, over all pools.
     pub max_requests: usize,
-    /// Blocks of the prompts of these, 8 bytes each.
+    /// Maximum number of blocks in the prompts of these requests, 8 bytes each.
     pub max_request_blocks: usize,
-    /// How long a request may wait that does not say.
+    /// Maximum wait of a request, and its default.
     pub wait_ns: u64,
-    /// After how long without an update a booked request ends.
+    /// Lease of a booked request without an update.
     pub lease_ns: u64,
-    /// After how long one that was told late and that nobody has answered for ends.
+    /// Lease of a request placed after a wait, until its client first updates it.
     pub claim_ns: u64,
-    /// Reports that an instance may miss before it is doubted, and before it is lost.
+    /// Missed reports after which an instance is excluded, and after which it is removed.
     pub missed: (u32, u32),
-    /// What each pool's scheduler is made of; tokens of a block, and bytes of a token, are the pool's.
+    /// Settings of each pool's scheduler; tokens per block and bytes per token are the pool's.
     pub scheduler: SchedulerConfig,
-    /// How it decides; what is promised is said by [`SchedulerConfig::slo`].
+    /// Placement policy; the objectives are in [`SchedulerConfig::slo`].
     pub policy: PolicyName,
-    /// The policy refuses requests that cannot be served as promised: see [`PolicyName::make`].
+    /// True if the policy rejects requests that would miss their objectives: see [`PolicyName::make`].
     pub refuses: bool,
-    /// What copies of hot prefixes may take that the Conductor asks the shared store for.
+    /// Limits of the replicas of hot prefixes that the Conductor requests from the shared store.
     pub copies: CopyConfig,
 }
 

@@ -1,8 +1,8 @@
-//! What ends when: one moment for each request, sorted.
+//! Deadlines of requests: one for each, sorted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Moments of requests.
+/// Deadlines of requests.
 #[derive(Debug, Default)]
 pub(super) struct Due {
     sorted: BTreeSet<(u64, u64)>,
@@ -10,21 +10,21 @@ pub(super) struct Due {
 }
 
 impl Due {
-    /// A request ends then, and not when it was said before.
+    /// Sets the deadline of a request, replacing an earlier one.
     pub(super) fn set(&mut self, id: u64, due_ns: u64) {
         self.clear(id);
         self.sorted.insert((due_ns, id));
         self.of.insert(id, due_ns);
     }
 
-    /// A request has ended.
+    /// Removes the deadline of a request that has ended.
     pub(super) fn clear(&mut self, id: u64) {
         if let Some(due_ns) = self.of.remove(&id) {
             self.sorted.remove(&(due_ns, id));
         }
     }
 
-    /// The next that is due.
+    /// Removes and returns the next request whose deadline has passed.
     pub(super) fn next(&mut self, now_ns: u64) -> Option<u64> {
         let (due_ns, id) = *self.sorted.first()?;
         (due_ns <= now_ns).then(|| {
@@ -33,7 +33,7 @@ impl Due {
         })
     }
 
-    /// When the next is due.
+    /// Returns the first deadline.
     pub(super) fn first_ns(&self) -> Option<u64> {
         self.sorted.first().map(|(due_ns, _)| *due_ns)
     }

@@ -1,8 +1,8 @@
-//! Durable state of the Conductor: registered instances, those that are held, and the placement policy.
+//! Durable state of the Conductor: registered instances, held ones, and the placement policy.
 //!
-//! After every call the host takes [`take_durable`], makes it durable, and only then answers. A new Conductor begins
-//! with [`restore`]. Bookings, loads and caches are not kept: schedulers ask again, instances report again, and
-//! until their caches are known again restored instances are degraded.
+//! After every call the host takes [`take_durable`], persists it, and only then answers. A new Conductor begins with
+//! [`restore`]. Bookings, loads and caches are not durable: schedulers retry, instances report again, and until their
+//! caches are known again restored instances are degraded.
 //!
 //! [`take_durable`]: super::Conductor::take_durable
 //! [`restore`]: super::Conductor::restore
@@ -12,26 +12,26 @@ use std::sync::Arc;
 use super::instance_spec::InstanceSpec;
 use crate::policy::{PolicyName, Slo};
 
-/// A change of what is to be remembered.
+/// Change of the durable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Durable {
-    /// An instance as it is now.
+    /// The present state of an instance.
     Instance(Box<DurableInstance>),
-    /// The instance of this name is gone.
+    /// The instance of this name was removed.
     Gone(Arc<str>),
-    /// How requests are placed, and what is promised.
+    /// Placement policy and objectives.
     Placement(PolicyName, Slo),
 }
 
 /// The durable state of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurableInstance {
-    /// As it registered.
+    /// Registration of the instance.
     pub spec: InstanceSpec,
-    /// Bytes of KV cache of a token of its model; it may have registered with the default, 0.
+    /// Bytes of KV cache per token of its model; the instance may have registered with the default, 0.
     pub pool_token_bytes: u64,
-    /// True while an operator holds it: it gets no new requests.
+    /// True while an operator holds the instance: it gets no new requests.
     pub held: bool,
-    /// True once its cache was reported or followed. A new Conductor does not know what such an instance holds.
+    /// True once its cache was reported or followed. A new Conductor does not know the cache of such an instance.
     pub reports_cache: bool,
 }

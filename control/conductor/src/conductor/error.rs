@@ -1,61 +1,44 @@
-//! Why the Conductor refuses a call.
+//! Errors of the Conductor's calls.
 
 use std::fmt;
 
 use crate::scheduler::SchedulerError;
 
-/// Why a call was refused.
+/// Reason for rejecting a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum ConductorError {
-    /// Something said makes no sense.
+    /// The request is malformed.
     Bad {
-        /// What, with its number.
+        /// Description, with the offending number.
         what: String,
     },
-    /// Nobody of that name, or not in that incarnation.
-    UnknownInstance {
-        /// The name.
-        name: String,
-    },
-    /// No request of that id is under way.
-    UnknownRequest {
-        /// The id.
-        name: String,
-    },
-    /// No reservation of that number.
-    UnknownReservation {
-        /// The number.
-        reservation: u64,
-    },
+    /// No instance has that name, or not in that incarnation.
+    UnknownInstance { name: String },
+    /// No request of that id waits or is booked.
+    UnknownRequest { name: String },
+    /// No reservation has that number.
+    UnknownReservation { reservation: u64 },
     /// No instance serves that model.
-    UnknownModel {
-        /// The model.
-        model: String,
-        /// Whose.
-        tenant: String,
-        /// Tokens of a block.
-        block_tokens: u32,
-    },
-    /// The name is taken by something else.
+    UnknownModel { model: String, tenant: String, block_tokens: u32 },
+    /// The request conflicts with an existing entry.
     Conflict {
-        /// What, and by what.
+        /// Description of both.
         what: String,
     },
-    /// There are as many as there may be.
+    /// A limit is reached.
     Limit {
-        /// Of what.
+        /// Limited items.
         what: &'static str,
-        /// How many.
         most: usize,
     },
     /// A later incarnation of the instance has registered.
     StaleIncarnation {
-        /// The instance.
         name: String,
         /// Its present incarnation.
         incarnation: u64,
     },
-    /// What a scheduler says.
+    /// Error of a scheduler.
     Scheduler(SchedulerError),
 }
 
@@ -77,7 +60,7 @@ impl fmt::Display for ConductorError {
             Self::StaleIncarnation { name, incarnation } => {
                 write!(
                     f,
-                    "instance {name:?} has registered again with incarnation {incarnation}; an earlier one is over"
+                    "instance {name:?} has registered again with incarnation {incarnation}; the earlier one is fenced"
                 )
             }
             Self::Scheduler(error) => error.fmt(f),
@@ -93,7 +76,7 @@ impl From<SchedulerError> for ConductorError {
     }
 }
 
-/// Something that makes no sense.
+/// Returns the error for a malformed request.
 pub(super) fn bad(what: impl Into<String>) -> ConductorError {
     ConductorError::Bad { what: what.into() }
 }

@@ -1,4 +1,4 @@
-//! Calls of instances and of operators about them, and what of it is durable.
+//! Calls of instances, of operators about instances, and of the host for the durable state.
 
 use super::Conductor;
 use super::cache_feed::{Ack, BatchOutcome, CacheBatch, MOST_CHANGES};
@@ -8,11 +8,11 @@ use super::instance_spec::{InstanceSpec, Load, Registration};
 use crate::scheduler::Request;
 
 impl Conductor {
-    /// An instance registers. The same again does no harm; a later incarnation takes the place of an earlier one.
+    /// Registers an instance. Idempotent; a later incarnation replaces an earlier one.
     ///
     /// # Errors
-    /// When it makes no sense, is another than one of the same name and incarnation, is of an earlier incarnation, or
-    /// there are too many.
+    /// When it is malformed, contradicts its registration in the same incarnation, belongs to an earlier incarnation,
+    /// or a limit is reached.
     pub fn register(&mut self, spec: InstanceSpec, now_ns: u64) -> Result<Registration, ConductorError> {
         spec.check()?;
         if let Some(again) = self.instances.register_again(&spec, now_ns, &mut self.pools)? {
@@ -21,7 +21,10 @@ impl Conductor {
         if let Some(known) = self.pools.find(&spec.pool()).and_then(|number| self.pools.get(number)) {
             let bytes = known.token_bytes;
             if spec.token_bytes != 0 && spec.token_bytes != bytes {
-                let what = format!("{} bytes of KV cache a token; others of this model have {bytes}", spec.token_bytes);
+                let what = format!(
+                    "{} bytes of KV cache per token; other instances of this model have {bytes}",
+                    spec.token_bytes
+                );
                 return Err(ConductorError::Conflict { what });
             }
         }
@@ -36,10 +39,10 @@ impl Conductor {
         entered
     }
 
-    /// An instance goes; its requests are told so. One that is not there does no harm.
+    /// Deregisters an instance, and notifies the clients of its requests. Returns false if there is no such instance.
     ///
     /// # Errors
-    /// When a later incarnation of it is there.
+    /// When a later incarnation of it is registered.
     pub fn deregister(&mut self, name: &str, incarnation: u64, now_ns: u64) -> Result<bool, ConductorError> {
         let is_there = self.instances.check_goes(name, incarnation)?;
         if is_there {
@@ -49,13 +52,13 @@ impl Conductor {
         Ok(is_there)
     }
 
-    /// An instance goes, and its requests are told so.
+    /// Removes an instance, and notifies the clients of its requests.
     fn remove(&mut self, name: &str) {
         let lost: Vec<Request> = self.instances.remove(name, &mut self.pools);
         lost.into_iter().for_each(|request| self.requests.orphan(request));
     }
 
-    /// An instance reports. A report older than the latest one says only that it lives.
+    /// Notes the load report of an instance. A report older than the latest one only proves that the instance lives.
     ///
     /// # Errors
     /// When it is not registered in this incarnation.
@@ -66,8 +69,8 @@ impl Conductor {
         Ok(())
     }
 
-    /// Takes an instance out, or lets it take requests again. What it has goes on, and others may fetch from it. Its
-    /// next incarnation begins like any other. Returns the requests that are booked there.
+    /// Holds an instance, or lets it accept requests again. Its requests continue, and peers may fetch from it. Its
+    /// next incarnation is not held. Returns the number of requests that are booked there.
     ///
     /// # Errors
     /// When there is no such instance.
@@ -82,11 +85,12 @@ impl Conductor {
         Ok(prefills + decodes)
     }
 
-    /// Doubts who missed reports, and gives up who missed many. When the next will have.
+    /// Excludes the instances that missed reports, and removes those that missed many. Returns the next time at which
+    /// one will have.
     pub(super) fn look_at_instances(&mut self, now_ns: u64) -> Option<u64> {
         let silent = self.instances.silent(now_ns);
         for name in silent.doubted {
-            // It was just found.
+            // The instance was found above.
             let _ = self.instances.set_doubted(&name, true, &mut self.pools);
         }
         for name in silent.lost {
@@ -95,7 +99,7 @@ impl Conductor {
         silent.next_ns
     }
 
-    /// A batch of changes of an instance's cache.
+    /// Applies a batch of changes of an instance's cache.
     ///
     /// # Errors
     /// When the instance is unknown, does not prefill, or the batch is too long.
@@ -125,10 +129,10 @@ impl Conductor {
         Ok(ack)
     }
 
-    /// What an instance publishes has not been within reach for so long. Something of its cache may not be known then;
-    /// after [`super::AWAY_DOUBTED_NS`] it is not chosen any more, unless it is heard of otherwise or promised reports,
-    /// which say more; after [`super::AWAY_FORGOTTEN_NS`] it is taken to hold nothing, which is said by `true`: its
-    /// events are to be read from the first on.
+    /// Notes that the publisher of an instance has been unreachable for `for_ns`. The index may lack blocks of its
+    /// cache then. After [`super::AWAY_DOUBTED_NS`] the instance is excluded, unless it was heard from otherwise or
+    /// sends load reports, which are better evidence; after [`super::AWAY_FORGOTTEN_NS`] its blocks are dropped from
+    /// the index, and the method returns true: its events must be read from the first on.
     ///
     /// # Errors
     /// When it is not registered in this incarnation.
@@ -136,7 +140,8 @@ impl Conductor {
         self.instances.away(name, incarnation, for_ns, now_ns, &mut self.pools)
     }
 
-    /// What an instance publishes is within reach, and what it still had of what was missed has been taken.
+    /// Notes that the publisher of an instance is reachable, and that the missed events that it still had were
+    /// processed.
     ///
     /// # Errors
     /// When it is not registered in this incarnation.
@@ -147,8 +152,8 @@ impl Conductor {
         Ok(())
     }
 
-    /// Whether an instance hashes as it should, as was seen by tokens that it told. Where one does not, the model is
-    /// marked: nobody who hashes as one should would find anything there.
+    /// Sets whether an instance hashes as expected, which the tokens in its events prove. If it does not, the model is
+    /// marked: requests with the expected hashes would find none of its blocks.
     ///
     /// # Errors
     /// When it is not registered in this incarnation.
@@ -156,7 +161,8 @@ impl Conductor {
         self.instances.hashes_as_expected(name, incarnation, does)
     }
 
-    /// A block of a model is in a part of the shared store, or no more. False where nobody serves that model.
+    /// Notes that a part of the shared store has a block of a model, or has it no longer. Returns false if no instance
+    /// serves that model.
     ///
     /// # Errors
     /// When there are too many holders.
@@ -171,12 +177,12 @@ impl Conductor {
         self.pools.change_store(part, tenant, model, hash, there)
     }
 
-    /// A part of the shared store has nothing, of any model.
+    /// Notes that a part of the shared store was cleared, for every model.
     pub fn store_cleared(&mut self, part: u64) {
         self.pools.clear_store(part);
     }
 
-    /// Changes since the last call that are to be remembered, one for each instance.
+    /// Takes the changes of the durable state since the last call, one for each instance.
     pub fn take_durable(&mut self) -> Vec<Durable> {
         let changed = self.instances.take_changed();
         let mut durable: Vec<Durable> = changed
@@ -192,17 +198,18 @@ impl Conductor {
         durable
     }
 
-    /// True while [`Self::take_durable`] has changes to return.
+    /// Returns true while [`Self::take_durable`] has changes to return.
     #[must_use]
     pub fn has_durable(&self) -> bool {
         self.placement_changed || self.instances.has_changed()
     }
 
-    /// An instance that was registered with an earlier Conductor goes on. Its silence counts from `graced_ns` on, as it
-    /// may have to find its way here first. If it reports its cache it is degraded until all of that is known again.
+    /// Restores an instance that was registered with an earlier Conductor. Its silence counts from `graced_ns` on,
+    /// because it may have to reconnect first. If it had reported its cache it is degraded until the whole cache is
+    /// known again.
     ///
     /// # Errors
-    /// When the limits do not allow it any more, or it contradicts another.
+    /// When a limit no longer allows it, or it contradicts another instance.
     pub fn restore(&mut self, kept: DurableInstance, graced_ns: u64) -> Result<(), ConductorError> {
         self.instances.check_restored(&kept)?;
         let number = self.pools.get_or_make(kept.spec.pool(), kept.pool_token_bytes, &self.config)?;

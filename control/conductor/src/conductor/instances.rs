@@ -1,4 +1,4 @@
-//! Instances by name: they register with an incarnation, report, are doubted when they do not, and go.
+//! Registry of instances by name: incarnations, load reports, exclusion for silence, and removal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use super::instance_spec::{InstanceSpec, Load, Part, Registration};
 use super::pools::Pools;
 use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
 
-/// An instance.
+/// State of an instance.
 pub(super) struct Instance {
     pub(super) spec: InstanceSpec,
     pub(super) pool: u32,
     pub(super) numbers: InstanceNumbers,
-    /// When it was heard of.
+    /// Time of its last message.
     pub(super) heard_ns: u64,
-    /// Whether it missed reports.
+    /// True if it missed reports.
     pub(super) doubted: bool,
-    /// Whether an operator has taken it out: it gets nothing new, in this incarnation.
+    /// True while an operator holds it: it gets no new requests, in this incarnation.
     pub(super) held: bool,
-    /// The number of its latest report.
+    /// Number of its latest load report.
     seq: u64,
     pub(super) cache: CacheFeed,
 }
 
-/// What was counted of reports.
+/// Counters of reports.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ReportCounts {
     pub(super) batches: u64,
@@ -37,15 +37,15 @@ pub(super) struct ReportCounts {
     pub(super) disbelieved: u64,
 }
 
-/// A batch of changes that is to be made in the index.
+/// Batch of changes to be applied to the index.
 pub(super) struct CacheUpdate {
     pub(super) pool: u32,
-    /// The instance's number among those that prefill.
+    /// Number of the instance among those that prefill.
     pub(super) at: usize,
     pub(super) outcome: BatchOutcome,
 }
 
-/// Who is silent for too long, and when the next will be.
+/// Instances that have been silent for too long, and the next time at which one will be.
 #[derive(Default)]
 pub(super) struct SilentInstances {
     pub(super) doubted: Vec<Arc<str>>,
@@ -54,55 +54,55 @@ pub(super) struct SilentInstances {
 }
 
 impl SilentInstances {
-    /// One will be silent for too long at `at_ns`.
+    /// Notes that an instance will have been silent for too long at `at_ns`.
     fn look_at(&mut self, at_ns: u64) {
         self.next_ns = Some(self.next_ns.map_or(at_ns, |next_ns| next_ns.min(at_ns)));
     }
 }
 
-/// All instances by name.
+/// Registry of instances, by name.
 pub struct InstanceRegistry {
     most: usize,
-    /// Reports that an instance may miss before it is doubted, and before it is lost.
+    /// Missed reports after which an instance is excluded, and after which it is removed.
     missed: (u32, u32),
     by_name: BTreeMap<Arc<str>, Instance>,
-    /// Names of instances of which something changed that is to be remembered.
+    /// Names of instances whose durable state changed.
     changed: BTreeSet<Arc<str>>,
     version: u64,
     counts: ReportCounts,
 }
 
 impl InstanceRegistry {
-    /// Nobody yet, and `most` at most, who may miss so many reports before they are doubted, and before they are lost.
+    /// Creates an empty registry of at most `most` instances; `missed` are the limits of missed reports.
     pub(super) fn new(most: usize, missed: (u32, u32)) -> Self {
         let (by_name, changed) = (BTreeMap::new(), BTreeSet::new());
         Self { most, missed, by_name, changed, version: 0, counts: ReportCounts::default() }
     }
 
-    /// Changes whenever an instance comes, goes, or is doubted or believed again.
+    /// Returns a version that changes whenever an instance comes, goes, or is excluded or accepted again.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// Whose an instance is.
+    /// Returns the tenant of an instance.
     #[must_use]
     pub fn tenant_of(&self, name: &str) -> Option<&str> {
         self.by_name.get(name).map(|known| known.spec.tenant.as_str())
     }
 
-    /// Instances, for whoever follows what they publish.
+    /// Returns the registrations of all instances, to follow their publishers.
     pub fn specs(&self) -> impl Iterator<Item = &InstanceSpec> {
         self.by_name.values().map(|known| &known.spec)
     }
 
-    /// True once an instance's cache was reported or followed.
+    /// Returns true once an instance's cache was reported or followed.
     #[must_use]
     pub fn reports_cache(&self, name: &str) -> bool {
         self.by_name.get(name).is_some_and(|known| known.cache.is_reported())
     }
 
-    /// Instances that publish what nobody reaches.
+    /// Returns the number of instances whose publisher is unreachable.
     #[must_use]
     pub fn unreachable(&self) -> usize {
         self.by_name.values().filter(|known| known.cache.is_away()).count()
@@ -120,7 +120,7 @@ impl InstanceRegistry {
         self.by_name.iter()
     }
 
-    /// An instance in this incarnation.
+    /// Returns an instance in this incarnation.
     fn known(&mut self, name: &str, incarnation: u64) -> Result<&mut Instance, ConductorError> {
         match self.by_name.get_mut(name) {
             Some(known) if known.spec.incarnation == incarnation => Ok(known),
@@ -131,7 +131,8 @@ impl InstanceRegistry {
         }
     }
 
-    /// The answer to an instance that registers and is known in this incarnation; nothing for one that is to enter.
+    /// Returns the answer to an instance that is registered in this incarnation already; `None` for one that is to be
+    /// entered.
     pub(super) fn register_again(
         &mut self,
         spec: &InstanceSpec,
@@ -150,7 +151,7 @@ impl InstanceRegistry {
             return Ok(None);
         }
         if known.spec != *spec {
-            let what = format!("instance {:?} is registered otherwise in this incarnation", spec.name);
+            let what = format!("instance {:?} has registered with another description in this incarnation", spec.name);
             return Err(ConductorError::Conflict { what });
         }
         known.heard_ns = now_ns;
@@ -170,7 +171,7 @@ impl InstanceRegistry {
         spec.report_ns.saturating_mul(self.missed.0 as u64)
     }
 
-    /// An instance that was not known in this incarnation is a part of a pool from now on.
+    /// Enters an instance in a pool that was not known in this incarnation.
     pub(super) fn enter(
         &mut self,
         spec: InstanceSpec,
@@ -186,7 +187,7 @@ impl InstanceRegistry {
         Ok(Registration { fresh: true, again: false, doubted_after_ns })
     }
 
-    /// An instance that was registered before the Conductor started is a part of a pool again.
+    /// Restores an instance that was registered before the Conductor started.
     pub(super) fn restore(
         &mut self,
         kept: DurableInstance,
@@ -204,7 +205,7 @@ impl InstanceRegistry {
         self.let_take(&name, pools)
     }
 
-    /// Refuses to restore one more than there may be.
+    /// Rejects a restored instance that is invalid or exceeds the limit.
     pub(super) fn check_restored(&self, kept: &DurableInstance) -> Result<(), ConductorError> {
         kept.spec.check()?;
         self.refuse_over_limit()
@@ -218,7 +219,7 @@ impl InstanceRegistry {
         heard_ns: u64,
         pools: &mut Pools,
     ) -> Result<Arc<str>, ConductorError> {
-        let pool = pools.get_mut(number).ok_or_else(|| bad("the pool is gone"))?;
+        let pool = pools.get_mut(number).ok_or_else(|| bad("the pool was removed"))?;
         let name: Arc<str> = spec.name.as_str().into();
         let mut numbers = InstanceNumbers::default();
         if matches!(spec.part, Part::Prefill | Part::Mixed) {
@@ -238,7 +239,7 @@ impl InstanceRegistry {
         Ok(name)
     }
 
-    /// Refuses an incarnation before that which is known; whether there is one.
+    /// Rejects an incarnation older than the registered one; returns true if an instance is registered.
     pub(super) fn check_goes(&self, name: &str, incarnation: u64) -> Result<bool, ConductorError> {
         match self.by_name.get(name) {
             Some(known) if known.spec.incarnation > incarnation => {
@@ -248,7 +249,7 @@ impl InstanceRegistry {
         }
     }
 
-    /// An instance goes; the requests that it had and that have to go elsewhere.
+    /// Removes an instance; returns its requests that must be rescheduled.
     pub(super) fn remove(&mut self, name: &str, pools: &mut Pools) -> Vec<Request> {
         let Some(instance) = self.by_name.remove(name) else { return Vec::new() };
         self.changed.insert(name.into());
@@ -263,7 +264,8 @@ impl InstanceRegistry {
         lost
     }
 
-    /// An instance reports; its pool, where there is news. A report older than the latest one says only that it lives.
+    /// Notes the load report of an instance; returns its pool if the report is new. An older one only proves that the
+    /// instance lives.
     pub(super) fn report(
         &mut self,
         name: &str,
@@ -289,7 +291,7 @@ impl InstanceRegistry {
         Ok(Some(number))
     }
 
-    /// Takes an instance out, or lets it take requests again.
+    /// Holds an instance, or lets it accept requests again.
     pub(super) fn hold(&mut self, name: &str, held: bool, pools: &mut Pools) -> Result<(), ConductorError> {
         let unknown = || ConductorError::UnknownInstance { name: name.to_owned() };
         let known = self.by_name.get_mut(name).ok_or_else(unknown)?;
@@ -300,7 +302,7 @@ impl InstanceRegistry {
         self.let_take(name, pools)
     }
 
-    /// An instance is doubted, or believed again.
+    /// Excludes an instance that missed reports, or accepts it again.
     pub(super) fn set_doubted(&mut self, name: &str, doubted: bool, pools: &mut Pools) -> Result<(), ConductorError> {
         let Some(instance) = self.by_name.get_mut(name) else { return Ok(()) };
         if std::mem::replace(&mut instance.doubted, doubted) == doubted {
@@ -310,7 +312,7 @@ impl InstanceRegistry {
         self.let_take(name, pools)
     }
 
-    /// Who is neither doubted nor held takes requests.
+    /// Lets an instance accept requests if it is neither doubted nor held.
     fn let_take(&self, name: &str, pools: &mut Pools) -> Result<(), ConductorError> {
         let Some(instance) = self.by_name.get(name) else { return Ok(()) };
         let takes = !instance.doubted && !instance.held;
@@ -318,7 +320,7 @@ impl InstanceRegistry {
         Ok(pool.scheduler.set_takes(instance.numbers, takes)?)
     }
 
-    /// A batch of changes of an instance's cache: what is to be done with it.
+    /// Examines a batch of changes of an instance's cache; returns the update of the index.
     pub(super) fn take_batch(
         &mut self,
         name: &str,
@@ -345,7 +347,7 @@ impl InstanceRegistry {
         Ok(CacheUpdate { pool, at, outcome })
     }
 
-    /// What an instance publishes has not been within reach for so long; true where it is taken to hold nothing.
+    /// Notes how long the publisher of an instance has been unreachable; returns true if its blocks are dropped.
     pub(super) fn away(
         &mut self,
         name: &str,
@@ -371,7 +373,8 @@ impl InstanceRegistry {
         Ok(is_forgotten)
     }
 
-    /// What an instance publishes is within reach; its pool, where it may take requests again for that.
+    /// Notes that the publisher of an instance is reachable; returns its pool if the instance may accept requests again
+    /// because of that.
     pub(super) fn reached(
         &mut self,
         name: &str,
@@ -393,7 +396,7 @@ impl InstanceRegistry {
         Ok(Some(pool))
     }
 
-    /// Whether an instance hashes as it should.
+    /// Sets whether an instance hashes as expected.
     pub(super) fn hashes_as_expected(
         &mut self,
         name: &str,
@@ -405,8 +408,8 @@ impl InstanceRegistry {
         Ok(())
     }
 
-    /// A prompt was placed and had so many tokens cached. The numbers of its instance, if that never has what it says
-    /// and is not believed any more.
+    /// Compares the reused tokens of a placed prompt with the reported ones. Returns the numbers of its instance if
+    /// that repeatedly lacks reported blocks and is no longer believed.
     pub(super) fn note_reuse(
         &mut self,
         assigned: &AssignedInstances,
@@ -425,7 +428,7 @@ impl InstanceRegistry {
         Some(instance.numbers)
     }
 
-    /// Those of these names that are in a pool.
+    /// Returns the numbers of the named instances that are in a pool.
     pub(super) fn excluded(&self, pool: u32, names: &[String]) -> ExcludedInstances {
         if names.is_empty() {
             return ExcludedInstances::default();
@@ -438,7 +441,7 @@ impl InstanceRegistry {
         }
     }
 
-    /// Instances of a pool of whose caches something is not known.
+    /// Returns the instances of a pool whose caches are not completely known.
     pub(super) fn unknown_in(&self, pool: u32) -> impl Iterator<Item = &Arc<str>> {
         let unknown = move |known: &Instance| {
             known.pool == pool && known.numbers.prefill.is_some() && known.cache.is_incomplete()
@@ -446,12 +449,12 @@ impl InstanceRegistry {
         self.by_name.iter().filter(move |(_, known)| unknown(known)).map(|(name, _)| name)
     }
 
-    /// Whether an instance of a pool was seen to hash otherwise than it should.
+    /// Returns true if an instance of a pool was observed to hash unexpectedly.
     pub(super) fn has_alien(&self, pool: u32) -> bool {
         self.by_name.values().any(|known| known.pool == pool && known.cache.is_alien())
     }
 
-    /// Who missed reports, and who missed many. When the next will have.
+    /// Returns the instances that missed reports, those that missed many, and the next time at which one will have.
     pub(super) fn silent(&self, now_ns: u64) -> SilentInstances {
         let (doubt, lose) = self.missed;
         let mut silent = SilentInstances::default();
@@ -474,17 +477,17 @@ impl InstanceRegistry {
         silent
     }
 
-    /// Whether something changed that is to be remembered.
+    /// Returns true if the durable state changed.
     pub(super) fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Names of instances of which something changed that is to be remembered, since the last call.
+    /// Takes the names of instances whose durable state changed since the last call.
     pub(super) fn take_changed(&mut self) -> BTreeSet<Arc<str>> {
         std::mem::take(&mut self.changed)
     }
 
-    /// What is to be remembered of an instance, if it is there.
+    /// Returns the durable state of an instance, if it is registered.
     pub(super) fn durable(&self, name: &str, pools: &Pools) -> Option<DurableInstance> {
         let known = self.by_name.get(name)?;
         let pool_token_bytes = pools.get(known.pool)?.token_bytes;

@@ -15,61 +15,60 @@ use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex, Pre
 use crate::policy::{Fetch, Placement};
 use crate::scheduler::{Request, Scheduler, SchedulerError, Scratch};
 
-/// Sources named in an answer at most.
+/// Maximum number of sources in an answer.
 const SOURCES: usize = 4;
-/// Prompts in a row of which more was cached than the index knew, from which on hashes count as of different kinds.
+/// Number of consecutive prompts with more cached blocks than the index knew after which hashes count as mismatched.
 const MISMATCH: u32 = 16;
-/// Tiers that instances speak of.
+/// Tiers that instances report.
 const TOLD: [Tier; 3] = [Tier::Gpu, Tier::Dram, Tier::Ssd];
 
-/// Whose instances, of which model, with which blocks.
+/// Key of a pool: tenant, model and block size.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PoolKey {
-    /// Whose.
     pub tenant: String,
-    /// The model.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
 }
 
-/// What came of questions.
+/// Counters of placements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// Tokens of prompts that were placed.
+    /// Tokens of placed prompts.
     pub tokens: u64,
-    /// Of these, reused by prediction.
+    /// Tokens of these that were predicted to be reused.
     pub reused: u64,
 }
 
-/// A beginning of prompts, and where all of it is.
+/// Locations of a whole prefix.
 pub(super) struct PrefixPlaces {
-    /// Instances that have all of it.
+    /// Number of instances that have all of it.
     pub(super) instances: usize,
-    /// Whether the shared store has all of it.
+    /// True if the shared store has all of it.
     pub(super) is_stored: bool,
 }
 
-/// One model's instances.
+/// Pool: the instances of one model.
 pub(super) struct Pool {
     pub(super) key: PoolKey,
     pub(super) token_bytes: u64,
     pub(super) scheduler: Scheduler,
-    /// For contexts beyond those that there may be: their hashes are salted by name.
+    /// Context shared by those beyond the maximum number of contexts: their hashes are salted with their names.
     overflow: ContextId,
-    /// Who holds blocks of the shared store: its parts, by their numbers.
+    /// Holders that are parts of the shared store, by the numbers of the parts.
     store: BTreeMap<u64, HolderId>,
-    /// Names by number.
+    /// Names of instances, by number.
     prefill: Vec<Arc<str>>,
     decode: Vec<Arc<str>>,
-    /// Instances.
+    /// Number of instances.
     pub(super) instances: usize,
-    /// Requests.
+    /// Number of requests.
     pub(super) requests: usize,
-    /// Prompts of which more was cached than the index knew, one after the other.
+    /// Number of consecutive prompts with more cached blocks than the index knew.
     surprises: u32,
     pub(super) hits: Hits,
-    /// What is reused most, and what is fetched most from the shared store.
+    /// Hottest reused prefixes, and those fetched most from the shared store.
     pub(super) hot: HotTable,
     pub(super) fetched: HotTable,
 }
@@ -102,8 +101,8 @@ impl Pool {
         })
     }
 
-    /// The context named `key`, and hashes for it. Where there are as many contexts as there may be, all others share
-    /// one, with hashes that depend on the name.
+    /// Returns the context named `key`, and hashes for it. Beyond the maximum number of contexts, all others share one,
+    /// with hashes that are salted with the name.
     pub(super) fn context(
         &mut self,
         key: &ContextKey,
@@ -127,33 +126,33 @@ impl Pool {
         self.prefill.get(at).cloned().unwrap_or_else(|| "".into())
     }
 
-    /// The name of an instance that decodes.
+    /// Returns the name of an instance that decodes.
     pub(super) fn decode_name(&self, at: usize) -> Option<Arc<str>> {
         self.decode.get(at).cloned()
     }
 
-    /// The instance of this number among those that prefill has a name.
+    /// Sets the name of the instance of this number among those that prefill.
     pub(super) fn name_prefill(&mut self, at: usize, name: &Arc<str>) {
         note_name(&mut self.prefill, at, name);
     }
 
-    /// The instance of this number among those that decode has a name.
+    /// Sets the name of the instance of this number among those that decode.
     pub(super) fn name_decode(&mut self, at: usize, name: &Arc<str>) {
         note_name(&mut self.decode, at, name);
     }
 
-    /// Whether a holder is a part of the shared store.
+    /// Returns true if a holder is a part of the shared store.
     fn is_store(&self, holder: HolderId) -> bool {
         self.store.values().any(|part| *part == holder)
     }
 
-    /// Whether hashes of requests and of events seem to be of different kinds.
+    /// Returns true if the hashes of requests and of events seem to be of different kinds.
     pub(super) const fn is_mismatched(&self) -> bool {
         self.surprises >= MISMATCH
     }
 
-    /// A prompt was placed with so many tokens to reuse, and had so many cached: where much is cached of which nobody
-    /// said so, hashes of events and of requests are not of one kind.
+    /// Compares the reused tokens of a placed prompt with the predicted ones: if many reused blocks were never
+    /// reported, the hashes of events and of requests are of different kinds.
     pub(super) fn note_reuse(&mut self, said_tokens: u32, reused_tokens: u32) {
         if said_tokens > 0 || reused_tokens < self.key.block_tokens.saturating_mul(2) {
             self.surprises = if said_tokens > 0 && reused_tokens > 0 { 0 } else { self.surprises };
@@ -162,7 +161,7 @@ impl Pool {
         }
     }
 
-    /// A placement by names, for a reservation that lasts so long without an update.
+    /// Returns a placement with names, for a reservation with this lease.
     pub(super) fn assigned(
         &mut self,
         id: u64,
@@ -207,7 +206,7 @@ impl Pool {
         answer
     }
 
-    /// A request was placed: what it reuses counts.
+    /// Counts the reused blocks of a placed request.
     pub(super) fn note_placement(
         &mut self,
         request: &Request,
@@ -225,25 +224,25 @@ impl Pool {
         }
     }
 
-    /// Where all of a beginning of prompts is.
+    /// Returns the locations of a whole prefix.
     pub(super) fn places_of(&mut self, row: &HotRow, most: usize, found: &mut PrefixMatches) -> PrefixPlaces {
-        // The context is one of this index's, and the chain no longer than a prompt.
+        // The context belongs to this index, and the chain is no longer than a prompt.
         let _: Result<(), _> = self.index().find(row.context, &row.chain, most, Tiers::SHARED, found);
         let whole = || found.matches().iter().filter(|found| found.blocks as usize == row.chain.len());
         let instances = whole().filter(|found| self.scheduler.instance_of(found.holder).is_some()).count();
         PrefixPlaces { instances, is_stored: whole().any(|found| self.is_store(found.holder)) }
     }
 
-    /// Blocks of a beginning that every instance has.
+    /// Returns the number of blocks of a prefix that every instance has.
     pub(super) fn head(&mut self, row: &HotRow, found: &mut PrefixMatches) -> usize {
-        // Contexts of a pool are those of its index.
+        // The contexts of a pool are those of its index.
         let _: Result<(), _> = self.scheduler.index().find(row.context, &row.chain, usize::MAX, Tiers::OWN, found);
         let has = |holder| found.matches().iter().find(|held| held.holder == holder).map_or(0, |held| held.blocks);
         let instances = (0..self.prefill.len()).filter_map(|at| self.scheduler.holder(at).ok());
         instances.map(has).min().unwrap_or(0) as usize
     }
 
-    /// A change of the cache of an instance.
+    /// Applies a change of an instance's cache.
     pub(super) fn change_cache(&mut self, at: usize, event: CacheEvent) -> Result<(), ConductorError> {
         let PoolKey { tenant, model, block_tokens } = self.key.clone();
         let key = |lora, salt| ContextKey { tenant, model, lora, block_tokens, salt };
@@ -268,7 +267,7 @@ impl Pool {
         Ok(())
     }
 
-    /// A block is in a part of the shared store, or no more.
+    /// Notes that a part of the shared store has a block, or has it no longer.
     fn change_store(&mut self, part: u64, hash: u64, there: bool) -> Result<(), ConductorError> {
         let holder = match self.store.get(&part) {
             Some(holder) => *holder,
@@ -290,7 +289,8 @@ impl Pool {
         Ok(changed.map_err(SchedulerError::from)?)
     }
 
-    /// Blocks that a holder has of an answer, by tiers: on the GPU, there or in memory, there or on an SSD.
+    /// Returns the number of a prefix's blocks that a holder has: on the GPU; there or in memory; there, in memory or
+    /// on an SSD.
     pub(super) fn by_tiers(&mut self, holder: HolderId, found: &PrefixMatches) -> [u32; 3] {
         let mut within = |tiers| self.index().blocks_within(found, holder, tiers);
         [within(Tiers::only(Tier::Gpu)), within(Tiers::up_to(Tier::Dram)), within(Tiers::up_to(Tier::Ssd))]
@@ -302,8 +302,8 @@ fn note_name(names: &mut Vec<Arc<str>>, at: usize, name: &Arc<str>) {
     names[at] = Arc::clone(name);
 }
 
-/// Whether a request fetches from the shared store what it reuses. A store that spreads blocks over its parts is named
-/// by none of them, but then no instance has all that is to be reused.
+/// Returns true if a request fetches its reused blocks from the shared store. A store that spreads blocks over its
+/// parts is not among the sources, but then no instance has all reused blocks.
 fn from_store(assigned: &AssignedInstances, fetch: Fetch) -> bool {
     let has_all = |source: &&Source| source.tokens >= assigned.reuse_tokens;
     let mut whole = assigned.sources.iter().filter(has_all);
@@ -311,7 +311,7 @@ fn from_store(assigned: &AssignedInstances, fetch: Fetch) -> bool {
         || whole.any(|source| source.instance.is_none())
 }
 
-/// All pools.
+/// All pools, by number.
 #[derive(Default)]
 pub(super) struct Pools {
     by_number: BTreeMap<u32, Pool>,
@@ -328,24 +328,24 @@ impl Pools {
         self.by_number.get_mut(&number)
     }
 
-    /// A pool, with room for the working of a question.
+    /// Returns a pool, with scratch memory for a lookup.
     pub(super) fn with_scratch(&mut self, number: u32) -> Option<(&mut Pool, &mut Scratch)> {
         let pool = self.by_number.get_mut(&number)?;
         Some((pool, &mut self.scratch))
     }
 
-    /// All pools in the order of their making, with room for the working of questions.
+    /// Returns all pools in the order of their creation, with scratch memory for lookups.
     pub(super) fn iter_with_scratch(&mut self) -> (impl Iterator<Item = (u32, &mut Pool)>, &mut Scratch) {
         let pools = self.by_number.iter_mut().map(|(number, pool)| (*number, pool));
         (pools, &mut self.scratch)
     }
 
-    /// All pools in the order of their making.
+    /// Returns all pools in the order of their creation.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Pool)> {
         self.by_number.iter().map(|(number, pool)| (*number, pool))
     }
 
-    /// As [`Self::iter`], to be changed.
+    /// Returns all pools in the order of their creation, to be changed.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Pool)> {
         self.by_number.iter_mut().map(|(number, pool)| (*number, pool))
     }
@@ -354,17 +354,17 @@ impl Pools {
         self.by_number.len()
     }
 
-    /// The pool with this key.
+    /// Returns the number of the pool with this key.
     pub(super) fn find(&self, key: &PoolKey) -> Option<u32> {
         self.by_number.iter().find(|(_, pool)| pool.key == *key).map(|(number, _)| *number)
     }
 
-    /// The pool that a context is in.
+    /// Returns the number of the pool that a context is in.
     pub(super) fn of_context(&self, context: &ContextKey) -> Result<u32, ConductorError> {
         self.find(&PoolKey::of(context)).ok_or_else(|| unknown_model(context))
     }
 
-    /// The pool with this key, made if it is new.
+    /// Returns the number of the pool with this key; creates it if it is new.
     pub(super) fn get_or_make(
         &mut self,
         key: PoolKey,
@@ -384,14 +384,14 @@ impl Pools {
         Ok(number)
     }
 
-    /// Forgets a pool that nobody needs.
+    /// Removes a pool without instances and requests.
     pub(super) fn drop_unused(&mut self, number: u32) {
         if self.by_number.get(&number).is_some_and(|pool| pool.instances == 0 && pool.requests == 0) {
             self.by_number.remove(&number);
         }
     }
 
-    /// An instance holds nothing any more.
+    /// Drops all blocks of an instance from the index.
     pub(super) fn clear(&mut self, number: u32, at: usize) -> Result<(), ConductorError> {
         match self.by_number.get_mut(&number) {
             Some(pool) => Ok(pool.scheduler.cleared(at)?),
@@ -399,7 +399,8 @@ impl Pools {
         }
     }
 
-    /// A block of a model is in a part of the shared store, or no more. False where nobody serves that model.
+    /// Notes that a part of the shared store has a block of a model, or has it no longer. Returns false if no instance
+    /// serves that model.
     pub(super) fn change_store(
         &mut self,
         part: u64,
@@ -417,11 +418,11 @@ impl Pools {
         Ok(told)
     }
 
-    /// A part of the shared store has nothing, of any model.
+    /// Notes that a part of the shared store was cleared, for every model.
     pub(super) fn clear_store(&mut self, part: u64) {
         for pool in self.by_number.values_mut() {
             if let Some(holder) = pool.store.remove(&part) {
-                // It was registered with this index, and not retired since.
+                // The holder was registered with this index, and not retired since.
                 let _: Result<(), _> = pool.index().retire(holder);
             }
         }
@@ -429,7 +430,7 @@ impl Pools {
 }
 
 impl PoolKey {
-    /// That of the pool that a context is in.
+    /// Returns the key of the pool that a context is in.
     fn of(context: &ContextKey) -> Self {
         Self { tenant: context.tenant.clone(), model: context.model.clone(), block_tokens: context.block_tokens }
     }
@@ -443,7 +444,7 @@ fn unknown_model(context: &ContextKey) -> ConductorError {
     }
 }
 
-/// A number for a context's name.
+/// Returns a salt for a context's name.
 fn salt_of(key: &ContextKey) -> u64 {
     let name = format!("{}\u{0}{}\u{0}{}", key.lora, key.salt, key.block_tokens);
     Digest::of(key.tenant.as_bytes(), name.as_bytes()).0 as u64

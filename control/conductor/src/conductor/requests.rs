@@ -1,5 +1,5 @@
-//! Requests that are not over: asked for by an id of the scheduler's, answered once, told of later, ended by an update
-//! or a lease.
+//! Ledger of open requests: identified by an id of the scheduler, answered once, notified later, and ended by an update
+//! or an expired lease.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use crate::index::ContextId;
 use crate::policy::{Choice, Placement};
 use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError};
 
-/// When it is worth trying again after a table was full.
+/// Delay before a retry after a table was full.
 const AGAIN_NS: u64 = 1_000_000_000;
-/// How soon it is looked again whether somebody who waits can go.
+/// Interval at which waiting requests are examined again.
 const AGAIN_SOON_NS: u64 = 5_000_000;
-/// The longest prefill that is believed.
+/// Maximum plausible duration of a prefill.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Where a request stands.
+/// State of a request.
 pub(super) enum RequestState {
     Waiting,
     Placed(AssignedInstances),
-    /// Its instance was lost.
+    /// The instance of the request was lost.
     Orphan(Request),
 }
 
-/// A request that is not over.
+/// Open request.
 pub(super) struct TrackedRequest {
     name: Arc<str>,
     pub(super) pool: u32,
     client: u64,
     mark: u64,
     blocks: usize,
-    /// Whether it was placed after it had waited, and nobody has spoken of it since.
+    /// True if the request was placed after a wait, and its client has not updated it since.
     late: bool,
     pub(super) state: RequestState,
 }
 
-/// What was counted of requests.
+/// Counters of requests.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RequestCounts {
     pub(super) placed: u64,
@@ -54,7 +54,7 @@ pub(super) struct RequestCounts {
     pub(super) orphaned: u64,
 }
 
-/// How many requests there may be, and for how long.
+/// Limits of requests: their number, and their duration.
 struct RequestLimits {
     requests: usize,
     blocks: usize,
@@ -63,7 +63,7 @@ struct RequestLimits {
     claim_ns: u64,
 }
 
-/// A prefill that is done: what was said of its prompt, and what was cached.
+/// Report of a finished prefill: the assignment, and the tokens reused.
 pub(super) struct PrefillReport {
     pub(super) pool: u32,
     pub(super) assigned: AssignedInstances,
@@ -74,19 +74,19 @@ pub(super) struct PrefillReport {
 pub(super) struct RequestLedger {
     limits: RequestLimits,
     requests: BTreeMap<u64, TrackedRequest>,
-    /// By tenant, then by id.
+    /// Reservation numbers, by tenant, then by id.
     by_name: BTreeMap<String, BTreeMap<Arc<str>, u64>>,
     due: Due,
     notices: VecDeque<ClientNotice>,
     /// Blocks of all prompts.
     blocks: usize,
-    /// The greatest number of a reservation.
+    /// Greatest number of a reservation so far.
     last: u64,
     counts: RequestCounts,
 }
 
 impl RequestLedger {
-    /// No requests yet; numbers of reservations begin after `last`.
+    /// Creates an empty ledger; numbers of reservations begin after `last`.
     pub(super) fn new(config: &ConductorConfig, last: u64) -> Self {
         let limits = RequestLimits {
             requests: config.max_requests,
@@ -111,25 +111,25 @@ impl RequestLedger {
         self.counts
     }
 
-    /// How long a booked request lasts without an update.
+    /// Returns the lease of a booked request without an update.
     pub(super) const fn lease_ns(&self) -> u64 {
         self.limits.lease_ns
     }
 
-    /// What clients that wait are to be told, oldest first.
+    /// Takes the oldest notice for a waiting client.
     pub(super) fn take_notice(&mut self) -> Option<ClientNotice> {
         self.notices.pop_front()
     }
 
-    /// The request of this id. Ids are each tenant's own: of several it is that of the first tenant by name, so the
-    /// default tenant's before all others.
+    /// Returns the request of this id. Ids are per tenant: if several tenants use this one, it is the request of the
+    /// first tenant by name, so the default tenant's before all others.
     pub(super) fn named(&self, name: &str) -> Option<(u64, &TrackedRequest)> {
         let id = *self.by_name.values().find_map(|names| names.get(name))?;
         Some((id, self.requests.get(&id)?))
     }
 
-    /// Decides where a request runs that may not go to `excluded`, and books it. A request that comes again with the
-    /// same id gets the same answer.
+    /// Chooses the instances of a request, none of them in `excluded`, and books it. Idempotent: a repeated request
+    /// with the same id gets the same answer.
     pub(super) fn schedule(
         &mut self,
         asked: &ScheduleRequest,
@@ -141,7 +141,7 @@ impl RequestLedger {
         let full = self.requests.len() >= self.limits.requests || self.blocks + asked.hashes.len() > self.limits.blocks;
         let (context, hashes) = match pools.get_mut(pool) {
             Some(pool) => pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?,
-            None => return Err(bad("the pool is gone")),
+            None => return Err(bad("the pool was removed")),
         };
         let mark = fingerprint(asked.tokens, context, &hashes);
         let names = self.by_name.get(asked.context.tenant.as_str());
@@ -170,7 +170,7 @@ impl RequestLedger {
         self.offer(kept, &request, asked.mode, asked.wait_ns, now_ns, pools)
     }
 
-    /// The answer to a request that was asked before.
+    /// Answers a repeated request.
     fn again(
         &mut self,
         id: u64,
@@ -180,11 +180,11 @@ impl RequestLedger {
         now_ns: u64,
         pools: &Pools,
     ) -> Result<Answer, ConductorError> {
-        let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("a request without an entry")) };
-        // Marks of two models may be alike: each counts its contexts for itself.
+        let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("the ledger has no such request")) };
+        // Fingerprints of two models may be equal: each model numbers its contexts separately.
         if (kept.pool, kept.mark) != (pool, mark) {
             let other = if kept.pool == pool { "with another prompt" } else { "for another model or block size" };
-            let what = format!("request {:?} is under way {other}; use an id of its own", asked.request);
+            let what = format!("request {:?} is in flight {other}; use another id", asked.request);
             return Err(ConductorError::Conflict { what });
         }
         kept.client = asked.client;
@@ -207,7 +207,7 @@ impl RequestLedger {
         }
     }
 
-    /// What a request would be answered now, without being booked.
+    /// Returns the answer that a request would get now, without booking it.
     fn advise(&self, pool: u32, request: &Request, now_ns: u64, pools: &mut Pools) -> Answer {
         let Some((pool, scratch)) = pools.with_scratch(pool) else {
             return Answer::Refused { why: Why::NoInstance, retry_after_ns: AGAIN_NS };
@@ -224,7 +224,7 @@ impl RequestLedger {
         }
     }
 
-    /// Has the pool's scheduler decide, and enters what it says.
+    /// Lets the pool's scheduler decide, and books the decision.
     fn offer(
         &mut self,
         kept: TrackedRequest,
@@ -235,7 +235,7 @@ impl RequestLedger {
         pools: &mut Pools,
     ) -> Result<Answer, ConductorError> {
         let (id, number) = (request.id, kept.pool);
-        let Some((pool, scratch)) = pools.with_scratch(number) else { return Err(bad("the pool is gone")) };
+        let Some((pool, scratch)) = pools.with_scratch(number) else { return Err(bad("the pool was removed")) };
         let choice = match mode {
             Mode::Now => pool.scheduler.schedule_now(request, now_ns, scratch),
             _ => pool.scheduler.schedule(request, now_ns, scratch),
@@ -294,17 +294,18 @@ impl RequestLedger {
         }
     }
 
-    /// Lets those of a pool go who wait and whose time has come.
+    /// Places the waiting requests of a pool that can start now.
     pub(super) fn poll(&mut self, pool: u32, now_ns: u64, pools: &mut Pools) {
         let _ = self.poll_for(pool, None, now_ns, pools);
     }
 
-    /// As [`Self::poll`]; what is said of the one that is asking goes into its answer. The refusal of that one.
+    /// Places waiting requests as [`Self::poll`] does, but without a notice for the request `asking`, which gets its
+    /// answer directly. Returns the rejection of that request, if it is rejected.
     fn poll_for(&mut self, number: u32, asking: Option<u64>, now_ns: u64, pools: &mut Pools) -> Option<Answer> {
         let mut answer = None;
         loop {
             let Some((pool, scratch)) = pools.with_scratch(number) else { return answer };
-            // One that cannot be booked stays in the queue, and is tried again with the next change.
+            // A request that cannot be booked stays in the queue, and is retried with the next change.
             let Ok(Some(next)) = pool.scheduler.poll(now_ns, scratch) else { return answer };
             let (id, why, retry_after_ns) = match next {
                 Next::Goes { id, placement } => {
@@ -324,14 +325,14 @@ impl RequestLedger {
         }
     }
 
-    /// A request is over; its pool.
+    /// Ends a request; returns its pool.
     pub(super) fn release(&mut self, reservation: u64, pools: &mut Pools) -> Result<u32, ConductorError> {
         let kept = self.end(reservation, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
         Ok(kept.pool)
     }
 
-    /// A booked request fares so; what it says of its instance's cache, if its prefill is done. It lasts on when it is
-    /// renewed ([`Self::renew`]).
+    /// Notes the progress of a booked request; returns the report of its prefill, if that is done. Does not renew the
+    /// lease: see [`Self::renew`].
     pub(super) fn progress(
         &mut self,
         reservation: u64,
@@ -364,21 +365,21 @@ impl RequestLedger {
         Ok(Some(PrefillReport { pool: kept.pool, assigned: assigned.clone(), reused_tokens: reused }))
     }
 
-    /// A booked request lasts as long again as its lease; its pool.
+    /// Renews the lease of a booked request; returns its pool.
     pub(super) fn renew(&mut self, reservation: u64, now_ns: u64) -> Option<u32> {
         let kept = self.requests.get(&reservation)?;
         self.due.set(reservation, now_ns.saturating_add(self.limits.lease_ns));
         Some(kept.pool)
     }
 
-    /// The pool of a request.
+    /// Returns the pool of a request.
     pub(super) fn pool_of(&self, reservation: u64) -> Result<u32, ConductorError> {
         let kept = self.requests.get(&reservation).ok_or(ConductorError::UnknownReservation { reservation })?;
         Ok(kept.pool)
     }
 
-    /// A request goes elsewhere than `failed`, and than where it must not go already. It keeps its place among those
-    /// who wait.
+    /// Places a request on instances other than `failed`, and other than those that it excludes already. It keeps its
+    /// place in the queue.
     pub(super) fn reschedule(
         &mut self,
         reservation: u64,
@@ -406,7 +407,7 @@ impl RequestLedger {
         answer
     }
 
-    /// What was assigned to a client's requests after they had waited, and may not have reached it.
+    /// Returns the assignments of a client's requests that had waited, and that may not have reached the client.
     pub(super) fn unclaimed(&self, client: u64) -> Vec<ClientNotice> {
         let mine = self.requests.values().filter(|kept| kept.client == client && kept.late);
         let notices = mine.filter_map(|kept| match &kept.state {
@@ -419,7 +420,7 @@ impl RequestLedger {
         notices.collect()
     }
 
-    /// The instance of a request was lost.
+    /// Notes that the instance of a request was lost, and notifies its client.
     pub(super) fn orphan(&mut self, request: Request) {
         let Some(kept) = self.requests.get_mut(&request.id) else { return };
         self.counts.orphaned += 1;
@@ -428,11 +429,11 @@ impl RequestLedger {
         kept.state = RequestState::Orphan(request);
     }
 
-    /// Takes a request out of the tables of names and times.
+    /// Removes a request from the tables of names and deadlines.
     fn forget(&mut self, id: u64, kept: &TrackedRequest, pools: &mut Pools) {
         self.due.clear(id);
         self.blocks -= kept.blocks;
-        // A pool lasts as long as its requests.
+        // A pool exists as long as its requests.
         let Some(pool) = pools.get_mut(kept.pool) else { return };
         pool.requests -= 1;
         if let Some(names) = self.by_name.get_mut(&pool.key.tenant) {
@@ -447,22 +448,22 @@ impl RequestLedger {
         let kept = self.requests.remove(&id)?;
         self.forget(id, &kept, pools);
         if let Some(pool) = pools.get_mut(kept.pool) {
-            // The scheduler does not have one whose instance was lost.
+            // The scheduler does not have a request whose instance was lost.
             let _ = pool.scheduler.release(id);
         }
         pools.drop_unused(kept.pool);
         Some(kept)
     }
 
-    /// When [`Self::expire`] or [`Self::poll`] may have something to do.
+    /// Returns the time at which [`Self::expire`] or [`Self::poll`] may have work.
     pub(super) fn soon_ns(&self, now_ns: u64, pools: &Pools) -> Option<u64> {
         let waits = pools.iter().any(|(_, pool)| pool.scheduler.waiting() > 0);
-        // Who waits may go as soon as others have worked for a while.
+        // A waiting request may become placeable as soon as others have made progress.
         let soon_ns = waits.then(|| now_ns.saturating_add(AGAIN_SOON_NS));
         [self.due.first_ns(), soon_ns].into_iter().flatten().min()
     }
 
-    /// Ends what is over by now.
+    /// Ends the requests whose deadline has passed.
     pub(super) fn expire(&mut self, now_ns: u64, pools: &mut Pools) {
         while let Some(id) = self.due.next(now_ns) {
             let Some(kept) = self.end(id, pools) else { continue };
@@ -477,7 +478,7 @@ impl RequestLedger {
     }
 }
 
-/// A mark of a prompt: the same only for the same prompt.
+/// Returns a fingerprint of a prompt, for telling a repeated request from another one.
 fn fingerprint(tokens: u32, context: ContextId, hashes: &[u64]) -> u64 {
     let last = hashes.last().copied().unwrap_or(0);
     mix64(last ^ mix64(u64::from(tokens) << 32 | hashes.len() as u64)) ^ mix64(u64::from(context.number()))

@@ -1,5 +1,5 @@
-//! Questions that change nothing: who has how much of a prompt, why a request went where, how instances are, which
-//! prefixes are hot and which of these are worth a copy.
+//! Read-only views: holders of a prompt, explanations of placements, instances and pools, hot prefixes; and the
+//! prefixes to be replicated.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,193 +16,193 @@ use crate::index::{ContextId, ContextKey, Tier, Tiers};
 use crate::policy::Choice;
 use crate::scheduler::SchedulerError;
 
-/// The most holders in an answer.
+/// Maximum number of holders in an answer.
 const MOST_HOLDERS: usize = 1_024;
-/// Candidates in an explanation at most.
+/// Maximum number of candidates in an explanation.
 const CANDIDATES: usize = 64;
-/// Holders of a hot prefix that are counted at most.
+/// Maximum number of counted holders of a hot prefix.
 const HOT_HOLDERS: usize = 1_024;
-/// How often a minute a hot prefix comes that counts.
+/// Minimum rate of a hot prefix, per minute.
 const LEAST_PER_MINUTE: f64 = 0.5;
-/// Prefixes of a model that are looked at for copies.
+/// Number of prefixes of a model that are considered for replication.
 const COPY_ROWS: usize = 64;
 
-/// Who has how much of the beginning of a prompt.
+/// Holders of a prompt's prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holdings {
-    /// Most first.
+    /// Instances that hold a prefix, those with the most tokens first.
     pub holders: Vec<PrefixHolding>,
-    /// Instances that are not among the holders and of whose caches something is not known.
+    /// Instances that are not among the holders and whose caches the index may not know completely.
     pub unknown: Vec<Arc<str>>,
-    /// Tokens that the shared store and all instances can give together.
+    /// Tokens that the shared store and all instances can provide together.
     pub pooled_tokens: u32,
 }
 
-/// What an instance has of the beginning of a prompt, in tokens without a gap.
+/// Prefix of a prompt that an instance holds, in tokens without a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PrefixHolding {
-    /// Who.
     pub instance: Arc<str>,
-    /// On its GPU.
+    /// Tokens on its GPU.
     pub gpu_tokens: u32,
-    /// There or in its memory.
+    /// Tokens on its GPU or in its memory.
     pub dram_tokens: u32,
-    /// There, in its memory or on its SSD.
+    /// Tokens on its GPU, in its memory or on its SSD.
     pub ssd_tokens: u32,
-    /// Whether something of its cache is not known.
+    /// True if its cache is not completely known.
     pub degraded: bool,
 }
 
-/// An instance as everybody sees it.
+/// State of an instance, for operators and routers.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct InstanceRow {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its incarnation.
     pub incarnation: u64,
-    /// Whose, of which model.
+    /// Tenant, model and block size.
     pub pool: PoolKey,
-    /// What it does.
+    /// Phases that it serves.
     pub part: Part,
-    /// Where it is reached.
+    /// Address at which routers reach it.
     pub address: String,
-    /// Whether it missed reports.
+    /// True if it missed reports.
     pub doubted: bool,
-    /// Whether an operator has taken it out.
+    /// True while an operator holds it.
     pub held: bool,
-    /// Whether something of its cache is not known.
+    /// True if its cache is not completely known.
     pub degraded: bool,
-    /// Prefills booked there.
+    /// Number of prefills booked there.
     pub prefills: u32,
-    /// Until these are done, in nanoseconds.
+    /// Time until these are done, in nanoseconds.
     pub wait_ns: u64,
     /// Tokens of KV cache of decodes booked there.
     pub decode_tokens: u64,
-    /// These decodes.
+    /// Number of these decodes.
     pub decodes: u32,
-    /// How long ago it was heard of, in nanoseconds.
+    /// Time since its last message, in nanoseconds.
     pub silent_ns: u64,
 }
 
-/// A pool as everybody sees it.
+/// State of a pool, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRow {
-    /// Whose, of which model.
+    /// Tenant, model and block size.
     pub key: PoolKey,
-    /// Instances.
+    /// Number of instances.
     pub instances: usize,
-    /// Requests that wait.
+    /// Number of requests that wait.
     pub waiting: usize,
-    /// Requests that wait or are booked.
+    /// Number of requests that wait or are booked.
     pub requests: usize,
     /// Blocks in the index.
     pub blocks: usize,
-    /// Blocks that the index forgot for want of room.
+    /// Blocks that the index evicted because it was full.
     pub forgotten_blocks: usize,
     /// Tokens placed and reused.
     pub hits: Hits,
-    /// Mean relative error of late predictions of prefills, in thousandths.
+    /// Recent mean relative error of predicted prefill durations, in thousandths.
     pub error_permille: u32,
-    /// Whether hashes of requests and of events seem to be of different kinds.
+    /// True if the hashes of requests and of events seem to be of different kinds.
     pub mismatch: bool,
     /// True while the index may lack blocks that its instances hold.
     pub incomplete: bool,
 }
 
-/// Everything there is, but for requests.
+/// Snapshot of all instances and pools, without requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// [`super::InstanceRegistry::version`].
+    /// Version of the registry: [`super::InstanceRegistry::version`].
     pub version: u64,
-    /// Instances by name.
+    /// Instances, by name.
     pub instances: Vec<InstanceRow>,
-    /// Pools in the order of their making.
+    /// Pools, in the order of their creation.
     pub pools: Vec<PoolRow>,
 }
 
-/// An instance as it was weighed for a request.
+/// Instance that was considered for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Candidate {
-    /// Who.
     pub instance: Arc<str>,
-    /// Whether it may be chosen.
+    /// True if it accepts requests.
     pub takes: bool,
     /// Tokens of the prompt that it has or will have.
     pub held_tokens: u32,
-    /// Until all that is booked there is done, in nanoseconds.
+    /// Time until all prefills booked there are done, in nanoseconds.
     pub wait_ns: u64,
-    /// Until its NIC is free, in nanoseconds.
+    /// Time until its NIC is free, in nanoseconds.
     pub egress_wait_ns: u64,
-    /// Its speed beside the model's, in thousandths of time.
+    /// Its durations relative to the model's, in thousandths.
     pub factor_permille: u32,
 }
 
-/// Why a request went where it went, by what is known now.
+/// Explanation of a placement, from present knowledge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementExplanation {
-    /// What it was answered.
+    /// Answer that the request got.
     pub answer: Answer,
-    /// What it would be answered now, if it had to go at once.
+    /// Placement that the request would get now, if it had to be placed at once.
     pub now: Option<AssignedInstances>,
-    /// Instances, those that are free soonest first.
+    /// Candidates, those that are free soonest first.
     pub candidates: Vec<Candidate>,
-    /// Tokens that can be had from anywhere.
+    /// Tokens that all holders can provide together.
     pub pooled_tokens: u32,
 }
 
-/// A beginning of prompts that is reused often.
+/// Prefix that is reused often.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HotPrefix {
-    /// Of which model.
+    /// Tenant, model and block size.
     pub pool: PoolKey,
-    /// The hash of its last block.
+    /// Hash of its last block.
     pub hash: u64,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: u64,
-    /// Requests a minute that reuse it and nothing longer, of late; for certain.
+    /// Recent rate of requests that reuse it and nothing longer, per minute; a lower bound.
     pub per_minute: f64,
-    /// Instances that have all of it.
+    /// Number of instances that have all of it.
     pub holders: usize,
-    /// Whether the shared store has all of it.
+    /// True if the shared store has all of it.
     pub stored: bool,
-    /// Whether the Conductor has had it copied to second nodes of the store.
+    /// True if the Conductor has replicated it to other nodes of the store.
     pub copied: bool,
 }
 
-/// A prefix of a model: the pool's number, the context, the hash of its last block.
+/// Key of a prefix: the pool's number, the context, the hash of its last block.
 pub type CopyKey = (u32, ContextId, u64);
 
-/// Blocks of the shared store that are to be copied.
+/// Blocks of the shared store that are to be replicated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyWanted {
-    /// The name under which [`Conductor::copy_ended`] knows them.
+    /// Key for [`Conductor::copy_ended`].
     pub key: CopyKey,
-    /// Of which model.
+    /// Tenant, model and block size.
     pub pool: PoolKey,
-    /// Their hashes.
+    /// Hashes of the blocks.
     pub hashes: Vec<u64>,
 }
 
-/// What the Conductor's copies are.
+/// State of the Conductor's replicas of prefixes.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct CopyState {
-    /// What they may take.
+    /// Their limits.
     pub config: CopyConfig,
-    /// What they take, those that are being made included.
+    /// Bytes of all replicas, including those being made.
     pub bytes: u64,
-    /// Prefixes that have one.
+    /// Number of prefixes with a replica.
     pub prefixes: usize,
-    /// Those that are being made.
+    /// Number of replicas being made.
     pub coming: usize,
-    /// What was counted.
     pub counts: CopyCounts,
 }
 
 impl Conductor {
-    /// Who has how much of the beginning of a prompt; up to `most`, who has most first. `tiers` are those that count.
+    /// Returns the holders of a prompt's prefixes: at most `most`, those with the most tokens first. Only `tiers`
+    /// count.
     ///
     /// # Errors
-    /// When nobody serves the model, or there are too many hashes.
+    /// When no instance serves the model, or there are too many hashes.
     pub fn query(
         &mut self,
         context: &ContextKey,
@@ -214,9 +214,9 @@ impl Conductor {
             return Err(bad(format!("a prompt of {} blocks; at most {MAX_PROMPT_BLOCKS}", hashes.len())));
         }
         let number = self.pools.of_context(context)?;
-        let Some((pool, scratch)) = self.pools.with_scratch(number) else { return Err(bad("the pool is gone")) };
+        let Some((pool, scratch)) = self.pools.with_scratch(number) else { return Err(bad("the pool was removed")) };
         let (context, hashes) = pool.context(context, Arc::from(hashes))?;
-        // One more, for the shared store is no instance.
+        // One more than `most`, because the shared store is not an instance.
         let most = most.min(MOST_HOLDERS);
         let found = scratch.found_mut();
         pool.index().find(context, &hashes, most + 1, tiers, found).map_err(SchedulerError::from)?;
@@ -237,23 +237,23 @@ impl Conductor {
         Ok(Holdings { holders: answer, unknown, pooled_tokens: pooled.saturating_mul(block_tokens) })
     }
 
-    /// Tokens of the beginning of a prompt that the shared store has by itself.
+    /// Returns the length of the prompt's prefix that the shared store has alone, in tokens.
     ///
     /// # Errors
-    /// When nobody serves the model, or there are too many contexts.
+    /// When no instance serves the model, or there are too many contexts.
     pub fn in_store(&mut self, context: &ContextKey, hashes: &[u64]) -> Result<u32, ConductorError> {
         let number = self.pools.of_context(context)?;
-        let Some(pool) = self.pools.get_mut(number) else { return Err(bad("the pool is gone")) };
+        let Some(pool) = self.pools.get_mut(number) else { return Err(bad("the pool was removed")) };
         let (context, hashes) = pool.context(context, Arc::from(hashes))?;
         let blocks = pool.index().held_by_anybody(context, &hashes, Tiers::only(Tier::Pool));
         Ok(blocks.map_err(SchedulerError::from)?.saturating_mul(pool.key.block_tokens))
     }
 
-    /// Why a request went where it went. Ids are each tenant's own: where several have this one, it is that of the
-    /// first by name, so the default tenant's before all others.
+    /// Explains the placement of a request. Ids are per tenant: if several tenants use this one, it is the request of
+    /// the first tenant by name, so the default tenant's before all others.
     ///
     /// # Errors
-    /// When it is not known, any more or at all.
+    /// When the request is not known, or no longer.
     pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<PlacementExplanation, ConductorError> {
         let Some((id, kept)) = self.requests.named(name) else {
             return Err(ConductorError::UnknownRequest { name: name.to_owned() });
@@ -263,10 +263,10 @@ impl Conductor {
             RequestState::Waiting => Answer::Queued { reservation: id, position: 0, eta_ns: 0 },
             RequestState::Orphan(_) => Answer::Refused { why: Why::Lost, retry_after_ns: 0 },
         };
-        let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool is gone")) };
+        let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool was removed")) };
         let orphan = if let RequestState::Orphan(request) = &kept.state { Some(request) } else { None };
         let Some(request) = pool.scheduler.request(id).or(orphan).cloned() else {
-            return Err(bad("the books do not have this request"));
+            return Err(bad("the scheduler has no such request"));
         };
         let (prefill, _, choice) = pool.scheduler.explain(&request, now_ns);
         let named = prefill.iter().enumerate().filter(|(at, _)| pool.scheduler.holder(*at).is_ok());
@@ -292,7 +292,7 @@ impl Conductor {
         Ok(PlacementExplanation { answer, now, candidates, pooled_tokens })
     }
 
-    /// Instances and pools as they are now.
+    /// Returns the present state of instances and pools.
     #[must_use]
     pub fn table(&mut self, now_ns: u64) -> Table {
         let mut instances = Vec::new();
@@ -337,27 +337,27 @@ impl Conductor {
         Table { version: known.version(), instances, pools: self.pools.iter_mut().map(row).collect() }
     }
 
-    /// True while the index may lack blocks that instances of this model hold: answers are lower bounds.
+    /// Returns true while the index may lack blocks that instances of this model hold: answers are lower bounds.
     #[must_use]
     pub fn incomplete(&self, key: &PoolKey) -> bool {
         self.pools.find(key).is_some_and(|number| self.instances.unknown_in(number).next().is_some())
     }
 
-    /// Whether hashes of requests and of events seem to be of different kinds, of instances of this model.
+    /// Returns true if the hashes of requests and of events seem to be of different kinds, for instances of this model.
     #[must_use]
     pub fn mismatched(&self, key: &PoolKey) -> bool {
         let Some(number) = self.pools.find(key) else { return false };
         self.pools.get(number).is_some_and(Pool::is_mismatched) || self.instances.has_alien(number)
     }
 
-    /// How many models have instances.
+    /// Returns the number of models with instances.
     #[must_use]
     pub fn models(&self) -> usize {
         self.pools.count()
     }
 
-    /// The beginnings of prompts that are reused most, of all models, `count` at most; those of less than one request
-    /// in two minutes are left out.
+    /// Returns the hottest prefixes of all models, at most `count`; prefixes with less than one request in two minutes
+    /// are left out.
     pub fn hot(&mut self, count: usize, now_ns: u64) -> Vec<HotPrefix> {
         let mut hot = Vec::new();
         let (pools, scratch) = self.pools.iter_with_scratch();
@@ -382,9 +382,10 @@ impl Conductor {
         hot
     }
 
-    /// What is to be copied now to second nodes of a store of so many nodes. Nothing where it has only one. What
-    /// requests fetch from the store was counted as they were placed, and [`crate::copies`] says what pays. What every
-    /// instance has is fetched by nobody, however often it is used: such a head of all prompts is not copied along.
+    /// Returns the prefixes to be replicated now to other nodes of a store with this many nodes; none if it has only
+    /// one. Fetches from the store were counted as requests were placed, and [`crate::copies`] decides which replicas
+    /// pay off. Blocks that every instance has are never fetched, however often they are used: such a common head of
+    /// all prompts is not replicated.
     pub fn copies_wanted(&mut self, nodes: u32, now_ns: u64) -> Vec<CopyWanted> {
         let sources = Sources { nodes, nic_bytes_s: self.config.scheduler.nic_bytes_s };
         let mut all: Vec<PrefixFetch<CopyKey>> = Vec::new();
@@ -414,12 +415,12 @@ impl Conductor {
         wanted
     }
 
-    /// What [`Self::copies_wanted`] said was done, or could not be.
+    /// Notes that a replica of [`Self::copies_wanted`] was made, or could not be.
     pub fn copy_ended(&mut self, key: CopyKey, made: bool, now_ns: u64) {
         self.copies.ended(key, made, now_ns);
     }
 
-    /// The copies as they are.
+    /// Returns the state of the replicas.
     #[must_use]
     pub fn copies(&self) -> CopyState {
         let (prefixes, coming) = self.copies.prefixes();

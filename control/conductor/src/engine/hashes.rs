@@ -1,11 +1,11 @@
-//! Hashes of tokens as vLLM makes them (`sha256_cbor`): SHA-256 over canonical CBOR of the hash before, the tokens, and
-//! what else belongs to the block. For those who ask with tokens; SHA-256 is FIPS 180-4.
+//! Block hashes of vLLM (`sha256_cbor`): SHA-256 (FIPS 180-4) over canonical CBOR of the previous hash, the tokens, and
+//! further inputs of the block. For requests that contain tokens instead of hashes.
 
-/// Tokens that are hashed in one call at most.
+/// Maximum number of tokens to be hashed in one call.
 pub const MAX_TOKENS: usize = 2 << 20;
 
-/// Hashes of the full blocks of a prompt, the last 64 bits of each. `seed` is the engines' `PYTHONHASHSEED`; `lora` and
-/// `salt` are empty for none.
+/// Returns the hashes of the full blocks of a prompt, the last 64 bits of each. `seed` is the engines'
+/// `PYTHONHASHSEED`; `lora` and `salt` are empty for none.
 #[must_use]
 pub fn vllm(tokens: &[u32], block_tokens: usize, seed: &str, lora: &str, salt: &str) -> Vec<u64> {
     let mut cbor = Vec::with_capacity(64 + block_tokens * 5);
@@ -34,7 +34,7 @@ pub fn vllm(tokens: &[u32], block_tokens: usize, seed: &str, lora: &str, salt: &
     hashes.collect()
 }
 
-/// The head of a CBOR item: its kind and its number, as short as can be.
+/// Appends the head of a CBOR item: its kind and its number, in the shortest form.
 fn head(out: &mut Vec<u8>, kind: u8, number: u64) {
     let kind = kind << 5;
     match number {
@@ -60,7 +60,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// The first 32 bits of the fractional parts of the first `N` primes' roots: square or cube.
+/// Returns the first 32 bits of the fractional parts of the square or cube roots of the first `N` primes.
 const fn constants<const N: usize>(cube: bool) -> [u32; N] {
     let mut found = [0; N];
     let (mut prime, mut at) = (2u128, 0);
@@ -70,7 +70,7 @@ const fn constants<const N: usize>(cube: bool) -> [u32; N] {
             divisor += 1;
         }
         if divisor * divisor > prime {
-            // The root, times 2^32, rounded down, by halving.
+            // Root, times 2^32, rounded down, by bisection.
             let (mut low, mut high) = (0u128, 1u128 << 37);
             while high - low > 1 {
                 let middle = u128::midpoint(low, high);
@@ -146,9 +146,9 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The vectors of FIPS 180-4.
+    /// Checks the vectors of FIPS 180-4.
     #[test]
-    fn sha256_is_sha256() {
+    fn sha256_matches_the_test_vectors() {
         let long = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
         for (text, digest) in [
             ("", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// What vLLM has for these tokens.
+    /// Checks hashes that vLLM computes for these tokens.
     #[test]
     fn blocks_have_the_hashes_of_vllm() {
         let tokens: Vec<u32> = (1..=9).collect();

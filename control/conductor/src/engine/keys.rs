@@ -1,22 +1,22 @@
-//! Names that connectors give to blocks in a shared store, and what they say: model, ranks, hash.
+//! Decoder of the keys under which connectors store blocks in a shared store: model, ranks, hash.
 //!
 //! `[PREFIX@]MODEL@tp_rank:N[@pcpN][@dcpN][@pp_rank:N][@group:N]@HASH`, and Ascend's
-//! `MODEL@pcpN@dcpN@head_or_tp_rank:N@pp_rank:N@HASH[@LAYER]`. A block is one object for each rank; that of rank 0
-//! stands for all, since a connector writes them together.
+//! `MODEL@pcpN@dcpN@head_or_tp_rank:N@pp_rank:N@HASH[@LAYER]`. A block is one object per rank; the object of rank 0
+//! represents all of them, because a connector writes them together.
 
-/// A block of a model, by its name in a store.
+/// Block of a model, decoded from its key in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockKey {
-    /// The model, without a prefix.
+    /// Model, without a prefix.
     pub model: String,
-    /// The last 64 bits of its hash.
+    /// Last 64 bits of its hash.
     pub hash: u64,
 }
 
-/// The fewest digits of a hash: what is shorter is a name by chance.
+/// Minimum number of digits of a hash: a shorter one may be any name.
 const DIGITS: usize = 16;
 
-/// What a key says; none where it is no block's, or one of another rank, group or layer than the first.
+/// Decodes a key; `None` if it is not the key of a block, or of another rank, group or layer than the first.
 #[must_use]
 pub fn read_key(key: &str) -> Option<BlockKey> {
     let parts: Vec<&str> = key.split('@').collect();
@@ -38,12 +38,12 @@ pub fn read_key(key: &str) -> Option<BlockKey> {
     Some(BlockKey { model: (*model).to_owned(), hash: hash? })
 }
 
-/// Whether a part of a key is a rank's or a place's in a group of ranks.
+/// Returns true if a part of a key is a rank or a position in a group of ranks.
 fn is_rank(part: &str) -> bool {
     ["tp_rank:", "pp_rank:", "head_or_tp_rank:"].iter().any(|name| part.starts_with(name)) || is_size(part)
 }
 
-/// Whether a part says a place in a context-parallel group.
+/// Returns true if a part of a key is a position in a context-parallel group.
 fn is_size(part: &str) -> bool {
     let digits = part.strip_prefix("pcp").or_else(|| part.strip_prefix("dcp"));
     digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))

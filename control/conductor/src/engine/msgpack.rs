@@ -1,33 +1,33 @@
-//! A reader of MessagePack that trusts nothing: depth and counts are bounded by what bytes there are.
+//! MessagePack decoder for untrusted input: depth and counts are bounded by the available bytes.
 
-/// How deep values may lie in each other.
+/// Maximum depth of nested values.
 const DEPTH: usize = 8;
 
-/// A value, pointing into the bytes it was read from.
+/// Decoded value, borrowing from the input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// Nothing.
+    /// Nil.
     Nil,
-    /// True or false.
+    /// Boolean.
     Bool(bool),
-    /// A whole number, signed or not.
+    /// Integer, signed or not.
     Int(i128),
-    /// A number with a fraction.
+    /// Floating-point number.
     Float(f64),
     /// Text, which may not be UTF-8.
     Text(&'a [u8]),
-    /// Bytes.
+    /// Binary data.
     Bytes(&'a [u8]),
-    /// Values.
+    /// Array.
     Array(Vec<Self>),
-    /// Keys and values.
+    /// Map.
     Map(Vec<(Self, Self)>),
-    /// Something of a type of its own.
+    /// Extension type.
     Other,
 }
 
 impl<'a> Value<'a> {
-    /// Reads one value, which must be all there is; none where the bytes are no MessagePack.
+    /// Decodes one value, which must be the whole input; `None` if the input is not MessagePack.
     #[must_use]
     pub fn read(bytes: &'a [u8]) -> Option<Self> {
         let mut reader = Reader { rest: bytes };
@@ -35,14 +35,14 @@ impl<'a> Value<'a> {
         reader.rest.is_empty().then_some(value)
     }
 
-    /// The value of a key of a map.
+    /// Returns the value of a key of a map.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let Self::Map(entries) = self else { return None };
         entries.iter().find(|(key, _)| *key == Value::Text(name.as_bytes())).map(|(_, value)| value)
     }
 
-    /// As text.
+    /// Returns the value as text.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match self {
@@ -51,7 +51,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// As an array.
+    /// Returns the value as an array.
     #[must_use]
     pub fn array(&self) -> Option<&[Self]> {
         match self {
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
     }
 
     fn array(&mut self, count: usize, depth: usize) -> Option<Value<'a>> {
-        // Each value takes a byte at least.
+        // Each value takes at least one byte.
         if depth == 0 || count > self.rest.len() {
             return None;
         }

@@ -1,77 +1,77 @@
-//! What a master of Mooncake publishes of its store (its RFC 1527): objects that came, went, or are all gone.
+//! Decoder of the store events that a Mooncake master publishes (its RFC 1527): objects stored, removed, or cleared.
 //!
-//! A batch is an array of a time, events and perhaps a rank, and an event a map. Which block an object is, its key
-//! says, or its model and its hash. Objects of other ranks, groups and layers than the first are left out, as those of
-//! keys that are no blocks' are: both are counted as foreign. What cannot be read costs its event.
+//! A batch is an array of a time, events and an optional rank; an event is a map. The block of an object follows from
+//! its key, or from its model and hash. Objects of other ranks, groups and layers than the first are skipped, and so
+//! are objects whose keys are not blocks': both are counted as foreign. An event that cannot be decoded is skipped and
+//! counted.
 
 use super::hash;
 use super::keys::{BlockKey, read_key};
 use super::msgpack::Value;
 
-/// What became of an object.
+/// Kind of a store event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreChange {
-    /// It is there.
+    /// An object was stored.
     Stored,
-    /// It is there no more.
+    /// An object was removed.
     Removed,
-    /// Nothing is there.
+    /// All objects were removed.
     Cleared,
 }
 
-/// Where.
+/// Medium of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreMedium {
-    /// In memory.
+    /// Memory.
     Memory,
-    /// On an SSD.
+    /// SSD.
     Ssd,
-    /// Wherever it was.
+    /// Any medium.
     All,
 }
 
-/// How an object is called.
+/// Name of an object in an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectName<'a> {
-    /// By the digest that the publisher gives it.
+    /// Digest that the publisher gives the object.
     Digest(u128),
-    /// By its key.
+    /// Key of the object.
     Key(&'a str),
-    /// By the hash of its block, of a model.
+    /// Block of a model, by its hash.
     Block(BlockKey),
-    /// Not at all: all there is.
+    /// All objects.
     All,
 }
 
-/// An event of a store.
+/// Event of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct StoreEvent<'a> {
-    /// What.
     pub change: StoreChange,
-    /// Whose; empty for the default tenant's.
+    /// Tenant of the object; empty for the default tenant.
     pub tenant: &'a str,
-    /// The part of the store that says so: what it clears is its own.
+    /// Part of the store that publishes the event: a clear affects only that part.
     pub backend: &'a str,
-    /// Where.
+    /// Medium of the object.
     pub medium: StoreMedium,
-    /// Of which object.
     pub object: ObjectName<'a>,
-    /// The block that it is, where that is said.
+    /// Block that the object contains, if known.
     pub block: Option<BlockKey>,
 }
 
-/// A batch of a store's events.
+/// Decoded batch of a store's events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreBatch<'a> {
-    /// What changed, in order.
+    /// Events, in order.
     pub events: Vec<StoreEvent<'a>>,
-    /// Events that could not be read.
+    /// Number of events that could not be decoded.
     pub unread: usize,
-    /// Events about objects that are no blocks, or not those of the first rank.
+    /// Number of events about objects that are not blocks, or not those of the first rank.
     pub foreign: usize,
 }
 
-/// The events of a batch; none where it is no batch at all.
+/// Returns the events of a batch; `None` if the value is not a batch.
 fn events_of<'a, 'b>(value: &'b Value<'a>) -> Option<&'b [Value<'a>]> {
     match value {
         Value::Map(_) => value.get("events")?.array(),
@@ -80,7 +80,7 @@ fn events_of<'a, 'b>(value: &'b Value<'a>) -> Option<&'b [Value<'a>]> {
     }
 }
 
-/// Reads a batch; none where it is no batch at all.
+/// Decodes a batch; `None` if the value is not a batch.
 #[must_use]
 pub fn read_store_batch<'b>(value: &'b Value<'_>) -> Option<StoreBatch<'b>> {
     let mut batch = StoreBatch::default();
@@ -111,7 +111,7 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<DecodedEvent<'b>> {
     let medium = match text("medium")?.to_ascii_lowercase().as_str() {
         "cpu" | "memory" | "dram" => StoreMedium::Memory,
         "disk" | "ssd" | "nvme" => StoreMedium::Ssd,
-        // Elsewhere than a store is, where it says so: on the GPU of an engine.
+        // Medium outside a store: the GPU of an engine.
         "gpu" => return Some(DecodedEvent::Foreign),
         "" if change == StoreChange::Stored => StoreMedium::Memory,
         "" => StoreMedium::All,
@@ -142,7 +142,7 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<DecodedEvent<'b>> {
         digits => Some(u128::from_str_radix(digits, 16).ok()?),
     };
     match (digest, key, block) {
-        // Of one that went, not more may be known than its name.
+        // For a removal, no more than the digest may be known.
         (Some(digest), _, block) if block.is_some() || change == StoreChange::Removed => {
             said(ObjectName::Digest(digest), block)
         }

@@ -1,34 +1,34 @@
-//! Keys of blocks in contiguous extents, and the way from a block to its run.
+//! Arena of block keys in contiguous extents, with the map from a block to its run.
 //!
-//! Extents are counted in units of four blocks and come from bins by exact size; what is asked for may be given in a
-//! smaller piece when only smaller ones are left, because a run can go on in another one. So the arena can be used to
+//! Extents are measured in units of four blocks and allocated from bins by exact size; a request may get a smaller
+//! extent when only smaller ones are left, because a prompt can continue in another run. So the arena can be filled to
 //! the last unit whatever the order of frees.
 
-/// Blocks of a unit.
+/// Blocks per unit.
 pub(super) const UNIT: usize = 4;
-/// The largest extent in units.
+/// Maximum size of an extent, in units.
 pub(super) const MOST_UNITS: usize = 1024;
-/// Words with a bit for each bin.
+/// Words of a bitmap of the bins.
 const BIN_WORDS: usize = MOST_UNITS / 64 + 1;
-/// What is the run of a unit that is free.
+/// Run number of a free unit.
 const NOBODY: u32 = u32::MAX;
 
-/// The keys and who has them.
+/// Arena of keys, with the run of each unit.
 pub(super) struct Arena {
     keys: Vec<u64>,
     /// The run of each unit.
     runs: Vec<u32>,
-    /// Free extents by size in units.
+    /// Free extents, by size in units.
     bins: Vec<Vec<u32>>,
-    /// Which of them have any: a bit for each, so that the search for one is short.
+    /// Bitmap of the bins that are not empty, so that the search for one is short.
     filled: [u64; BIN_WORDS],
-    /// Units from here on were never used.
+    /// First of the units that were never used.
     fresh: usize,
     free_units: usize,
 }
 
 impl Arena {
-    /// Room for `blocks` keys, rounded up to whole units.
+    /// Creates an arena for `blocks` keys, rounded up to whole units.
     pub(super) fn new(blocks: usize) -> Self {
         let units = blocks.div_ceil(UNIT);
         Self {
@@ -50,8 +50,8 @@ impl Arena {
         self.keys.len() - self.free_units * UNIT
     }
 
-    /// An extent for up to `blocks` blocks that belongs to `run`: where it begins and how many blocks it has. Nothing
-    /// when the arena is full.
+    /// Allocates an extent for up to `blocks` blocks that belongs to `run`; returns its start and its size in blocks,
+    /// or `None` when the arena is full.
     pub(super) fn allocate(&mut self, blocks: usize, run: u32) -> Option<(u32, usize)> {
         let wanted = blocks.div_ceil(UNIT).clamp(1, MOST_UNITS);
         let units = self.runs.len();
@@ -74,7 +74,7 @@ impl Arena {
         Some((unit * UNIT as u32, taken * UNIT))
     }
 
-    /// Gives back an extent, or the end of one: `blocks` from `start`, both whole units.
+    /// Frees an extent, or the end of one: `blocks` from `start`, both whole units.
     pub(super) fn free(&mut self, start: u32, blocks: usize) {
         let (unit, size) = (start as usize / UNIT, blocks / UNIT);
         if size == 0 {
@@ -85,7 +85,7 @@ impl Arena {
         self.free_units += size;
     }
 
-    /// The smallest size of which there is an extent, from this one on.
+    /// Returns the smallest size, from `wanted` on, of which there is a free extent.
     fn smallest_from(&self, wanted: usize) -> Option<usize> {
         let mut mask = u64::MAX << (wanted % 64);
         for at in wanted / 64..BIN_WORDS {
@@ -99,7 +99,7 @@ impl Arena {
     }
 
     fn take(&mut self, size: usize) -> u32 {
-        let unit = self.bins[size].pop().expect("a bin with something in it");
+        let unit = self.bins[size].pop().expect("the bin has an extent");
         if self.bins[size].is_empty() {
             self.filled[size / 64] &= !(1 << (size % 64));
         }
@@ -111,7 +111,7 @@ impl Arena {
         self.filled[size / 64] |= 1 << (size % 64);
     }
 
-    /// The run that a block belongs to.
+    /// Returns the run that a block belongs to.
     pub(super) fn run_of(&self, block: u32) -> u32 {
         self.runs[block as usize / UNIT]
     }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_unit_can_be_had_in_pieces() {
+    fn every_unit_can_be_allocated_despite_fragmentation() {
         let mut arena = Arena::new(64);
         let parts: Vec<_> = (0..8).map(|run| arena.allocate(8, run).unwrap()).collect();
         assert_eq!(arena.allocate(1, 9), None);

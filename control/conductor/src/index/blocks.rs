@@ -1,7 +1,7 @@
-//! Blocks in their runs: where a block is, how far a prompt follows a run, new runs, and those that are given up.
+//! Blocks in their runs: lookup of a block, comparison of a prompt with a run, creation and eviction of runs.
 //!
-//! The cost of a change is in proportion to the blocks it names. A run grows in place while its holders fit in its
-//! header. Who holds how much of a run is in `blocks/coverage.rs`.
+//! The cost of a change is proportional to the number of its blocks. A run grows in place while its holders fit into
+//! its header. The holders of stretches of a run are in `blocks/coverage.rs`.
 
 mod coverage;
 mod snapshot;
@@ -14,25 +14,25 @@ use super::{ContextId, FIRST, IndexStats};
 
 pub(super) use coverage::stretch;
 
-/// Blocks whose entries of the table are asked for at the same time: as many lines as a core waits for at once.
+/// Number of blocks whose table entries are prefetched together: as many cache lines as a core loads concurrently.
 const AHEAD: usize = 16;
-/// The most blocks set aside behind a chain that grows a block at a time.
+/// Maximum number of blocks reserved behind a chain that grows block by block.
 const GROWTH: usize = 64;
 
-/// All blocks, and the runs that they are in.
+/// Blocks, and the runs that they are in.
 pub(super) struct Blocks {
     max_blocks: usize,
     table: Table,
     arena: Arena,
     runs: Runs,
-    /// The run at which the search for the coldest goes on.
+    /// Run at which the search for a cold run continues (CLOCK hand).
     hand: usize,
     count: usize,
     forgotten: usize,
 }
 
 impl Blocks {
-    /// None yet, with room for `max_blocks` of `max_holders`.
+    /// Creates an empty set with capacity for `max_blocks` blocks of `max_holders` holders.
     pub(super) fn new(max_blocks: usize, max_holders: usize) -> Self {
         let arena_blocks = max_blocks.next_multiple_of(UNIT);
         Self {
@@ -62,12 +62,12 @@ impl Blocks {
         }
     }
 
-    /// Blocks forgotten for want of room, ever.
+    /// Returns the number of blocks evicted for lack of room, in total.
     pub(super) const fn forgotten(&self) -> usize {
         self.forgotten
     }
 
-    /// Headers of runs there are, used or not.
+    /// Returns the number of run headers, used or not.
     pub(super) fn places(&self) -> usize {
         self.runs.places()
     }
@@ -80,17 +80,17 @@ impl Blocks {
         self.runs.get_mut(run)
     }
 
-    /// Who holds which stretch of a run.
+    /// Returns the records of holders of stretches of a run.
     pub(super) fn records(&self, run: u32) -> &[Record] {
         self.runs.records(run)
     }
 
-    /// Who holds a whole run, where these are many.
+    /// Returns the holders of a whole run, if they are a bitset.
     pub(super) fn dense(&self, run: u32) -> Option<&Dense> {
         self.runs.dense(run)
     }
 
-    /// The run and the offset of the block with `key`.
+    /// Returns the run and the offset of the block with `key`.
     pub(super) fn locate(&self, context: ContextId, key: u64) -> Option<(u32, u16)> {
         let place = self.table.find(key, |place| {
             if place & FIRST == 0 {
@@ -108,8 +108,8 @@ impl Blocks {
         (self.runs.get(run).context == context.0).then_some((run, offset))
     }
 
-    /// How many of `hashes`, the first of which is at `offset`, follow each other in `run`. Of rolling hashes the last
-    /// one proves those before it.
+    /// Returns the number of `hashes` that match `run` consecutively, the first of them at `offset`. With rolling
+    /// hashes, a matching block proves those before it.
     pub(super) fn matching(&self, run: u32, offset: u16, salt: Salt, hashes: &[u64]) -> u16 {
         let header = self.runs.get(run);
         let rest = usize::from(header.len - offset);
@@ -118,12 +118,12 @@ impl Blocks {
         }
         let keys = self.arena.keys(header.start + u32::from(offset), rest.min(hashes.len()));
         let agrees = |at: usize| keys[at] == salt.key(hashes[at]);
-        // The last block that is known to agree, and the first that may not.
+        // Last block that is known to match, and first one that may not.
         let (mut same, mut other) = (0, keys.len());
         if rest > other && agrees(other - 1) {
             return other as u16;
         }
-        // Most leave a run where the one before did.
+        // Most prompts diverge from a run where the previous one did.
         let branch = usize::from(header.branch).wrapping_sub(usize::from(offset));
         if (1..keys.len()).contains(&branch) {
             if agrees(branch - 1) {
@@ -147,8 +147,8 @@ impl Blocks {
         same as u16 + 1
     }
 
-    /// The stretch of `run` around `offset` that `hashes` name one after the other, upwards or downwards, and how many
-    /// hashes that is.
+    /// Returns the stretch of `run` around `offset` that `hashes` name consecutively, in ascending or descending order,
+    /// and the number of these hashes.
     pub(super) fn neighbours(&self, run: u32, offset: u16, salt: Salt, hashes: &[u64]) -> (u16, u16, usize) {
         let header = self.runs.get(run);
         let key = |at: u16| self.arena.key(header.start as usize + usize::from(at));
@@ -162,8 +162,8 @@ impl Blocks {
         (offset - down as u16, offset + 1, down + 1)
     }
 
-    /// Makes blocks of the first of `hashes`, which nobody has, after `before` where that is the end of a run. Says
-    /// which run and which part of it; nothing when there is no room at all.
+    /// Creates blocks for the first of `hashes`, which are not in the index; they extend the run of `before` if that is
+    /// its end. Returns the run and the stretch of it; `None` if there is no room at all.
     pub(super) fn extend(
         &mut self,
         context: ContextId,
@@ -198,7 +198,7 @@ impl Blocks {
                 self.arena.set(block as usize, key);
                 if header.len == 0 {
                     header.first = key;
-                    // Needed for the comparison when it is looked for again.
+                    // A later lookup of this key compares with it.
                     self.runs.get_mut(run).first = key;
                 }
                 self.table.insert(key, if header.len == 0 { FIRST | run } else { block });
@@ -228,7 +228,7 @@ impl Blocks {
         }
     }
 
-    /// Gives back what a run does not use of its extent.
+    /// Frees the unused end of a run's extent.
     fn trim(&mut self, run: u32) {
         let header = self.runs.get_mut(run);
         let keep = usize::from(header.len).next_multiple_of(UNIT);
@@ -237,7 +237,7 @@ impl Blocks {
         self.arena.free(start, spare);
     }
 
-    /// Takes blocks of the run whose keys begin at `start` out of the table. `whole` is the run if its first one is
+    /// Removes blocks of the run whose keys begin at `start` from the table. `whole` is the run if its first block is
     /// among them.
     fn unlist(&mut self, start: u32, blocks: std::ops::Range<u16>, whole: Option<u32>) {
         let places: std::ops::Range<u32> = start + u32::from(blocks.start)..start + u32::from(blocks.end);
@@ -251,7 +251,7 @@ impl Blocks {
         }
     }
 
-    /// Gives up a run with all its blocks.
+    /// Removes a run with all its blocks.
     fn release(&mut self, run: u32) {
         let header = *self.runs.get(run);
         self.unlist(header.start, 0..header.len, Some(run));
@@ -260,12 +260,12 @@ impl Blocks {
         self.runs.remove(run);
     }
 
-    /// Keeps the number of records below its limit.
+    /// Evicts runs until the number of records is within its limit.
     pub(super) fn make_room(&mut self, max_records: usize) {
         while self.runs.held() > max_records && self.forget_coldest() {}
     }
 
-    /// Gives up a run that was not stored since the hand came by last. Says whether there was one.
+    /// Evicts a run that was not stored since the hand last passed it (CLOCK). Returns false if there is none.
     fn forget_coldest(&mut self) -> bool {
         let places = self.runs.places();
         for _ in 0..2 * places {

@@ -1,48 +1,47 @@
-//! Words of a snapshot, little-endian, and why bytes are none.
+//! Codec of snapshots: little-endian words, and decoding errors.
 
 use std::fmt;
 
 use super::{ContextKey, IndexError};
 
-/// The first bytes of a snapshot: "KVPX" and the format's version.
+/// First bytes of a snapshot: "KVPX" and the format's version.
 pub(super) const MAGIC: u64 = 0x0000_0001_5850_564b;
-/// Why bytes are no snapshot of an index that fits.
+/// Error of decoding a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum SnapshotError {
-    /// It ends too soon, at this byte.
+    /// The snapshot ends too soon.
     Short {
-        /// Where more was expected.
+        /// Offset at which more bytes were expected.
         at: usize,
     },
-    /// It is of another format or version.
+    /// The bytes have another format or version.
     Format {
-        /// The first eight bytes.
+        /// First eight bytes.
         found: u64,
     },
-    /// It was damaged.
+    /// The snapshot is damaged.
     Checksum {
-        /// What it says.
+        /// Checksum in the snapshot.
         stored: u64,
-        /// What its bytes have.
+        /// Checksum of its bytes.
         computed: u64,
     },
-    /// A number in it cannot be.
+    /// A value is out of range.
     Invalid {
-        /// What it is of.
+        /// Name of the value.
         what: &'static str,
-        /// The number.
         value: u64,
     },
-    /// The index it should go into is too small.
+    /// A limit of the new index is too small.
     TooLarge {
-        /// What there is too much of.
+        /// Limited items.
         what: &'static str,
-        /// How much.
+        /// Their number.
         value: u64,
-        /// The limit.
         most: u64,
     },
-    /// The limits for the new index cannot be.
+    /// The limits for the new index are out of range.
     Config(IndexError),
 }
 
@@ -50,13 +49,13 @@ impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Short { at } => write!(f, "the snapshot ends at byte {at}; take a new one"),
-            Self::Format { found } => write!(f, "these bytes begin with {found:#x}, a snapshot with {MAGIC:#x}"),
+            Self::Format { found } => write!(f, "not a snapshot: the bytes begin with {found:#x}, not {MAGIC:#x}"),
             Self::Checksum { stored, computed } => {
                 write!(f, "the snapshot is damaged: its checksum is {stored:#x}, its bytes have {computed:#x}")
             }
-            Self::Invalid { what, value } => write!(f, "the snapshot says {value} for {what}, which cannot be"),
+            Self::Invalid { what, value } => write!(f, "the snapshot has {value} for {what}, which is out of range"),
             Self::TooLarge { what, value, most } => {
-                write!(f, "the snapshot has {value} {what}, the index takes {most}; raise its limit")
+                write!(f, "the snapshot has {value} {what}, over the limit of {most}; raise it")
             }
             Self::Config(error) => error.fmt(f),
         }
@@ -73,7 +72,7 @@ pub(super) fn put(out: &mut Vec<u8>, word: u64) {
     out.extend_from_slice(&word.to_le_bytes());
 }
 
-/// Reads a snapshot from its beginning on.
+/// Reader of a snapshot.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -84,7 +83,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes that were read.
+    /// Returns the number of bytes read.
     pub(super) const fn at(&self) -> usize {
         self.at
     }

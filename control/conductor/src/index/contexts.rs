@@ -1,4 +1,4 @@
-//! Contexts: what blocks can be shared among. Each has a salt of its own, so that no two of them meet in one table.
+//! Contexts, within which blocks can be shared. Each has a salt, so that the keys of two contexts never collide.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use kvplane_proto::rng::mix64;
 
 use super::{ContextId, ContextKey, IndexError, MAX_NAME_BYTES};
 
-/// Makes keys of hashes: the same hash has another key in every context.
+/// Salt of a context: maps a hash to a key that differs in every context.
 #[derive(Clone, Copy)]
 pub(super) struct Salt(u64);
 
@@ -16,22 +16,22 @@ impl Salt {
     }
 }
 
-/// All contexts of an index.
+/// Contexts of an index.
 pub(super) struct Contexts {
     seed: u64,
     most: usize,
     ids: BTreeMap<ContextKey, ContextId>,
-    /// By id.
+    /// Salts, by id.
     salts: Vec<Salt>,
 }
 
 impl Contexts {
-    /// None yet, and `most` at most.
+    /// Creates an empty set of at most `most` contexts.
     pub(super) const fn new(seed: u64, most: usize) -> Self {
         Self { seed, most, ids: BTreeMap::new(), salts: Vec::new() }
     }
 
-    /// The context named `key`, made if it is new.
+    /// Returns the context named `key`; creates it if it is new.
     pub(super) fn get_or_add(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
         if let Some(id) = self.ids.get(key) {
             return Ok(*id);
@@ -47,7 +47,7 @@ impl Contexts {
         Ok(self.add(key.clone()))
     }
 
-    /// A context that is new, within the limit.
+    /// Adds a new context, within the limit.
     pub(super) fn add(&mut self, key: ContextKey) -> ContextId {
         let id = ContextId(self.salts.len() as u16);
         self.salts.push(Salt(mix64(self.seed ^ mix64(u64::from(id.0) + 1))));
@@ -63,7 +63,7 @@ impl Contexts {
         self.salts.len()
     }
 
-    /// Names in the order of ids.
+    /// Returns the names in the order of ids.
     pub(super) fn names(&self) -> Vec<&ContextKey> {
         let mut names: Vec<(&ContextKey, ContextId)> = self.ids.iter().map(|(key, id)| (key, *id)).collect();
         names.sort_unstable_by_key(|(_, id)| *id);

@@ -1,53 +1,53 @@
-//! The question: who holds the longest beginnings of this prompt?
+//! Lookup of the holders of the longest prefixes of a prompt.
 
 use super::blocks::{Blocks, stretch};
 use super::holders::Holders;
 use super::run::{Dense, Record, bit, slots};
 use super::{ContextId, HolderId, IndexError, PrefixIndex, Tiers};
 
-/// Records of a run that are read for all holders at once.
+/// Maximum number of a run's records that are read once for all holders.
 const SHORT: usize = 8;
 
-/// A holder and how much it has.
+/// Holder of a prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Match {
-    /// Who.
+    /// Id of the holder.
     pub holder: HolderId,
-    /// Blocks from the beginning of the prompt without a gap.
+    /// Number of blocks from the beginning of the prompt, without a gap.
     pub blocks: u32,
 }
 
-/// An answer, and room for the next: a host keeps one and asks again with it, so that nothing is allocated.
+/// Result of a lookup, with scratch memory for the next one: a host reuses it, so that lookups allocate nothing.
 #[derive(Clone, Debug, Default)]
 pub struct PrefixMatches {
     matches: Vec<Match>,
     path: Vec<Step>,
-    /// Those who hold everything so far, while they are many: a bit for each.
+    /// Holders of the whole prefix so far, while they are many: a bitset.
     many: Vec<u64>,
-    /// Scratch of the same size.
+    /// Scratch bitset of the same size.
     both: Vec<u64>,
-    /// Those among them who have a part of a run by records, and up to where.
+    /// Those of them that have a part of a run by records, and the end of that part.
     parts: Vec<(u16, u16)>,
-    /// The same while they are few.
+    /// Holders of the whole prefix so far, once they are few.
     few: Vec<u16>,
-    /// Those who dropped out, and how much they have; the later ones have more.
+    /// Holders that dropped out, with their number of blocks; later ones have more.
     out: Vec<(u16, u32)>,
 }
 
-/// A stretch of a run on the way.
+/// Stretch of a run on the walk.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     run: u32,
     start: u16,
     end: u16,
-    /// Place in the prompt of its first block.
+    /// Index in the prompt of its first block.
     at: u32,
 }
 
-/// Who holds everything so far.
+/// Representation of the holders of the whole prefix so far.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Alive {
-    /// Nothing was looked at yet.
+    /// All holders: no run was visited yet.
     All,
     /// [`PrefixMatches::many`].
     Many,
@@ -56,13 +56,13 @@ enum Alive {
 }
 
 impl PrefixMatches {
-    /// Holders by what they have, most first. Among equals any may be left out.
+    /// Returns the holders, those with the most blocks first. Among equals, any may be omitted.
     #[must_use]
     pub fn matches(&self) -> &[Match] {
         &self.matches
     }
 
-    /// The most that any holder has, in blocks.
+    /// Returns the maximum number of blocks of a holder.
     #[must_use]
     pub fn best_blocks(&self) -> u32 {
         self.matches.first().map_or(0, |best| best.blocks)
@@ -78,11 +78,11 @@ impl PrefixMatches {
 }
 
 impl PrefixIndex {
-    /// Finds up to `most` holders of the longest beginnings of `hashes` in any of `tiers`. Nobody left out has more
-    /// than the last one of the answer.
+    /// Finds up to `most` holders of the longest prefixes of `hashes` in any of `tiers`. No omitted holder has more
+    /// blocks than the last one of the result.
     ///
-    /// A block counts wherever among `tiers` it is, so a prefix may lie partly here and partly there;
-    /// [`Self::blocks_within`] tells them apart.
+    /// A block counts in any of `tiers`, so a prefix may be spread over several tiers; [`Self::blocks_within`] tells
+    /// them apart.
     ///
     /// # Errors
     /// When the context is unknown.
@@ -111,7 +111,8 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// How many blocks of the prompt of an answer `holder` has within `tiers`, which are among those asked for.
+    /// Returns the number of blocks of the prompt of a result that `holder` has within `tiers`, a subset of those of
+    /// the lookup.
     #[must_use]
     pub fn blocks_within(&self, found: &PrefixMatches, holder: HolderId, tiers: Tiers) -> u32 {
         let Ok(slot) = self.holders.slot(holder) else { return 0 };
@@ -124,8 +125,8 @@ impl PrefixIndex {
         found.path.last().map_or(0, |step| step.at + u32::from(step.end - step.start))
     }
 
-    /// How many of `hashes` from the first on are held in one of `tiers` by anybody: what a pool of many nodes can
-    /// give together.
+    /// Returns the length of the prefix of `hashes` of which each block has a holder in one of `tiers`: the prefix that
+    /// a pool of many nodes can provide together.
     ///
     /// # Errors
     /// When the context is unknown.
@@ -145,11 +146,11 @@ impl PrefixIndex {
     }
 }
 
-/// The way of one question along a prompt.
+/// State of one lookup on its walk along a prompt.
 struct Walk<'a> {
     blocks: &'a Blocks,
     holders: &'a Holders,
-    /// Holders that are asked for.
+    /// Number of requested holders.
     most: usize,
     tiers: Tiers,
     alive: Alive,
@@ -157,7 +158,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Goes over `step`, and leaves alive who has that too.
+    /// Visits `step`, and keeps alive the holders that have it too.
     fn pass(&mut self, step: Step) {
         let (blocks, tiers) = (self.blocks, self.tiers);
         match (self.alive, blocks.dense(step.run)) {
@@ -182,17 +183,17 @@ impl Walk<'_> {
         self.found.path.push(step);
     }
 
-    /// Whether nobody is left.
+    /// Returns true if no holder is left.
     fn is_over(&self) -> bool {
         self.alive == Alive::Few && self.found.few.is_empty()
     }
 
-    /// Few are left, and few are on the run's list: that is read once, and not once for each of them.
+    /// Narrows few holders by a run with few records: the records are read once for all holders.
     fn narrow_few(&mut self, step: Step) {
         let (blocks, tiers) = (self.blocks, self.tiers);
         let PrefixMatches { few, parts, out, .. } = &mut *self.found;
         if let [only] = blocks.records(step.run) {
-            // Mostly the end of a prompt, which one has.
+            // Mostly the end of a prompt, which has one holder.
             let reach = stretch(std::slice::from_ref(only), tiers, step.start);
             let is_among = few.contains(&only.slot);
             out.extend(few.iter().filter(|slot| **slot != only.slot).map(|slot| (*slot, step.at)));
@@ -216,7 +217,7 @@ impl Walk<'_> {
         });
     }
 
-    /// A run whose holders are a list: those on it remain or drop out.
+    /// Narrows the holders by a run whose holders are a list.
     fn narrow_list(&mut self, step: Step) {
         for own in by_holder(self.blocks.records(step.run)) {
             let slot = own[0].slot;
@@ -236,7 +237,8 @@ impl Walk<'_> {
         }
     }
 
-    /// After the many became few: as many of the others as an answer may still want, who have all up to this step.
+    /// Adds dropped-out holders after the many became few: as many as the result still needs, all of which have the
+    /// prefix up to this step.
     fn fill(&mut self, step: Step) {
         if self.alive != Alive::Many {
             return;
@@ -251,7 +253,7 @@ impl Walk<'_> {
         self.found.out.extend(others.into_iter().map(|slot| (slot, step.at)));
     }
 
-    /// A run that many hold wholly.
+    /// Narrows the holders by a run with a bitset of holders.
     fn narrow_dense(&mut self, step: Step, dense: &Dense) {
         if self.alive == Alive::All {
             self.found.many.extend_from_slice(self.holders.live());
@@ -273,7 +275,7 @@ impl Walk<'_> {
             }
         }
         if both.iter().map(|word| word.count_ones() as usize).sum::<usize>() >= self.most {
-            // Whoever dropped out has less than these: nobody will ask for them.
+            // Holders that dropped out have fewer blocks than these, which suffice for the result.
             found.out.clear();
             found.both = std::mem::replace(&mut found.many, both);
             self.alive = Alive::Many;
@@ -285,7 +287,7 @@ impl Walk<'_> {
         self.alive = Alive::Few;
     }
 
-    /// Who among the many has a part of a step by records, and up to where.
+    /// Collects the holders among the many that have a part of a step by records, with the end of that part.
     fn parts(&mut self, step: Step) {
         self.found.parts.clear();
         for own in by_holder(self.blocks.records(step.run)) {
@@ -296,8 +298,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Puts the answer together for a prompt of which so many blocks were passed: those still there, then those who
-    /// dropped out, the last ones first.
+    /// Assembles the result for a prompt of which `walked` blocks were visited: the holders still alive, then those
+    /// that dropped out, the last ones first.
     fn answer(self, walked: u32) {
         let (holders, most) = (self.holders, self.most);
         let PrefixMatches { matches, many, few, out, .. } = self.found;
@@ -307,7 +309,7 @@ impl Walk<'_> {
             Alive::Many => matches.extend(slots(many).take(most).map(whole)),
             Alive::Few => matches.extend(few.iter().take(most).map(|slot| whole(*slot))),
         }
-        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "who has nothing is not noted");
+        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "holders without blocks are not recorded");
         if out.len() > 1 {
             out.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
         }
@@ -318,7 +320,7 @@ impl Walk<'_> {
     }
 }
 
-/// The records of each holder.
+/// Groups records by holder.
 fn by_holder(records: &[Record]) -> impl Iterator<Item = &[Record]> {
     records.chunk_by(|one, next| one.slot == next.slot)
 }

@@ -1,29 +1,29 @@
-//! Holders: instances, ranks of them, store nodes. Each has a slot, which others get once no run knows it any more.
+//! Holders: instances, ranks of instances, store nodes. Each has a slot, which is reused once no run has records of it.
 
 use super::codec::{Reader, SnapshotError, put};
 use super::run::bit;
 use super::{HolderId, IndexError};
 
-/// A holder that was retired: runs may still have records of it.
+/// Retired holder, of which runs may still have records.
 struct RetiredHolder {
     slot: u16,
-    /// Whether the sweep has been at the first run since.
+    /// True once the sweep has begun at the first run since the holder was retired.
     is_swept_from_first: bool,
 }
 
-/// All holders of an index.
+/// Holders of an index.
 pub(super) struct Holders {
-    /// By slot: how many holders had it before.
+    /// Number of earlier holders of each slot.
     generations: Vec<u32>,
-    /// Slots of those who are registered: a bit for each.
+    /// Bitset of the slots of registered holders.
     live: Vec<u64>,
-    /// Slots that nobody has, the next to be used last.
+    /// Free slots, the next one to be used last.
     spare: Vec<u16>,
     retired: Vec<RetiredHolder>,
 }
 
 impl Holders {
-    /// None yet, and `most` at most.
+    /// Creates an empty set of at most `most` holders.
     pub(super) fn new(most: usize) -> Self {
         Self {
             generations: vec![0; most],
@@ -33,14 +33,14 @@ impl Holders {
         }
     }
 
-    /// A new holder, if there is a slot.
+    /// Registers a holder, if a slot is free.
     pub(super) fn register(&mut self) -> Option<HolderId> {
         let slot = self.spare.pop()?;
         self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
         Some(self.holder(slot))
     }
 
-    /// Whether no slot is free, apart from those that a sweep may free.
+    /// Returns true if no slot is free, apart from those that a sweep may free.
     pub(super) const fn is_full(&self) -> bool {
         self.spare.is_empty()
     }
@@ -53,7 +53,7 @@ impl Holders {
         Ok(())
     }
 
-    /// The slot of a registered holder.
+    /// Returns the slot of a registered holder.
     pub(super) fn slot(&self, holder: HolderId) -> Result<u16, IndexError> {
         let known = self.generations.get(usize::from(holder.slot)) == Some(&holder.generation);
         if known && self.is_live(holder.slot) { Ok(holder.slot) } else { Err(IndexError::UnknownHolder) }
@@ -63,12 +63,12 @@ impl Holders {
         bit(&self.live, slot)
     }
 
-    /// Slots of those who are registered: a bit for each.
+    /// Returns the bitset of the slots of registered holders.
     pub(super) fn live(&self) -> &[u64] {
         &self.live
     }
 
-    /// The present holder of a slot.
+    /// Returns the present holder of a slot.
     pub(super) fn holder(&self, slot: u16) -> HolderId {
         HolderId { slot, generation: self.generations[usize::from(slot)] }
     }
@@ -77,13 +77,13 @@ impl Holders {
         !self.retired.is_empty()
     }
 
-    /// Slots of those who were retired and whose slots are not free yet.
+    /// Returns the slots of retired holders that are not free yet.
     pub(super) fn retired(&self) -> impl Iterator<Item = u16> {
         self.retired.iter().map(|retired| retired.slot)
     }
 
-    /// The sweep begins at the first run again: who was retired before it was there the last time is in no run any
-    /// more, and its slot is free.
+    /// Notes that the sweep begins at the first run again: holders that were retired before its previous begin are in
+    /// no run any more, and their slots become free.
     pub(super) fn end_sweep(&mut self) {
         let spare = &mut self.spare;
         self.retired.retain_mut(|retired| {
@@ -102,12 +102,12 @@ impl Holders {
         }
     }
 
-    /// Takes what [`Self::put`] wrote.
+    /// Restores the slots that [`Self::put`] wrote.
     pub(super) fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), SnapshotError> {
         let most = self.generations.len();
         for slot in 0..reader.count("holders", most)? {
             let word = reader.word()?;
-            // Who was being swept out is out: no record of it was written.
+            // Retired holders are out: no record of them was written.
             self.generations[slot] = (word >> 1) as u32;
             self.live[slot / 64] |= (word & 1) << (slot % 64);
         }
@@ -121,14 +121,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_free_after_a_whole_sweep_and_its_former_holder_stays_unknown() {
+    fn slot_is_free_after_a_whole_sweep_and_its_former_holder_is_rejected() {
         let mut holders = Holders::new(1);
         let first = holders.register().expect("a slot");
         assert!(holders.is_full() && holders.register().is_none());
         holders.retire(first).expect("it is registered");
         assert_eq!(holders.retire(first), Err(IndexError::UnknownHolder));
         assert_eq!(holders.retired().collect::<Vec<_>>(), [first.slot()]);
-        // The sweep was somewhere in the middle: only the next round has been everywhere.
+        // The sweep was at some run in the middle: only the next round visits all runs.
         holders.end_sweep();
         assert!(holders.is_full() && holders.has_retired());
         holders.end_sweep();

@@ -1,21 +1,21 @@
-//! Runs: pieces of prompts that somebody stored in one go, and who holds how much of them.
+//! Runs: sequences of blocks that were stored in one go, with the holders of their stretches.
 //!
-//! A run is a row of blocks that follow each other. Its header takes one cache line with its first and last key and up
-//! to four records of holders, so most lookups touch nothing else. A record says that a holder has blocks `start..end`
-//! of the run in a tier. Where there are more, they lie in a list; where many hold all of it, those are bits.
+//! The header of a run takes one cache line with its first and last key and up to four records of holders, so most
+//! lookups touch nothing else. A record states that a holder has blocks `start..end` of the run in a tier. Further
+//! records spill into a list; if many holders have the whole run, they are a bitset per tier.
 
 use super::arena::{MOST_UNITS, UNIT};
 
-/// Levels of memory that are told apart.
+/// Number of tiers.
 pub(super) const TIERS: usize = 5;
-/// Records in the header.
+/// Number of records in the header.
 const INLINE: usize = 4;
-/// Records in a list from which whole holders become bits.
+/// Number of records in a list from which holders of the whole run become bits.
 pub(super) const DENSE_AT: usize = 16;
-/// No spill.
+/// Value of `more` without a spill.
 const NONE: u32 = u32::MAX;
 
-/// Somebody has `start..end` of a run.
+/// Stretch `start..end` of a run that a holder has in a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub slot: u16,
@@ -30,7 +30,7 @@ impl Record {
     }
 }
 
-/// The header of a run.
+/// Header of a run.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct RunHeader {
@@ -38,16 +38,15 @@ pub(super) struct RunHeader {
     pub first: u64,
     /// Key of the last block.
     pub last: u64,
-    /// Where its blocks begin in the arena.
+    /// Index of its first block in the arena.
     pub start: u32,
-    /// Blocks of it.
+    /// Number of its blocks.
     pub len: u16,
-    /// Where the last prompt that was stored left it: where others are likely to leave it, too. Only a guess.
+    /// Offset at which the last stored prompt diverged from the run: a guess of where others diverge.
     pub branch: u16,
-    /// The context that its blocks belong to; [`FREE`] where there is no run.
+    /// Context of its blocks; [`FREE`] if the header is unused.
     pub context: u16,
-    /// Units there is room for, how many records are in the header, and whether somebody stored it since the hand came
-    /// by.
+    /// Capacity in units, number of records in the header, and the flag of the CLOCK hand.
     packed: u16,
     more: u32,
     records: [Record; INLINE],
@@ -55,8 +54,8 @@ pub(super) struct RunHeader {
 
 const _: () = assert!(size_of::<RunHeader>() == 64);
 
-/// Of [`RunHeader`]'s packed word: the bit that says it was touched, where the count of records is, where the units
-/// begin.
+/// Layout of [`RunHeader`]'s packed word: the bit that is set when the run is stored, the position of the record count,
+/// and the position of the units.
 const TOUCHED: u16 = 1;
 const COUNT_AT: u16 = 1;
 const COUNT_MASK: u16 = 7;
@@ -65,7 +64,7 @@ const UNITS_AT: u16 = 4;
 const _: () = assert!(INLINE <= COUNT_MASK as usize && MOST_UNITS < 1 << (16 - UNITS_AT));
 
 impl RunHeader {
-    /// Blocks there is room for.
+    /// Returns the capacity in blocks.
     pub(super) fn cap(&self) -> usize {
         usize::from(self.packed >> UNITS_AT) * UNIT
     }
@@ -74,19 +73,19 @@ impl RunHeader {
         self.packed = self.packed & ((1 << UNITS_AT) - 1) | ((blocks / UNIT) as u16) << UNITS_AT;
     }
 
-    /// Somebody stored it.
+    /// Marks the run as stored recently.
     pub(super) fn touch(&mut self) {
         self.packed |= TOUCHED;
     }
 
-    /// Whether somebody stored it since this was asked last.
+    /// Returns true if the run was stored since the last call.
     pub(super) fn take_touched(&mut self) -> bool {
         let touched = self.packed & TOUCHED != 0;
         self.packed &= !TOUCHED;
         touched
     }
 
-    /// Records in the header.
+    /// Returns the number of records in the header.
     fn count(&self) -> usize {
         usize::from(self.packed >> COUNT_AT & COUNT_MASK)
     }
@@ -96,10 +95,10 @@ impl RunHeader {
     }
 }
 
-/// Context of a header that is not in use.
+/// Context of an unused header.
 pub(super) const FREE: u16 = u16::MAX;
 
-/// Who holds a whole run, by tier: a bit for each slot.
+/// Holders of the whole run, by tier: a bitset of slots.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Dense {
     pub full: [Vec<u64>; TIERS],
@@ -112,15 +111,15 @@ struct Spill {
     dense: Option<Box<Dense>>,
 }
 
-/// All runs.
+/// All runs of an index.
 pub(super) struct Runs {
     runs: Vec<RunHeader>,
     free: Vec<u32>,
     spills: Vec<Spill>,
     free_spills: Vec<u32>,
-    /// Words of a set of slots.
+    /// Words of a bitset of slots.
     words: usize,
-    /// Records and bitsets in units of a record, everywhere.
+    /// Number of records of all runs, where a bitset counts as its words.
     held: usize,
 }
 
@@ -143,12 +142,12 @@ impl Runs {
             + self.spills.iter().map(spill).sum::<usize>()
     }
 
-    /// Headers there are, used or not.
+    /// Returns the number of headers, used or not.
     pub(super) fn places(&self) -> usize {
         self.runs.len()
     }
 
-    /// Headers in use.
+    /// Returns the number of headers in use.
     pub(super) fn used(&self) -> usize {
         self.runs.len() - self.free.len()
     }
@@ -169,7 +168,7 @@ impl Runs {
         (0..self.runs.len() as u32).filter(|id| self.get(*id).context != FREE)
     }
 
-    /// The id that the next run will have.
+    /// Returns the id that the next run will have.
     pub(super) fn next_id(&self) -> u32 {
         self.free.last().copied().unwrap_or(self.runs.len() as u32)
     }
@@ -195,7 +194,7 @@ impl Runs {
         (self.runs.len() - 1) as u32
     }
 
-    /// Forgets a run and all that is known of its holders.
+    /// Removes a run and the records of its holders.
     pub(super) fn remove(&mut self, id: u32) {
         self.held -= self.records(id).len() + self.dense(id).map_or(0, |_| self.words);
         let run = &mut self.runs[id as usize];
@@ -209,7 +208,7 @@ impl Runs {
         self.free.push(id);
     }
 
-    /// Whether its holders are in its header.
+    /// Returns true if its holders are in its header.
     pub(super) fn is_inline(&self, id: u32) -> bool {
         self.get(id).more == NONE
     }
@@ -224,7 +223,7 @@ impl Runs {
         if run.more == NONE { None } else { self.spills[run.more as usize].dense.as_deref() }
     }
 
-    /// Where the records of a holder in a tier begin, or would.
+    /// Returns the index of a holder's first record in a tier, or the index at which it would be inserted.
     pub(super) fn first_of(&self, id: u32, slot: u16, tier: u16) -> usize {
         let records = self.records(id);
         if records.len() <= 8 {
@@ -288,7 +287,7 @@ impl Runs {
         }
     }
 
-    /// Makes bits of the records that cover the whole run.
+    /// Converts the records that cover the whole run to bits.
     pub(super) fn make_dense(&mut self, id: u32) {
         let run = self.runs[id as usize];
         let words = self.words;
@@ -311,12 +310,12 @@ impl Runs {
         self.held -= before - spill.list.len();
     }
 
-    /// Whether a bit says that this holder has the whole run in this tier.
+    /// Returns true if a bit states that this holder has the whole run in this tier.
     pub(super) fn has_bit(&self, id: u32, slot: u16, tier: u16) -> bool {
         self.dense(id).is_some_and(|dense| bit(&dense.full[usize::from(tier)], slot))
     }
 
-    /// Sets such a bit; says whether the run has bits at all.
+    /// Sets the bit of a holder of the whole run; returns false if the run has no bitset.
     pub(super) fn set_bit(&mut self, id: u32, slot: u16, tier: u16) -> bool {
         let (more, words) = (self.get(id).more, self.words);
         if more == NONE {
@@ -331,7 +330,7 @@ impl Runs {
         }
     }
 
-    /// Clears such a bit; says whether it was set.
+    /// Clears the bit of a holder of the whole run; returns true if it was set.
     pub(super) fn clear_bit(&mut self, id: u32, slot: u16, tier: u16) -> bool {
         let more = self.get(id).more;
         if more == NONE {
@@ -352,12 +351,12 @@ impl Runs {
         true
     }
 
-    /// Whether anybody holds anything of the run.
+    /// Returns true if the run has a holder.
     pub(super) fn is_held(&self, id: u32) -> bool {
         !self.records(id).is_empty() || self.dense(id).is_some()
     }
 
-    /// The bits of a tier, for each holder of the whole run.
+    /// Returns the holders of the whole run in a tier that are bits.
     pub(super) fn slots_of(&self, id: u32, tier: usize) -> Vec<u16> {
         self.dense(id).map_or_else(Vec::new, |dense| slots(&dense.full[tier]).collect())
     }
@@ -373,12 +372,12 @@ fn set_bit(dense: &mut Dense, words: usize, slot: u16, tier: u16) {
     full[word] |= mask;
 }
 
-/// Whether `slot` is in a set; an empty slice is the empty set.
+/// Returns true if `slot` is in a set; an empty slice is the empty set.
 pub(super) fn bit(words: &[u64], slot: u16) -> bool {
     words.get(usize::from(slot) / 64).is_some_and(|word| word & (1 << (slot % 64)) != 0)
 }
 
-/// The members of a set, ascending.
+/// Returns the members of a set, ascending.
 pub(super) fn slots(words: &[u64]) -> impl Iterator<Item = u16> {
     words.iter().enumerate().flat_map(|(at, word)| {
         let mut rest = *word;

@@ -1,7 +1,7 @@
-//! The whole index as bytes, and back: little-endian, versioned, with a checksum at the end.
+//! Snapshot of the whole index: little-endian, versioned, with a checksum at the end.
 //!
-//! Ids of contexts and holders stay what they were, so whoever has them can go on. Restoring takes the limits of the
-//! new index; what does not fit is an error, never a part.
+//! Ids of contexts and holders stay valid. Restoring applies the limits of the new index; a snapshot that exceeds them
+//! is an error, and is never restored in part.
 
 use kvplane_proto::checksum::payload_checksum;
 
@@ -9,7 +9,7 @@ use super::codec::{MAGIC, Reader, SnapshotError, invalid, put};
 use super::{IndexConfig, PrefixIndex};
 
 impl PrefixIndex {
-    /// Everything in it. Time and bytes in proportion to its blocks, 8 bytes each and 24 a run.
+    /// Takes a snapshot. Time and size are proportional to the number of blocks: 8 bytes per block and 24 per run.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.blocks.snapshot_bytes() + 64);
@@ -31,10 +31,10 @@ impl PrefixIndex {
         out
     }
 
-    /// The index that `bytes` are a snapshot of, with the limits of `config`; its seed is the snapshot's.
+    /// Restores an index from a snapshot, with the limits of `config`; the seed is the snapshot's.
     ///
     /// # Errors
-    /// When the bytes are damaged, of another format, or do not fit.
+    /// When the bytes are damaged, of another format, or exceed a limit.
     pub fn restore(config: IndexConfig, bytes: &[u8]) -> Result<Self, SnapshotError> {
         let Some((body, checksum)) = bytes.split_last_chunk::<8>() else {
             return Err(SnapshotError::Short { at: bytes.len() });

@@ -1,13 +1,13 @@
-//! From a block's key to its place: a hash table of 5 bytes an entry in buckets of one cache line.
+//! Hash table from a block's key to its place: 5 bytes per entry, in buckets of one cache line.
 //!
-//! A bucket holds twelve entries: a byte of the key and a 32-bit place for each, and a count of entries that found it
-//! full and went on to a later bucket. A search goes on only where that count is not zero, so an absent key costs one
-//! cache line and a removal leaves no tombstone. The key itself is not kept; whoever asks verifies the place.
+//! A bucket has twelve entries: a byte of the key (tag) and a 32-bit place for each, and the number of entries that
+//! overflowed to a later bucket. A search continues past a bucket only if that number is not zero, so an absent key
+//! costs one cache line and a removal leaves no tombstone. The key itself is not stored; the caller verifies the place.
 //!
 //! All memory is reserved at the start, so there is never a pause for a rehash; pages that were never touched cost
 //! nothing.
 
-/// Words of a bucket: tags of 8 entries, tags of 4 and the count of passers, 12 places in 6 words.
+/// Words of a bucket: tags of 8 entries; tags of 4 and the overflow count; 12 places in 6 words.
 const WORDS: usize = 8;
 /// Entries of a bucket.
 const ENTRIES: usize = 12;
@@ -15,19 +15,19 @@ const LOW_BITS: u64 = 0x0101_0101_0101_0101;
 const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
 const LOW_HALF: u64 = 0xffff_ffff;
 
-/// The table. Places are any 32 bits.
+/// Hash table. Places are arbitrary 32-bit numbers.
 pub(super) struct Table {
     words: Vec<u64>,
-    /// Words before the first bucket, so that buckets are whole cache lines.
+    /// Number of words before the first bucket, for alignment to cache lines.
     skip: usize,
     buckets: usize,
 }
 
-/// Where an entry is.
+/// Bucket and index of an entry.
 type Spot = (usize, usize);
 
 impl Table {
-    /// A table for `most` entries, of which it is at most 85 % full.
+    /// Creates a table for `most` entries, which fill at most 85 % of it.
     pub(super) fn new(most: usize) -> Self {
         let buckets = (most * 100 / 85).div_ceil(ENTRIES) + 2;
         let words = vec![0; (buckets + 1) * WORDS];
@@ -45,26 +45,26 @@ impl Table {
 
     fn bucket(&self, at: usize) -> &[u64; WORDS] {
         let from = self.skip + at * WORDS;
-        self.words[from..from + WORDS].try_into().expect("a slice of that length")
+        self.words[from..from + WORDS].try_into().expect("the slice has the length of a bucket")
     }
 
     fn bucket_mut(&mut self, at: usize) -> &mut [u64; WORDS] {
         let from = self.skip + at * WORDS;
-        (&mut self.words[from..from + WORDS]).try_into().expect("a slice of that length")
+        (&mut self.words[from..from + WORDS]).try_into().expect("the slice has the length of a bucket")
     }
 
     fn next(&self, at: usize) -> usize {
         if at + 1 == self.buckets { 0 } else { at + 1 }
     }
 
-    /// Has the memory of these keys' entries come near. One after the other each would be waited for; loads of which
-    /// nothing follows are under way together.
+    /// Prefetches the entries of these keys into the cache. Dependent loads would be waited for one after the other;
+    /// independent loads are in flight together.
     pub(super) fn look_ahead(&self, keys: &[u64]) {
         let word = |key: &u64| self.words[self.skip + self.home(*key) * WORDS];
         std::hint::black_box(keys.iter().map(word).fold(0, |all, word| all ^ word));
     }
 
-    /// The place of `key` that `verify` confirms.
+    /// Returns the place of `key` that `verify` confirms.
     pub(super) fn find(&self, key: u64, verify: impl FnMut(u32) -> bool) -> Option<u32> {
         self.spot(key, verify).map(|(bucket, entry)| place(self.bucket(bucket), entry))
     }
@@ -79,7 +79,7 @@ impl Table {
                 while candidates != 0 {
                     let shift = candidates.trailing_zeros() / 8 * 8;
                     let entry = first + shift as usize / 8;
-                    // What was removed from an entry is still in its place, and whoever verifies might confirm it.
+                    // The place of a removed entry is still in memory, and `verify` might confirm it.
                     if (word >> shift) as u8 == tag && verify(place(bucket, entry)) {
                         return Some((at, entry));
                     }
@@ -94,7 +94,7 @@ impl Table {
         None
     }
 
-    /// Adds `key`, which must not be there, at `new`. There must be fewer entries than the table was made for.
+    /// Inserts `key`, which must be absent, with the place `new`. The table must have fewer entries than its capacity.
     pub(super) fn insert(&mut self, key: u64, new: u32) {
         let mut at = self.home(key);
         for _ in 0..self.buckets {
@@ -110,12 +110,12 @@ impl Table {
             bucket[1] += 1 << 32;
             at = self.next(at);
         }
-        panic!("the index puts no more in its table than it made room for");
+        panic!("the index inserts no more entries than its table's capacity");
     }
 
     /// Removes the entry of `key` whose place is `old`.
     pub(super) fn remove(&mut self, key: u64, old: u32) {
-        let (found, entry) = self.spot(key, |place| place == old).expect("what is held has an entry");
+        let (found, entry) = self.spot(key, |place| place == old).expect("every block of a run has an entry");
         set_tag(self.bucket_mut(found), entry, 0);
         let mut at = self.home(key);
         while at != found {
@@ -124,20 +124,20 @@ impl Table {
         }
     }
 
-    /// Points the entry of `key` at `old` to `new`.
+    /// Changes the place of the entry of `key` from `old` to `new`.
     pub(super) fn replace(&mut self, key: u64, old: u32, new: u32) {
-        let (found, entry) = self.spot(key, |place| place == old).expect("what is held has an entry");
+        let (found, entry) = self.spot(key, |place| place == old).expect("every block of a run has an entry");
         set_place(self.bucket_mut(found), entry, new);
     }
 }
 
-/// The byte of a key that its entry keeps; 0 stands for no entry.
+/// Returns the byte of a key that its entry stores; 0 marks a free entry.
 fn tag(key: u64) -> u8 {
     (key as u8).max(1)
 }
 
-/// The high bit of each byte of `word` that equals `byte`. A byte above one that is equal may be reported too, never
-/// the other way round.
+/// Returns the high bit of each byte of `word` that equals `byte`. A byte above a matching one may be a false positive;
+/// there are no false negatives.
 fn same_bytes(word: u64, byte: u8) -> u64 {
     let differing = word ^ (u64::from(byte) * LOW_BITS);
     differing.wrapping_sub(LOW_BITS) & !differing & HIGH_BITS
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_is_not_found_by_who_still_knows_its_place() {
+    fn removed_entries_are_not_found_by_their_place() {
         // An empty entry above one with the tag 1 looks as if it had that tag too.
         let mut table = Table::new(600);
         for (key, place) in [(1, 10), (0, 11), (257, 12)] {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_what_a_map_does_however_full() {
+    fn table_matches_a_map_at_any_load() {
         let mut rng = Rng::new(7, "table");
         let mut table = Table::new(600);
         let mut map: BTreeMap<u64, u32> = BTreeMap::new();

@@ -1,29 +1,30 @@
-//! Our policy: wait in one place, go last and to the cheapest, shortest first but nobody forever.
+//! Default policy: late binding from a central queue, shortest prefill first with aging, and cost-based placement.
 //!
 //! * A request is bound only when an instance is about to be free, so it never waits behind another while a second
-//!   instance idles, and a queue can be put in order.
-//! * Order: shortest prefill first, with the best cache that anybody has. A request that waited grows shorter in this
-//!   order, to nothing when it waited for `patience`; so the mean is that of shortest-first and nobody starves. Who can
-//!   no longer meet what was promised goes after those who can.
-//! * Cost of an instance: `max(wait, transfer) + prefill`, since KV cache travels while others compute. What an
-//!   instance lacks comes from whoever has it, several at a time, and is not kept: a copy would push out what nobody
-//!   else has. Only where NICs are busy, which is where a prefix is hot, copies stay.
-//! * Refused is at arrival only, on what is booked, when the first token or the tokens after it would be too late.
+//!   instance idles, and the queue can be sorted.
+//! * Order: shortest prefill first, with the best cache of any instance. The rank of a waiting request decreases with
+//!   its wait, to zero after `patience`; so the mean latency is that of shortest-first, and no request starves.
+//!   Requests that can no longer meet their objective go after those that can.
+//! * Cost of an instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others.
+//!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
+//!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
+//! * Requests are rejected only at arrival, based on bookings, if the first token or the later ones would miss their
+//!   objective.
 
 use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, QueuedRequest, Refusal, Slo, View};
 
-/// Our policy.
+/// Default policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Ours {
-    /// Work that an instance may have booked and still takes more: what hides transfers and the way of messages.
+    /// Booked work up to which an instance accepts another request: it hides transfers and message latency.
     pub ahead_ns: u64,
-    /// After how long a request goes before every newer one.
+    /// Wait after which a request goes before every newer one.
     pub patience_ns: u64,
-    /// From how much booked on a NIC its blocks count as hot, so that others keep copies.
+    /// Work booked on a NIC from which its blocks count as hot, so that fetched copies are kept.
     pub busy_ns: u64,
-    /// Whether requests that cannot be served in time are refused.
+    /// True if requests that would miss their objectives are rejected.
     pub refuses: bool,
-    /// The part of a promised time that predictions may fill.
+    /// Fraction of an objective that a prediction may use.
     pub margin: f64,
 }
 
@@ -34,7 +35,7 @@ impl Default for Ours {
 }
 
 impl Ours {
-    /// The cheapest way to serve a prompt on one instance.
+    /// Returns the cheapest placement on one instance.
     fn weigh(&self, ask: &Ask, view: &View<'_>, at: usize) -> Placement {
         let instance = &view.prefill[at];
         let mut best = view.stay(ask, at);
@@ -52,7 +53,7 @@ impl Ours {
         best
     }
 
-    /// Why a request that comes now would not be served as promised.
+    /// Returns the objective that a newly arrived request would miss.
     fn objection(&self, ask: &Ask, view: &View<'_>) -> Option<Refusal> {
         let over = |ns: u64, promised: u64| promised < u64::MAX && ns as f64 > promised as f64 * self.margin;
         let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));

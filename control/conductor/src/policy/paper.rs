@@ -1,22 +1,22 @@
-//! The paper's scheduler as printed: Algorithm 1 of FAST'25, with or without transfers.
+//! Scheduler of the paper as printed: Algorithm 1 of FAST'25, with or without transfers.
 //!
-//! As printed means with its faults: waiting and transfer are added, the source's other transfers are not seen, and a
-//! request is bound when it comes. "Local" is the same code with transfers disabled, as the authors say of their own.
-//! The rejections of the arXiv version are the simulator's.
+//! As printed includes its weaknesses: wait and transfer are added, other transfers of the source are ignored, and a
+//! request is bound at arrival. "Local" is the same code with transfers disabled, as the authors describe their own.
+//! The rejections of the arXiv version are in the simulator.
 
 use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, Refusal, Slo, View};
 
-/// The least time after which it is worth trying again.
+/// Minimum delay before a retry.
 const AGAIN_NS: u64 = 1_000_000_000;
 
 /// Algorithm 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm1 {
-    /// Lines 5 and 20: from which ratio of the best prefix to one's own it is fetched.
+    /// Lines 5 and 20: ratio of the best prefix to the local one from which it is fetched.
     pub threshold: f64,
-    /// Whether anything is fetched at all.
+    /// True if blocks are fetched at all.
     pub transfers: bool,
-    /// Line 18: whether a request is refused at arrival whose predicted TTFT or TBT is longer than promised.
+    /// Line 18: true if a request is rejected at arrival whose predicted TTFT or TBT misses its objective.
     pub refuses: bool,
 }
 
@@ -27,7 +27,7 @@ impl Default for Algorithm1 {
 }
 
 impl Algorithm1 {
-    /// Lines 4 to 16 for one instance: the sum, and the placement.
+    /// Computes lines 4 to 16 for one instance: the sum, and the placement.
     fn weigh(&self, ask: &Ask, view: &View<'_>, at: usize, best: (usize, u32)) -> (u64, Placement) {
         let instance = &view.prefill[at];
         let ratio = f64::from(best.1) / f64::from(instance.held);
@@ -43,8 +43,8 @@ impl Algorithm1 {
         (transfer_ns.saturating_add(instance.wait_ns).saturating_add(placement.prefill_ns), placement)
     }
 
-    /// Lines 3 to 16: the instance with the least sum of wait, transfer and prefill, and that sum; none where nobody
-    /// takes work.
+    /// Computes lines 3 to 16: the instance with the least sum of wait, transfer and prefill, and that sum; `None` if
+    /// no instance accepts requests.
     #[must_use]
     pub fn cheapest(&self, ask: &Ask, view: &View<'_>) -> Option<(u64, Placement)> {
         let best = view
@@ -55,14 +55,14 @@ impl Algorithm1 {
         weighed.min_by_key(|(ttft_ns, placement)| (*ttft_ns, placement.prefill))
     }
 
-    /// The refusal of a request whose first token is predicted after `ttft_ns`.
+    /// Returns the rejection of a request whose first token is predicted after `ttft_ns`.
     #[must_use]
     pub fn refusal(why: Refusal, ttft_ns: u64, view: &View<'_>) -> Choice {
         let late_ns = ttft_ns.saturating_sub(view.slo.ttft_ns);
         Choice::Refuse { why, retry_after_ns: late_ns.max(AGAIN_NS) }
     }
 
-    /// Line 18: why a request would not be served as promised.
+    /// Computes line 18: the objective that a request would miss.
     fn objection(&self, view: &View<'_>, ttft_ns: u64) -> Option<Refusal> {
         let Slo { ttft_ns: ttft_slo, tbt_ns: tbt_slo } = view.slo;
         if !self.refuses {
@@ -71,7 +71,7 @@ impl Algorithm1 {
         if ttft_ns > ttft_slo {
             return Some(Refusal::Ttft);
         }
-        // Where nobody decodes, tokens are not ours to promise.
+        // Without decode instances, the time between tokens has no prediction.
         let tbt_ns = view.fastest_decode.map_or(0, |(_, step)| step);
         (tbt_ns > tbt_slo && tbt_slo < u64::MAX).then_some(Refusal::Tbt)
     }

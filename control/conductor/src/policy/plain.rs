@@ -1,13 +1,13 @@
-//! Policies that look at no cache: by lot, in turn, the least loaded.
+//! Policies without knowledge of caches: random, round-robin, least loaded.
 
 use kvplane_proto::rng::mix64;
 
 use super::{Ask, Choice, Policy, View};
 
-/// By lot.
+/// Random policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spread {
-    /// What lots are drawn from.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
@@ -21,7 +21,7 @@ impl Policy for Spread {
     }
 }
 
-/// In turn.
+/// Round-robin policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin;
 
@@ -43,7 +43,7 @@ fn nth(ask: &Ask, view: &View<'_>, number: u64) -> Choice {
     }
 }
 
-/// The least waiting time.
+/// Least-loaded policy: the shortest wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadBalance;
 

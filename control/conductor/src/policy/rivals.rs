@@ -1,10 +1,11 @@
-//! What other routers do, after their documentation and sources, with their defaults.
+//! Models of other routers, after their documentation and sources, with their defaults.
 
 use std::cmp::Reverse;
 
 use super::{Ask, Choice, Policy, PrefillView, View};
 
-/// The cost of NVIDIA Dynamo's router at temperature 0: booked prefill tokens and this prompt's, less what is cached.
+/// Cost function of NVIDIA Dynamo's router at temperature 0: booked prefill tokens plus this prompt's, minus cached
+/// ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DynamoLike;
 
@@ -22,16 +23,17 @@ impl Policy for DynamoLike {
     }
 }
 
-/// SGLang's cache-aware router: where loads differ much, the shortest queue; else the longest prefix that was ever
-/// routed there if it is long enough, and among several the one with the fewest requests; else where the least was
-/// routed. (Its tree names any of several. Always the first would put every prompt that begins like all others on one.)
+/// SGLang's cache-aware router: if loads differ too much, the shortest queue; else the longest prefix that was ever
+/// routed to an instance if it is long enough, and among several instances the one with the fewest requests; else the
+/// instance to which the least was routed. (Its tree returns any of several instances. Always choosing the first would
+/// send all prompts with a common prefix to one.)
 #[derive(Clone, Copy, Debug)]
 pub struct SglangLike {
-    /// Part of the prompt from which a match counts.
+    /// Fraction of the prompt from which a match counts.
     pub match_least: f64,
-    /// Requests by which queues may differ.
+    /// Absolute difference of queue lengths that is tolerated.
     pub balance_abs: u32,
-    /// The ratio by which they may.
+    /// Ratio of queue lengths that is tolerated.
     pub balance_rel: f64,
 }
 

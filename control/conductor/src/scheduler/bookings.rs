@@ -1,7 +1,7 @@
-//! What is booked on each instance: prefills and transfers, room for decodes.
+//! Bookings of each instance: prefills, transfers, and decode capacity.
 //!
-//! Numbers of instances are used again once their instance is gone, so tables are as long as the most instances that
-//! there were at one time.
+//! Numbers of instances are reused once their instance is gone, so the tables are as long as the maximum number of
+//! instances at one time.
 
 use std::collections::VecDeque;
 
@@ -9,25 +9,25 @@ use super::error::SchedulerError;
 use crate::cost::Factor;
 use crate::policy::{DecodeView, Fetch, Policy, PrefillView};
 
-/// How long every decode is taken to last where it is predicted what will be resident later: the predictor of the arXiv
+/// Assumed duration of every decode, for predicting the resident tokens of a later time: the predictor of the arXiv
 /// paper assumes such a constant, whose value is not published.
 const DECODE_NS: u64 = 12_000_000_000;
 
-/// A prefill instance's work.
+/// Bookings of a prefill instance.
 pub(super) struct PrefillBook {
     pub alive: bool,
-    /// Whether it gets new requests.
+    /// True if it accepts new requests.
     pub takes: bool,
-    /// Requests in the order of their booking: number, predicted time, tokens to compute.
+    /// Requests in the order of booking: number, predicted duration, tokens to compute.
     pub jobs: VecDeque<(u64, u64, u32)>,
-    /// The one at work, and since when.
+    /// Request in progress, with its start time.
     running: Option<(u64, u64)>,
     pub egress_until_ns: u64,
     pub factor: Factor,
-    /// Of all jobs: wider than the times themselves, so that the sum of any is exact.
+    /// Sum of all predicted durations: wider than these, so that no sum overflows.
     sum_ns: u128,
     pub uncached: u64,
-    /// Work that it has beside what is booked, by its own word.
+    /// Reported work beyond the bookings, in nanoseconds.
     pub foreign_ns: u64,
 }
 
@@ -66,7 +66,7 @@ impl PrefillBook {
         self.running.take_if(|(running, _)| *running == id);
     }
 
-    /// Until all that is booked is done.
+    /// Returns the time until all bookings are done.
     pub(super) fn wait_ns(&self, now_ns: u64) -> u64 {
         let worked = self.running.and_then(|(id, since)| {
             let job = self.jobs.iter().find(|job| job.0 == id)?;
@@ -77,17 +77,17 @@ impl PrefillBook {
     }
 }
 
-/// A decode instance's room.
+/// Bookings of a decode instance.
 pub(super) struct DecodeBook {
     pub alive: bool,
-    /// Whether it gets new requests.
+    /// True if it accepts new requests.
     pub takes: bool,
     capacity: u64,
-    /// Tokens and requests that it has beside those booked, by its own word.
+    /// Reported tokens and requests beyond the bookings.
     pub foreign: (u64, u32),
-    /// On their way: number, tokens, when they are expected.
+    /// Expected requests: number, tokens, expected time of arrival.
     coming: Vec<(u64, u64, u64)>,
-    /// In the batch: number, tokens, since when.
+    /// Requests in the batch: number, tokens, start time.
     running: Vec<(u64, u64, u64)>,
 }
 
@@ -96,7 +96,7 @@ impl DecodeBook {
         Self { alive: true, takes: true, capacity, foreign: (0, 0), coming: Vec::new(), running: Vec::new() }
     }
 
-    /// A request comes, and is expected then.
+    /// Books a request that is expected at `expected_ns`.
     pub(super) fn expect(&mut self, id: u64, tokens: u64, expected_ns: u64) {
         self.coming.push((id, tokens, expected_ns));
     }
@@ -106,7 +106,7 @@ impl DecodeBook {
         self.running.push((id, tokens, now_ns));
     }
 
-    /// Tokens and requests in the batch that are booked.
+    /// Returns the booked tokens and requests in the batch.
     pub(super) fn booked(&self) -> (u64, u32) {
         self.running.iter().fold((0, 0), |(tokens, count), entry| (tokens + entry.1, count + 1))
     }
@@ -116,7 +116,7 @@ impl DecodeBook {
         self.running.retain(|entry| entry.0 != id);
     }
 
-    /// What there is now, and what there will be at `then_ns` if each decode takes [`DECODE_NS`].
+    /// Returns the present state, and the one at `then_ns` if each decode takes [`DECODE_NS`].
     pub(super) fn view(&self, then_ns: u64) -> DecodeView {
         let sum = |(tokens, count): (u64, u32), entry: &(u64, u64, u64)| (tokens + entry.1, count + 1);
         let running = self.running.iter().fold(self.foreign, sum);
@@ -127,7 +127,7 @@ impl DecodeBook {
     }
 }
 
-/// What is booked on all instances.
+/// Bookings of all instances.
 #[derive(Default)]
 pub(super) struct Bookings {
     prefill: Vec<PrefillBook>,
@@ -135,7 +135,8 @@ pub(super) struct Bookings {
 }
 
 impl Bookings {
-    /// A new prefill instance; its number, which may be that of one that is gone: what was booked there went with it.
+    /// Adds a prefill instance; returns its number, which may be that of an instance that is gone: the bookings there
+    /// are gone with it.
     pub(super) fn add_prefill(&mut self) -> usize {
         let book = PrefillBook::new();
         match self.prefill.iter().position(|book| !book.alive) {
@@ -150,7 +151,7 @@ impl Bookings {
         }
     }
 
-    /// A new decode instance; its number.
+    /// Adds a decode instance; returns its number.
     pub(super) fn add_decode(&mut self, capacity: u64) -> usize {
         let book = DecodeBook::new(capacity);
         match self.decode.iter().position(|book| !book.alive) {
@@ -165,39 +166,39 @@ impl Bookings {
         }
     }
 
-    /// Prefill instances by number, those that are gone included.
+    /// Returns the bookings of prefill instances by number, including those that are gone.
     pub(super) fn prefills(&self) -> &[PrefillBook] {
         &self.prefill
     }
 
-    /// Decode instances by number, those that are gone included.
+    /// Returns the bookings of decode instances by number, including those that are gone.
     pub(super) fn decodes(&self) -> &[DecodeBook] {
         &self.decode
     }
 
-    /// The book of a prefill instance that is not gone.
+    /// Returns the bookings of a prefill instance that is not gone.
     pub(super) fn prefill(&mut self, instance: usize) -> Result<&mut PrefillBook, SchedulerError> {
         let book = self.prefill.get_mut(instance).filter(|book| book.alive);
         book.ok_or(SchedulerError::UnknownInstance { instance })
     }
 
-    /// The book of a decode instance that is not gone.
+    /// Returns the bookings of a decode instance that is not gone.
     pub(super) fn decode(&mut self, instance: usize) -> Result<&mut DecodeBook, SchedulerError> {
         let book = self.decode.get_mut(instance).filter(|book| book.alive);
         book.ok_or(SchedulerError::UnknownInstance { instance })
     }
 
-    /// The book under the number of a prefill instance, which may be gone.
+    /// Returns the bookings under the number of a prefill instance, which may be gone.
     pub(super) fn prefill_at(&mut self, instance: usize) -> &mut PrefillBook {
         &mut self.prefill[instance]
     }
 
-    /// The book under the number of a decode instance, which may be gone.
+    /// Returns the bookings under the number of a decode instance, which may be gone.
     pub(super) fn decode_at(&mut self, instance: usize) -> &mut DecodeBook {
         &mut self.decode[instance]
     }
 
-    /// Prefill instances that take one of those who wait.
+    /// Returns the prefill instances that accept a queued request.
     pub(super) fn takers(&self, policy: &dyn Policy, now_ns: u64) -> Vec<u32> {
         let takes = |book: &PrefillBook| {
             let view = || PrefillView {
@@ -212,7 +213,7 @@ impl Bookings {
         all.filter(|(_, book)| takes(book)).map(|(at, _)| at as u32).collect()
     }
 
-    /// Books a transfer on the NIC of its source, or evenly on all where it comes from the pool.
+    /// Books a transfer on the NIC of its source, or evenly on all NICs if it comes from the pool.
     pub(super) fn book_transfer(&mut self, fetch: Fetch, took_ns: u64, now_ns: u64) {
         let busy = |book: &mut PrefillBook, took_ns: u64| {
             book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_waits_for_what_is_booked_and_for_what_it_says_that_others_have_booked() {
+    fn wait_covers_bookings_and_reported_load() {
         let mut bookings = Bookings::default();
         let at = bookings.add_prefill();
         let book = bookings.prefill(at).expect("an instance");
@@ -241,14 +242,14 @@ mod tests {
         book.add(2, 50, 5);
         book.started(1, 1_000);
         book.foreign_ns = 7;
-        // Of a prefill that takes longer than predicted, no more is done than was predicted.
+        // A prefill that takes longer than predicted counts as no more than the predicted work.
         assert_eq!((book.wait_ns(1_000), book.wait_ns(1_040), book.wait_ns(2_000)), (157, 117, 57));
         book.done(1);
         assert_eq!((book.wait_ns(2_000), book.uncached), (57, 5));
     }
 
     #[test]
-    fn numbers_of_instances_that_are_gone_are_used_again_and_transfers_are_divided() {
+    fn instance_numbers_are_reused_and_pool_transfers_are_divided() {
         let mut bookings = Bookings::default();
         assert_eq!((bookings.add_prefill(), bookings.add_prefill(), bookings.add_prefill()), (0, 1, 2));
         bookings.prefill(1).expect("an instance").alive = false;

@@ -1,7 +1,8 @@
-//! What prefill instances hold, will hold, and were ever sent: each is a holder of two indexes.
+//! Caches of prefill instances: blocks that they hold, will hold, and were ever sent. Each instance is a holder in two
+//! indexes.
 //!
-//! What a placement makes an instance have counts for that instance at once, as promised; an event takes the promise
-//! over, or it ends some time after the prefill.
+//! The blocks of a placed request count for its instance at once, as promised; an event confirms a promise, or it
+//! expires some time after the prefill.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,16 +11,16 @@ use super::error::SchedulerError;
 use super::request::Request;
 use crate::index::{ContextId, ContextKey, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, Tier, Tiers};
 
-/// A prefill instance as both indexes know it.
+/// Prefill instance as a holder in both indexes.
 #[derive(Clone, Copy)]
 pub(super) struct CacheHolder {
     holder: HolderId,
     routed: HolderId,
-    /// Tokens of all prompts that ever came here; what several begin with counts once.
+    /// Tokens of all prompts that were ever routed to it; common prefixes count once.
     routed_tokens: u64,
 }
 
-/// Blocks that an instance should have though no event said so yet.
+/// Blocks that an instance should have although no event has reported them yet.
 struct Promise {
     until_ns: u64,
     context: ContextId,
@@ -27,16 +28,16 @@ struct Promise {
     hashes: Arc<[u64]>,
 }
 
-/// What prefill instances hold.
+/// Caches of all prefill instances.
 pub(super) struct Caches {
     index: PrefixIndex,
-    /// What was ever sent where, evicted or not.
+    /// Blocks that were ever routed to each instance, evicted or not.
     routed: PrefixIndex,
-    /// By number of the instance; none where it is gone.
+    /// Holders by number of the instance; none if the instance is gone.
     holders: Vec<Option<CacheHolder>>,
-    /// Numbers of instances by their slots in the index.
+    /// Numbers of instances, by their slots in the index.
     by_slot: Vec<u32>,
-    /// The same in the index of what was routed.
+    /// Numbers of instances, by their slots in the index of routed blocks.
     routed_by_slot: Vec<u32>,
     promises: VecDeque<Promise>,
 }
@@ -57,13 +58,13 @@ impl Caches {
         &mut self.index
     }
 
-    /// A context of both indexes.
+    /// Returns a context of both indexes.
     pub(super) fn context(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
         self.routed.context(key)?;
         self.index.context(key)
     }
 
-    /// A new holder of both indexes, for an instance that has no number yet.
+    /// Registers a holder in both indexes, for an instance that has no number yet.
     pub(super) fn register(&mut self) -> Result<CacheHolder, IndexError> {
         let holder = self.index.register()?;
         match self.routed.register() {
@@ -75,7 +76,7 @@ impl Caches {
         }
     }
 
-    /// The instance of this number is `holder` from now on.
+    /// Makes `holder` the holder of the instance of this number.
     pub(super) fn enter(&mut self, instance: usize, holder: CacheHolder) {
         self.holders.resize(self.holders.len().max(instance + 1), None);
         self.holders[instance] = Some(holder);
@@ -83,7 +84,7 @@ impl Caches {
         self.routed_by_slot[usize::from(holder.routed.slot())] = instance as u32;
     }
 
-    /// An instance is gone, with all that it held.
+    /// Removes an instance, with all blocks that it held.
     pub(super) fn lose(&mut self, instance: usize) -> Result<(), SchedulerError> {
         let lost = self.known(instance)?;
         self.holders[instance] = None;
@@ -97,34 +98,34 @@ impl Caches {
         known.ok_or(SchedulerError::UnknownInstance { instance })
     }
 
-    /// The holder that an instance is in the index.
+    /// Returns the holder of an instance in the index.
     pub(super) fn holder(&self, instance: usize) -> Result<HolderId, SchedulerError> {
         Ok(self.known(instance)?.holder)
     }
 
-    /// The instance that a holder of the index is, if it is one.
+    /// Returns the instance of a holder in the index, if it is an instance.
     pub(super) fn instance_of(&self, holder: HolderId) -> Option<usize> {
         let at = *self.by_slot.get(usize::from(holder.slot()))? as usize;
         self.known(at).ok().filter(|known| known.holder == holder).map(|_| at)
     }
 
-    /// Tokens of all prompts that were ever sent to an instance.
+    /// Returns the tokens of all prompts that were ever routed to an instance.
     pub(super) fn routed_tokens(&self, instance: usize) -> u64 {
         self.known(instance).map_or(0, |known| known.routed_tokens)
     }
 
-    /// An instance has nothing any more, in no tier and no context.
+    /// Drops all blocks of an instance, in every tier and context.
     pub(super) fn clear(&mut self, instance: usize) -> Result<(), SchedulerError> {
         let former = self.known(instance)?;
         self.index.retire(former.holder)?;
-        // One slot was just given back, so there is one; if not, the instance holds nothing for good.
+        // A slot was just freed, so there is one; if not, the instance never holds anything again.
         let holder = self.index.register()?;
         self.enter(instance, CacheHolder { holder, ..former });
         Ok(())
     }
 
-    /// A request is placed on an instance, which will have all of its blocks but the first `passing`: those are there
-    /// for this request only. Blocks of it that the instance had are the answer.
+    /// Promises the blocks of a placed request to its instance, except for the first `passing`, which are there for
+    /// this request only. Returns the number of its blocks that the instance had.
     pub(super) fn place(
         &mut self,
         instance: usize,
@@ -144,7 +145,7 @@ impl Caches {
         Ok(held_blocks)
     }
 
-    /// A prefill is done: what was promised of its blocks counts until then, or until an event says so.
+    /// Notes that a prefill is done: its promised blocks count until `until_ns`, or until an event confirms them.
     pub(super) fn keep_promise(&mut self, instance: usize, request: &Request, until_ns: u64) {
         if let Ok(CacheHolder { holder, .. }) = self.known(instance) {
             let (context, hashes) = (request.context, Arc::clone(&request.hashes));
@@ -152,7 +153,7 @@ impl Caches {
         }
     }
 
-    /// A request will not be prefilled on an instance.
+    /// Withdraws the promises of a request that will not be prefilled on its instance.
     pub(super) fn break_promise(&mut self, instance: usize, request: &Request) -> Result<(), SchedulerError> {
         if let Ok(CacheHolder { holder, .. }) = self.known(instance) {
             self.index.removed(request.context, holder, Tier::Promised, &request.hashes)?;
@@ -160,18 +161,18 @@ impl Caches {
         Ok(())
     }
 
-    /// Ends promises that events should have taken over by now.
+    /// Ends the promises that events should have confirmed by now.
     pub(super) fn expire(&mut self, now_ns: u64) {
         while self.promises.front().is_some_and(|promise| promise.until_ns <= now_ns) {
             let Some(promise) = self.promises.pop_front() else { break };
-            // An instance that is gone took its promises along.
+            // The promises of an instance that is gone ended with it.
             let _ = self.index.removed(promise.context, promise.holder, Tier::Promised, &promise.hashes);
         }
     }
 
-    /// Tells for each instance how many blocks of a prompt it has or will have.
+    /// Calls `tell` for each instance with the number of a prompt's blocks that it has or will have.
     pub(super) fn each_held(&self, request: &Request, found: &mut PrefixMatches, mut tell: impl FnMut(usize, u32)) {
-        // An unknown context has nothing cached.
+        // A request of an unknown context has no cached blocks.
         if self.index.find(request.context, &request.hashes, self.holders.len(), Tiers::OWN, found).is_err() {
             return;
         }
@@ -182,7 +183,7 @@ impl Caches {
         }
     }
 
-    /// Tells for each instance how many blocks of a prompt were ever sent there.
+    /// Calls `tell` for each instance with the number of a prompt's blocks that were ever routed there.
     pub(super) fn each_routed(&self, request: &Request, found: &mut PrefixMatches, mut tell: impl FnMut(usize, u32)) {
         if self.routed.find(request.context, &request.hashes, self.holders.len(), Tiers::OWN, found).is_err() {
             return;
@@ -196,21 +197,21 @@ impl Caches {
         }
     }
 
-    /// Blocks of a prompt that all together have stored.
+    /// Returns the number of a prompt's blocks that all holders can provide together.
     pub(super) fn pooled_blocks(&self, request: &Request) -> u32 {
         self.index.held_by_anybody(request.context, &request.hashes, Tiers::SHARED).unwrap_or(0)
     }
 
-    /// The most blocks of a prompt that any instance has.
+    /// Returns the maximum number of a prompt's blocks that an instance has.
     pub(super) fn best_blocks(&self, request: &Request) -> u32 {
         let mut found = PrefixMatches::default();
-        // An unknown context has nothing cached.
+        // A request of an unknown context has no cached blocks.
         let _ = self.index.find(request.context, &request.hashes, 1, Tiers::OWN, &mut found);
         found.best_blocks()
     }
 }
 
-/// Blocks of a prompt that a holder has.
+/// Returns the number of a prompt's blocks that a holder has.
 fn blocks_of(index: &PrefixIndex, request: &Request, holder: HolderId) -> u32 {
     let mut found = PrefixMatches::default();
     match index.find(request.context, &request.hashes, usize::MAX, Tiers::OWN, &mut found) {

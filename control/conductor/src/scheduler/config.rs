@@ -1,43 +1,43 @@
-//! What a scheduler is made of, and its limits.
+//! Settings and limits of a scheduler.
 
 use crate::cost::{DecodeModel, PrefillModel};
 use crate::index::IndexConfig;
 use crate::policy::Slo;
 
-/// What a scheduler is made of.
+/// Settings and limits of a scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     /// Limits of the prefix index.
     pub index: IndexConfig,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Bytes of KV cache of a token.
+    /// Bytes of KV cache per token.
     pub token_bytes: u64,
-    /// Bytes a second of an instance's NICs.
+    /// Bandwidth of an instance's NICs, in bytes per second.
     pub nic_bytes_s: u64,
-    /// What is promised.
+    /// Objectives of all requests.
     pub slo: Slo,
-    /// Requests that may wait in the central queue.
+    /// Maximum number of requests in the central queue.
     pub max_queue: usize,
-    /// Requests that may be booked.
+    /// Maximum number of booked requests.
     pub max_reservations: usize,
-    /// After how long a request that nobody updates is released.
+    /// Lease of a booked request without an update.
     pub lease_ns: u64,
-    /// How long blocks of a finished prefill count as held though no event said so.
+    /// Time for which blocks of a finished prefill count as held although no event has reported them.
     pub promise_ns: u64,
-    /// Where the cost model begins.
+    /// Initial cost model.
     pub model: PrefillModel,
-    /// Time between tokens.
+    /// Model of decode steps.
     pub decode_model: DecodeModel,
-    /// Whether reports refit the cost model and factors of instances.
+    /// True if reports refit the cost model and the factors of instances.
     pub learns: bool,
-    /// Whether instances are taken to have for the next request what they fetch for one, as engines do whose cache it
-    /// passes through.
+    /// True if fetched blocks count as held for later requests, as with engines that keep fetched blocks in their
+    /// cache.
     pub keeps_fetched: bool,
 }
 
 impl Default for SchedulerConfig {
-    /// LLaMA3-70B on nodes of eight A800 with 87 GB/s, as in the paper.
+    /// Returns the settings for LLaMA3-70B on nodes of eight A800 with 87 GB/s, as in the paper.
     fn default() -> Self {
         Self {
             index: IndexConfig::default(),

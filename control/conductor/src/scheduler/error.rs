@@ -1,33 +1,22 @@
-//! Why the scheduler refuses a call.
+//! Errors of the scheduler's calls.
 
 use std::fmt;
 
 use crate::index::IndexError;
 
-/// Why a call was refused.
+/// Reason for rejecting a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum SchedulerError {
-    /// No instance of that number.
-    UnknownInstance {
-        /// The number.
-        instance: usize,
-    },
-    /// No request of that number is booked.
-    UnknownRequest {
-        /// The number.
-        id: u64,
-    },
-    /// There are as many reservations as there may be.
-    TooManyReservations {
-        /// The limit.
-        most: usize,
-    },
+    /// No instance has this number.
+    UnknownInstance { instance: usize },
+    /// No request of this number is booked.
+    UnknownRequest { id: u64 },
+    /// The maximum number of reservations is reached.
+    TooManyReservations { most: usize },
     /// The central queue is full.
-    QueueFull {
-        /// The limit.
-        most: usize,
-    },
-    /// What the index says.
+    QueueFull { most: usize },
+    /// Error of the index.
     Index(IndexError),
 }
 

@@ -1,38 +1,38 @@
-//! Instances: they come, say what they hold and how busy they are, are doubted, and go.
+//! Instances of a scheduler: addition, cache events, load reports, exclusion and loss.
 
 use super::error::SchedulerError;
 use super::reservations::Reservation;
 use super::{Request, Scheduler};
 use crate::index::{ContextId, HolderId, Tier};
 
-/// The numbers of an instance: one for each part that it has.
+/// Numbers of an instance: one for each phase that it serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InstanceNumbers {
-    /// Among those that prefill.
+    /// Number among the prefill instances.
     pub prefill: Option<usize>,
-    /// Among those that decode.
+    /// Number among the decode instances.
     pub decode: Option<usize>,
 }
 
-/// What an instance says that it has to do.
+/// Load that an instance reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Foreign {
-    /// Tokens of prompts that wait there or are computed, without cached ones.
+    /// Tokens of prompts that wait there or are being prefilled, without cached ones.
     pub queued_tokens: u64,
     /// Tokens of KV cache of requests that it decodes.
     pub decode_tokens: u64,
-    /// Those requests.
+    /// Number of these requests.
     pub decodes: u32,
 }
 
-/// The longest time that is believed of an instance that says how much it has to do.
+/// Maximum plausible work in a load report.
 const MOST_FOREIGN_NS: u64 = 3_600_000_000_000;
 
 impl Scheduler {
-    /// A new prefill instance; its number.
+    /// Adds a prefill instance; returns its number.
     ///
     /// # Errors
-    /// When there are too many.
+    /// When there are too many holders.
     pub fn add_prefill(&mut self) -> Result<usize, SchedulerError> {
         let holder = self.caches.register()?;
         let at = self.bookings.add_prefill();
@@ -40,29 +40,29 @@ impl Scheduler {
         Ok(at)
     }
 
-    /// A new decode instance with room for `capacity` tokens of KV cache; its number.
+    /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number.
     pub fn add_decode(&mut self, capacity: u64) -> usize {
         self.bookings.add_decode(capacity)
     }
 
-    /// The holder that a prefill instance is in the index.
+    /// Returns the holder of a prefill instance in the index.
     ///
     /// # Errors
-    /// Unknown instance.
+    /// When the instance is unknown.
     pub fn holder(&self, instance: usize) -> Result<HolderId, SchedulerError> {
         self.caches.holder(instance)
     }
 
-    /// The prefill instance that a holder of the index is, if it is one.
+    /// Returns the prefill instance of a holder in the index, if it is an instance.
     #[must_use]
     pub fn instance_of(&self, holder: HolderId) -> Option<usize> {
         self.caches.instance_of(holder)
     }
 
-    /// An instance has blocks in `tier`, after the block `parent` where that is known.
+    /// Notes that an instance has blocks in `tier`, after the block `parent` if that is known.
     ///
     /// # Errors
-    /// Unknown instance or context.
+    /// When the instance or context is unknown.
     pub fn stored(
         &mut self,
         instance: usize,
@@ -76,10 +76,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// An instance no longer has blocks in `tier`.
+    /// Notes that an instance no longer has blocks in `tier`.
     ///
     /// # Errors
-    /// Unknown instance or context.
+    /// When the instance or context is unknown.
     pub fn removed(
         &mut self,
         instance: usize,
@@ -92,18 +92,18 @@ impl Scheduler {
         Ok(())
     }
 
-    /// An instance has nothing any more, in no tier and no context.
+    /// Drops all blocks of an instance, in every tier and context.
     ///
     /// # Errors
-    /// Unknown instance, or no room for it to begin anew.
+    /// When the instance is unknown, or its holder cannot be registered again.
     pub fn cleared(&mut self, instance: usize) -> Result<(), SchedulerError> {
         self.caches.clear(instance)
     }
 
-    /// Whether an instance gets new requests; what it has goes on.
+    /// Sets whether an instance gets new requests; its present ones continue.
     ///
     /// # Errors
-    /// Unknown instance.
+    /// When the instance is unknown.
     pub fn set_takes(&mut self, instance: InstanceNumbers, takes: bool) -> Result<(), SchedulerError> {
         if let Some(at) = instance.prefill {
             self.bookings.prefill(at)?.takes = takes;
@@ -114,11 +114,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What an instance says it has to do. What is booked there is never counted less for it, so that who says too
-    /// little is not preferred, and of prefills not more than an hour is believed.
+    /// Notes the load report of an instance. Bookings there never count less because of it, so that an instance that
+    /// reports too little is not preferred; of prefills, at most an hour of work is believed.
     ///
     /// # Errors
-    /// Unknown instance.
+    /// When the instance is unknown.
     pub fn report_load(&mut self, instance: InstanceNumbers, load: Foreign) -> Result<(), SchedulerError> {
         if let Some(at) = instance.prefill {
             let book = self.bookings.prefill(at)?;
@@ -136,21 +136,21 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A prefill instance is lost: its blocks are forgotten, and its requests that were not prefilled come back. The
-    /// caller schedules them again, with their old arrival times.
+    /// Removes a lost prefill instance with its blocks, and returns its requests that were not prefilled. The caller
+    /// schedules them again, with their old arrival times.
     ///
     /// # Errors
-    /// Unknown instance.
+    /// When the instance is unknown.
     pub fn lose_prefill(&mut self, instance: usize) -> Result<Vec<Request>, SchedulerError> {
         self.bookings.prefill(instance)?.alive = false;
         self.caches.lose(instance)?;
         Ok(self.take_back(|kept| kept.placement.prefill == instance && !kept.prefilled))
     }
 
-    /// A decode instance is lost: its requests come back, prefilled or not.
+    /// Removes a lost decode instance, and returns its requests, prefilled or not.
     ///
     /// # Errors
-    /// Unknown instance.
+    /// When the instance is unknown.
     pub fn lose_decode(&mut self, instance: usize) -> Result<Vec<Request>, SchedulerError> {
         self.bookings.decode(instance)?.alive = false;
         Ok(self.take_back(|kept| kept.placement.decode == Some(instance)))
@@ -158,7 +158,7 @@ impl Scheduler {
 
     fn take_back(&mut self, lost: impl Fn(&Reservation) -> bool) -> Vec<Request> {
         let ids = self.reservations.ids_where(lost);
-        // They were just found, and an index that lost the instance needs nothing taken out.
+        // The reservations were found above, and the index has already dropped the blocks of the lost instance.
         ids.into_iter().filter_map(|id| self.withdraw(id).ok()).collect()
     }
 }

@@ -1,31 +1,25 @@
-//! The central queue: those who wait for an instance, and who of them goes next.
+//! Central queue: requests that wait for an instance, and the order in which they are served.
 
 use super::bookings::PrefillBook;
 use super::request::Request;
 use crate::policy::{Placement, Policy, QueuedRequest, Refusal, Slo};
 
-/// What becomes of one of those who wait.
+/// Outcome for a queued request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Next {
-    /// It goes there, and is booked.
-    Goes {
-        /// The request.
-        id: u64,
-        /// Where.
-        placement: Placement,
-    },
-    /// It is not served, and waits no more.
+    /// The request starts, and is booked.
+    Goes { id: u64, placement: Placement },
+    /// The request is rejected, and leaves the queue.
     Refused {
-        /// The request.
         id: u64,
-        /// Why.
         why: Refusal,
-        /// After how long it is worth trying again.
+        /// Delay before a retry is worthwhile.
         retry_after_ns: u64,
     },
 }
 
-/// The order in which a policy serves those who wait, at one moment.
+/// Order in which a policy serves queued requests, at one moment.
 #[derive(Clone, Copy)]
 pub(super) struct QueueOrder<'a> {
     pub(super) policy: &'a dyn Policy,
@@ -34,26 +28,26 @@ pub(super) struct QueueOrder<'a> {
 }
 
 impl QueueOrder<'_> {
-    /// Lower is sooner.
+    /// Returns the rank of a request: lower is served sooner.
     fn rank(&self, queued: &QueuedRequest) -> i64 {
         self.policy.rank(queued, self.now_ns, self.slo)
     }
 }
 
-/// A request that waits.
+/// Queued request.
 struct WaitingRequest {
     queued: QueuedRequest,
     request: Request,
 }
 
-/// Those who wait, in no order.
+/// Queued requests, unsorted.
 pub(super) struct CentralQueue {
     waiting: Vec<WaitingRequest>,
     most: usize,
 }
 
 impl CentralQueue {
-    /// Nobody waits, and `most` may.
+    /// Creates an empty queue of at most `most` requests.
     pub(super) const fn new(most: usize) -> Self {
         Self { waiting: Vec::new(), most }
     }
@@ -74,22 +68,22 @@ impl CentralQueue {
         self.waiting.iter().position(|waiting| waiting.request.id == id)
     }
 
-    /// The request of this number, if it waits.
+    /// Returns the request of this number, if it is queued.
     pub(super) fn get(&self, id: u64) -> Option<&Request> {
         self.position(id).map(|at| self.at(at))
     }
 
-    /// The request at a place that [`Self::first`] or [`Self::excluded_from_all`] said.
+    /// Returns the request at a position that [`Self::first`] or [`Self::excluded_from_all`] returned.
     pub(super) fn at(&self, at: usize) -> &Request {
         &self.waiting[at].request
     }
 
-    /// A request waits from now on, whose prefill takes `best_ns` with the most that anybody has cached.
+    /// Enqueues a request whose prefill takes `best_ns` with the best cache of any instance.
     pub(super) fn push(&mut self, request: Request, best_ns: u64) {
         self.waiting.push(WaitingRequest { queued: QueuedRequest { ask: request.ask(), best_ns }, request });
     }
 
-    /// The request of this number waits no more.
+    /// Removes the request of this number from the queue.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
         self.position(id).map(|at| self.remove_at(at))
     }
@@ -98,8 +92,8 @@ impl CentralQueue {
         self.waiting.swap_remove(at).request
     }
 
-    /// Where the first is by the policy's order for whom there is an instance that takes one: any of `takers`, or any
-    /// at all.
+    /// Returns the position of the first request in the policy's order that an instance accepts: any of `takers`, or
+    /// any instance at all.
     pub(super) fn first(&self, order: QueueOrder<'_>, takers: Option<&[u32]>) -> Option<usize> {
         let takes = |request: &Request| match takers {
             Some(takers) => takers.iter().any(|at| !request.barred.prefill.contains(at)),
@@ -112,8 +106,8 @@ impl CentralQueue {
         (0..self.waiting.len()).filter(|at| takes(&self.waiting[*at].request)).min_by_key(rank)
     }
 
-    /// Where one is that was kept from instances, of which there are no others. One that is kept from none waits for
-    /// the next to come, as long as it may.
+    /// Returns the position of a request that excludes every existing instance. A request that excludes none waits for
+    /// the next instance, as long as it may.
     pub(super) fn excluded_from_all(&self, instances: &[PrefillBook]) -> Option<usize> {
         self.waiting.iter().position(|WaitingRequest { request, .. }| {
             let barred = &request.barred.prefill;
@@ -122,7 +116,8 @@ impl CentralQueue {
         })
     }
 
-    /// Those who wait and would go before a request, itself not counted: how many, and the work of all.
+    /// Returns the queued requests that are served before a request, not counting itself: their number, and the work of
+    /// all.
     pub(super) fn before(&self, queued: &QueuedRequest, order: QueueOrder<'_>) -> (usize, u64) {
         if self.is_empty() {
             return (0, 0);

@@ -1,24 +1,24 @@
-//! A request to be scheduled, and how it fares.
+//! Request to be scheduled, and its progress.
 
 use std::sync::Arc;
 
 use crate::index::ContextId;
 use crate::policy::Ask;
 
-/// A request to be scheduled.
+/// Request to be scheduled.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its number, unique among those that are not released.
+    /// Number, unique among the requests that are not released.
     pub id: u64,
-    /// When it came.
+    /// Time of arrival.
     pub arrival_ns: u64,
-    /// Tokens of its prompt.
+    /// Length of the prompt in tokens.
     pub tokens: u32,
-    /// What its blocks can be shared among.
+    /// Context within which its blocks can be shared.
     pub context: ContextId,
     /// Rolling hashes of its blocks.
     pub hashes: Arc<[u64]>,
-    /// Instances that it must not go to.
+    /// Instances that it must not be placed on.
     pub barred: ExcludedInstances,
 }
 
@@ -28,23 +28,23 @@ impl Request {
     }
 }
 
-/// How a request fares.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Its prefill began.
+    /// The prefill began.
     PrefillStarted,
-    /// Its prefill ended.
+    /// The prefill ended.
     PrefillDone {
-        /// Tokens that were cached.
+        /// Number of cached tokens that it reused.
         reused: u32,
-        /// How long the prefill took.
+        /// Duration of the prefill.
         took_ns: u64,
     },
-    /// It decodes.
+    /// Decoding began.
     Decoding,
 }
 
-/// Instances that a request must not go to.
+/// Instances that a request must not be placed on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExcludedInstances {
     /// Numbers of prefill instances.

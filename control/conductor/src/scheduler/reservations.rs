@@ -1,31 +1,31 @@
-//! Requests that are booked, and their leases.
+//! Booked requests, and their leases.
 
 use std::collections::BTreeMap;
 
 use super::request::Request;
 use crate::policy::Placement;
 
-/// A booked request.
+/// Booked request.
 pub(super) struct Reservation {
     pub(super) request: Request,
     pub(super) placement: Placement,
     pub(super) prefilled: bool,
     pub(super) decoding: bool,
-    /// When it was booked, or updated last.
+    /// Time of the booking, or of the last update.
     pub(super) touched_ns: u64,
 }
 
-/// Booked requests by number.
+/// Booked requests, by number.
 pub(super) struct Reservations {
     booked: BTreeMap<u64, Reservation>,
     most: usize,
     lease_ns: u64,
-    /// No lease ends before.
+    /// Lower bound of the first expiry of a lease.
     expires_ns: u64,
 }
 
 impl Reservations {
-    /// None yet, and `most` at most, each for `lease_ns` after it was touched.
+    /// Creates an empty set of at most `most` reservations, each with a lease of `lease_ns` since it was last touched.
     pub(super) const fn new(most: usize, lease_ns: u64) -> Self {
         Self { booked: BTreeMap::new(), most, lease_ns, expires_ns: 0 }
     }
@@ -51,18 +51,18 @@ impl Reservations {
         self.booked.remove(&id)
     }
 
-    /// Numbers of the reservations of which `is_meant` is true.
+    /// Returns the numbers of the reservations for which `is_meant` returns true.
     pub(super) fn ids_where(&self, is_meant: impl Fn(&Reservation) -> bool) -> Vec<u64> {
         self.booked.iter().filter(|(_, kept)| is_meant(kept)).map(|(id, _)| *id).collect()
     }
 
-    /// Numbers of the reservations whose leases have ended; nothing before it is time to look.
+    /// Returns the numbers of the reservations whose lease has expired; `None` before the first one can have.
     pub(super) fn over(&self, now_ns: u64) -> Option<Vec<u64>> {
         let is_over = |kept: &Reservation| kept.touched_ns.saturating_add(self.lease_ns) <= now_ns;
         (now_ns >= self.expires_ns).then(|| self.ids_where(is_over))
     }
 
-    /// Finds anew before when no lease ends, after those that were [`Self::over`] have been removed.
+    /// Computes the first expiry again, after the expired reservations ([`Self::over`]) have been removed.
     pub(super) fn rearm(&mut self, now_ns: u64) {
         let next_ns = self.booked.values().map(|kept| kept.touched_ns).min().unwrap_or(now_ns);
         self.expires_ns = next_ns.saturating_add(self.lease_ns).max(now_ns + 1);

@@ -1,11 +1,11 @@
-//! What a policy is shown.
+//! Views of the cluster for policies.
 
 use super::bookings::PrefillBook;
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
 use crate::policy::{Choice, DecodeView, PrefillView, QueuedRequest, View};
 
-/// The views of all instances.
+/// Views of all instances.
 pub(super) struct Views {
     prefill: Vec<PrefillView>,
     decode: Vec<DecodeView>,
@@ -16,7 +16,7 @@ pub(super) struct Views {
 }
 
 impl Scheduler {
-    /// What each instance has booked and has of this prompt.
+    /// Returns the bookings of each instance, and the blocks of this prompt that it has.
     pub(super) fn views(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Views {
         let mut prefill: Vec<PrefillView> = self
             .bookings
@@ -61,7 +61,7 @@ impl Scheduler {
         Views { prefill, decode, pooled, ahead_ns, fastest_decode, busiest_ns }
     }
 
-    /// The cluster as a policy is shown it.
+    /// Returns the view of the cluster for a policy.
     pub(super) fn view<'a>(&'a self, views: &'a Views, now_ns: u64) -> View<'a> {
         View {
             now_ns,
@@ -81,7 +81,8 @@ impl Scheduler {
         }
     }
 
-    /// How many of those who wait would go before a request, and the work of these, divided among the instances.
+    /// Returns the number of queued requests that are served before a request, and their work, divided by the number of
+    /// instances.
     #[must_use]
     pub fn ahead(&self, request: &Request, now_ns: u64) -> (usize, u64) {
         if self.queue.is_empty() {
@@ -90,8 +91,8 @@ impl Scheduler {
         self.before(request, self.best_ns(request), now_ns)
     }
 
-    /// [`Self::ahead`], of a request whose prefill takes `best_ns` with the most that anybody has cached. The work is
-    /// divided among the instances that it may go to and that take any.
+    /// Returns [`Self::ahead`] of a request whose prefill takes `best_ns` with the best cache of any instance. The work
+    /// is divided by the number of accepting instances that the request does not exclude.
     fn before(&self, request: &Request, best_ns: u64, now_ns: u64) -> (usize, u64) {
         if self.queue.is_empty() {
             return (0, 0);
@@ -104,7 +105,7 @@ impl Scheduler {
         (count, work_ns / serving)
     }
 
-    /// What the policy would be shown of the instances for a request, and what it would say.
+    /// Returns the views of the instances for a request, and the decision that the policy would make.
     #[must_use]
     pub fn explain(&self, request: &Request, now_ns: u64) -> (Vec<PrefillView>, Vec<DecodeView>, Choice) {
         let views = self.views(request, now_ns, &mut Scratch::default());
@@ -112,33 +113,33 @@ impl Scheduler {
         (views.prefill, views.decode, choice)
     }
 
-    /// A request that is booked or waits.
+    /// Returns a booked or queued request.
     #[must_use]
     pub fn request(&self, id: u64) -> Option<&Request> {
         self.reservations.get(id).map(|kept| &kept.request).or_else(|| self.queue.get(id))
     }
 
-    /// A prefill instance's requests, and the time until all of them are done.
+    /// Returns the number of a prefill instance's requests, and the time until all of them are done.
     #[must_use]
     pub fn prefill_booked(&self, instance: usize, now_ns: u64) -> (u32, u64) {
         self.bookings.prefills().get(instance).map_or((0, 0), |book| (book.jobs.len() as u32, book.wait_ns(now_ns)))
     }
 
-    /// A decode instance's tokens and requests, on their way or there.
+    /// Returns the tokens and requests of a decode instance, expected or in the batch.
     #[must_use]
     pub fn decode_booked(&self, instance: usize, now_ns: u64) -> (u64, u32) {
         let view = self.bookings.decodes().get(instance).map(|book| book.view(now_ns));
         view.map_or((0, 0), |view| (view.tokens, view.requests))
     }
 
-    /// Time of its prefill with the most that anybody has.
+    /// Predicts the duration of a request's prefill with the best cache of any instance.
     pub(super) fn best_ns(&self, request: &Request) -> u64 {
         let cached = self.caches.best_blocks(request).saturating_mul(self.config.block_tokens);
         self.model.predict_ns(request.tokens, cached.min(request.tokens))
     }
 }
 
-/// The decode instance on which tokens come fastest with so many more; one without room only where all are.
+/// Returns the decode instance with the shortest step if it gets `tokens` more; a full one only if all are full.
 fn fastest(decode: &[DecodeView], tokens: u32, model: &DecodeModel) -> Option<(usize, u64)> {
     let weigh = |(at, decode): (usize, &DecodeView)| {
         let resident = decode.tokens + u64::from(tokens);

@@ -1,4 +1,4 @@
-//! Engines whose events nobody reaches, and what is known again after all was cleared.
+//! Engines whose publisher is unreachable, and the state of their caches after they return.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use kvplane_conductor::conductor::{
 use kvplane_conductor::index::Tiers;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
 
-/// A conductor with one engine that promised no reports and holds ten blocks.
+/// Returns a Conductor with one engine that sends no load reports and holds ten blocks.
 fn engine() -> Conductor {
     let mut conductor = Conductor::new(config(), 0);
     conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
@@ -17,14 +17,14 @@ fn engine() -> Conductor {
     conductor
 }
 
-/// Blocks that the engine is said to have, and whether something is not known of it.
+/// Returns the number of tokens that the engine is known to hold, and true if it is degraded.
 fn held(conductor: &mut Conductor) -> Option<(u32, bool)> {
     let found = conductor.query(&context(), &prompt(1, 10), 4, Tiers::SAID).expect("served");
     found.holders.first().map(|held| (held.dram_tokens / support::BLOCK, held.degraded))
 }
 
 #[test]
-fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
+fn unreachable_engine_is_excluded_then_forgotten_until_it_returns() {
     let mut conductor = engine();
     assert_eq!((held(&mut conductor), conductor.instances().unreachable()), (Some((10, false)), 0));
     let takes = |conductor: &mut Conductor, id: &str, at_ns| match conductor.schedule(&asked(id, prompt(2, 1)), at_ns) {
@@ -39,15 +39,15 @@ fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
     assert_eq!(
         (held(&mut conductor), conductor.instances().unreachable()),
         (Some((10, true)), 1),
-        "a break may have lost something"
+        "batches may have been lost"
     );
     assert!(takes(&mut conductor, "soon", SECOND));
     assert!(!conductor.away("e0", 1, AWAY_DOUBTED_NS, AWAY_DOUBTED_NS).expect("known"));
-    assert!(!takes(&mut conductor, "later", AWAY_DOUBTED_NS), "nobody is sent there");
+    assert!(!takes(&mut conductor, "later", AWAY_DOUBTED_NS), "no request is placed there");
     assert!(conductor.table(0).instances[0].doubted);
     assert!(conductor.away("e0", 1, AWAY_FORGOTTEN_NS, AWAY_FORGOTTEN_NS).expect("known"));
     assert_eq!(held(&mut conductor), None);
-    // It is back, and says everything from the first batch on.
+    // The engine is back, and repeats everything from the first batch on.
     conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 4))]), AWAY_FORGOTTEN_NS).expect("known");
     conductor.reached("e0", 1, AWAY_FORGOTTEN_NS).expect("known");
     assert_eq!((held(&mut conductor), conductor.instances().unreachable()), (Some((4, false)), 0));
@@ -56,13 +56,13 @@ fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
 }
 
 #[test]
-fn who_is_heard_of_otherwise_is_believed() {
+fn engine_heard_from_otherwise_is_not_excluded() {
     let mut conductor = engine();
     let at_ns = 2 * AWAY_DOUBTED_NS;
     conductor.cache("e0", 1, batch(1, vec![]), at_ns).expect("known");
     conductor.away("e0", 1, at_ns, at_ns).expect("known");
     assert!(!conductor.table(at_ns).instances[0].doubted);
-    // Who promised reports is judged by these.
+    // An engine that sends load reports is judged by these.
     conductor
         .register(InstanceSpec { report_ns: SECOND, incarnation: 2, ..spec("e0", Part::Mixed) }, at_ns)
         .expect("a later incarnation");
@@ -71,7 +71,7 @@ fn who_is_heard_of_otherwise_is_believed() {
 }
 
 #[test]
-fn an_empty_cache_is_known_whatever_was_lost_before() {
+fn cleared_cache_is_known_despite_earlier_losses() {
     let mut conductor = engine();
     let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 2))] };
     assert_eq!(conductor.cache("e0", 1, lost, 0).expect("known").wanted, CacheRequest::Snapshot);
@@ -82,7 +82,7 @@ fn an_empty_cache_is_known_whatever_was_lost_before() {
 }
 
 #[test]
-fn a_snapshot_of_nothing_before_the_first_batch_leaves_that_to_come() {
+fn empty_snapshot_before_the_first_batch_is_accepted() {
     let mut conductor = engine();
     let nothing = CacheBatch { seq: u64::MAX, change: CacheChange::Snapshot, events: Vec::new() };
     assert_eq!(conductor.cache("e0", 1, nothing, 0).expect("known").next, 0);

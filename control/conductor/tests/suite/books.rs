@@ -1,4 +1,4 @@
-//! What a booking says of the caches: what is promised there, and how much was ever routed there.
+//! Effects of a booking on caches: promised blocks, and tokens ever routed to an instance.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use kvplane_conductor::scheduler::{ExcludedInstances, Request, Scheduler, Schedu
 
 const BLOCK: u32 = 512;
 
-/// Two instances, the first of which has the first 8 blocks of every prompt.
+/// Returns a scheduler with two instances, the first of which has the first 8 blocks of every prompt.
 fn scheduler() -> (Scheduler, ContextId) {
     let config = SchedulerConfig { block_tokens: BLOCK, ..SchedulerConfig::default() };
     let mut scheduler = Scheduler::new(config, Box::new(Ours::default())).unwrap();
@@ -20,7 +20,7 @@ fn scheduler() -> (Scheduler, ContextId) {
     (scheduler, context)
 }
 
-/// A prompt of so many blocks.
+/// Returns a request with a prompt of this many blocks.
 fn request(id: u64, context: ContextId, blocks: u64) -> Request {
     let hashes: Arc<[u64]> = (0..blocks).collect();
     let tokens = blocks as u32 * BLOCK;
@@ -31,19 +31,19 @@ fn placed(prefill: usize, reuse: u32, fetch: Fetch) -> Choice {
     Choice::Place(Placement { prefill, decode: None, reuse, fetch, wait_ns: 0, prefill_ns: 1 })
 }
 
-/// What the second instance is said to have of such a prompt, and the size of what was routed there.
+/// Returns the promised tokens of such a prompt on the second instance, and the tokens routed there.
 fn seen(scheduler: &Scheduler, context: ContextId, blocks: u64) -> (u32, u64) {
     let (prefill, ..) = scheduler.explain(&request(99, context, blocks), 0);
     (prefill[1].held / BLOCK, prefill[1].routed_size / u64::from(BLOCK))
 }
 
 #[test]
-fn only_what_is_kept_is_promised() {
+fn only_kept_blocks_are_promised() {
     let all = 12 * BLOCK;
     for (fetch, reuse, held) in [
         (Fetch::Nothing, 0, 12),
         (Fetch::Pool { keep: true }, 8 * BLOCK, 12),
-        // The first eight pass through: what is behind them serves no prompt without them.
+        // The first eight blocks pass through: those behind them are of no use without them.
         (Fetch::Pool { keep: false }, 8 * BLOCK, 0),
         (Fetch::One(0), 8 * BLOCK, 12),
     ] {
@@ -54,7 +54,7 @@ fn only_what_is_kept_is_promised() {
 }
 
 #[test]
-fn what_several_prompts_begin_with_was_routed_once() {
+fn common_prefixes_count_once_as_routed() {
     let (mut scheduler, context) = scheduler();
     for (id, blocks, size) in [(1, 4, 4), (2, 4, 4), (3, 12, 12), (4, 6, 12)] {
         scheduler.commit(request(id, context, blocks), &placed(1, 0, Fetch::Nothing), 0).unwrap();

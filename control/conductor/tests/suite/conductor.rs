@@ -1,4 +1,5 @@
-//! the Conductor: retried ids, incarnations, silence, gaps, lies, floods; and at random that nothing is left behind.
+//! Tests of the Conductor: retried ids, incarnations, silence, gaps, false reports, overload; and at random that no
+//! state is leaked.
 
 use crate::support;
 
@@ -12,7 +13,7 @@ use proptest::prelude::*;
 use support::{BLOCK, SECOND, asked, assigned, batch, conductor, context, prompt, spec, stored};
 
 #[test]
-fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
+fn holder_of_the_prefix_is_chosen_and_a_repeated_id_gets_the_same_answer() {
     let mut conductor = conductor(4);
     let long = prompt(1, 4_000);
     conductor.cache("p2", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
@@ -25,7 +26,7 @@ fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
     assert_eq!(conductor.counts().repeated, 1);
     let other = conductor.schedule(&asked("a", prompt(2, 4_000)), SECOND);
     assert!(matches!(other, Err(ConductorError::Conflict { .. })), "{other:?}");
-    let explained = conductor.explain("a", SECOND).expect("under way");
+    let explained = conductor.explain("a", SECOND).expect("it is booked");
     assert_eq!(explained.candidates.len(), 4);
     conductor.update(placed.reservation, Step::Ended, SECOND).expect("booked");
     assert!(matches!(
@@ -36,7 +37,7 @@ fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
 }
 
 #[test]
-fn those_who_wait_are_told_later_and_again_until_they_answer() {
+fn waiting_clients_are_notified_until_they_answer() {
     let mut conductor = conductor(1);
     let mut answers = Vec::new();
     for at in 0..6 {
@@ -47,7 +48,7 @@ fn those_who_wait_are_told_later_and_again_until_they_answer() {
     let first = assigned(&answers[0]).reservation;
     conductor.update(first, Step::PrefillStarted, 0).expect("booked");
     conductor.update(first, Step::PrefillDone { reused_tokens: 0, took_ns: SECOND }, SECOND).expect("booked");
-    let told = conductor.take_told().expect("another one goes");
+    let told = conductor.take_told().expect("another one starts");
     assert_eq!(conductor.unclaimed(1).len(), 1);
     let again = conductor.schedule(&asked(&told.request, prompt(told.request[1..].parse().unwrap(), 2_000)), SECOND);
     assert_eq!(again.expect("good"), told.answer);
@@ -56,7 +57,7 @@ fn those_who_wait_are_told_later_and_again_until_they_answer() {
 }
 
 #[test]
-fn a_reservation_that_nobody_updates_ends() {
+fn reservation_without_updates_expires() {
     let mut conductor = conductor(1);
     let answer = conductor.schedule(&asked("a", prompt(1, 10)), 0).expect("good");
     let lease_ns = assigned(&answer).lease_ns;
@@ -76,7 +77,7 @@ fn a_reservation_that_nobody_updates_ends() {
 }
 
 #[test]
-fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
+fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
     let mut conductor = conductor(2);
     let report = |conductor: &mut Conductor, name: &str, seq, now_ns| {
         conductor.report(name, 1, Load { seq, ..Load::default() }, now_ns).expect("known");
@@ -98,13 +99,13 @@ fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
     let elsewhere = conductor.reschedule(reservation, &[silent], 11 * SECOND).expect("known");
     assert_eq!(assigned(&elsewhere).prefill.as_ref(), other);
     assert_eq!(assigned(&elsewhere).reservation, reservation);
-    // A report that comes late says nothing but that the instance lives.
+    // A late report only proves that the instance lives.
     report(&mut conductor, other, 3, 12 * SECOND);
     assert_eq!(conductor.counts().stale_reports, 1);
 }
 
 #[test]
-fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_again() {
+fn held_instance_gets_no_requests_until_released_or_restarted() {
     let mut conductor = conductor(2);
     let takes = |conductor: &mut Conductor, at: u64| {
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(at, 10)), 0).expect("good");
@@ -115,13 +116,13 @@ fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_agai
     let busy = conductor.schedule(&asked("busy", prompt(90, 100)), 0).expect("good");
     let held = assigned(&busy).prefill.to_string();
     let version = conductor.instances().version();
-    // What it has goes on.
+    // Its requests continue.
     assert_eq!(conductor.hold(&held, true, 0).expect("known"), 1);
-    assert_ne!(conductor.instances().version(), version, "whoever watches is told");
+    assert_ne!(conductor.instances().version(), version, "the version of the registry changes");
     assert!((0..20).all(|at| takes(&mut conductor, at) != held));
-    // Neither a report nor the same registration changes that.
+    // Neither a report nor a repeated registration changes that.
     conductor.report(&held, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
-    conductor.register(spec(&held, Part::Prefill), 0).expect("the same again");
+    conductor.register(spec(&held, Part::Prefill), 0).expect("a repeated registration");
     assert!((20..40).all(|at| takes(&mut conductor, at) != held));
     assert!(conductor.table(0).instances.iter().any(|row| *row.name == *held && row.held && row.prefills == 1));
     conductor.update(assigned(&busy).reservation, Step::Ended, 0).expect("booked");
@@ -131,21 +132,21 @@ fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_agai
     assert!((40..60).all(|at| takes(&mut conductor, at) == held));
     let answer = conductor.schedule(&asked("later", prompt(91, 10)), 0).expect("good");
     conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
-    // A new incarnation is not what was taken out.
+    // A new incarnation is not held.
     conductor.register(InstanceSpec { incarnation: 2, ..spec(other, Part::Prefill) }, 0).expect("a later incarnation");
     assert!(conductor.table(0).instances.iter().all(|row| !row.held));
     assert!(matches!(conductor.hold("nobody", true, 0), Err(ConductorError::UnknownInstance { .. })));
 }
 
 #[test]
-fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
+fn new_policy_applies_at_once_and_to_waiting_requests() {
     let mut conductor = conductor(1);
     let (first, second) = (asked("a", prompt(1, 60_000)), asked("b", prompt(2, 60_000)));
     conductor.schedule(&first, 0).expect("good");
     conductor.schedule(&second, 0).expect("good");
     let third = conductor.schedule(&asked("c", prompt(3, 60_000)), 0).expect("good");
     assert!(matches!(third, Answer::Queued { .. }), "{third:?}");
-    // It has no queue: who waits is placed, behind the others.
+    // The policy has no queue: the waiting request is placed, behind the others.
     conductor.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
     let told: Vec<String> = std::iter::from_fn(|| conductor.take_told()).map(|told| told.request.to_string()).collect();
     assert!(told.contains(&"c".to_owned()), "{told:?}");
@@ -173,14 +174,14 @@ fn incarnations_and_bodies_are_compared() {
     assert!(matches!(conductor.report("p0", 1, Load::default(), 0), Err(ConductorError::StaleIncarnation { .. })));
     assert!(matches!(conductor.deregister("p0", 1, 0), Err(ConductorError::StaleIncarnation { .. })));
     assert!(conductor.deregister("p0", 2, 0).expect("its own incarnation"));
-    assert!(!conductor.deregister("p0", 2, 0).expect("gone already"));
-    // Bytes of a token are one number for a model.
+    assert!(!conductor.deregister("p0", 2, 0).expect("already removed"));
+    // Bytes per token must be equal for all instances of a model.
     let odd = InstanceSpec { token_bytes: 5, ..spec("p9", Part::Prefill) };
     assert!(matches!(conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));
 }
 
 #[test]
-fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
+fn gaps_are_replayed_and_lost_blocks_are_dropped() {
     let mut conductor = conductor(1);
     let long = prompt(1, 20);
     let deep = |conductor: &mut Conductor| {
@@ -194,7 +195,7 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
     assert_eq!(deep(&mut conductor), (5, true));
     let ack = cache(&mut conductor, batch(1, vec![stored(long[..10].to_vec())]));
     assert_eq!(ack.next, 2);
-    // A batch that comes twice changes nothing.
+    // A duplicate batch changes nothing.
     assert_eq!(cache(&mut conductor, batch(0, vec![CacheEvent::Cleared])).next, 2);
     assert_eq!((deep(&mut conductor).0, conductor.counts().duplicates, conductor.counts().gaps), (10, 1, 1));
     let lost = CacheBatch { seq: 9, change: CacheChange::Lost, events: vec![stored(long[..3].to_vec())] };
@@ -214,7 +215,7 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
 }
 
 #[test]
-fn an_instance_that_never_has_what_it_says_is_not_believed() {
+fn instance_that_never_has_its_reported_blocks_is_not_believed() {
     let mut conductor = conductor(1);
     for at in 0..4 {
         let long = prompt(at, 100);
@@ -228,12 +229,12 @@ fn an_instance_that_never_has_what_it_says_is_not_believed() {
     assert_eq!(conductor.counts().disbelieved, 1);
     let held = conductor.query(&context(), &prompt(0, 100), 4, Tiers::SAID).expect("served");
     assert_eq!(held.holders, vec![]);
-    // Its next batch is answered with what would make it good.
+    // The answer to its next batch requests a snapshot.
     assert_eq!(conductor.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheRequest::Snapshot);
 }
 
 #[test]
-fn hashes_of_another_kind_are_noticed() {
+fn mismatched_hashes_are_detected() {
     let mut conductor = conductor(1);
     let mismatch = |conductor: &mut Conductor| conductor.table(0).pools[0].mismatch;
     for at in 0..16 {
@@ -247,7 +248,7 @@ fn hashes_of_another_kind_are_noticed() {
 }
 
 #[test]
-fn who_says_that_it_is_idle_gains_nothing_and_who_says_it_is_busy_is_spared() {
+fn reported_idleness_gains_nothing_and_reported_load_is_respected() {
     let mut conductor = conductor(2);
     let wait = |conductor: &mut Conductor, name: &str| {
         let rows = conductor.table(0).instances;
@@ -269,7 +270,7 @@ fn who_says_that_it_is_idle_gains_nothing_and_who_says_it_is_busy_is_spared() {
 }
 
 #[test]
-fn floods_end_at_limits() {
+fn overload_ends_at_the_limits() {
     let mut conductor = conductor(2);
     let mut refused = 0;
     for at in 0..100 {
@@ -288,7 +289,7 @@ fn floods_end_at_limits() {
 }
 
 #[test]
-fn what_makes_no_sense_is_said() {
+fn malformed_requests_are_rejected_with_their_cause() {
     let mut conductor = conductor(1);
     let mut wrong = |change: fn(&mut ScheduleRequest), expected: &str| {
         let mut asked = asked("a", prompt(1, 10));
@@ -305,14 +306,14 @@ fn what_makes_no_sense_is_said() {
     wrong(|asked| asked.context.tenant = "t".to_owned(), "tenant \"t\"");
     wrong(|asked| asked.context.lora = "l".repeat(300), "300 bytes");
     wrong(|asked| asked.hashes = vec![1; MAX_PROMPT_BLOCKS + 1], "larger blocks");
-    // A million tokens are a prompt like any other.
+    // A million tokens are a valid prompt.
     let long = prompt(1, 62_500);
     conductor.cache("p0", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
     assert_eq!(assigned(&conductor.schedule(&asked("b", long), 0).expect("good")).reuse_tokens, 1_000_000);
 }
 
 #[test]
-fn blocks_of_the_store_count_for_all_and_are_nobodys() {
+fn blocks_of_the_store_can_be_fetched_by_all_instances() {
     let mut conductor = conductor(1);
     let long = prompt(1, 600);
     for (at, hash) in long.iter().enumerate() {
@@ -331,7 +332,7 @@ fn blocks_of_the_store_count_for_all_and_are_nobodys() {
     assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 16);
 }
 
-/// More contexts than there may be share one, and nothing else.
+/// Contexts beyond the limit share one context, but no blocks.
 #[test]
 fn contexts_beyond_the_limit_share_nothing() {
     let mut conductor = conductor(1);
@@ -379,10 +380,10 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Whatever is said in whatever order: a placed request goes to an instance that is there, and when all requests
-    /// have ended nothing is booked any more.
+    /// For any sequence of calls: a placed request is placed on a registered instance, and once all requests have ended
+    /// nothing is booked any more.
     #[test]
-    fn nothing_is_left_behind(acts in prop::collection::vec(act(), 1..120)) {
+    fn no_booking_is_leaked(acts in prop::collection::vec(act(), 1..120)) {
         let mut conductor = conductor(1);
         let (mut now_ns, mut reservations) = (0, vec![0u64; 30]);
         for act in acts {
@@ -403,7 +404,7 @@ proptest! {
                 Act::Ask(id, seed, now) => {
                     let mode = if now { Mode::Now } else { Mode::Reserve };
                     let mut asked = ScheduleRequest { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
-                    // Some have the longest prompt there may be.
+                    // Some prompts have the maximum length.
                     asked.tokens = if seed == 4 { MAX_PROMPT_BLOCKS as u32 * BLOCK } else { asked.tokens };
                     match conductor.schedule(&asked, now_ns) {
                         Ok(Answer::Assigned(placed)) => {

@@ -1,4 +1,4 @@
-//! Copies of hot prefixes: each pays, none is beyond what there may be, and a slow twin decides the same.
+//! Replication of hot prefixes: each replica pays off, limits hold, and a slow reference model decides the same.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,7 +7,7 @@ use kvplane_proto::rng::Rng;
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
-/// As long as one that failed is left alone.
+/// Backoff after a failed replication.
 const ALONE: u64 = 30 * SECOND;
 
 fn one(key: u64, per_s: f64, bytes: u64) -> PrefixFetch<u64> {
@@ -18,7 +18,7 @@ fn sources(nodes: u32) -> Sources {
     Sources { nodes, nic_bytes_s: 1_000_000 }
 }
 
-/// How long those who come by chance wait on average for one who serves each in `service_s`.
+/// Returns the mean wait in a queue with random arrivals and a service time of `service_s`.
 fn queued_s(per_s: f64, service_s: f64, seed: u64) -> f64 {
     let mut rng = Rng::new(seed, "queue");
     let (mut now, mut free, mut waited, count) = (0.0_f64, 0.0_f64, 0.0, 200_000);
@@ -31,7 +31,7 @@ fn queued_s(per_s: f64, service_s: f64, seed: u64) -> f64 {
 }
 
 #[test]
-fn waiting_is_that_of_a_queue() {
+fn predicted_wait_matches_a_simulated_queue() {
     for load in [0.2, 0.5, 0.8] {
         let (service_s, horizon_s) = (0.1, 1e6);
         let fetched = one(1, load / service_s, 100_000);
@@ -42,18 +42,18 @@ fn waiting_is_that_of_a_queue() {
 }
 
 #[test]
-fn a_prefix_that_all_nodes_have_parts_of_is_not_copied() {
-    // Half of what one node can send, of 2 nodes: one piece on one of them is worth a copy.
+fn prefix_spread_over_all_nodes_is_not_replicated() {
+    // The load is half of the bandwidth of one of 2 nodes: one piece on one of them is worth a replica.
     let mut copies = Copies::new(CopyConfig { most_bytes: 1 << 30, ..CopyConfig::default() });
     let hot = one(7, 5.0, 100_000);
     assert_eq!(copies.decide(&[hot], sources(2), 0), vec![CopyOrder::Copy(7)]);
-    assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "it is being made");
+    assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "a replication is in progress");
     copies.ended(7, true, 0);
     assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "there are two nodes");
-    // A hundred pieces lie on both as it is.
+    // A hundred pieces are spread over both nodes already.
     let spread = PrefixFetch { key: 8, pieces: 100, ..hot };
     assert_eq!(Copies::new(CopyConfig::default()).decide(&[spread], sources(2), 0), vec![]);
-    // One that nobody waits for, and one node alone.
+    // A prefix whose fetches do not wait, and a single node.
     assert_eq!(Copies::new(CopyConfig::default()).decide(&[one(9, 0.01, 100_000)], sources(2), 0), vec![]);
     assert_eq!(Copies::new(CopyConfig::default()).decide(&[hot], sources(1), 0), vec![]);
     let none = CopyConfig { most_bytes: 0, ..CopyConfig::default() };
@@ -61,7 +61,7 @@ fn a_prefix_that_all_nodes_have_parts_of_is_not_copied() {
 }
 
 #[test]
-fn what_loses_least_makes_room() {
+fn least_valuable_replicas_make_room() {
     let config = CopyConfig { most_bytes: 250_000, ..CopyConfig::default() };
     let mut copies = Copies::new(config);
     let (cool, warm, hot) = (one(1, 3.0, 100_000), one(2, 4.0, 100_000), one(3, 8.0, 100_000));
@@ -72,17 +72,17 @@ fn what_loses_least_makes_room() {
     assert_eq!(copies.decide(&[cool, warm, hot], sources(8), 0), vec![CopyOrder::Forget(1), CopyOrder::Copy(3)]);
     copies.ended(3, false, 0);
     assert_eq!((copies.counts.made, copies.counts.failed, copies.counts.forgotten), (2, 1, 1));
-    // One that could not be made is left alone for a while; meanwhile the other comes back.
+    // A failed replication is not retried for a while; meanwhile the other prefix is replicated again.
     assert_eq!(copies.decide(&[cool, warm, hot], sources(8), 1), vec![CopyOrder::Copy(1)]);
     copies.ended(1, true, 1);
     assert_eq!(copies.decide(&[warm, hot], sources(8), ALONE + 2), vec![CopyOrder::Forget(1), CopyOrder::Copy(3)]);
     assert_eq!(copies.prefixes(), (1, 1));
 }
 
-/// The same, slowly: each step looks at everything anew.
+/// Slow reference model: each step recomputes everything.
 struct Twin {
     config: CopyConfig,
-    /// Bytes, copies, whether one is coming.
+    /// Bytes, number of replicas, true if one is being made.
     kept: BTreeMap<u64, (u64, u32, bool)>,
     alone: BTreeMap<u64, u64>,
 }
@@ -104,7 +104,8 @@ impl Twin {
         self.kept.values().map(|(bytes, copies, coming)| bytes * u64::from(copies + u32::from(*coming))).sum()
     }
 
-    /// What goes for so many bytes, cheapest for its bytes first, if all of it together loses less than `worth`.
+    /// Returns the prefixes to be removed for this many bytes, the cheapest per byte first, if all of them together
+    /// lose less than `worth`.
     fn going(&self, all: &[PrefixFetch<u64>], but: u64, bytes: u64, worth: f64, nodes: u32) -> Option<Vec<u64>> {
         let (mut gone, mut lost) = (Vec::new(), 0.0);
         let mut freed = 0;
@@ -179,7 +180,7 @@ impl Twin {
 
 proptest! {
     #[test]
-    fn waiting_grows_with_what_is_fetched_and_falls_with_places(
+    fn wait_grows_with_the_rate_and_falls_with_places(
         per_s in 0.001..100.0_f64, bytes in 1_u64..10_000_000, pieces in 1_u64..200, nodes in 1_u32..64,
         other in 0.0..2.0_f64,
     ) {
@@ -193,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn a_slow_twin_decides_the_same_and_limits_hold(seed in any::<u64>(), nodes in 1_u32..10, most_places in 2_u32..4) {
+    fn decisions_match_a_reference_model(seed in any::<u64>(), nodes in 1_u32..10, most_places in 2_u32..4) {
         let config = CopyConfig { most_bytes: 3_000_000, most_places, under_way: 3, horizon_ns: 60 * SECOND };
         let mut rng = Rng::new(seed, "copies");
         let mut copies = Copies::new(config);

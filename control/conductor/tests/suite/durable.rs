@@ -1,4 +1,4 @@
-//! A conductor that goes on with what an earlier one had made durable.
+//! Restart of a Conductor from the durable state of an earlier one.
 
 use crate::support;
 
@@ -15,7 +15,7 @@ use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, sto
 
 const GRACE: u64 = 10 * SECOND;
 
-/// A conductor, and a disk that has what the Conductor said is durable.
+/// A Conductor, and a disk with the changes that it reported as durable.
 struct DurableDesk {
     conductor: Conductor,
     disk: BTreeMap<String, DurableInstance>,
@@ -39,7 +39,7 @@ impl DurableDesk {
         assert!(!self.conductor.has_durable());
     }
 
-    /// The process is killed, and another one begins with the disk.
+    /// Kills the process, and starts another one from the disk.
     fn restart(&mut self, now_ns: u64) {
         let mut config = config();
         if let Some((policy, slo)) = self.placement {
@@ -49,10 +49,10 @@ impl DurableDesk {
         for instance in self.disk.values() {
             self.conductor.restore(instance.clone(), now_ns + GRACE).expect("it was there before");
         }
-        assert!(!self.conductor.has_durable(), "what is remembered already is no change");
+        assert!(!self.conductor.has_durable(), "unchanged state is not reported");
     }
 
-    /// Tokens that an instance is known to have of a prompt of twenty blocks, and whether something is not known.
+    /// Returns the tokens of a prompt of twenty blocks that an instance is known to hold, and true if it is degraded.
     fn held(&mut self, name: &str) -> (u32, bool) {
         let found = self.conductor.query(&context(), &prompt(1, 20), 8, Tiers::SAID).expect("served");
         match found.holders.iter().find(|holding| &*holding.instance == name) {
@@ -68,7 +68,7 @@ fn publisher() -> Publisher {
 }
 
 #[test]
-fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
+fn registrations_holds_and_placement_survive_a_restart() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("quic", Part::Prefill), 0).expect("room");
     let followed = InstanceSpec { events: Some(publisher()), report_ns: 0, ..spec("http", Part::Mixed) };
@@ -80,8 +80,8 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
     kept.keep();
     let booked = kept.conductor.schedule(&asked("a", prompt(1, 20)), 0).expect("good");
     let reservation = assigned(&booked).reservation;
-    // Neither a request nor the same again changes what is remembered.
-    kept.conductor.register(followed.clone(), 0).expect("the same again");
+    // Neither a request nor a repeated registration changes the durable state.
+    kept.conductor.register(followed.clone(), 0).expect("a repeated registration");
     kept.conductor.hold("quic", true, 0).expect("known");
     kept.conductor.report("quic", 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
     assert_eq!(kept.conductor.take_durable(), vec![]);
@@ -92,13 +92,13 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
         rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.doubted, row.prefills)).collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
     assert_eq!(kept.conductor.placement().0, PolicyName::RoundRobin);
-    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "whoever follows it knows where");
+    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "its publisher is restored");
     assert!(kept.conductor.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
-    // Another source of events under the same incarnation is another registration.
+    // Another publisher under the same incarnation is another registration.
     let elsewhere = Publisher { replay: String::new(), ..publisher() };
     let other = InstanceSpec { events: Some(elsewhere), ..followed };
     assert!(matches!(kept.conductor.register(other, SECOND), Err(ConductorError::Conflict { .. })));
-    // Its next incarnation is not held, which is remembered too.
+    // Its next incarnation is not held, which is durable too.
     kept.conductor
         .register(InstanceSpec { incarnation: 2, ..spec("quic", Part::Prefill) }, SECOND)
         .expect("a later incarnation");
@@ -108,10 +108,10 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
 }
 
 #[test]
-fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in() {
+fn token_bytes_do_not_depend_on_the_order_of_restoring() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(InstanceSpec { token_bytes: 500, ..spec("z", Part::Prefill) }, 0).expect("room");
-    // It takes what others of the model have.
+    // It gets the bytes per token of the other instances of its model.
     kept.conductor.register(spec("a", Part::Prefill), 0).expect("room");
     kept.keep();
     kept.restart(0);
@@ -121,7 +121,7 @@ fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in
 }
 
 #[test]
-fn silence_counts_after_a_grace_and_then_as_ever() {
+fn silence_counts_after_the_restart_grace() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
     kept.keep();
@@ -133,13 +133,13 @@ fn silence_counts_after_a_grace_and_then_as_ever() {
     assert!(kept.conductor.table(0).instances.iter().all(|row| row.doubted));
     kept.conductor.tick(graced_ns + 10 * SECOND);
     kept.keep();
-    assert!(kept.disk.is_empty(), "whoever is lost is not remembered");
+    assert!(kept.disk.is_empty(), "a lost instance is not durable");
     kept.restart(200 * SECOND);
     assert!(kept.conductor.table(0).instances.is_empty());
 }
 
 #[test]
-fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
+fn restored_instance_is_degraded_until_its_cache_is_known() {
     let restarted = || {
         let mut kept = DurableDesk::new();
         kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
@@ -152,7 +152,7 @@ fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
         kept.restart(SECOND);
         assert_eq!((kept.held("p0"), kept.conductor.incomplete(&spec("p0", Part::Prefill).pool())), ((0, true), true));
         assert!(kept.conductor.table(0).pools[0].incomplete);
-        assert!(kept.conductor.register(spec("p0", Part::Prefill), SECOND).expect("the same again").fresh);
+        assert!(kept.conductor.register(spec("p0", Part::Prefill), SECOND).expect("a repeated registration").fresh);
         kept
     };
     let cache = |batch| {
@@ -160,13 +160,13 @@ fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
         let wanted = kept.conductor.cache("p0", 1, batch, SECOND).expect("known").wanted;
         (kept.held("p0"), wanted)
     };
-    // From the first batch on, or a snapshot, or after it had nothing.
+    // The cache is known from the first batch on, after a snapshot, or after a clear.
     assert_eq!(cache(batch(0, vec![stored(prompt(1, 3))])), ((3, false), CacheRequest::Nothing));
     let snapshot = CacheBatch { seq: 7, change: CacheChange::Snapshot, events: vec![stored(prompt(1, 4))] };
     assert_eq!(cache(snapshot), ((4, false), CacheRequest::Nothing));
     let cleared = vec![CacheEvent::Cleared, stored(prompt(1, 5))];
     assert_eq!(cache(batch(9, cleared)), ((5, false), CacheRequest::Nothing));
-    // Not from a later batch on, nor after what is lost; number 1 may have had one before it.
+    // It is not known from a later batch on, nor after a loss; batch number 1 may have a predecessor.
     assert_eq!(cache(batch(1, vec![stored(prompt(1, 6))])), ((6, true), CacheRequest::Snapshot));
     assert_eq!(cache(batch(2, vec![stored(prompt(1, 6))])), ((6, true), CacheRequest::Snapshot));
     let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 7))] };
@@ -174,7 +174,7 @@ fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
 }
 
 #[test]
-fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
+fn restored_instance_without_cache_reports_is_not_degraded() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
     let decodes = InstanceSpec { events: Some(publisher()), ..spec("d0", Part::Decode) };
@@ -186,13 +186,13 @@ fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
 }
 
 #[test]
-fn one_that_was_forgotten_while_out_of_reach_is_degraded_when_it_is_back() {
+fn forgotten_instance_is_degraded_after_its_return() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
     kept.conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
     let long_ns = kvplane_conductor::conductor::AWAY_FORGOTTEN_NS;
     assert!(kept.conductor.away("e0", 1, long_ns, long_ns).expect("known"));
-    // It is within reach, and could not repeat anything.
+    // The publisher is reachable, and could not replay anything.
     kept.conductor.reached("e0", 1, long_ns).expect("known");
     assert_eq!(kept.held("e0"), (0, true));
 }
@@ -222,7 +222,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// The durable state of each instance, by a conductor that never ends.
+/// Returns the durable state of each instance, according to a Conductor that never restarts.
 fn remembered(conductor: &mut Conductor, now_ns: u64) -> Vec<(String, u64, bool, InstanceSpec)> {
     let rows = conductor.table(now_ns).instances;
     let specs: BTreeMap<String, InstanceSpec> =
@@ -231,13 +231,13 @@ fn remembered(conductor: &mut Conductor, now_ns: u64) -> Vec<(String, u64, bool,
 }
 
 proptest! {
-    /// A kill after any step keeps the same instances, and an instance is not degraded only if the index knows all
+    /// A kill after any step keeps the same instances, and an instance is degraded unless the index knows everything
     /// that it holds.
     #[test]
-    fn nothing_that_was_answered_is_forgotten(acts in prop::collection::vec(act(), 1..80)) {
+    fn answered_changes_survive_a_kill(acts in prop::collection::vec(act(), 1..80)) {
         let mut kept = DurableDesk::new();
         let mut now_ns = 0;
-        // By name: whether it has blocks of which this conductor heard nothing.
+        // By name: true if the instance has blocks that were not reported to this Conductor.
         let mut missing: BTreeMap<String, bool> = BTreeMap::new();
         for act in acts {
             match act {
@@ -270,7 +270,7 @@ proptest! {
                         if kept.conductor.cache(&name, incarnation, batch, now_ns).is_ok() && kind == 1 {
                             missing.insert(name.clone(), false);
                         } else if kind == 0 && seq == 0 {
-                            // Nothing came before it, or it was there before.
+                            // No batch preceded it, or the instance was known before.
                             missing.insert(name.clone(), false);
                         }
                     }
@@ -298,7 +298,7 @@ proptest! {
             kept.keep();
             for row in kept.conductor.table(now_ns).instances {
                 let missing = missing.get(&*row.name).copied().unwrap_or(false) && row.part != Part::Decode;
-                prop_assert!(!missing || row.degraded, "{} is said to be known", row.name);
+                prop_assert!(!missing || row.degraded, "{} is reported as complete", row.name);
             }
         }
     }

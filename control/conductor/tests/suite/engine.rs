@@ -1,4 +1,4 @@
-//! What engines publish: every shape that is about, golden bytes, and bytes that are none.
+//! Decoding of engines' events: every known format, golden bytes, and invalid bytes.
 
 use kvplane_conductor::conductor::CacheEvent;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
@@ -8,7 +8,7 @@ use kvplane_conductor::engine::{EngineBatch, RootBlock, read_batch};
 use kvplane_conductor::index::Tier;
 use proptest::prelude::*;
 
-/// MessagePack, as the tests need it.
+/// Subset of MessagePack for the tests.
 #[derive(Clone, Debug)]
 enum Pack {
     Nil,
@@ -82,7 +82,7 @@ fn removed(tier: Option<Tier>, hashes: &[u64]) -> CacheEvent {
 }
 
 #[test]
-fn maps_of_vllm_are_read() {
+fn vllm_maps_are_decoded() {
     let digest = |last: u8| Pack::Bytes([vec![9; 31], vec![last]].concat());
     let number = |last: u64| 0x0909_0909_0909_0900 | last;
     let store = Pack::Map(vec![
@@ -117,9 +117,9 @@ fn maps_of_vllm_are_read() {
     assert_eq!(read_batch(&list.bytes(), 16), Some(expected));
 }
 
-/// A part of a block at the end of a prompt is no block: nobody reuses 48 tokens of a prompt of 40.
+/// A partial block at the end of a prompt does not count: no request reuses 48 tokens of a prompt of 40.
 #[test]
-fn a_last_block_that_is_not_full_is_left_out() {
+fn partial_last_block_is_ignored() {
     let event = |tokens: i64, blocks: i64| {
         Pack::List(vec![
             text("BlockStored"),
@@ -145,9 +145,9 @@ fn a_last_block_that_is_not_full_is_left_out() {
     }
 }
 
-/// Older engines, and SGLang with its signed numbers: tuples that end early.
+/// Older engines, and SGLang with its signed numbers: tuples that are truncated.
 #[test]
-fn tuples_are_read_however_short() {
+fn truncated_tuples_are_decoded() {
     let long = Pack::List(vec![
         text("BlockStored"),
         Pack::List(vec![Pack::Int(-2), Pack::Int(3)]),
@@ -172,7 +172,7 @@ fn tuples_are_read_however_short() {
 }
 
 #[test]
-fn what_cannot_be_read_costs_its_event_only() {
+fn undecodable_events_are_skipped() {
     let event = |hashes: Pack, size: i64, medium: Pack| {
         Pack::List(vec![text("BlockStored"), hashes, Pack::Nil, Pack::List(vec![]), Pack::Int(size), Pack::Nil, medium])
     };
@@ -196,25 +196,25 @@ fn what_cannot_be_read_costs_its_event_only() {
     assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
 }
 
-/// Bytes as a published engine sends them: `[1.0, [["BlockRemoved", [7, 2**63]]]]`.
+/// Bytes of a released engine: `[1.0, [["BlockRemoved", [7, 2**63]]]]`.
 #[test]
-fn golden_bytes_are_read() {
+fn golden_bytes_are_decoded() {
     let bytes = b"\x92\xcb\x3f\xf0\0\0\0\0\0\0\x91\x92\xacBlockRemoved\x92\x07\xcf\x80\0\0\0\0\0\0\0";
     let batch = read_batch(bytes, 16).expect("a batch");
     assert_eq!(batch.events, vec![removed(None, &[7, 1 << 63])]);
-    // Deep, and longer than it is.
+    // Nested too deeply, and a length beyond the end.
     assert_eq!(Value::read(&[0x91; 64]), None);
     assert_eq!(Value::read(b"\xdd\xff\xff\xff\xff\x01"), None);
     assert_eq!(Value::read(b"\x01\x01"), None);
 }
 
-/// `[0, events, 0]`.
+/// Encodes `[0, events, 0]`.
 fn store_batch(events: Vec<Pack>) -> Vec<u8> {
     Pack::List(vec![Pack::Float(0.0), Pack::List(events), Pack::Int(0)]).bytes()
 }
 
 #[test]
-fn events_of_mooncakes_master_are_read() {
+fn mooncake_master_events_are_decoded() {
     let key = "m@tp_rank:0@00000000000000000000000000000005";
     let event = |kind: &str, more: Vec<(&'static str, Pack)>| {
         let head = vec![("event_type", text(kind)), ("tenant_id", text("default")), ("backend_id", text("b"))];
@@ -233,11 +233,11 @@ fn events_of_mooncakes_master_are_read() {
         ),
         event("removed", vec![("medium", Pack::Nil), ("object_key", Pack::Nil), ("object_digest", text("0a"))]),
         event("cleared", vec![("medium", text("cpu"))]),
-        // No block's key; another rank; on a GPU.
+        // The key is not a block's; another rank; on a GPU.
         event("stored", vec![("object_key", text("photo"))]),
         event("stored", vec![("object_key", text(key)), ("tp_rank", Pack::Int(1))]),
         event("stored", vec![("object_key", text(key)), ("medium", text("GPU"))]),
-        // What cannot be read.
+        // Events that cannot be decoded.
         event("moved", vec![]),
         event("removed", vec![("object_digest", text("x"))]),
         event("stored", vec![("object_key", text(key)), ("medium", text("tape"))]),
@@ -263,7 +263,7 @@ fn events_of_mooncakes_master_are_read() {
 }
 
 #[test]
-fn a_first_block_shows_the_seed_of_hashes() {
+fn first_block_verifies_the_hash_seed() {
     let tokens = || Pack::List((1..=4).map(Pack::Int).collect());
     let hash = 2_164_874_634_404_590_027;
     let event = |parent: Pack, lora: Pack, tokens: Pack| {
@@ -275,14 +275,14 @@ fn a_first_block_shows_the_seed_of_hashes() {
     let found = root(&event(Pack::Nil, Pack::Nil, tokens()));
     assert_eq!(found, Some(RootBlock { tokens: vec![1, 2, 3, 4], hash }));
     assert!(found.as_ref().is_some_and(|root| root.is_of("0") && !root.is_of("1") && !root.is_of("")));
-    // What says nothing: a later block, one of an adapter, one without its tokens.
+    // Events without evidence: a later block, one of an adapter, one without its tokens.
     assert_eq!(root(&event(Pack::Big(7), Pack::Nil, tokens())), None);
     assert_eq!(root(&event(Pack::Nil, Pack::Int(3), tokens())), None);
     assert_eq!(root(&event(Pack::Nil, Pack::Nil, Pack::List(vec![Pack::Int(1)]))), None);
 }
 
 #[test]
-fn keys_say_their_models_and_hashes() {
+fn keys_decode_to_models_and_hashes() {
     let hash = "00112233445566778899aabbccddeeff";
     let known = |model: &str| Some(BlockKey { model: model.to_owned(), hash: 0x8899_aabb_ccdd_eeff });
     for (key, expected) in [
@@ -311,7 +311,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_batch_is_none(cut in 1usize..60, hashes in prop::collection::vec(any::<u64>(), 1..9)) {
+    fn truncated_batch_is_rejected(cut in 1usize..60, hashes in prop::collection::vec(any::<u64>(), 1..9)) {
         let hashes = Pack::List(hashes.into_iter().map(Pack::Big).collect());
         let event = Pack::List(vec![text("BlockRemoved"), hashes]);
         let bytes = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event])]).bytes();

@@ -1,4 +1,4 @@
-//! What is counted as hot: what requests reuse, of late, in a table that does not grow.
+//! Hot prefixes: recently reused ones, in a table of fixed size.
 
 use kvplane_conductor::conductor::{
     Answer, CacheBatch, CacheChange, CacheEvent, Conductor, ConductorConfig, InstanceSpec, Mode, Part, ScheduleRequest,
@@ -25,7 +25,7 @@ fn conductor() -> Conductor {
     conductor
 }
 
-/// A prompt's rolling hashes.
+/// Returns a prompt's rolling hashes.
 fn prompt(seed: u64, blocks: u64) -> Vec<u64> {
     (0..blocks).map(|at| mix64(seed << 20 | at)).collect()
 }
@@ -36,7 +36,7 @@ fn hold(conductor: &mut Conductor, instance: &str, seq: u64, hashes: Vec<u64>) {
     conductor.cache(instance, 1, CacheBatch { seq, change: CacheChange::Goes, events }, 0).expect("taken");
 }
 
-/// A request with these blocks comes and goes.
+/// Places and releases a request with these blocks.
 fn ask(conductor: &mut Conductor, number: u64, hashes: Vec<u64>, now_ns: u64) {
     let context = ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() };
     let tokens = hashes.len() as u32 * BLOCK;
@@ -49,15 +49,15 @@ fn ask(conductor: &mut Conductor, number: u64, hashes: Vec<u64>, now_ns: u64) {
 }
 
 #[test]
-fn what_is_reused_most_comes_first_and_is_forgotten() {
+fn hottest_prefix_comes_first_and_decays() {
     let mut conductor = conductor();
     let (head, other) = (prompt(1, 4), prompt(2, 2));
     hold(&mut conductor, "p0", 0, head.clone());
     hold(&mut conductor, "p1", 0, head.clone());
     hold(&mut conductor, "p1", 1, other.clone());
-    assert_eq!(conductor.hot(8, 0), vec![], "nobody has asked");
+    assert_eq!(conductor.hot(8, 0), vec![], "there were no requests");
     for at in 0..60 {
-        // Ends of their own, which nobody has.
+        // Each prompt has a tail of its own, which no instance holds.
         ask(&mut conductor, at, [head.clone(), prompt(100 + at, 3)].concat(), at * SECOND);
         if at % 4 == 0 {
             ask(&mut conductor, 1_000 + at, other.clone(), at * SECOND);
@@ -68,21 +68,21 @@ fn what_is_reused_most_comes_first_and_is_forgotten() {
     assert_eq!((hot.len(), first.hash, first.tokens), (2, head[3], 4 * u64::from(BLOCK)));
     assert_eq!((first.holders, first.stored, first.pool.model.as_str()), (2, false, "m"));
     assert_eq!((second.hash, second.holders), (other[1], 1));
-    // Sixty came in the minute that halves what it counts.
+    // Sixty requests came in one half-life.
     assert!((25.0..45.0).contains(&first.per_minute), "{}", first.per_minute);
     assert!((3.5..4.5).contains(&(first.per_minute / second.per_minute)));
     assert_eq!(conductor.hot(1, 60 * SECOND).len(), 1);
     let later = conductor.hot(8, 120 * SECOND);
     assert!((later[0].per_minute * 2.0 - first.per_minute).abs() < 1e-6);
-    assert_eq!(conductor.hot(8, 3_600 * SECOND), vec![], "nobody asks any more");
-    // Long after, counts are written anew.
+    assert_eq!(conductor.hot(8, 3_600 * SECOND), vec![], "requests have ceased");
+    // Much later, counts are rescaled.
     ask(&mut conductor, 5_000, other.clone(), 40_000 * SECOND);
     ask(&mut conductor, 5_001, other.clone(), 40_000 * SECOND);
     assert_eq!(conductor.hot(8, 40_000 * SECOND)[0].hash, other[1]);
 }
 
 #[test]
-fn what_the_store_has_is_said() {
+fn hot_prefixes_report_the_store() {
     let mut conductor = conductor();
     let head = prompt(3, 2);
     hold(&mut conductor, "p0", 0, head.clone());
@@ -94,10 +94,11 @@ fn what_the_store_has_is_said() {
     assert_eq!((hot.len(), hot[0].holders, hot[0].stored), (1, 1, true));
 }
 
-/// Sixteen instances have the head of all prompts, and nobody but the store has what follows.
+/// Returns a Conductor in which sixteen instances have the head of all prompts, and only the store has the blocks after
+/// it.
 fn conductor_with_a_store() -> (Conductor, Vec<u64>) {
     let index = IndexConfig { max_blocks: 1 << 10, max_records: 1 << 10, max_holders: 64, max_contexts: 4, seed: 7 };
-    // A block of 1 MiB takes a sixth of a second.
+    // The transfer of a block of 1 MiB takes a sixth of a second.
     let scheduler =
         SchedulerConfig { index, lease_ns: u64::MAX, nic_bytes_s: 6 << 20, ..ConductorConfig::default().scheduler };
     let (mut conductor, prompt) =
@@ -141,28 +142,28 @@ fn fetch(conductor: &mut Conductor, hashes: &[u64], count: u64) {
 }
 
 #[test]
-fn what_is_fetched_often_is_to_be_copied_without_the_head_that_all_have() {
+fn hot_fetched_prefix_is_replicated_without_the_common_head() {
     let (mut conductor, prompt) = conductor_with_a_store();
     fetch(&mut conductor, &prompt[..1], 200);
-    assert_eq!(conductor.copies_wanted(8, 0), vec![], "all have it");
+    assert_eq!(conductor.copies_wanted(8, 0), vec![], "all instances have it");
     fetch(&mut conductor, &prompt, 100);
     assert_eq!(conductor.copies_wanted(1, 0), vec![], "there is no second node");
     let wanted = conductor.copies_wanted(8, 0);
     assert_eq!(wanted.iter().map(|one| &one.hashes[..]).collect::<Vec<_>>(), [&prompt[1..]]);
     assert_eq!((conductor.copies().coming, conductor.copies().bytes), (1, 1 << 20));
-    assert_eq!(conductor.copies_wanted(8, 0), vec![], "it is being made");
+    assert_eq!(conductor.copies_wanted(8, 0), vec![], "a replication is in progress");
     conductor.copy_ended(wanted[0].key, true, 0);
     assert_eq!((conductor.copies().prefixes, conductor.copies().counts.made), (1, 1));
     assert!(conductor.hot(8, 0).iter().all(|row| row.copied == (row.hash == prompt[1])));
-    // Nobody fetches it any more, for hours.
+    // The prefix has not been fetched for hours.
     assert_eq!(conductor.copies_wanted(8, 3_600 * SECOND), vec![]);
     assert_eq!((conductor.copies().bytes, conductor.copies().counts.forgotten), (0, 1));
 }
 
 proptest! {
-    /// However many others there are, what comes often enough is found, and never counted too high.
+    /// However many other prefixes there are, a frequent one is found, and never overestimated.
     #[test]
-    fn a_flood_of_others_hides_nothing(seed: u64, others in 100u64..400) {
+    fn frequent_prefix_survives_a_flood(seed: u64, others in 100u64..400) {
         let mut conductor = conductor();
         let head = prompt(1, 2);
         hold(&mut conductor, "p0", 0, head.clone());

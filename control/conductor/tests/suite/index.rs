@@ -1,4 +1,4 @@
-//! The prefix index against its naive twin: a map from every block to everybody who has it.
+//! Prefix index against a naive reference model: a map from every block to its holders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 const TIERS: [Tier; 4] = [Tier::Gpu, Tier::Dram, Tier::Ssd, Tier::Pool];
 
-/// The twin.
+/// Reference model.
 #[derive(Default)]
 struct Naive {
     blocks: BTreeMap<(ContextId, u64), BTreeSet<(HolderId, Tier)>>,
@@ -70,7 +70,7 @@ impl World {
         Self { index, naive: Naive::default(), rng, contexts, holders, found: PrefixMatches::default() }
     }
 
-    /// A prompt: few first blocks, then stretches that now and then part.
+    /// Returns a prompt: one of few first blocks, then stretches that sometimes diverge.
     fn prompt(&mut self) -> Vec<u64> {
         let blocks = 1 + self.rng.below(60);
         let mut path = self.rng.below(2);
@@ -96,7 +96,7 @@ impl World {
         let tier = TIERS[(self.rng.below(8) as usize).min(3) / 2 * 2 + self.rng.below(2) as usize];
         match self.rng.below(20) {
             0..=11 => {
-                // Now and then only a part, or with a hole.
+                // Sometimes only a part, or with a gap.
                 let from = if self.rng.chance(0.2) { self.rng.below(prompt.len() as u64) as usize } else { 0 };
                 let parent = (from > 0 && self.rng.chance(0.8)).then(|| prompt[from - 1]);
                 self.index.stored(context, holder, tier, parent, &prompt[from..]).unwrap();
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Asks and compares.
+    /// Looks up a prompt in both, and compares the results.
     fn ask(&mut self) {
         let context = self.contexts[self.rng.below(2) as usize];
         let prompt = self.prompt();
@@ -163,14 +163,14 @@ fn small(max_blocks: usize) -> IndexConfig {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn it_answers_what_its_twin_answers(seed: u64, holders in 1_usize..140) {
+    fn index_matches_the_reference_model(seed: u64, holders in 1_usize..140) {
         let mut world = World::new(seed, holders, small(1 << 16));
         for _ in 0..400 {
             (0..6).for_each(|_| world.step());
             world.ask();
         }
         prop_assert_eq!(world.index.stats().forgotten_blocks, 0);
-        // What comes out of a snapshot is the same, and goes on.
+        // An index restored from a snapshot is equal, and continues to work.
         let snapshot = world.index.snapshot();
         world.index = PrefixIndex::restore(small(1 << 16), &snapshot).unwrap();
         for _ in 0..60 {
@@ -179,9 +179,9 @@ proptest! {
         }
     }
 
-    /// However full: what is said to be held is held, and everything can go again.
+    /// However full: a reported holder has the block, and everything can be removed again.
     #[test]
-    fn a_full_index_forgets_and_never_makes_up(seed: u64) {
+    fn full_index_evicts_and_never_invents_holders(seed: u64) {
         let mut world = World::new(seed, 100, IndexConfig { max_records: 300, ..small(200) });
         for _ in 0..1500 {
             world.step();
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_restoring_panic(mut bytes: Vec<u8>, at: u64, flip: u8) {
+    fn restore_never_panics(mut bytes: Vec<u8>, at: u64, flip: u8) {
         prop_assert!(PrefixIndex::restore(small(64), &bytes).is_err());
         let mut world = World::new(at, 20, small(4096));
         (0..60).for_each(|_| world.step());
@@ -216,9 +216,9 @@ proptest! {
 }
 
 #[test]
-fn limits_are_errors_that_say_the_numbers() {
+fn exceeded_limits_are_errors_with_numbers() {
     let refused = PrefixIndex::new(IndexConfig { max_holders: 0, ..IndexConfig::default() });
-    assert!(refused.is_err_and(|error| error.to_string().contains("max_holders is 0; it can be 1 to 8192")));
+    assert!(refused.is_err_and(|error| error.to_string().contains("max_holders is 0; it must be 1 to 8192")));
     let mut index = PrefixIndex::new(IndexConfig { max_contexts: 1, max_holders: 1, ..small(64) }).unwrap();
     let context = index.context(&key(0)).unwrap();
     assert_eq!(index.context(&key(0)), Ok(context));
@@ -231,10 +231,10 @@ fn limits_are_errors_that_say_the_numbers() {
     let again = index.register().unwrap();
     assert_ne!(again, holder);
     assert_eq!(index.stored(context, holder, Tier::Gpu, None, &[1]), Err(IndexError::UnknownHolder));
-    assert_eq!(index.stats().blocks, 0, "its slot was needed, so it was swept out");
+    assert_eq!(index.stats().blocks, 0, "its slot was freed by a sweep");
 }
 
-/// A million tokens in blocks of sixteen, and a head that everybody has.
+/// A million tokens in blocks of sixteen, and a head that every instance has.
 #[test]
 fn long_prompts_and_universal_heads() {
     let config = IndexConfig { max_blocks: 1 << 18, max_holders: 1000, ..IndexConfig::default() };

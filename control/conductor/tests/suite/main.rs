@@ -1,4 +1,4 @@
-//! Tests of the Conductor from outside, in one binary: a module for each subject.
+//! Tests of the Conductor through its public interface, in one binary: a module for each subject.
 
 mod away;
 mod books;

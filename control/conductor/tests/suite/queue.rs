@@ -1,4 +1,4 @@
-//! The central queue: one that cannot go keeps nobody from going, and is told when it never will.
+//! Central queue: a request that cannot start does not block others, and is rejected once it never can.
 
 use crate::support;
 
@@ -12,7 +12,8 @@ fn told(conductor: &mut Conductor) -> Vec<ClientNotice> {
     std::iter::from_fn(|| conductor.take_told()).collect()
 }
 
-/// Two instances of which `p1` is busy for long, and a request that may only go there and waits, before others.
+/// Returns a Conductor with two instances, of which `p1` is busy for long, and a request that may only be placed there
+/// and waits, before others.
 fn kept_from_the_free_one() -> (Conductor, u64) {
     let mut conductor = conductor(2);
     let long = |at: u64| asked(&format!("long{at}"), prompt(at, 60_000));
@@ -28,18 +29,18 @@ fn kept_from_the_free_one() -> (Conductor, u64) {
 }
 
 #[test]
-fn who_is_kept_from_the_free_instance_keeps_nobody_from_it() {
+fn excluded_request_does_not_block_others() {
     let (mut conductor, _) = kept_from_the_free_one();
     for at in 0..3 {
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(20 + at, 100)), 0).expect("good");
         assert_eq!(&*assigned(&answer).prefill, "p0");
         conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
     }
-    assert_eq!(told(&mut conductor), vec![], "the one that may not go there waits");
+    assert_eq!(told(&mut conductor), vec![], "the request that excludes it waits");
 }
 
 #[test]
-fn who_is_kept_from_all_that_are_left_is_told_so_at_once() {
+fn request_that_excludes_every_instance_is_rejected_at_once() {
     let (mut conductor, reservation) = kept_from_the_free_one();
     conductor.deregister("p1", 1, 0).expect("its own incarnation");
     let mut told = told(&mut conductor);
@@ -53,7 +54,7 @@ fn who_is_kept_from_all_that_are_left_is_told_so_at_once() {
 }
 
 #[test]
-fn whom_another_policy_refuses_while_it_waits_is_told_so() {
+fn waiting_request_rejected_by_a_new_policy_is_notified() {
     let mut conductor = conductor(1);
     for at in 0..3 {
         conductor.schedule(&asked(&format!("r{at}"), prompt(at, 60_000)), 0).expect("good");
@@ -66,7 +67,7 @@ fn whom_another_policy_refuses_while_it_waits_is_told_so() {
 }
 
 #[test]
-fn an_id_is_one_tenants_and_one_models() {
+fn ids_are_per_tenant_and_model() {
     let mut conductor = conductor(1);
     let same = |tenant: &str, model: &str| {
         let spec = spec(&format!("{tenant}-{model}"), Part::Mixed);
@@ -87,13 +88,17 @@ fn an_id_is_one_tenants_and_one_models() {
     let theirs = conductor.schedule(&of("t", "m"), 0).expect("another tenant's");
     assert_eq!(&*assigned(&theirs).prefill, "t-m");
     assert_eq!(conductor.schedule(&of("t", "m"), 0).expect("again"), theirs);
-    assert_eq!(conductor.explain("a", 0).expect("under way").answer, mine, "the default tenant's comes first");
+    assert_eq!(
+        conductor.explain("a", 0).expect("it is booked").answer,
+        mine,
+        "the default tenant's request comes first"
+    );
     conductor.update(assigned(&mine).reservation, Step::Ended, 0).expect("booked");
-    assert_eq!(conductor.explain("a", 0).expect("under way").answer, theirs);
+    assert_eq!(conductor.explain("a", 0).expect("it is booked").answer, theirs);
 }
 
 #[test]
-fn a_promised_pace_of_tokens_binds_only_where_somebody_decodes() {
+fn tbt_objective_applies_only_with_decode_instances() {
     let mut config = config();
     (config.policy, config.refuses, config.scheduler.slo.tbt_ns) = (PolicyName::Algorithm1, true, 26_000_000);
     let mut conductor = Conductor::new(config, 0);
@@ -105,14 +110,14 @@ fn a_promised_pace_of_tokens_binds_only_where_somebody_decodes() {
     assert!(retry_after_ns >= SECOND, "not worth trying again at once");
 }
 
-/// How many are let in before the first is refused.
+/// Returns the number of requests that are admitted before the first rejection.
 fn let_in(conductor: &mut Conductor) -> usize {
     let answers = (0..1_000u64).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0));
     answers.take_while(|answer| !matches!(answer, Ok(Answer::Refused { why: Why::Ttft, .. }))).count()
 }
 
 #[test]
-fn only_instances_that_take_requests_count_when_some_are_refused() {
+fn only_accepting_instances_count_for_rejections() {
     let mut config = config();
     (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
     config.max_requests = 1_000;
@@ -133,7 +138,7 @@ fn only_instances_that_take_requests_count_when_some_are_refused() {
 }
 
 #[test]
-fn the_longest_prompts_add_up_to_no_more_than_a_very_long_time() {
+fn longest_prompts_do_not_overflow_the_wait() {
     for policy in PolicyName::ALL {
         let mut config = config();
         config.policy = policy;

@@ -1,4 +1,4 @@
-//! A real etcd of one member, for tests of several crates: started, killed, stopped and started again.
+//! Real etcd cluster of one member, for tests of several crates: started, killed, stopped and restarted.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use kvplane_etcd::{Certificates, Gateway, Http, Range};
 
-/// How long it may take to answer.
+/// Timeout of the start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running etcd; dropping it kills it. Its files stay where they are.
+/// Running etcd; dropping it kills the process. Its files are kept.
 pub(crate) struct Etcd {
     child: Child,
     directory: PathBuf,
@@ -26,18 +26,20 @@ fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// The deadline of a call.
+/// Returns the deadline of a call.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(5)
 }
 
 impl Etcd {
-    /// A fresh one with its files in `directory`; none, with a word, where etcd is not installed.
+    /// Starts a new etcd with its files in `directory`; returns `None`, after printing a note, if etcd is not
+    /// installed.
     pub(crate) fn start(directory: &Path, more: &[&str]) -> Option<Self> {
         Self::start_with(directory, more, None)
     }
 
-    /// The same over TLS: `certificates` has `server.pem` and `server.key`, and what clients need.
+    /// Starts a new etcd that serves TLS: `certificates` has `server.pem` and `server.key`, and the files that clients
+    /// need.
     pub(crate) fn start_with(directory: &Path, more: &[&str], certificates: Option<PathBuf>) -> Option<Self> {
         let known = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if known.is_err() {
@@ -68,30 +70,30 @@ impl Etcd {
         }
     }
 
-    /// A client of it.
+    /// Returns a client of this etcd.
     pub(crate) fn gateway(&self) -> Gateway {
         let certificates = self.certificates.as_deref().map(|directory| Certificates::read(directory).unwrap());
         let scheme = if certificates.is_some() { "https" } else { "http" };
         Gateway::new(vec![format!("{scheme}://{}", self.client)], Http::kept(1 << 20, certificates))
     }
 
-    /// Where it serves clients.
+    /// Returns the address that clients connect to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.client
     }
 
-    /// Where its files are.
+    /// Returns the directory of its files.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// `kill -9`; returns when it is dead.
+    /// Kills it (`kill -9`); returns when the process has ended.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Starts it again where it was, after it was killed.
+    /// Restarts it with the same files and address, after it was killed.
     pub(crate) fn restart(&mut self) {
         self.child = launch(&self.directory, self.client, self.peer, &self.more, self.certificates.is_some());
         self.wait();
@@ -106,7 +108,7 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // Both are harmless when it has ended.
+        // Both calls are harmless if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

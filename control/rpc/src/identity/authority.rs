@@ -1,11 +1,13 @@
-//! A cluster's certificate authority: made once, kept beside the state, asked for identities.
+//! Certificate authority of a cluster: generated once, stored beside the cluster state, issues identities.
 //!
-//! The key signs identities and nothing else; whoever can read its file is the cluster. The authority's certificate
-//! does not expire, nor do identities that live as long as a process: a cluster whose nodes refuse each other on some
-//! day years from now is worse than a key that lives as long as its file. Identities for files have a last day.
+//! The key signs identities and nothing else; a process that can read its file controls the cluster. The authority's
+//! certificate does not expire, nor do identities that live as long as a process: a cluster whose nodes reject each
+//! other on some day years from now is worse than a key that lives as long as its file. Identities written to files
+//! have an expiry date.
 //!
-//! A new authority takes over in two steps: [`Authority::rotate`] makes the new key and keeps trusting the old one,
-//! and [`Authority::retire`] ends that trust, when all identities were issued anew. So everything may be replaced
+//! Rotation has two steps: [`Authority::rotate`] generates a new key and keeps trusting the old one, and
+//! [`Authority::retire`] ends that trust once all identities have been reissued. So everything may be replaced without
+//! a moment in which one half of a cluster rejects the other.
 //! without a moment in which half of a cluster refuses the other half.
 
 use std::path::Path;
@@ -23,28 +25,28 @@ use crate::identity::role::{ClusterName, Role, Scope};
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust, malformed, provider};
 use crate::quic::reset::ResetSecret;
 
-/// Of an identity with a last day, how long before now it begins: clocks of hosts differ.
+/// Time by which an identity with an expiry date is backdated, as the clocks of hosts differ.
 const BACKDATED: Duration = Duration::from_secs(3600);
 
-/// What an identity is to say.
+/// Contents of an identity to be issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// What its holder may do.
+    /// Role of the holder.
     pub role: Role,
-    /// For whom.
+    /// Node or tenant that the holder may act for.
     pub scope: Scope,
-    /// From when to when it counts; none for as long as the authority does.
+    /// Begin and end of validity; none for no end.
     pub valid: Option<(SystemTime, SystemTime)>,
 }
 
 impl Grant {
-    /// The right of `role` for everybody, without an end.
+    /// Creates a grant of `role` for all nodes and tenants, without an end.
     #[must_use]
     pub const fn of(role: Role) -> Self {
         Self { role, scope: Scope::Any, valid: None }
     }
 
-    /// The same, from about `now` on for `lifetime`.
+    /// Returns this grant, limited to `lifetime` from about `now` on.
     #[must_use]
     pub fn lasting(self, now: SystemTime, lifetime: Duration) -> Self {
         Self { valid: Some((now - BACKDATED, now + lifetime)), ..self }
@@ -54,7 +56,7 @@ impl Grant {
         match (self.role, &self.scope) {
             (_, Scope::Any) | (Role::Node, Scope::Node(_)) => Ok(()),
             (Role::Client, Scope::Tenant(name)) => Scope::tenant(name).map(|_| ()),
-            (role, scope) => Err(IdentityError::Issue(format!("role {role} is not bound to a {scope}"))),
+            (role, scope) => Err(IdentityError::Issue(format!("role {role} cannot be bound to {scope}"))),
         }
     }
 }
@@ -67,7 +69,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// A new authority with a fresh key.
+    /// Generates an authority with a new key.
     ///
     /// # Errors
     /// [`IdentityError::Issue`] when the system has no randomness.
@@ -119,30 +121,30 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Makes a new key, which signs from now on, and goes on trusting the one before it.
+    /// Generates a new key, which signs from now on, and keeps trusting the former one.
     ///
     /// # Errors
-    /// As [`Self::load`], and when the former one was not retired yet.
+    /// As [`Self::load`], and when an earlier rotation was not retired yet.
     pub fn rotate(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
         let old = Self::load(directory, cluster)?;
         if old.trust.authorities() > 1 {
             let what = directory.join("ca.pem").display().to_string();
             return Err(malformed(
                 &what,
-                "it trusts two authorities already: issue all identities anew and retire one",
+                "it trusts two authorities already: reissue all identities and retire one authority",
             ));
         }
         let new = Self::generate(cluster)?;
         let pem = format!("{}{}", new.trust.pem(), old.trust.pem());
         let certificate_path = directory.join("ca.pem");
         let new = Self { trust: Trust::from_pem(&pem, &certificate_path.display().to_string())?, ..new };
-        // In this order, so that what a crash leaves in between is the old authority, which is trusted still.
+        // In this order, so that a crash in between leaves the old key, which is still trusted.
         write_private(&certificate_path, pem.as_bytes())?;
         new.write_key(directory)?;
         Ok(new)
     }
 
-    /// Ends the trust in all authorities but the one that signs.
+    /// Ends the trust in all authorities but the signing one.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -157,12 +159,12 @@ impl Authority {
                 return Ok(alone);
             }
         }
-        // Loading has checked that one of them signs.
+        // Loading has verified that one of them signs.
         Err(malformed(&certificate_path.display().to_string(), "none of its certificates belongs to ca.key"))
     }
 
-    /// Whether what this authority issues is trusted through its own certificate: `ca.pem` may be another cluster's, or
-    /// not belong to `ca.key`.
+    /// Checks that an identity issued by this authority verifies against its own certificates: `ca.pem` may belong to
+    /// another cluster, or not to `ca.key`.
     fn check(&self, certificate_path: &Path) -> Result<(), IdentityError> {
         let identity = self.issue(Role::Control)?;
         let what = certificate_path.display().to_string();
@@ -181,13 +183,14 @@ impl Authority {
         })
     }
 
-    /// The secret of the authority's key, for a control plane that issues itself an identity at each start.
+    /// Returns the reset secret that derives from the authority's key, for a control plane that issues itself an
+    /// identity at each start.
     #[must_use]
     pub fn reset_secret(&self) -> ResetSecret {
         ResetSecret::of_key(&self.issuer.key().serialize_der())
     }
 
-    /// A fresh identity for `role`, for everybody and without an end.
+    /// Issues an identity with `role` for all nodes and tenants, without an end.
     ///
     /// # Errors
     /// [`IdentityError::Issue`] when the system has no randomness.
@@ -195,10 +198,10 @@ impl Authority {
         self.grant(&Grant::of(role))
     }
 
-    /// A fresh identity that says what `grant` does.
+    /// Issues an identity with the contents of `grant`.
     ///
     /// # Errors
-    /// [`IdentityError::Issue`] when the role does not go with the scope, or the system has no randomness.
+    /// When the role does not go with the scope, or the system has no randomness.
     pub fn grant(&self, grant: &Grant) -> Result<Identity, IdentityError> {
         grant.check()?;
         let role = grant.role;
@@ -220,13 +223,13 @@ impl Authority {
         Identity::from_pem(&certificate.pem(), &key.serialize_pem(), "the new certificate")
     }
 
-    /// What peers must trust to accept the identities of this authority.
+    /// Returns the certificates that peers must trust to accept this authority's identities.
     #[must_use]
     pub fn trust(&self) -> &Trust {
         &self.trust
     }
 
-    /// The cluster it speaks for.
+    /// Returns the authority's cluster.
     #[must_use]
     pub fn cluster(&self) -> &ClusterName {
         &self.cluster

@@ -1,9 +1,9 @@
-//! Roles, cluster names, and how a certificate carries both.
+//! Roles, cluster names and scopes, and their encoding in certificates.
 //!
-//! A certificate names its role and its cluster in one DNS name, `ROLE.CLUSTER.kvplane`. A second one says for whom its
-//! holder may speak: `7.node.CLUSTER.kvplane` for node 7, `acme.client.CLUSTER.kvplane` for the tenant acme,
-//! `*.ROLE.CLUSTER.kvplane` for all. A server asks whether a certificate is valid for the name that it wants to see, so
-//! that no certificate parser of ours is needed.
+//! A certificate names its role and its cluster in one DNS name, `ROLE.CLUSTER.kvplane`. A second DNS name is the
+//! scope, the node or tenant that its holder may act for: `7.node.CLUSTER.kvplane` for node 7,
+//! `acme.client.CLUSTER.kvplane` for the tenant acme, `*.ROLE.CLUSTER.kvplane` for all. A server checks whether a
+//! certificate is valid for the name that it requires, so this crate needs no certificate parser.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use rustls::server::ParsedCertificate;
 
 use crate::identity::IdentityError;
 
-/// Longest cluster name: with a role and our suffix it stays below a DNS label's and a file name's limits.
+/// Longest cluster name: with a role and the suffix it stays below the limits of a DNS label and a file name.
 pub(crate) const CLUSTER_NAME_BYTES: usize = 40;
 
-/// What the holder of a certificate may do.
+/// Role of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// The control plane itself.
@@ -25,7 +25,7 @@ pub enum Role {
     Node,
     /// Reads the map, registers memory.
     Client,
-    /// Reads the map, the load and what becomes of objects; asks the Conductor where requests go.
+    /// Reads the map, the load and the events of objects; requests placements from the Conductor.
     Scheduler,
     /// Reads the status, removes members.
     Admin,
@@ -35,7 +35,7 @@ impl Role {
     /// All roles, in declaration order.
     pub const ALL: [Self; 5] = [Self::Control, Self::Node, Self::Client, Self::Scheduler, Self::Admin];
 
-    /// The word in certificates and file names.
+    /// Returns the role's name in certificates and file names.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl Role {
         }
     }
 
-    /// The role with that word.
+    /// Returns the role with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
@@ -60,15 +60,15 @@ impl fmt::Display for Role {
     }
 }
 
-/// The name of a cluster: 1 to 40 of `a-z`, `0-9` and `-`, not at either end a `-`.
+/// The name of a cluster: 1 to 40 of `a-z`, `0-9` and `-`, without `-` at either end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterName(String);
 
 impl ClusterName {
-    /// Checks `name`.
+    /// Checks `name` and wraps it.
     ///
     /// # Errors
-    /// [`IdentityError::ClusterName`] when a DNS label may not look like that.
+    /// [`IdentityError::ClusterName`] when `name` is not of that form.
     pub fn new(name: &str) -> Result<Self, IdentityError> {
         let letters = name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'));
         let length = (1..=CLUSTER_NAME_BYTES).contains(&name.len());
@@ -78,13 +78,13 @@ impl ClusterName {
         Ok(Self(name.to_owned()))
     }
 
-    /// The name.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The DNS name in the certificate of `role`.
+    /// Returns the DNS name in the certificate of `role`.
     pub(crate) fn dns_name(&self, role: Role) -> String {
         format!("{role}.{}.kvplane", self.0)
     }
@@ -96,24 +96,24 @@ impl fmt::Display for ClusterName {
     }
 }
 
-/// Whom a certificate may speak for, beside its role.
+/// Node or tenant that a certificate's holder may act for, beside its role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Anybody: every node, every tenant.
+    /// Every node and every tenant.
     #[default]
     Any,
     /// One node.
     Node(u64),
-    /// One tenant, whose name is made of what a cluster's is. The default one has no name in calls, and is `default` in
-    /// certificates.
+    /// One tenant, whose name has the form of a cluster name. The default tenant has the empty name in calls, and
+    /// `default` in certificates.
     Tenant(String),
 }
 
 impl Scope {
-    /// A tenant's scope.
+    /// Returns the scope of a tenant.
     ///
     /// # Errors
-    /// [`IdentityError::TenantName`] when a DNS label may not look like that.
+    /// [`IdentityError::TenantName`] when `name` has not the form of a cluster name.
     pub fn tenant(name: &str) -> Result<Self, IdentityError> {
         match ClusterName::new(name) {
             Ok(_) => Ok(Self::Tenant(name.to_owned())),
@@ -121,7 +121,7 @@ impl Scope {
         }
     }
 
-    /// The DNS name for it in a certificate of `role`.
+    /// Returns the scope's DNS name in a certificate of `role`.
     pub(crate) fn dns_name(&self, role: Role, cluster: &ClusterName) -> String {
         let whom = cluster.dns_name(role);
         match self {
@@ -135,7 +135,7 @@ impl Scope {
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Any => f.write_str("anybody"),
+            Self::Any => f.write_str("every node and tenant"),
             Self::Node(node) => write!(f, "node {node}"),
             Self::Tenant(tenant) if tenant.is_empty() => f.write_str("the default tenant"),
             Self::Tenant(tenant) => write!(f, "tenant {tenant:?}"),
@@ -148,18 +148,19 @@ fn is_valid_for(certificate: &CertificateDer<'_>, name: String) -> bool {
         .is_ok_and(|parsed| ServerName::try_from(name).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
 }
 
-/// The role that a verified certificate proves in `cluster`; none for another cluster's, and for one with two roles.
+/// Returns the role that a verified certificate proves in `cluster`; none for a certificate of another cluster, and for
+/// one with two roles.
 pub(crate) fn role_of(certificate: &CertificateDer<'_>, cluster: &ClusterName) -> Option<Role> {
     let mut roles = Role::ALL.into_iter().filter(|role| is_valid_for(certificate, cluster.dns_name(*role)));
     roles.next().filter(|_| roles.next().is_none())
 }
 
-/// The only tenant whose client a certificate lets its holder be, as the certificate calls it: its client names of this
-/// cluster have one tenant. None where it speaks for all, or for none.
+/// Returns the only tenant that a certificate admits as a client, as the certificate spells it: its client names of
+/// this cluster have one tenant. None if the certificate is valid for all tenants, or for none.
 ///
-/// Nothing is parsed: what stands before the cluster's name is a guess, and whether the certificate is valid for it the
-/// proof. A name's length stands before it in one byte, which may look like a letter, so each guess is made without its
-/// first letter too.
+/// The certificate is not parsed: the bytes before the cluster's name are a guess, and the certificate's validity for
+/// that name is the proof. A name's length precedes it in one byte, which may look like a letter, so each guess is also
+/// tried without its first letter.
 pub(crate) fn tenant_of(certificate: &CertificateDer<'_>, cluster: &ClusterName) -> Option<String> {
     if may_speak_for(certificate, cluster, Role::Client, &Scope::Any) {
         return None;
@@ -177,8 +178,9 @@ pub(crate) fn tenant_of(certificate: &CertificateDer<'_>, cluster: &ClusterName)
     found.next().filter(|tenant| found.all(|other| other == *tenant))
 }
 
-/// Whether a verified certificate lets its holder speak for `scope` in `role`. The default tenant, which has no name in
-/// calls, is `default` in certificates; a tenant whose name no certificate can carry takes one for all.
+/// Returns true if a verified certificate lets its holder act for `scope` in `role`. The default tenant, which has the
+/// empty name in calls, is `default` in certificates; a tenant whose name no certificate can carry needs a certificate
+/// for all.
 pub(crate) fn may_speak_for(
     certificate: &CertificateDer<'_>,
     cluster: &ClusterName,
@@ -192,7 +194,7 @@ pub(crate) fn may_speak_for(
         scope => scope,
     };
     let name = match scope {
-        // No tenant's name is that long, so that only a certificate for all is valid for it.
+        // No tenant's name is this long, so only a certificate for all tenants is valid for it.
         Scope::Any => format!("{}.{}", "a".repeat(CLUSTER_NAME_BYTES + 1), cluster.dns_name(role)),
         scope => scope.dns_name(role, cluster),
     };

@@ -1,120 +1,116 @@
-//! Messages of the Conductor: instances that register and report, schedulers that ask who should serve a request.
+//! Messages of the Conductor: registration and reports of instances, and placement requests of schedulers.
 //!
-//! All times are spans in nanoseconds: nobody's clock is compared with another's. Fields are append-only.
+//! All times are spans in nanoseconds: clocks of different processes are never compared. Fields are append-only.
 
 use bincode::{Decode, Encode};
 
 pub use crate::message::instance_table::{InstanceStatus, InstanceTable, ModelStatus, WatchInstances};
 
-/// What blocks can be shared among.
+/// Context within which blocks can be shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PromptContext {
-    /// Whose requests these are; empty for the default tenant's.
+    /// Tenant of the requests; empty for the default tenant.
     pub tenant: String,
-    /// The model.
     pub model: String,
     /// The LoRA adapter; empty for none.
     pub lora: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// What else the hashes depend on; empty for nothing.
+    /// Further input of the hashes; empty for none.
     pub salt: String,
 }
 
-/// What an instance does. Tags are append-only.
+/// Role of an instance. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum InstancePart {
-    /// Prefills.
+    /// Prefill only.
     Prefill,
-    /// Decodes.
+    /// Decode only.
     Decode,
-    /// Both.
+    /// Prefill and decode.
     Mixed,
 }
 
-/// An instance registers. The same again does no harm.
+/// Registers an instance. Idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RegisterInstance {
-    /// Its name, unique in the cluster.
+    /// Name of the instance, unique in the cluster.
     pub instance: String,
-    /// Its incarnation: larger each time that it starts.
+    /// Incarnation of the instance: greater after each start.
     pub incarnation: u64,
-    /// Whose requests it serves; empty for the default tenant's.
+    /// Tenant whose requests the instance serves; empty for the default tenant.
     pub tenant: String,
-    /// The model it serves.
+    /// Model that the instance serves.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Bytes of KV cache of a token; 0 for the default.
+    /// Bytes of KV cache per token; 0 for the default.
     pub token_bytes: u64,
-    /// What it does.
+    /// Role of the instance.
     pub part: InstancePart,
-    /// Tokens of KV cache that it has room for when it decodes.
+    /// Tokens of KV cache that fit the instance when it decodes.
     pub capacity_tokens: u64,
-    /// How often it will report its load; 0 for never.
+    /// Interval of its load reports; 0 for none.
     pub report_ns: u64,
-    /// Where routers reach it.
+    /// Address for routers.
     pub address: String,
-    /// Where it publishes events over ZeroMQ; none for over this connection, or not at all.
+    /// Publisher of its events over ZeroMQ; none if events come over this connection, or not at all.
     pub events: Option<EventSource>,
 }
 
-/// Where an engine publishes its KV events over ZeroMQ.
+/// ZeroMQ endpoints at which an engine publishes its KV events.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct EventSource {
-    /// `tcp://HOST:PORT` of its publisher.
+    /// `tcp://HOST:PORT` of the publisher.
     pub publisher: String,
-    /// The same of its replay socket; empty for none.
+    /// `tcp://HOST:PORT` of the replay socket; empty for none.
     pub replay: String,
     /// The topic to subscribe to; empty for all.
     pub topic: String,
 }
 
-/// The answer to [`RegisterInstance`].
+/// The reply to [`RegisterInstance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct InstanceRegistered {
-    /// Whether nothing is known of its cache: it sends a snapshot, if it reports its cache itself.
+    /// True if the instance's cache is unknown: the instance sends a snapshot, if it reports its cache itself.
     pub fresh: bool,
-    /// After how long without a report it is not chosen any more; 0 for never.
+    /// Time without a load report after which the instance is not chosen any more; 0 for no limit.
     pub doubted_after_ns: u64,
 }
 
-/// An instance goes. One that is not there does no harm.
+/// Deregisters an instance. Idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct DeregisterInstance {
-    /// Whose it is.
     pub tenant: String,
-    /// Its name.
     pub instance: String,
-    /// Its incarnation.
     pub incarnation: u64,
 }
 
-/// How busy an instance is: a call, or a datagram, of which one may be lost.
+/// Reports the load of an instance: a call, or a datagram, which may be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportLoad {
-    /// Whose it is.
     pub tenant: String,
-    /// Its name.
     pub instance: String,
-    /// Its incarnation.
     pub incarnation: u64,
-    /// Grows with each report: one that comes late changes nothing.
+    /// Sequence number, which grows with each report: an older report that arrives late is ignored.
     pub seq: u64,
-    /// Tokens of prompts that wait there or are computed, without cached ones.
+    /// Tokens of prompts that are queued or being computed, without cached ones.
     pub queued_tokens: u64,
-    /// Tokens of KV cache of requests that it decodes.
+    /// Tokens of KV cache of the requests being decoded.
     pub decode_tokens: u64,
-    /// These requests.
+    /// Requests being decoded.
     pub decodes: u32,
 }
 
-/// Where blocks are. Tags are append-only.
+/// Medium of blocks. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum BlockTier {
     /// GPU memory.
     Gpu,
-    /// Memory of the host.
+    /// The host's memory.
     Dram,
     /// Solid-state drives.
     Ssd,
@@ -122,311 +118,304 @@ pub enum BlockTier {
 
 /// A numbered batch of changes of an instance's cache.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportCache {
-    /// Whose it is.
     pub tenant: String,
-    /// Its name.
     pub instance: String,
-    /// Its incarnation.
     pub incarnation: u64,
-    /// The batch's number: one more than that of the one before.
+    /// Number of the batch: one more than the previous batch's.
     pub seq: u64,
-    /// What kind of batch.
     pub kind: CacheReport,
-    /// What changed, in order.
+    /// The changes, in order.
     pub changes: Vec<BlockChange>,
 }
 
-/// What kind of batch. Tags are append-only.
+/// Kind of a batch. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum CacheReport {
-    /// Follows the one before.
+    /// Continues the previous batch.
     Goes,
-    /// Begins with an empty cache: all that is there follows.
+    /// Starts from an empty cache: all blocks that the cache holds follow.
     Snapshot,
-    /// Batches before it are lost for good.
+    /// Batches before this one are lost permanently.
     Lost,
 }
 
 /// A change of an instance's cache. Tags are append-only.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum BlockChange {
-    /// Blocks are there.
+    /// Blocks were stored.
     Stored {
         /// The LoRA adapter; empty for none.
         lora: String,
-        /// What else their hashes depend on.
+        /// Further input of the hashes.
         salt: String,
-        /// Where.
         tier: BlockTier,
-        /// The block before the first.
+        /// Hash of the block before the first one.
         parent: Option<u64>,
         /// Rolling hashes, in the order of the prompt.
         hashes: Vec<u64>,
     },
-    /// Blocks are there no more.
+    /// Blocks were removed.
     Removed {
         /// The LoRA adapter; empty for none.
         lora: String,
-        /// What else their hashes depend on.
+        /// Further input of the hashes.
         salt: String,
-        /// Where; everywhere where that is not said.
+        /// The tier that lost them; none for all tiers.
         tier: Option<BlockTier>,
-        /// Their hashes.
         hashes: Vec<u64>,
     },
-    /// Nothing is there.
+    /// All blocks were removed.
     Cleared,
 }
 
-/// The answer to [`ReportCache`].
+/// The reply to [`ReportCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CacheTaken {
-    /// The number of the batch that comes next.
+    /// Number of the next batch.
     pub next: u64,
-    /// What is wanted besides.
+    /// Batches that the control plane requests beside the next one.
     pub wanted: CacheWanted,
 }
 
-/// What is wanted of who reports a cache. Tags are append-only.
+/// Request of the control plane to a process that reports a cache. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum CacheWanted {
-    /// Nothing.
+    /// No request.
     Nothing,
-    /// The batches from the next on, again; this one was not taken.
+    /// Resend the batches from the next number on; this batch was not applied.
     Replay,
-    /// A snapshot, when it can be had.
+    /// Send a snapshot, once it is available.
     Snapshot,
 }
 
-/// Asks who has how much of the beginning of a prompt.
+/// Requests the instances that hold the prefix of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct QueryPrefix {
-    /// The context.
     pub context: PromptContext,
-    /// Rolling hashes of its blocks.
+    /// Rolling hashes of the prompt's blocks.
     pub hashes: Vec<u64>,
-    /// How many to name at most.
+    /// Most instances to return.
     pub most: u32,
-    /// The furthest tier that counts.
+    /// The slowest tier to count.
     pub tier: BlockTier,
 }
 
-/// Who has how much.
+/// The reply to [`QueryPrefix`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct PrefixHolders {
-    /// Those who have something, most first.
+    /// Instances that hold some of the prefix, longest prefix first.
     pub holders: Vec<PrefixHolder>,
-    /// Tokens that the shared store and all instances can give together.
+    /// Tokens of the prefix that the shared store and all instances hold together.
     pub pooled_tokens: u32,
 }
 
-/// What an instance has of the beginning of a prompt, in tokens without a gap; each counts the tiers before it too.
+/// Prefix of a prompt that an instance holds, in tokens without a gap; each count includes the tiers before it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PrefixHolder {
-    /// Who.
     pub instance: String,
-    /// On its GPU.
+    /// Tokens on its GPU.
     pub gpu_tokens: u32,
-    /// In its memory.
+    /// Tokens on its GPU or in its memory.
     pub dram_tokens: u32,
-    /// On its SSD.
+    /// Tokens on its GPU, in its memory or on its SSD.
     pub ssd_tokens: u32,
-    /// Whether something of its cache is not known.
+    /// True if the index of the instance's cache is incomplete.
     pub degraded: bool,
 }
 
-/// How a request is to be answered. Tags are append-only.
+/// Mode of a placement. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ScheduleMode {
-    /// Booked: at once where an instance is about to be free, else later.
+    /// Books the request: at once if an instance is about to be free, otherwise later.
     Reserve,
-    /// Booked at once, even behind others.
+    /// Books the request at once, even behind others.
     Now,
-    /// Not booked: only said.
+    /// Returns a placement without booking it.
     Advise,
 }
 
-/// Asks who should serve a request, and books it.
+/// Requests a placement for a request, and books it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Schedule {
-    /// Who asks: a number drawn by chance, under which assignments are watched.
+    /// Random number of the requester, under which it watches assignments.
     pub client: u64,
-    /// The request's id; asked again with the same one, it is answered again.
+    /// Id of the request; a retry with the same id gets the same answer.
     pub request: String,
-    /// The context.
     pub context: PromptContext,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Rolling hashes of its full blocks.
+    /// Rolling hashes of the prompt's full blocks.
     pub hashes: Vec<u64>,
-    /// How long it may wait; 0 for the Conductor's limit.
+    /// Longest wait; 0 for the Conductor's limit.
     pub wait_ns: u64,
-    /// How.
     pub mode: ScheduleMode,
-    /// Instances that it must not go to.
+    /// Instances that must not be chosen.
     pub barred: Vec<String>,
 }
 
-/// The answer to [`Schedule`] and [`Reschedule`]. Tags are append-only.
+/// The reply to [`Schedule`] and [`Reschedule`]. Tags are append-only.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum ScheduleReply {
-    /// It goes there.
+    /// The request is placed.
     Assigned(Assignment),
-    /// It waits; what becomes of it is told to who watches assignments, or asks again.
+    /// The request is queued; its placement is sent to the watcher of assignments, or in reply to a retry.
     Queued {
-        /// Its reservation.
         reservation: u64,
-        /// How many go before it.
+        /// Requests ahead of it in the queue.
         position: u32,
-        /// After how long it may go, as far as can be said.
+        /// Estimated time until its placement.
         eta_ns: u64,
     },
-    /// It is not served.
+    /// The request is rejected.
     Refused {
-        /// Why.
         why: ScheduleRefusal,
-        /// When it may be worth trying again.
+        /// Time after which a retry may succeed.
         retry_after_ns: u64,
     },
 }
 
-/// Why a request is not served. Tags are append-only.
+/// Reason for a rejection. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ScheduleRefusal {
-    /// The first token would come too late.
+    /// The first token would miss its objective (TTFT).
     Ttft,
-    /// Tokens would come too slowly.
+    /// Tokens would miss their objective (TBT).
     Tbt,
-    /// No instance takes requests.
+    /// No instance accepts requests.
     NoInstance,
-    /// Too many requests wait or are booked.
+    /// Too many requests are queued or booked.
     Full,
-    /// It waited as long as it may.
+    /// The request was queued for its longest wait.
     Waited,
-    /// Its instance was lost; it can be rescheduled.
+    /// The request's instance was lost; the request can be rescheduled.
     Lost,
 }
 
-/// Where a request goes.
+/// Placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Assignment {
-    /// Its reservation; 0 where nothing was booked.
+    /// Id of the reservation; 0 if nothing was booked.
     pub reservation: u64,
-    /// Who prefills.
+    /// Instance for the prefill.
     pub prefill: String,
-    /// Who decodes, where that is chosen too.
+    /// Instance for decoding, if one was chosen.
     pub decode: Option<String>,
-    /// Tokens of the prompt to reuse, its own and fetched.
+    /// Tokens of the prompt to reuse: the instance's own and fetched ones.
     pub reuse_tokens: u32,
-    /// From whom the tokens that it lacks are fetched, most first.
+    /// Sources of the tokens that the instance lacks, longest prefix first.
     pub sources: Vec<FetchSource>,
-    /// Whether what is fetched is kept.
+    /// True if the instance keeps the fetched blocks.
     pub keep: bool,
-    /// Predicted: until the prefill begins.
+    /// Predicted time until the prefill begins.
     pub wait_ns: u64,
-    /// Predicted: the prefill.
+    /// Predicted duration of the prefill.
     pub prefill_ns: u64,
-    /// How long the reservation lasts without an update.
+    /// Time that the reservation lasts without an update.
     pub lease_ns: u64,
 }
 
-/// Who has the beginning of a prompt.
+/// Source of a prompt's prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FetchSource {
-    /// Who; none for the shared store.
+    /// The instance; none for the shared store.
     pub instance: Option<String>,
-    /// Tokens from the beginning on.
+    /// Tokens of the prefix.
     pub tokens: u32,
 }
 
-/// How a request fares. Tags are append-only.
+/// Progress of a request. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum RequestStep {
-    /// Its prefill began.
+    /// The prefill began.
     PrefillStarted,
-    /// Its prefill ended.
+    /// The prefill ended.
     PrefillDone {
         /// Tokens that were cached.
         reused_tokens: u32,
-        /// How long it took.
+        /// Duration of the prefill.
         took_ns: u64,
     },
-    /// It decodes.
+    /// Decoding began.
     Decoding,
-    /// It goes on: its lease is renewed.
+    /// The request is still running: its lease is renewed.
     Alive,
-    /// It ended, however: it is released.
+    /// The request ended, by success or failure: its reservation is released.
     Ended,
 }
 
-/// Says how a request fares.
+/// Reports the progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct UpdateRequest {
-    /// Its reservation.
     pub reservation: u64,
-    /// How.
     pub step: RequestStep,
 }
 
-/// A request must go elsewhere. It keeps its place among those who wait.
+/// Requests another placement for a request, which keeps its place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Reschedule {
-    /// Its reservation.
     pub reservation: u64,
     /// Instances that have failed.
     pub failed: Vec<String>,
 }
 
-/// Asks for what becomes of a client's requests that wait: the reply is a stream of [`PlacementNotice`].
+/// Subscribes to the placements of a client's queued requests: the reply is a stream of [`PlacementNotice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct WatchAssignments {
-    /// The client's number.
     pub client: u64,
 }
 
-/// What became of a request.
+/// Placement or rejection of a queued request.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PlacementNotice {
-    /// Its id.
     pub request: String,
-    /// What.
     pub answer: ScheduleReply,
 }
 
-/// Asks why a request went where it went.
+/// Requests the reasons for a request's placement.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ExplainRequest {
-    /// Its id.
     pub request: String,
 }
 
-/// Why, by what is known now.
+/// The reply to [`ExplainRequest`], from the present state.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RequestExplained {
-    /// What it was answered.
+    /// The answer that the request got.
     pub answer: ScheduleReply,
-    /// Where it would go now, if it had to go at once.
+    /// The placement that the request would get now, if it had to be placed at once.
     pub now: Option<Assignment>,
-    /// Instances, those that are free soonest first.
+    /// Instances, soonest free first.
     pub candidates: Vec<CandidateStatus>,
-    /// Tokens that can be had from anywhere.
+    /// Tokens of the prefix that the shared store and all instances hold together.
     pub pooled_tokens: u32,
 }
 
-/// An instance as it is weighed for a request.
+/// An instance as a candidate for a request.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct CandidateStatus {
-    /// Who.
     pub instance: String,
-    /// Whether it may be chosen.
+    /// True if the instance may be chosen.
     pub takes: bool,
-    /// Tokens of the prompt that it has or will have.
+    /// Tokens of the prompt that the instance holds or will hold.
     pub held_tokens: u32,
-    /// Until all that is booked there is done.
+    /// Time until everything booked at the instance is done.
     pub wait_ns: u64,
-    /// Until its NIC is free.
+    /// Time until the instance's NIC is free.
     pub egress_wait_ns: u64,
-    /// Its times beside the model's, in thousandths.
+    /// Ratio of the instance's times to the model's, in thousandths.
     pub factor_permille: u32,
 }

@@ -1,173 +1,163 @@
-//! Messages about objects: what becomes of those of a node's shards, and where single ones are.
+//! Messages about objects: events of a node's shards, and lookups of single objects.
 //!
-//! A node watches for orders over a stream of its own, so that it can be asked within a round trip and nobody has to
-//! reach it. It reports events only while it is ordered to. Events of a shard are numbered without gaps; where some are
-//! missing, the report says so and a snapshot follows: every object there is, as if it had just been stored, in one or
-//! more reports, and after it the events from a number that was the next before the snapshot began.
+//! A node watches for orders over a stream that it opened itself, so that an order reaches it in half a round trip and
+//! no process connects to the node. It reports events only after an order to do so. Events of a shard are numbered
+//! without gaps. After a loss, the report counts the missing events and a snapshot follows: every present object, as if
+//! it had just been stored, in one or more reports, and after it the events from the number that was next before the
+//! snapshot began.
 
-/// Events in one report at most.
+/// Most events in one report.
 pub const EVENTS_PER_REPORT: usize = 1024;
-/// Objects that are asked after in one order at most.
+/// Most objects in one order.
 pub const OBJECTS_PER_ORDER: usize = 512;
 
-/// A node asks for its orders, for as long as it is connected: the reply is a stream of [`NodeOrder`].
+/// Subscribes a node to its orders, for as long as it is connected: the reply is a stream of [`NodeOrder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct WatchOrders {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
 }
 
-/// Something that a node is to do.
+/// An order of the control plane to a node.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct NodeOrder {
-    /// Its number, for the answer.
+    /// Number of the order; the node's answer repeats it.
     pub number: u64,
-    /// What.
     pub order: Order,
 }
 
-/// What a node may be told to do. Tags are append-only.
+/// Contents of an order. Tags are append-only.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Order {
-    /// Say where these objects are, by their digests; at most [`OBJECTS_PER_ORDER`].
-    Find {
-        /// The objects.
-        digests: Vec<u128>,
-    },
-    /// Report events from now on, or stop. No answer.
+    /// Report the locations of these objects, named by their digests; at most [`OBJECTS_PER_ORDER`].
+    Find { digests: Vec<u128> },
+    /// Report events from now on, or stop. The node sends no answer.
     Follow {
-        /// How many each shard keeps until they are reported; 0 stops.
+        /// Most events that each shard buffers until they are reported; 0 stops the reports.
         kept: u32,
-        /// When this differs from the last order's, a snapshot is wanted.
+        /// A value other than the last order's requests a snapshot.
         snapshot: u64,
     },
-    /// Have these objects copied to the second owners of their slots, and say how far that is
+    /// Replicate these objects to the replica owners of their slots, and report the progress
     /// ([`AnswerCopies`](crate::message::AnswerCopies)); at most [`OBJECTS_PER_ORDER`].
-    Copy {
-        /// The objects.
-        digests: Vec<u128>,
-    },
+    Copy { digests: Vec<u128> },
 }
 
-/// What came of an order.
+/// The answer to [`Order::Find`].
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct AnswerOrder {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// The order's number.
     pub number: u64,
-    /// One for each object that was asked after.
+    /// Locations, one for each object of the order.
     pub found: Vec<KeyFound>,
 }
 
-/// Where an object is on a node.
+/// Location of an object on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct KeyFound {
-    /// Where the shard listens that has it; empty where none has.
+    /// Address of the shard that holds the object; empty if none does.
     pub address: String,
-    /// In memory: offset in the shard's pool, and size.
+    /// Offset in the shard's pool and size in bytes, if the object is in memory.
     pub memory: Option<(u64, u64)>,
-    /// On the shard's SSD: size.
+    /// Size in bytes, if the object is on the shard's SSD.
     pub ssd: Option<u64>,
 }
 
-/// Says what became of objects of a shard.
+/// Reports events of a shard's objects.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportEvents {
-    /// What.
     pub events: NodeEvents,
 }
 
-/// Somebody asks for all events: the reply is a stream of [`Events`], which begins with a snapshot of every shard.
-/// Watchers that do not keep up lose their stream, and begin anew.
+/// Subscribes to all events: the reply is a stream of [`Events`], which begins with a snapshot of every shard. A
+/// subscriber that does not keep up loses its stream and has to subscribe again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct WatchEvents;
 
-/// What became of objects of a shard.
+/// An item of a subscriber's stream.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Events {
-    /// What.
     pub events: NodeEvents,
 }
 
-/// What became of objects of a shard.
+/// Events of a shard's objects.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct NodeEvents {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// Which shard.
     pub shard: u16,
-    /// What kind of report this is.
+    /// Kind of the report.
     pub part: EventReport,
-    /// The number of the first event; in a snapshot, that from which on events follow it.
+    /// Number of the first event; in a snapshot, the number from which on events follow it.
     pub first: u64,
-    /// How many are missing before it.
+    /// Events that are missing before the first one.
     pub lost: u64,
-    /// What became of objects.
+    /// The events, in order.
     pub events: Vec<ObjectEvent>,
-    /// The names of those of them that have one and are still there.
+    /// Names of those of the events' objects that have one and are still present.
     pub names: Vec<EventName>,
 }
 
-/// The name of an object.
+/// Name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct EventName {
-    /// Which of the report's events it is of.
+    /// Index of the object's event in the report.
     pub at: u32,
     /// The tenant's name; empty for the default tenant.
     pub tenant: Vec<u8>,
-    /// The key.
     pub key: Vec<u8>,
 }
 
-/// What kind of report. Tags are append-only.
+/// Kind of a report. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum EventReport {
-    /// Events as they came.
+    /// Events in the order of their numbers.
     Live,
-    /// The first part of a snapshot: what was known of the shard is void.
+    /// The first part of a snapshot: it replaces everything known of the shard.
     SnapshotBegins,
-    /// A further part.
+    /// A further part of a snapshot.
     SnapshotGoesOn,
-    /// The member is gone, and all that its shards had.
+    /// The member has gone, and with it all objects of its shards.
     Gone,
 }
 
-/// What became of an object. Tags of the enums are append-only.
+/// An event of an object. Tags of the enums are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectEvent {
-    /// What.
     pub change: ObjectChange,
-    /// Where.
     pub medium: ObjectMedium,
-    /// The object's digest; 0 where all are meant.
+    /// The object's digest; 0 if the event concerns all objects.
     pub digest: u128,
-    /// Its size, where it is there.
+    /// The object's size, if it is present.
     pub bytes: u64,
 }
 
-/// What became of an object.
+/// Change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum ObjectChange {
-    /// It is there.
+    /// The object is present.
     Stored,
-    /// It is there no more.
+    /// The object is absent.
     Removed,
-    /// None is there.
+    /// All objects are absent.
     Cleared,
 }
 
-/// Where an object is.
+/// Medium that an object is stored on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum ObjectMedium {
-    /// In memory.
+    /// The shard's memory.
     Memory,
-    /// On an SSD.
+    /// The shard's SSD.
     Ssd,
 }

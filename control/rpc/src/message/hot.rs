@@ -1,70 +1,67 @@
-//! Messages about the objects that shards are asked for most, and the names of those that their reports speak of.
+//! Messages about hot objects, and the names of objects in shards' reports.
 //!
-//! A node sends one for each shard after its report: reports speak of objects by their digests, as their layout is
+//! A node sends one for each shard after the shard's report: reports name objects by their digests, as their layout is
 //! fixed.
 
-/// Hot objects in one report at most: the hottest.
+/// Most hot objects in one report: the hottest.
 pub const HOT_PER_REPORT: usize = 16;
-/// Bytes of a key or a tenant's name in a report at most; longer ones are cut.
+/// Most bytes of a key or a tenant's name in a report; longer ones are truncated.
 pub const NAME_PER_REPORT_BYTES: usize = 256;
 
-/// Says which objects a shard of a node was asked for most.
+/// Reports the hot objects of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportHot {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// Its shard.
     pub shard: HotShard,
 }
 
-/// Asks for what nodes reported so, or one node.
+/// Requests the hot objects of all nodes, or of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ListHot {
-    /// Which node.
     pub node: Option<u64>,
 }
 
-/// What nodes reported.
+/// The reply to [`ListHot`].
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct HotList {
-    /// The nodes, each with its shards by number.
+    /// Nodes, each with its shards by number.
     pub nodes: Vec<(u64, Vec<HotShard>)>,
 }
 
-/// One shard.
+/// Hot objects of one shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct HotShard {
-    /// Which shard.
     pub shard: u16,
-    /// Over how many nanoseconds the objects were counted.
+    /// Time over which the gets were counted, in nanoseconds.
     pub over_ns: u64,
-    /// The objects that it was asked for most, the hottest first.
+    /// The hottest objects, by gets.
     pub hot: Vec<HotFigures>,
-    /// Names of those, and of the objects of its slow requests, as far as they are in its memory with their names.
+    /// Names of these, and of the objects of slow requests, if the shard has them in memory with their names.
     pub names: Vec<ObjectFigures>,
 }
 
-/// An object that is asked for much.
+/// A hot object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct HotFigures {
-    /// Its digest.
     pub digest: u128,
-    /// How many gets asked for it: an estimate from samples,
+    /// Gets of the object: an estimate from samples.
     pub gets: u64,
-    /// and how many bytes they asked for.
+    /// Bytes that those gets requested: an estimate from samples.
     pub bytes: u64,
 }
 
-/// An object and its name.
+/// Name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectFigures {
-    /// Its digest.
     pub digest: u128,
-    /// Its tenant; empty for the default one.
+    /// The tenant's name; empty for the default tenant.
     pub tenant: Vec<u8>,
-    /// Its key.
     pub key: Vec<u8>,
 }
 

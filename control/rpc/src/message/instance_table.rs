@@ -1,17 +1,17 @@
-//! Messages about all instances of the Conductor: what who watches them is told.
+//! Messages about all instances of the Conductor, for watchers.
 
 use bincode::{Decode, Encode};
 
 use crate::message::conductor::InstancePart;
 
-/// Asks for all instances, and again when something changes: the reply is a stream of [`InstanceTable`].
+/// Subscribes to the table of instances: the reply is a stream of [`InstanceTable`], one for each change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WatchInstances;
 
 /// All instances and models.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct InstanceTable {
-    /// Changes when an instance comes, goes, is doubted or believed again.
+    /// Changes when an instance comes, goes, becomes doubted or is trusted again.
     pub version: u64,
     /// Instances, by name.
     pub instances: Vec<InstanceStatus>,
@@ -19,64 +19,59 @@ pub struct InstanceTable {
     pub models: Vec<ModelStatus>,
 }
 
-/// An instance.
+/// State of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct InstanceStatus {
-    /// Its name.
     pub instance: String,
-    /// Its incarnation.
     pub incarnation: u64,
-    /// Whose it is.
     pub tenant: String,
-    /// The model it serves.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// What it does.
     pub part: InstancePart,
-    /// Where routers reach it.
+    /// Address for routers.
     pub address: String,
-    /// Whether it missed reports, and is not chosen.
+    /// True if the instance missed reports, so it is not chosen.
     pub doubted: bool,
-    /// Whether something of its cache is not known.
+    /// True if the index of the instance's cache is incomplete.
     pub degraded: bool,
-    /// Prefills booked there.
+    /// Prefills booked at the instance.
     pub prefills: u32,
-    /// Until these are done.
+    /// Time until these prefills are done, in nanoseconds.
     pub wait_ns: u64,
-    /// Tokens of KV cache of decodes booked there.
+    /// Tokens of KV cache of the decodes booked at the instance.
     pub decode_tokens: u64,
-    /// These decodes.
+    /// Decodes booked at the instance.
     pub decodes: u32,
-    /// How long ago it was heard of.
+    /// Time since its last message, in nanoseconds.
     pub silent_ns: u64,
 }
 
-/// A model.
+/// State of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ModelStatus {
-    /// Whose.
     pub tenant: String,
-    /// The model.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Instances that serve it.
+    /// Instances that serve the model.
     pub instances: u64,
-    /// Requests that wait.
+    /// Queued requests.
     pub waiting: u64,
-    /// Requests that wait or are booked.
+    /// Queued and booked requests.
     pub requests: u64,
     /// Blocks in the index.
     pub blocks: u64,
-    /// Blocks that the index forgot for want of room.
+    /// Blocks that the index dropped because it was full.
     pub forgotten_blocks: u64,
-    /// Tokens of prompts that were placed.
+    /// Tokens of placed prompts.
     pub tokens: u64,
-    /// Of these, reused by prediction.
+    /// Tokens of placed prompts that were predicted to be reused.
     pub reused_tokens: u64,
-    /// Mean relative error of late predictions of prefills, in thousandths.
+    /// Mean relative error of recent predictions of prefills, in thousandths.
     pub error_permille: u32,
-    /// Whether hashes of requests and of events seem to be of different kinds.
+    /// True if requests and events seem to use different hashes.
     pub mismatch: bool,
 }

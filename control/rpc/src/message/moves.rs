@@ -1,4 +1,4 @@
-//! Messages about when a node gets its share of the slots, and loses it: its devices, what has moved, and draining.
+//! Messages about a node's ownership of slots: its devices, migrations, and draining.
 
 use bincode::de::{Decode, Decoder};
 use bincode::enc::{Encode, Encoder};
@@ -7,35 +7,35 @@ use kvplane_proto::map::ClusterMap;
 
 use crate::message::{Join, MapReply};
 
-/// Asks which incarnation of a node is known last: the next one has a greater number, whatever the clock of its host
-/// says.
+/// Requests the last known incarnation of a node: the next incarnation takes a greater number, whatever its host's
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct GetIncarnation {
-    /// Which node.
     pub node: u64,
 }
 
-/// The answer to [`GetIncarnation`].
+/// The reply to [`GetIncarnation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct LastIncarnation {
-    /// The incarnation of that incarnation; 0 where none is known.
+    /// Number of the last incarnation; 0 if none is known.
     pub incarnation: u64,
 }
 
-/// A member that the control plane does not know says which map it follows, before it begins a new incarnation: the
-/// control plane may have lost its state, and goes on with what members say of it. Refused as an unknown member's where
-/// it has not.
+/// Offers a member's map to a control plane that does not know the member, before the node begins a new incarnation:
+/// the control plane may have lost its state, and then adopts a map that members offer. If it has not lost its state,
+/// it refuses the offer as it refuses an unknown member.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct OfferMap {
-    /// The member as it joined, and bytes and version as it said them.
+    /// The member as it joined, with its capacity and version.
     pub join: Join,
-    /// Which state of the control plane the map is of.
+    /// Identity of the cluster state that the map belongs to.
     pub state: u64,
-    /// The map.
     pub map: ClusterMap,
-    /// A digest of its devices' identities; 0 for none.
+    /// Digest of the identities of the node's devices; 0 for none.
     pub devices: u128,
-    /// Since which epoch no incarnation of the node went without them.
+    /// Epoch since which no incarnation of the node ran without these devices.
     pub since: u64,
 }
 
@@ -57,70 +57,71 @@ impl<Context> Decode<Context> for OfferMap {
     }
 }
 
-/// An incarnation of a node that is about to join says which devices it has: what is on them counts only if no
-/// incarnation of the node went without them. An incarnation that does not say it has none.
+/// Reports the devices of an incarnation that is about to join: the devices' contents count only if no incarnation of
+/// the node ran without them. An incarnation without this report has no devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct AttachDevices {
-    /// Who.
     pub node: u64,
-    /// Which incarnation.
     pub incarnation: u64,
-    /// A digest of the devices' identities.
+    /// Digest of the devices' identities.
     pub devices: u128,
 }
 
-/// The answer to [`AttachDevices`].
+/// The reply to [`AttachDevices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct DevicesKept {
-    /// What is on the devices counts if they last heard of a map of this epoch, or of a later one.
+    /// Least epoch: the devices' contents count if the last map recorded on them has this epoch or a later one.
     pub since: u64,
 }
 
-/// Says that a member follows a map, and has all that moved to it by this one or earlier ones; of every map, as
-/// liveness probes wait for that. The first comes before the first heartbeat, with epoch 0: more will come.
+/// Reports that a member follows a map and has received all objects that this map and earlier ones moved to it. Sent
+/// for every map, as liveness probes wait for it. The first report comes before the first heartbeat, with epoch 0: it
+/// announces that others will follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SettleReport {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// The map's epoch.
+    /// Epoch of the map.
     pub epoch: u64,
 }
 
-/// Asks whether members other than this one wait for what moved to them. A node that is to end asks.
+/// Requests the state of migrations to other members; sent by a node that is to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct GetMoves {
-    /// Which member.
     pub node: u64,
-    /// Its incarnation, where it is about to end: while it asks so, it gets no slots, and loses none.
+    /// The node's incarnation, if it is about to shut down: while it repeats this call, it neither gets nor loses
+    /// slots.
     pub ends: Option<u64>,
 }
 
-/// The answer to [`GetMoves`].
+/// The reply to [`GetMoves`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Moves {
-    /// Other members that have not said yet that they have all that moved to them by the last map that moved slots.
+    /// Other members that have not reported yet that they have received everything that the last map with moved slots
+    /// moved to them.
     pub unsettled: u32,
-    /// Whether the member itself has not.
+    /// True if the member itself has not reported that either.
     pub behind: bool,
 }
 
-/// Has a member give its slots away, for the rest of its incarnation or until [`Undrain`]: it stays reachable, and
-/// their new owners fetch what was in them.
+/// Drains a member, for the rest of its incarnation or until [`Undrain`]: the member stays reachable, and the new
+/// owners of its slots import their objects.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Drain {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation; an operator passes none.
+    /// None if an operator drains the member.
     pub incarnation: Option<u64>,
 }
 
-/// Gives a member its share of the slots again that was drained, or is being drained.
+/// Ends the draining of a member, which gets its share of the slots again.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Undrain {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation; an operator passes none.
+    /// None if an operator undrains the member.
     pub incarnation: Option<u64>,
 }

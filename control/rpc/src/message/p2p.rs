@@ -1,369 +1,368 @@
-//! Messages of the P2P store: objects that are published, members that hold them, and what they are told to fetch.
+//! Messages of the P2P store: published objects, the members that hold them, and orders to fetch shards.
 //!
-//! Shards are told as intervals: the first, and how many.
+//! Shards are named as intervals: the first shard, and the number of shards.
 
 use bincode::{Decode, Encode};
 
 use crate::message::StreamingCall;
 
-/// Says what an object is. Saying it again harms nobody.
+/// Publishes an object. Idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct PublishObject {
-    /// Whose it is.
+    /// Tenant of the object.
     pub tenant: String,
-    /// Its name.
     pub name: String,
-    /// Its version; without one, the newest if that is equal, and else the one after it.
+    /// Version to publish; none for the newest version if its spec is equal, otherwise for the one after it.
     pub version: Option<u64>,
-    /// What it is.
     pub spec: ObjectSpec,
 }
 
-/// An object without its bytes.
+/// Description of an object, without its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectSpec {
-    /// Its buffers' sizes, in bytes.
+    /// Sizes of the buffers, in bytes.
     pub sizes: Vec<u64>,
-    /// Each buffer is cut into shards of this many bytes.
+    /// Size of a shard, in bytes: each buffer is cut into shards of this size.
     pub shard_bytes: u64,
-    /// By shard: the XXH3-128 of its bytes.
+    /// XXH3-128 of each shard's bytes.
     pub hashes: Vec<u128>,
-    /// What its users say of it.
+    /// Data of the application about the object.
     pub about: Vec<u8>,
 }
 
-/// The answer to [`PublishObject`].
+/// The reply to [`PublishObject`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectPublished {
-    /// Its version.
     pub version: u64,
 }
 
-/// Asks what an object is.
+/// Requests the description of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct FindObject {
-    /// Whose it is.
+    /// Tenant of the object.
     pub tenant: String,
-    /// Its name.
     pub name: String,
-    /// Its version; without one, the newest.
+    /// Version of the object; none for the newest.
     pub version: Option<u64>,
 }
 
-/// What an object is.
+/// The reply to [`FindObject`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectFound {
-    /// Its version.
     pub version: u64,
-    /// What it is.
     pub spec: ObjectSpec,
 }
 
-/// A process announces that it has an object in its memory, wholly or in part, or is about to.
+/// Announces that a process holds an object in its memory, wholly or in part, or is about to.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct HoldObject {
-    /// The random number that the process drew.
+    /// Random number that the process drew at its start.
     pub client: u64,
-    /// Whose the object is.
+    /// Tenant of the object.
     pub tenant: String,
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: u64,
-    /// A digest of what the process takes the object to be.
+    /// Digest of the object's description, as the process knows it.
     pub digest: u128,
-    /// The name by which peers open its memory.
+    /// Name of the segment by which peers open the process's memory.
     pub segment: String,
-    /// By buffer: its address there.
+    /// Address of each buffer in the segment.
     pub addresses: Vec<u64>,
-    /// Whether it brought the object, and did not fetch it.
+    /// True if the process published the object, and did not fetch it.
     pub origin: bool,
-    /// What it has.
+    /// Shards that it holds.
     pub have: Vec<(u32, u32)>,
-    /// What it wants to have.
+    /// Shards that it wants.
     pub want: Vec<(u32, u32)>,
-    /// Its host, as a label.
+    /// Label of its host.
     pub host: String,
-    /// Its rack, as a label.
+    /// Label of its rack.
     pub rack: String,
-    /// Most bytes per second that others fetch from it; 0 for no limit.
+    /// Most bytes per second that peers fetch from it; 0 for no limit.
     pub upload_bytes_per_second: u64,
     /// Most bytes per second that it fetches; 0 for no limit.
     pub download_bytes_per_second: u64,
 }
 
-/// The answer to [`HoldObject`].
+/// The reply to [`HoldObject`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectHeld {
-    /// The member's number.
+    /// Id of the new member.
     pub member: u64,
-    /// How long it is one without being heard, in nanoseconds.
+    /// Time that the member lasts without a renewal, in nanoseconds.
     pub lease_ns: u64,
 }
 
-/// What a member got, and what it did not get.
+/// Reports the shards that a member fetched, and those that it could not fetch.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportObject {
-    /// Its process.
+    /// Random number of the member's process.
     pub client: u64,
-    /// Its number.
+    /// Id of the member.
     pub member: u64,
-    /// Shards that it has and others may fetch.
+    /// Shards that it holds and peers may fetch.
     pub got: Vec<(u32, u32)>,
-    /// Shards that it did not get.
+    /// Shards that it could not fetch.
     pub failed: Vec<FetchFailure>,
 }
 
-/// A shard that was not fetched.
+/// A failed fetch of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct FetchFailure {
-    /// Which.
     pub shard: u32,
-    /// From which member.
+    /// Member that the shard was fetched from.
     pub source: u64,
-    /// Whether bytes came, and not those of the hash.
+    /// True if bytes arrived that do not match the shard's hash.
     pub corrupt: bool,
 }
 
-/// A process lives, and so do its members.
+/// Renews the lease of a process's members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RenewObjects {
-    /// The process.
+    /// Random number of the process.
     pub client: u64,
 }
 
-/// The answer to [`RenewObjects`]; those that are missing are to be announced again.
+/// The reply to [`RenewObjects`]; the process announces missing members again.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectsRenewed {
-    /// Its members that are known.
+    /// The process's members that the control plane knows.
     pub members: Vec<u64>,
 }
 
-/// A member is about to go, or goes.
+/// Withdraws a member, or prepares to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReleaseObject {
-    /// Its process.
+    /// Random number of the member's process.
     pub client: u64,
-    /// Its number.
+    /// Id of the member.
     pub member: u64,
-    /// Whether it stays until nobody fetches from it; asked again until then.
+    /// True if the member stays until no peer fetches from it; the process repeats the call until then.
     pub wait: bool,
 }
 
-/// The answer to [`ReleaseObject`].
+/// The reply to [`ReleaseObject`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectReleased {
-    /// Shards that are being fetched from it.
+    /// Fetches of shards from the member that are in flight.
     pub readers: u64,
 }
 
-/// Asks for a page of objects.
+/// Requests a page of objects.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ListObjects {
-    /// Whose.
+    /// Tenant of the objects.
     pub tenant: String,
-    /// What their names begin with.
+    /// Prefix of the objects' names.
     pub prefix: String,
-    /// Only those after this name and version: the last of the previous page.
+    /// Only objects after this name and version: the last of the previous page.
     pub after: Option<(String, u64)>,
-    /// Most to return; the control plane may return fewer.
+    /// Most objects to return; the control plane may return fewer.
     pub limit: u32,
 }
 
-/// A page of objects.
+/// The reply to [`ListObjects`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectList {
-    /// By name and version.
+    /// Objects, by name and version.
     pub objects: Vec<ObjectSummary>,
-    /// Whether there are more after the last.
+    /// True if more objects follow the last one.
     pub more: bool,
 }
 
 /// An object in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectSummary {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: u64,
-    /// All its bytes.
+    /// Bytes of the whole object.
     pub total_bytes: u64,
-    /// The length of a shard.
+    /// Bytes of a shard.
     pub shard_bytes: u64,
-    /// How many shards there are.
+    /// Number of shards.
     pub shards: u32,
-    /// Members that hold it or fetch it.
+    /// Members that hold the object or fetch it.
     pub members: u32,
 }
 
-/// Asks who holds an object.
+/// Requests the members of an object's swarm.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct DescribeObject {
-    /// Whose it is.
+    /// Tenant of the object.
     pub tenant: String,
-    /// Its name.
     pub name: String,
-    /// Its version; without one, the newest.
+    /// Version of the object; none for the newest.
     pub version: Option<u64>,
 }
 
-/// Who holds an object.
+/// The reply to [`DescribeObject`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ObjectMembers {
-    /// Its members.
     pub members: Vec<ObjectMember>,
-    /// Shards that nobody has who may be asked.
+    /// Shards that no usable member holds.
     pub lost: u32,
 }
 
 /// A member of an object's swarm.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectMember {
-    /// Its number.
+    /// Id of the member.
     pub member: u64,
-    /// The name by which peers open its memory.
+    /// Name of the segment by which peers open its memory.
     pub segment: String,
-    /// Whether it brought the object.
+    /// True if the member published the object.
     pub origin: bool,
-    /// Shards that it has.
+    /// Shards that it holds.
     pub have: u32,
     /// Shards that it lacks and wants.
     pub need: u32,
-    /// Why nobody fetches from it any more; empty where it is in order.
+    /// Reason for which peers do not fetch from it any more; empty if they do.
     pub excluded: String,
 }
 
-/// Asks who has all of one buffer of an object, and where it is there: for who reads parts of it without becoming a
-/// member.
+/// Requests members that hold all of one buffer of an object, for a process that reads parts of the buffer without
+/// becoming a member.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct LocateObject {
-    /// The random number that the process drew: others are told first to others.
+    /// Random number that the process drew at its start: replies to different processes are in different orders.
     pub client: u64,
-    /// Whose it is.
+    /// Tenant of the object.
     pub tenant: String,
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: u64,
-    /// Which buffer.
+    /// Index of the buffer.
     pub buffer: u32,
-    /// The host's label: who is there comes first.
+    /// Label of the requester's host: members on the same host come first.
     pub host: String,
-    /// The rack's label: who is in it comes next.
+    /// Label of the requester's rack: members in the same rack come next.
     pub rack: String,
 }
 
-/// The answer to [`LocateObject`].
+/// The reply to [`LocateObject`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectPlaces {
-    /// Some of those who may be asked, nearest first.
+    /// Some of the usable members, nearest first.
     pub places: Vec<ObjectPlace>,
 }
 
-/// Where a buffer is.
+/// Location of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ObjectPlace {
-    /// The member's number.
+    /// Id of the member.
     pub member: u64,
-    /// The name by which peers open its memory.
+    /// Name of the segment by which peers open its memory.
     pub segment: String,
-    /// Where the buffer begins there.
+    /// Address of the buffer in the segment.
     pub address: u64,
-    /// How far it is: 0 for the same host, 1 for the same rack, 2 for elsewhere.
+    /// Distance of the member: 0 for the same host, 1 for the same rack, 2 for elsewhere.
     pub distance: u8,
 }
 
-/// A member is a rank of a job whose ranks all fetch the same object by a schedule that each of them works out. Asked
-/// for each half of the shards, and again until the one is there whom that half comes from.
+/// Makes a member a rank of a job whose ranks all fetch the same object by a schedule that each of them computes. A
+/// rank repeats the call for each half of the shards until the parent for that half has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct JoinRanks {
-    /// The random number that the process drew.
+    /// Random number that the process drew at its start.
     pub client: u64,
-    /// The member's number.
+    /// Id of the member.
     pub member: u64,
-    /// The job's name; all its ranks give the same.
+    /// Name of the job, which is the same for all its ranks.
     pub job: String,
-    /// Which one this is, from 0 on.
+    /// Number of this rank, from 0 on.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Where in its memory it says which shards it has: a bit for each, as 64-bit words of little endian.
+    /// Address in the member's memory of the bitmap of shards that it holds: a bit per shard, as little-endian 64-bit
+    /// words.
     pub board: u64,
-    /// Which half: 0 for shards with even numbers, 1 for those with odd ones.
+    /// Half of the shards: 0 for even numbers, 1 for odd ones.
     pub half: u8,
 }
 
-/// The answer to [`JoinRanks`].
+/// The reply to [`JoinRanks`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RanksJoined {
-    /// Whom the half is fetched from, if that one is there.
+    /// Rank to fetch the half from, once it has joined.
     pub parent: Option<RankParent>,
 }
 
-/// Whom a rank fetches from.
+/// Rank that another rank fetches from.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RankParent {
-    /// The member's number.
+    /// Id of the member.
     pub member: u64,
-    /// The name by which its memory is opened.
+    /// Name of the segment by which its memory is opened.
     pub segment: String,
-    /// By buffer: its address there.
+    /// Address of each buffer in the segment.
     pub addresses: Vec<u64>,
-    /// Where it says which shards it has; none if it has all.
+    /// Address of its bitmap of shards; none if it holds all.
     pub board: Option<u64>,
 }
 
-/// A member is to be ordered to fetch shards that it was not to be ordered before: a rank that does not get them by
-/// its schedule.
+/// Requests fetch orders for shards that a member did not request before: for a rank that does not get them by its
+/// schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WantShards {
-    /// Its process.
+    /// Random number of the member's process.
     pub client: u64,
-    /// Its number.
+    /// Id of the member.
     pub member: u64,
-    /// Which, those among them that it has or is told to fetch already included.
+    /// Shards to be ordered; those that the member holds, or has an order for, may be among them.
     pub want: Vec<(u32, u32)>,
-    /// What it did not get by its schedule.
+    /// Fetches of the schedule that failed.
     pub failed: Vec<FetchFailure>,
 }
 
-/// Asks for the keys with which the peers of a tenant let each other in, and for a ticket under them: the reply is
-/// [`TicketKeys`](crate::message::TicketKeys). Nodes do not believe such tickets, nor peers of other tenants.
+/// Requests the keys with which the peers of a tenant verify each other's tickets, and a ticket under them: the reply
+/// is [`TicketKeys`](crate::message::TicketKeys). Nodes and the peers of other tenants reject such tickets.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetPeerKeys {
-    /// The random number that the process drew.
+    /// Random number that the process drew at its start.
     pub client: u64,
-    /// Whose objects it shares.
+    /// Tenant of the objects that the process shares.
     pub tenant: String,
 }
 
-/// Asks for what a process is to fetch: the reply is a stream of [`FetchOrders`], beginning with what was ordered and
-/// is not reported yet.
+/// Subscribes a process to its fetch orders: the reply is a stream of [`FetchOrders`], which begins with the orders
+/// that the process has not reported yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WatchFetches {
-    /// The process.
+    /// Random number of the process.
     pub client: u64,
 }
 
-/// What is to be fetched.
+/// An item of a process's stream of fetch orders.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FetchOrders {
-    /// One shard each.
+    /// Orders, for one shard each.
     pub orders: Vec<FetchOrder>,
 }
 
-/// One shard that is to be fetched. If it is being fetched from elsewhere, that is given up first.
+/// Order to fetch one shard. A fetch of the shard from another member that is in flight is aborted first.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FetchOrder {
-    /// Which member of the process is meant.
+    /// Member of the process that gets the shard.
     pub member: u64,
-    /// The shard.
+    /// Index of the shard.
     pub shard: u32,
-    /// From which member.
+    /// Member to fetch from.
     pub source: u64,
-    /// The name by which its memory is opened.
+    /// Name of the segment by which the source's memory is opened.
     pub segment: String,
-    /// Where the shard is there.
+    /// Address of the shard in the segment.
     pub address: u64,
 }
 

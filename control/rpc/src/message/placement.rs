@@ -1,91 +1,91 @@
-//! What operators tell the Conductor: who is to get no requests for now, and how it is to decide.
+//! Messages by which operators steer the Conductor: holding instances, and the placement policy.
 
 use bincode::{Decode, Encode};
 
-/// Takes an instance out, or lets it take requests again: what it has goes on, and others may fetch from it. A later
-/// incarnation of it begins like any other.
+/// Holds an instance, or releases it: a held instance gets no new requests, its present ones continue, and others may
+/// fetch blocks from it. A later incarnation starts without the hold.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct HoldInstance {
-    /// Its name.
     pub instance: String,
-    /// Whether it is taken out.
+    /// True to hold the instance, false to release it.
     pub held: bool,
 }
 
-/// The answer to [`HoldInstance`].
+/// The reply to [`HoldInstance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct InstanceHeld {
-    /// Requests that are booked there; when there are none, it can be stopped.
+    /// Requests booked at the instance; at 0 it can be stopped.
     pub requests: u32,
 }
 
-/// How the Conductor decides. Tags are append-only.
+/// Placement policy. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum PlacementPolicy {
-    /// By lot.
+    /// A random instance.
     Random,
-    /// In turn.
+    /// The instances in turn.
     RoundRobin,
-    /// The least loaded.
+    /// The least loaded instance.
     LoadBalance,
-    /// As SGLang's router does it.
+    /// The policy of SGLang's router.
     SglangLike,
-    /// As Dynamo's router does it.
+    /// The policy of Dynamo's router.
     DynamoLike,
     /// Algorithm 1 of the FAST'25 paper, without transfers.
     Local,
     /// Algorithm 1 of the FAST'25 paper.
     Algorithm1,
-    /// Our own.
+    /// This project's policy.
     Kvplane,
 }
 
-/// Says how the Conductor decides from now on, for every model. What is booked stays so. Until the control plane's end.
+/// Sets the placement policy for every model, until the control plane ends. Booked requests keep their placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SetPlacement {
-    /// How.
     pub policy: PlacementPolicy,
-    /// The time to the first token that is promised, in nanoseconds; 0 for no promise. Who cannot be served so is
-    /// refused at once, by policies that refuse.
+    /// Objective for the time to the first token, in nanoseconds; 0 for none. Policies with admission reject at once a
+    /// request that would miss it.
     pub ttft_ns: u64,
-    /// The time between tokens that is promised; 0 for no promise.
+    /// Objective for the time between tokens, in nanoseconds; 0 for none.
     pub tbt_ns: u64,
 }
 
-/// Asks how the Conductor decides, and whom operators have taken out.
+/// Requests the placement policy and the held instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ShowPlacement;
 
-/// Asks which copies of hot prefixes the Conductor has had made.
+/// Requests figures of the replicas of hot prefixes that the Conductor has had made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ShowCopies;
 
-/// The answer to [`ShowCopies`].
+/// The reply to [`ShowCopies`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct CopiesShown {
-    /// Bytes that copies may take; 0: none are made.
+    /// Most bytes of such replicas; 0 if none are made.
     pub most_bytes: u64,
-    /// Whether the cluster keeps copies at all.
+    /// True if the cluster keeps replicas at all.
     pub possible: bool,
-    /// Bytes of those that there are and that are being made.
+    /// Bytes of present replicas and of those in progress.
     pub bytes: u64,
-    /// Prefixes that have one.
+    /// Prefixes with a replica.
     pub prefixes: u64,
-    /// Those that are being made.
+    /// Prefixes whose replication is in progress.
     pub coming: u64,
-    /// Copies that were made, that could not be, and that do not count any more.
+    /// Replications that succeeded.
     pub made: u64,
-    /// See `made`.
+    /// Replications that failed.
     pub failed: u64,
-    /// See `made`.
+    /// Replicas that do not count any more.
     pub forgotten: u64,
 }
 
-/// The answer to [`ShowPlacement`].
+/// The reply to [`ShowPlacement`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Placement {
-    /// How it decides, and what is promised.
+    /// The policy and the objectives.
     pub set: SetPlacement,
-    /// Instances that are taken out.
+    /// Held instances, by name.
     pub held: Vec<String>,
 }

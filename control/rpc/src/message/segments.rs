@@ -1,25 +1,21 @@
-//! Messages about the segment catalog: who serves which named memory.
+//! Messages about the segment catalog: named memory and its owners.
 
 use std::net::SocketAddr;
 
-/// Who serves a segment. Tags are append-only.
+/// Owner of a segment. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Owner {
-    /// One incarnation of a member: its segments live as long.
-    Node {
-        /// The member.
-        node: u64,
-        /// Its incarnation.
-        incarnation: u64,
-    },
-    /// A client that is no member: it renews its segments.
+    /// One incarnation of a member; its segments live as long.
+    Node { node: u64, incarnation: u64 },
+    /// A client that is not a member; it renews its segments.
     Client {
-        /// The random number it drew at its start.
+        /// Random number that the client drew at its start.
         client: u64,
     },
 }
 
-/// What a segment's memory is. Tags are append-only.
+/// Kind of a segment's memory. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Kind {
     /// Main memory.
@@ -32,79 +28,76 @@ pub enum Kind {
 
 /// A segment in the catalog: named, registered memory that peers may read and write.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Segment {
-    /// Its name, unique in the cluster.
+    /// Name of the segment, unique in the cluster.
     pub name: String,
-    /// Who serves it.
     pub owner: Owner,
-    /// What its memory is.
     pub kind: Kind,
-    /// Its size.
     pub bytes: u64,
-    /// Where its owner answers questions about it.
+    /// Address at which the owner serves requests about the segment.
     pub address: SocketAddr,
-    /// For clients: how long it lives after the client's last renewal, in nanoseconds. For members: 0.
+    /// For clients: time that the segment lives after the client's last renewal, in nanoseconds. For members: 0.
     pub ttl_ns: u64,
 }
 
-/// Puts a segment into the catalog.
+/// Adds a segment to the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RegisterSegment {
-    /// The segment.
     pub segment: Segment,
 }
 
 /// Keeps all segments of a client in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct RenewSegments {
-    /// The random number it drew at its start.
+    /// Random number that the client drew at its start.
     pub client: u64,
 }
 
-/// The answer to [`RenewSegments`].
+/// The reply to [`RenewSegments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct RenewReply {
-    /// How many segments live on.
+    /// Segments that were renewed.
     pub segments: u64,
 }
 
-/// Takes a segment out of the catalog; only its owner may. One that is not there does no harm.
+/// Removes a segment from the catalog, if the caller is its owner. Idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct UnregisterSegment {
-    /// Who serves it.
     pub owner: Owner,
-    /// Its name.
     pub name: String,
 }
 
-/// Asks for one segment.
+/// Requests one segment.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct GetSegment {
-    /// Its name.
     pub name: String,
 }
 
-/// One segment.
+/// The reply to [`GetSegment`].
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SegmentReply {
-    /// The segment.
     pub segment: Segment,
 }
 
-/// Asks for a page of segments.
+/// Requests a page of segments.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct ListSegments {
-    /// Only names after this one: the last of the previous page.
+    /// Only names after this one: the last name of the previous page.
     pub after: Option<String>,
     /// Most segments to return; the control plane may return fewer.
     pub limit: u32,
 }
 
-/// A page of segments.
+/// The reply to [`ListSegments`].
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct SegmentList {
-    /// The segments, by name.
+    /// Segments, by name.
     pub segments: Vec<Segment>,
-    /// Whether there are more after the last.
+    /// True if more segments follow the last one.
     pub more: bool,
 }

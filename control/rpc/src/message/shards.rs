@@ -1,113 +1,110 @@
-//! Messages about nodes' shards: what nodes report of them, what operators see.
+//! Messages about nodes' shards: nodes' reports, and operators' queries.
 //!
-//! A node reports each of its shards after a heartbeat, one a call, so that a report stays a small message however many
-//! shards there are. So nobody has to reach a node to see how it does. Counts are since the node's start.
+//! A node reports each of its shards after a heartbeat, one per call, so that a report stays a small message however
+//! many shards there are. Seeing a node's state needs no connection to the node. Counts are since the node's start.
 
-/// Kinds of request in one report at most.
+/// Most kinds of request in one report.
 pub const OPERATIONS_PER_REPORT: usize = 28;
-/// Slow operations in one report at most: the latest.
+/// Most slow operations in one report: the latest.
 pub const SLOW_PER_REPORT: usize = 32;
 
-/// Says how a shard of a node does.
+/// Reports the state of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportShard {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// Its shard.
     pub shard: ShardFigures,
 }
 
-/// Asks for the shards of all nodes, or of one.
+/// Requests the shards of all nodes, or of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ListShards {
-    /// Which node.
     pub node: Option<u64>,
 }
 
-/// What nodes reported.
+/// The reply to [`ListShards`].
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct ShardList {
-    /// By node.
+    /// Nodes, by number.
     pub nodes: Vec<ShardNode>,
 }
 
-/// What a node reported last.
+/// The last report of a node.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardNode {
-    /// Which node.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// How long ago, in nanoseconds.
+    /// Age of the report, in nanoseconds.
     pub age_ns: u64,
-    /// By number.
+    /// Shards, by number.
     pub shards: Vec<ShardFigures>,
 }
 
-/// Asks how much the cluster could hold.
+/// Requests the capacity of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct GetRoom;
 
-/// How much the cluster could hold if it held nothing else.
+/// Capacity of the cluster, were it empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Room {
-    /// Bytes of the pools and SSDs of all shards; nothing while a shard has not told of itself in its node's
+    /// Bytes of the pools and SSDs of all shards; none while a shard has not reported yet in its node's present
     /// incarnation.
     pub bytes: Option<u64>,
 }
 
-/// One shard. Fields are append-only.
+/// State of one shard. Fields are append-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardFigures {
-    /// Which shard.
     pub shard: u16,
-    /// Where it listens.
+    /// Address that the shard listens on.
     pub address: String,
-    /// Visible objects,
+    /// Visible objects.
     pub objects: u64,
-    /// and their bytes.
+    /// Bytes of visible objects.
     pub object_bytes: u64,
-    /// Bytes of the pool,
+    /// Bytes of the pool.
     pub pool_bytes: u64,
-    /// of those that are not free,
+    /// Bytes of the pool that are not free.
     pub used_bytes: u64,
-    /// the largest free piece,
+    /// Largest free extent of the pool, in bytes.
     pub largest_free_bytes: u64,
-    /// pinned bytes,
+    /// Bytes of pinned objects.
     pub pinned_bytes: u64,
-    /// and bytes of puts under way, expired ones included.
+    /// Bytes of reservations, expired ones included.
     pub reserved_bytes: u64,
-    /// Pins held,
+    /// Pins held.
     pub pins: u64,
-    /// and puts under way.
+    /// Reservations held.
     pub reservations: u64,
-    /// Connections.
+    /// Open connections.
     pub connections: u64,
-    /// Gets that found their object in memory,
+    /// Gets that found their object in memory.
     pub hits: u64,
-    /// and those that did not.
+    /// Gets that did not find their object in memory.
     pub misses: u64,
-    /// Bytes given,
+    /// Bytes that gets returned.
     pub get_bytes: u64,
-    /// and taken in.
+    /// Bytes that puts wrote.
     pub put_bytes: u64,
     /// Objects that became visible.
     pub puts: u64,
-    /// Puts of what was there already.
+    /// Puts of keys that existed already.
     pub put_conflicts: u64,
-    /// Puts refused for want of space.
+    /// Puts refused because the pool was full.
     pub put_refusals: u64,
     /// Puts whose deadline passed.
     pub put_expirations: u64,
-    /// Puts given up.
+    /// Puts that were aborted.
     pub put_aborts: u64,
-    /// Objects removed on request,
+    /// Objects removed on request.
     pub removes: u64,
-    /// evicted,
+    /// Objects evicted.
     pub evictions: u64,
-    /// and the bytes of those.
+    /// Bytes of evicted objects.
     pub evicted_bytes: u64,
     /// Requests for keys of other shards.
     pub wrong_owner: u64,
@@ -115,78 +112,78 @@ pub struct ShardFigures {
     pub corrupt: u64,
     /// Frames that broke the protocol.
     pub broken: u64,
-    /// Times that it slept.
+    /// Times that the thread parked.
     pub parks: u64,
-    /// CPU time of its thread, in nanoseconds.
+    /// CPU time of the thread, in nanoseconds.
     pub cpu_ns: u64,
-    /// How many objects became visible of up to each power of two of bytes: 1, 2, 4 and so on.
+    /// Histogram of the sizes of objects that became visible, by powers of two: up to 1 byte, 2, 4 and so on.
     pub sizes: Vec<u64>,
-    /// The SSD under it, if any.
+    /// SSD tier of the shard, if any.
     pub ssd: Option<SsdFigures>,
-    /// How long requests took.
+    /// Latencies, by kind of request.
     pub operations: Vec<OperationFigures>,
-    /// Requests that were slow.
+    /// Slow requests.
     pub slow_count: u64,
-    /// From when on one is slow, in nanoseconds.
+    /// Least duration of a slow request, in nanoseconds.
     pub slow_after_ns: u64,
-    /// The latest slow ones, oldest first.
+    /// The latest slow requests, oldest first.
     pub slow: Vec<SlowFigures>,
-    /// Its events.
     pub events: EventFigures,
-    /// Objects that two nodes have.
+    /// Replicated objects.
     pub copies: CopyFigures,
 }
 
-/// The SSD under a shard.
+/// SSD tier of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SsdFigures {
-    /// Objects on it,
+    /// Objects on the SSD.
     pub objects: u64,
-    /// and the bytes of their records.
+    /// Bytes of live records.
     pub live_bytes: u64,
-    /// Its size.
+    /// Size of the SSD.
     pub bytes: u64,
-    /// Gets that it answered,
+    /// Gets answered from the SSD.
     pub hits: u64,
-    /// the bytes of those,
+    /// Bytes of those gets.
     pub hit_bytes: u64,
-    /// and gets that it should have and could not.
+    /// Gets whose object the SSD held and could not return.
     pub misses: u64,
-    /// Objects that stayed in memory after they were read.
+    /// Objects promoted to memory by a read.
     pub promotions: u64,
-    /// Objects given to it,
+    /// Objects given to the SSD.
     pub writes: u64,
-    /// and their bytes.
+    /// Bytes of those objects.
     pub write_bytes: u64,
-    /// Objects that could not be written, or were not for want of room.
+    /// Objects that were not written because of a fault or a full device.
     pub writes_lost: u64,
     /// Objects that wait to be written.
     pub backlog: u64,
-    /// Objects that it dropped to make room.
+    /// Objects dropped by reclaim to make room.
     pub reclaimed: u64,
 }
 
-/// Requests of one kind to one tier.
+/// Latency of one kind of request on one tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct OperationFigures {
-    /// The kind, in lower case.
+    /// Kind of the request, in lower case.
     pub operation: String,
-    /// Whether they waited for the SSD.
+    /// True if the requests waited for the SSD.
     pub ssd: bool,
-    /// How many there were,
+    /// Requests.
     pub count: u64,
-    /// of those, answered with something else than `Ok`,
+    /// Requests with an answer other than `Ok`.
     pub failed: u64,
-    /// and the items that all of them named; of both tiers, and told with memory.
+    /// Items named in these requests, of both tiers; counted with memory.
     pub items: u64,
-    /// All their times, in nanoseconds.
+    /// Sum of the latencies, in nanoseconds.
     pub sum_ns: u64,
-    /// Upper bounds in nanoseconds, and how many were below them and not below the one before.
+    /// Histogram: upper bounds in nanoseconds, and the requests below each bound and not below the one before.
     pub buckets: Vec<(u64, u64)>,
 }
 
 impl OperationFigures {
-    /// An upper bound of the time that this share of all (0 to 1) stayed within; 0 when there were none.
+    /// Returns an upper bound of the latency quantile `share` (0 to 1); 0 without requests.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let wanted = (self.count as f64 * share).ceil() as u64;
@@ -201,59 +198,59 @@ impl OperationFigures {
     }
 }
 
-/// A request that took long.
+/// A slow request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct SlowFigures {
-    /// The kind, in lower case.
+    /// Kind of the request, in lower case.
     pub operation: String,
-    /// How it ended, in words.
+    /// Status of the answer, in words.
     pub status: String,
-    /// Of which object, where that is known: its digest.
+    /// Digest of the object, if known.
     pub digest: Option<u128>,
     /// Bytes of the answer's payload.
     pub bytes: u64,
-    /// How long before the report it arrived, in nanoseconds.
+    /// Time between the request's arrival and the report, in nanoseconds.
     pub age_ns: u64,
-    /// All of it, in nanoseconds:
+    /// Total duration, in nanoseconds.
     pub total_ns: u64,
-    /// its payload's arrival,
+    /// Time to receive the request's payload.
     pub receive_ns: u64,
-    /// the SSD with the wait for its turn,
+    /// Time on the SSD, its queue included.
     pub ssd_ns: u64,
-    /// and its answer's payload leaving.
+    /// Time to send the answer's payload.
     pub send_ns: u64,
 }
 
-/// Objects that two nodes have, as one of them sees it.
+/// Replicated objects, as seen by one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct CopyFigures {
-    /// Objects of its own of which the second owner may have a copy,
+    /// Own objects that the replica owner may hold a replica of.
     pub elsewhere: u64,
-    /// and copies that it has as a second owner.
+    /// Replicas that the shard holds as a replica owner.
     pub here: u64,
-    /// Slots whose second owner it is.
+    /// Slots that the shard is the replica owner of.
     pub second_slots: u64,
-    /// Copies that second owners took,
+    /// Replicas that replica owners stored.
     pub made: u64,
-    /// and those that they did not.
+    /// Replicas that replica owners did not store.
     pub failed: u64,
-    /// Copies that second owners are to drop.
+    /// Replicas that replica owners have still to drop.
     pub owed: u64,
-    /// Answers that were refused, as a copy was not gone in time.
+    /// Requests that were refused because a replica was not dropped in time.
     pub refused: u64,
-    /// Gets answered with a copy.
+    /// Gets answered from a replica.
     pub served: u64,
-    /// Copies that became its own, as the first owner left.
+    /// Replicas that the shard took over as the owner left.
     pub inherited: u64,
 }
 
-/// What a shard told of what it stores.
+/// Event log of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct EventFigures {
-    /// Whether it keeps events for anybody.
+    /// True if the shard buffers events for a subscriber.
     pub kept: bool,
-    /// The number of the next.
+    /// Number of the next event.
     pub next: u64,
-    /// Those that were dropped before they were told.
+    /// Events that were dropped before they were reported.
     pub lost: u64,
 }

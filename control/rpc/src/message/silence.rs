@@ -1,11 +1,10 @@
-//! The message about members that say nothing.
+//! Message about unresponsive members.
 
-/// Says that a member has owed an answer for about half a second, and that nothing else was heard of it meanwhile.
-/// The control plane decides from what it hears by itself if that costs the member its membership.
+/// Reports that a member has owed a reply for about half a second, in which nothing else arrived from it. The control
+/// plane decides from its own heartbeats whether the member is expelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportSilence {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
 }

@@ -1,133 +1,132 @@
-//! Messages about tasks: objects that are to have a copy with the second owners of their slots.
+//! Messages about replication tasks: objects that are to be replicated to the replica owners of their slots.
 //!
-//! Whoever may put for a tenant makes tasks for its objects and asks how far they are. The control plane asks the first
-//! owners, a few objects at a time and again until each is copied; nodes get these wishes as orders
-//! ([`Order::Copy`](crate::message::Order::Copy)). Tasks are in the control plane's memory, and do not outlive it.
+//! A caller that may put for a tenant creates tasks for the tenant's objects and polls their progress. The control
+//! plane sends orders ([`Order::Copy`](crate::message::Order::Copy)) to the owners, a few objects at a time, and
+//! repeats them until each object is replicated. Tasks are in the control plane's memory only and end with it.
 
 use bincode::{Decode, Encode};
 
-/// Tasks in one answer at most.
+/// Most tasks in one reply.
 pub const TASKS_PER_REPLY: usize = 256;
-/// The longest name of a task, in bytes.
+/// Longest name of a task, in bytes.
 pub const TASK_NAME_BYTES: usize = 256;
 
-/// Has objects copied.
+/// Creates a task.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CreateTask {
-    /// The tenant whose objects they are; empty for the default one.
+    /// Tenant of the objects; empty for the default tenant.
     pub tenant: String,
-    /// What people are shown: a key, or a number of keys.
+    /// Name to display: a key, or a number of keys.
     pub name: String,
-    /// The objects, by their digests; with one in stripes, its head and its stripes. At most
+    /// Objects, by their digests; for a striped object, its head and its stripes. At most
     /// [`OBJECTS_PER_ORDER`](crate::message::OBJECTS_PER_ORDER).
     pub digests: Vec<u128>,
-    /// Segments near which copies are wanted. They must be there; where copies go follows from the objects' digests.
+    /// Segments near which replicas are wanted. They must exist; the place of a replica follows from the object's
+    /// digest.
     pub targets: Vec<String>,
 }
 
-/// A task was made.
+/// The reply to [`CreateTask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TaskCreated {
-    /// Its number, which no other task has or had.
+    /// Number of the task, never reused.
     pub id: u64,
 }
 
-/// Asks how tasks are.
+/// Requests the state of tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ListTasks {
-    /// Of which tenant; of all of them for who speaks for all.
+    /// Tenant of the tasks; none for all tenants, if the caller may act for all.
     pub tenant: Option<String>,
-    /// One task only, by its number.
+    /// Number of a single task to return.
     pub id: Option<u64>,
-    /// Only those with greater numbers.
+    /// Only tasks with greater numbers.
     pub after: u64,
 }
 
-/// How tasks are.
+/// The reply to [`ListTasks`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TaskList {
-    /// By number; at most [`TASKS_PER_REPLY`].
+    /// Tasks, by number; at most [`TASKS_PER_REPLY`].
     pub tasks: Vec<TaskStatus>,
-    /// Whether there are more.
+    /// True if there are more tasks.
     pub more: bool,
 }
 
-/// One task.
+/// State of one task.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TaskStatus {
-    /// Its number.
     pub id: u64,
-    /// Whose it is; empty for the default tenant.
+    /// Tenant of the objects; empty for the default tenant.
     pub tenant: String,
-    /// What people are shown.
+    /// Name to display.
     pub name: String,
-    /// How it is.
     pub state: TaskState,
-    /// Its objects.
+    /// Objects of the task.
     pub objects: u32,
-    /// Those of them that have a copy.
+    /// Objects that are replicated.
     pub copied: u32,
-    /// Their bytes.
+    /// Bytes of the replicated objects.
     pub bytes: u64,
-    /// When it was made, in milliseconds since 1970.
+    /// Time of creation, in milliseconds since 1970.
     pub created_ms: u64,
-    /// When something last changed.
+    /// Time of the last change, in milliseconds since 1970.
     pub updated_ms: u64,
-    /// Why it failed, or where copies are.
+    /// Reason of the failure, or the location of replicas.
     pub message: String,
 }
 
-/// How a task is. Tags are append-only.
+/// State of a task. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum TaskState {
-    /// None of its objects had its turn.
+    /// None of the objects has been ordered yet.
     Pending,
-    /// Some had.
+    /// Some of the objects have been ordered.
     Running,
-    /// All have a copy.
+    /// All objects are replicated.
     Succeeded,
-    /// One cannot have one; the message says which and why.
+    /// An object cannot be replicated; the message names it and the reason.
     Failed,
-    /// Somebody ended it. What was copied by then stays so.
+    /// The task was cancelled. Objects that were replicated before stay replicated.
     Cancelled,
 }
 
-/// Ends a task.
+/// Cancels a task.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct CancelTask {
-    /// The tenant whose it is, as at its making; anybody's for who speaks for all.
+    /// Tenant given at the task's creation; none for any tenant's task, if the caller may act for all.
     pub tenant: Option<String>,
-    /// Its number.
     pub id: u64,
 }
 
-/// What a node answers to an order to copy.
+/// The answer to [`Order::Copy`](crate::message::Order::Copy).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct AnswerCopies {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// The order's number.
+    /// Number of the order.
     pub number: u64,
-    /// One for each object of the order.
+    /// States, one for each object of the order.
     pub states: Vec<CopyState>,
 }
 
-/// How far the copy of an object is. Tags are append-only.
+/// State of an object's replication. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum CopyState {
-    /// The node does not own the object first.
+    /// The node is not the object's owner.
     Elsewhere,
-    /// There is no object.
+    /// The object does not exist.
     Missing,
-    /// The slot has no second owner.
+    /// The slot has no replica owner.
     Alone,
-    /// It is being made.
+    /// Replication is in progress.
     Coming,
-    /// It is there, and so long.
+    /// The object is replicated.
     There {
-        /// Bytes.
+        /// Size of the object.
         bytes: u64,
     },
 }

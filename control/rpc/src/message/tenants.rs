@@ -1,112 +1,109 @@
-//! Messages about tenants: what operators set, what shards have and may have.
+//! Messages about tenants: operators' settings, usage that shards report, and quota leases of shards.
 //!
-//! A node tells of each of its shards after a heartbeat, one a call; the answer is the shard's leases from then on. An
-//! answer that is not taken in time is not taken at all, so what a shard says next is what it has.
+//! A node reports each of its shards after a heartbeat, one per call; the reply holds the shard's leases from then on.
+//! A reply that arrives too late is dropped, so the shard's next report holds the leases that it really has.
 
 use bincode::{Decode, Encode};
 
-/// A tenant as an operator wants it.
+/// Creates a tenant, or changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetTenant {
-    /// Its name; empty for the default tenant.
+    /// Name of the tenant; empty for the default tenant.
     pub name: String,
-    /// Bytes of all nodes' memory that its objects may take; without, whatever they get.
+    /// Quota: most bytes of memory, over all nodes, of the tenant's objects; none for no quota.
     pub dram_bytes: Option<u64>,
-    /// Its weight, in memory, among tenants without a quota: 1 to 1000.
+    /// Weight among tenants without a quota when memory is shared: 1 to 1000.
     pub weight: u32,
 }
 
-/// Takes a tenant away. Its objects stay until they are removed or evicted.
+/// Removes a tenant. Its objects stay until they are removed or evicted.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RemoveTenant {
-    /// Its name.
     pub name: String,
-    /// Only if it has nothing any more.
+    /// Refuse if the tenant still has objects.
     pub only_empty: bool,
 }
 
-/// Asks for all tenants.
+/// Requests all tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ListTenants;
 
-/// All tenants.
+/// The reply to [`ListTenants`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TenantList {
-    /// Whether only tenants that were set may put.
+    /// True if only configured tenants may put.
     pub strict: bool,
     /// Bytes of all pools.
     pub pool_bytes: u64,
-    /// Those that were set, and the default one; by name.
+    /// Configured tenants and the default tenant, by name.
     pub tenants: Vec<TenantStatus>,
 }
 
-/// One tenant. Fields are append-only.
+/// State of one tenant. Fields are append-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TenantStatus {
-    /// Its name; empty for the default tenant.
+    /// Name of the tenant; empty for the default tenant.
     pub name: String,
-    /// Whether it was set.
+    /// True if an operator configured the tenant.
     pub is_set: bool,
-    /// Its quota.
+    /// Quota in bytes; none for no quota.
     pub dram_bytes: Option<u64>,
-    /// Its weight.
     pub weight: u32,
     /// Bytes that its objects take, in whole granules.
     pub used_bytes: u64,
-    /// What its shards may have, as they said last.
+    /// Bytes leased to its shards, by their last reports; none for no limit.
     pub leased_bytes: Option<u64>,
     /// Bytes of its objects that were evicted.
     pub evicted_bytes: u64,
-    /// Puts of its that were refused for want of quota.
+    /// Puts that were refused because the quota was used up.
     pub refused: u64,
 }
 
-/// Says what tenants have of a shard.
+/// Reports the tenants' usage of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SyncTenants {
-    /// Which member.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
-    /// Which shard.
     pub shard: u16,
-    /// Bytes of its pool.
+    /// Bytes of the shard's pool.
     pub pool_bytes: u64,
-    /// What tenants have there.
+    /// Usage, by tenant.
     pub uses: Vec<TenantFigures>,
 }
 
-/// What a tenant has of a shard.
+/// A tenant's usage of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TenantFigures {
-    /// The tenant's number.
     pub number: u32,
     /// Bytes that its objects take.
     pub used_bytes: u64,
-    /// Bytes that they may take, if that is limited.
+    /// Bytes leased to the tenant; none for no limit.
     pub lease_bytes: Option<u64>,
     /// Bytes of its objects that were evicted.
     pub evicted_bytes: u64,
-    /// Puts of its that were refused.
+    /// Puts that were refused because the lease was used up.
     pub refused: u64,
 }
 
-/// What tenants may have of a shard.
+/// The reply to [`SyncTenants`]: quota leases of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TenantLeases {
-    /// Whether only these, and the default one, may put.
+    /// True if only these tenants and the default tenant may put.
     pub strict: bool,
-    /// The tenants.
+    /// Leases, by tenant.
     pub tenants: Vec<LeaseOfTenant>,
 }
 
-/// What a tenant may have of a shard.
+/// A tenant's quota lease of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct LeaseOfTenant {
-    /// The tenant's number.
     pub number: u32,
-    /// Bytes that it may have; without, whatever it gets.
+    /// Bytes that its objects may take; none for no limit.
     pub dram_bytes: Option<u64>,
-    /// Its weight.
     pub weight: u32,
 }

@@ -1,4 +1,4 @@
-//! Messages about data tickets: what their holders get, and what nodes need to check them.
+//! Messages about data tickets: issuing them to clients, and the keys that nodes verify them with.
 //!
 //! Secrets travel here, inside TLS with certificates on both sides, and are never shown by `Debug`.
 
@@ -8,25 +8,25 @@ use bincode::{Decode, Encode};
 
 use crate::identity::{IdentityError, provider};
 
-/// Asks for a ticket, with which shards let its holder in.
+/// Requests a ticket, which admits its holder to shards.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetTicket {
-    /// A number that the caller has drawn at its start, and nobody else has.
+    /// Random number that the caller drew at its start, unique to it.
     pub holder: u64,
-    /// The only tenant whose objects it is to be for; without, all tenants'.
+    /// Only tenant whose objects the ticket is for; none for all tenants.
     pub tenant: Option<String>,
 }
 
-/// A ticket.
+/// A ticket with its secret.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 pub struct TicketReply {
-    /// Whether shards of this cluster want tickets; if not, nothing else here counts.
+    /// True if shards of this cluster require tickets; if not, the other fields mean nothing.
     pub wanted: bool,
-    /// The ticket.
+    /// The ticket, which is shown to shards.
     pub ticket: Vec<u8>,
-    /// Its secret: the holder's alone.
+    /// The ticket's secret, known to its holder alone.
     pub secret: Vec<u8>,
-    /// How long it is good, in nanoseconds from now.
+    /// Remaining validity, in nanoseconds.
     pub valid_ns: u64,
 }
 
@@ -36,37 +36,35 @@ impl fmt::Debug for TicketReply {
     }
 }
 
-/// Asks for what a node needs to let holders of tickets in, and for a ticket of its own.
+/// Requests the keys that a node verifies tickets with, and a ticket for the node itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct GetTicketKeys {
-    /// Which node.
     pub node: u64,
-    /// In which incarnation.
     pub incarnation: u64,
 }
 
-/// What a node needs.
+/// The reply to [`GetTicketKeys`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TicketKeys {
-    /// The control plane's ticket time, in seconds.
+    /// The control plane's epoch time, in seconds.
     pub seconds: u64,
-    /// The keys: at most [`KEYS_PER_REPLY`].
+    /// Keys; at most [`KEYS_PER_REPLY`].
     pub keys: Vec<KeyOfTickets>,
-    /// The node's own ticket.
+    /// The caller's own ticket.
     pub ticket: TicketReply,
 }
 
-/// Keys in one reply at most.
+/// Most keys in one reply.
 pub const KEYS_PER_REPLY: usize = 16;
 
-/// A key that tickets are checked with.
+/// A key that tickets are verified with.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct KeyOfTickets {
-    /// Its number.
     pub id: u64,
-    /// The key.
     pub secret: [u8; 32],
-    /// When the last ticket under it ends, in seconds of the control plane's ticket time.
+    /// End of the last ticket under the key, in seconds of the control plane's epoch time.
     pub until: u64,
 }
 
@@ -76,14 +74,14 @@ impl fmt::Debug for KeyOfTickets {
     }
 }
 
-/// Makes a new key for tickets at once. Tickets under the former one are good until they end.
+/// Rotates the ticket key at once. Tickets under the former key stay valid until they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RotateTickets;
 
-/// Random bytes from the system, for keys.
+/// Fills `out` with random bytes from the system, for keys.
 ///
 /// # Errors
-/// [`IdentityError::Issue`] when the system has none.
+/// [`IdentityError::Issue`] when the system has no randomness.
 pub fn random_bytes(out: &mut [u8]) -> Result<(), IdentityError> {
     let none = |_| IdentityError::Issue("the system has no randomness".to_owned());
     provider().secure_random.fill(out).map_err(none)

@@ -1,7 +1,7 @@
 //! TLS and transport parameters of both ends.
 //!
-//! TLS 1.3 with certificates on both sides, always. ALPN carries the protocol version: a peer of another version
-//! fails the handshake with an alert of its own. No 0-RTT: its data could be replayed.
+//! TLS 1.3 with certificates on both sides, always. ALPN carries the protocol version: a peer of another version fails
+//! the handshake with a specific alert. No 0-RTT: its data could be replayed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::limits::Limits;
 /// The protocol and its version, in ALPN.
 pub const PROTOCOL_NAME: &str = "kvplane/1";
 
-/// Certificates that TLS will not work with.
+/// Certificates that TLS cannot use.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -48,22 +48,22 @@ fn transport(limits: &Limits, peer_calls: u32) -> Result<TransportConfig, TlsErr
     Ok(transport)
 }
 
-/// Checks callers' certificates, in the handshake and later.
+/// Verifier of callers' certificates, in the handshake and at rechecks.
 pub(crate) type Verifier = Arc<dyn ClientCertVerifier>;
 
-/// Accepts certificates from `trust`.
+/// Creates a verifier that accepts certificates from `trust`.
 pub(crate) fn verifier(trust: &Trust) -> Result<Verifier, TlsError> {
     let roots = Arc::new(trust.roots().map_err(tls_error)?);
     WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(tls_error)
 }
 
-/// Why this chain would not be accepted by now, if so.
+/// Returns the reason for which this chain would be rejected now, if any.
 pub(crate) fn objection(verifier: &Verifier, chain: &[CertificateDer<'_>]) -> Option<String> {
     let (first, others) = chain.split_first()?;
     verifier.verify_client_cert(first, others, UnixTime::now()).err().map(|error| error.to_string())
 }
 
-/// The server's configuration: only callers whom `verifier` accepts.
+/// Creates the server's configuration: accepts only callers that `verifier` accepts.
 pub(crate) fn server_config(
     identity: &Identity,
     verifier: &Verifier,
@@ -84,7 +84,7 @@ pub(crate) fn server_config(
     Ok(config)
 }
 
-/// A client's configuration: only servers with a certificate from `trust`, and its own certificate for them.
+/// Creates a client's configuration: accepts only servers with a certificate from `trust`, and presents `identity`.
 pub(crate) fn client_config(
     identity: &Identity,
     trust: &Trust,

@@ -1,7 +1,8 @@
-//! One call on the server: read, check, ask the service, answer; or send maps for as long as the caller watches.
+//! One call on the server: reads the request, checks rights, calls the service, replies; or streams items for as long
+//! as the caller watches.
 //!
-//! A frame that is not a message costs the caller its connection. Everything else that is wrong is a refusal, which
-//! costs nothing. Reading and writing have deadlines; a stream that misses one is reset.
+//! A frame that is not a message closes the caller's connection. Every other error is a refusal, after which the
+//! connection stays usable. Reading and writing have deadlines; a stream that misses one is reset.
 
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ pub(crate) struct Call {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) connection: Connection,
     pub(crate) caller: Caller,
-    /// Identity of the state that the caller was told of.
+    /// Identity of the cluster state that the caller got in its [`Welcome`](crate::message::Welcome).
     pub(crate) state: u64,
 }
 
@@ -52,7 +53,7 @@ impl Call {
             Ok(Err(ReadToEndError::TooLong)) => {
                 return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + LARGE_REQUEST_BYTES));
             }
-            // The caller gave up, or dawdles. Merely dropping the stream would end it as if there were an empty answer.
+            // The caller gave up, or is too slow. Dropping the stream would end it like an empty reply.
             Ok(Err(_)) | Err(_) => {
                 let _ = send.reset(CloseCode::Deadline.wire());
                 return;
@@ -96,12 +97,12 @@ impl Call {
             Err(error) => return self.bad_frame(&error.to_string()),
         };
         if self.write(&mut send, &reply).await {
-            // An error says that the caller is gone.
+            // An error means that the caller has gone.
             let _ = send.finish();
         }
     }
 
-    /// Writes within the deadline; false, and the stream reset, when the caller is gone or does not read.
+    /// Writes within the deadline; returns false, and resets the stream, if the caller has gone or does not read.
     async fn write(&self, send: &mut SendStream, frame: &[u8]) -> bool {
         let written = timeout(self.host.limits.call_deadline, send.write_all(frame)).await;
         let written = matches!(written, Ok(Ok(())));
@@ -116,7 +117,7 @@ impl Call {
         self.connection.close(CloseCode::BadFrame.wire(), reason.as_bytes());
     }
 
-    /// Sends the map, and every later one, until the caller or the server goes.
+    /// Sends the map, and every later one, until the caller or the server closes.
     async fn watch(&self, frame: &[u8], mut send: SendStream) {
         let call: WatchMap = match decode(frame) {
             Ok(call) => call,
@@ -130,7 +131,7 @@ impl Call {
             if map.state != self.state {
                 return self.began_anew();
             }
-            // A client would take its objects for gone.
+            // A client would conclude that its objects are lost.
             let waits = map.is_provisional && self.caller.role == Role::Client;
             if !waits && known != Some(map.epoch) {
                 known = Some(map.epoch);
@@ -140,13 +141,13 @@ impl Call {
             }
             tokio::select! {
                 changed = maps.changed() => if changed.is_err() { return },
-                // The caller is not interested any more.
+                // The caller has closed the stream.
                 _ = send.stopped() => return,
             }
         }
     }
 
-    /// What a watcher is to get, or why not.
+    /// Returns the items that a watcher subscribes to, or the refusal.
     fn items<C: CallMessage>(
         &self,
         frame: &[u8],
@@ -158,7 +159,7 @@ impl Call {
         Ok(items)
     }
 
-    /// Whether the caller may make this call: its role, and for whom its certificate lets it speak.
+    /// Checks that the caller may make this call, by its role and by the scope of its certificate.
     fn permit<C: CallMessage>(&self, call: &C) -> Result<(), Refusal> {
         let role = self.caller.role;
         let refused = |reason| Err(Refusal::new(RefusalCode::NotPermitted, reason));
@@ -173,7 +174,7 @@ impl Call {
         }
     }
 
-    /// Sends items until either side goes.
+    /// Sends items until either side closes.
     async fn stream(
         &self,
         items: Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError>,
@@ -185,7 +186,7 @@ impl Call {
                 if let Ok(frame) = encode(&refusal)
                     && self.write(&mut send, &frame).await
                 {
-                    // An error says that the caller is gone.
+                    // An error means that the caller has gone.
                     let _ = send.finish();
                 }
                 return;
@@ -201,7 +202,7 @@ impl Call {
                         return;
                     }
                 },
-                // The caller is not interested any more.
+                // The caller has closed the stream.
                 _ = send.stopped() => return,
             }
         }
@@ -269,7 +270,7 @@ impl Call {
         }
     }
 
-    /// Calls about members: their incarnations, and the slots that they own.
+    /// Dispatches calls about members: their incarnations and the slots that they own.
     fn dispatch_member(&self, kind: u16, frame: &[u8]) -> Option<Result<Vec<u8>, CodecError>> {
         let (service, caller) = (&*self.service, self.caller);
         match kind {
@@ -287,7 +288,7 @@ impl Call {
         }
     }
 
-    /// A datagram: a report that wants no answer. One that is refused is counted, and nothing else comes of it.
+    /// Handles a datagram: a report without a reply. A refused report is only counted.
     pub(crate) fn datagram(&self, frame: &[u8]) {
         let (service, caller) = (&*self.service, self.caller);
         if let Err(error) = self.answer(frame, |c: ReportLoad| service.report_load(caller, c)) {
@@ -295,7 +296,7 @@ impl Call {
         }
     }
 
-    /// Decodes a request, checks the caller's rights, calls, and encodes the reply or the refusal.
+    /// Decodes a request, checks the caller's rights, calls the service, and encodes the reply or the refusal.
     fn answer<C: CallMessage, R: Message>(
         &self,
         frame: &[u8],
@@ -319,9 +320,9 @@ impl Call {
         Ok(map.frame.to_vec())
     }
 
-    /// Ends the connection: its caller was told the identity of another state, whose epochs do not compare with those
-    /// of the present one.
+    /// Closes the connection: its caller got the identity of another cluster state, whose epochs cannot be compared
+    /// with those of the present one.
     fn began_anew(&self) {
-        self.connection.close(CloseCode::StandingBy.wire(), b"the control plane goes on with another state");
+        self.connection.close(CloseCode::StandingBy.wire(), b"the control plane has another cluster state now");
     }
 }

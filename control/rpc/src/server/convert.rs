@@ -1,7 +1,6 @@
-//! Between the messages and the types of the control plane's pure core.
+//! Conversions between the messages and the types of the control plane's pure core.
 //!
-//! Everything a peer says converts without failing: what the core allows is for the core to refuse, with its own
-//! numbers.
+//! Conversions of a peer's input cannot fail: the core validates it, and refuses with errors that name its limits.
 
 use kvplane_cluster as core;
 use kvplane_proto::ids::{Incarnation, NodeId};

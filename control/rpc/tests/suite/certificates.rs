@@ -1,4 +1,4 @@
-//! Certificates that are wrong, out of their time, or of somebody else, and authorities that are replaced under load.
+//! Tests of invalid, expired and foreign certificates, and of authorities that are replaced under load.
 
 use crate::support;
 
@@ -27,7 +27,7 @@ fn valid(role: Role, from: SystemTime, to: SystemTime) -> Grant {
 }
 
 #[test]
-fn a_certificate_counts_only_in_its_time() {
+fn a_certificate_is_valid_only_between_its_dates() {
     run(async {
         let rig = Rig::start().await;
         let now = SystemTime::now();
@@ -43,14 +43,14 @@ fn a_certificate_counts_only_in_its_time() {
 }
 
 #[test]
-fn a_certificate_that_ends_meanwhile_ends_its_connection() {
+fn a_certificate_that_expires_closes_its_connection() {
     run(async {
         let rig = Rig::start().await;
         let now = SystemTime::now();
         let short = rig.authority.grant(&valid(Role::Client, now - DAY, now + Duration::from_secs(2))).unwrap();
         let client = connect(&with(&rig, short)).await.expect("it counts still");
         let list = || ListSegments { after: None, limit: 1 };
-        // The first look is a fifth of a second after the end, as the limits of the tests say.
+        // The first recheck is a fifth of a second after the expiry, by the limits of the tests.
         let error = loop {
             match client.call(&list()).await {
                 Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -62,7 +62,7 @@ fn a_certificate_that_ends_meanwhile_ends_its_connection() {
 }
 
 #[test]
-fn a_certificate_that_somebody_made_for_himself_is_refused() {
+fn a_self_signed_certificate_is_rejected() {
     run(async {
         let rig = Rig::start().await;
         let key = rcgen::KeyPair::generate().unwrap();
@@ -131,14 +131,14 @@ fn a_node_speaks_for_itself_only() {
         assert_eq!(leave.refusal(), Some(RefusalCode::NotPermitted));
         let mut orders = client.stream(&WatchOrders { node: 8, incarnation: 1 }).await.unwrap();
         assert_eq!(orders.next().await.expect_err("another").refusal(), Some(RefusalCode::NotPermitted));
-        // An operator removes anybody, and a certificate for all nodes is one for each.
+        // An operator may remove every node, and a certificate for all nodes is valid for each one.
         rig.client(Role::Admin).await.call(&Leave { node: 8, incarnation: None }).await.expect("an operator");
         rig.client(Role::Node).await.call(&join(8)).await.expect("all nodes");
     });
 }
 
 #[test]
-fn a_grant_that_makes_no_sense_is_refused() {
+fn an_invalid_grant_is_rejected() {
     let authority = Authority::generate(&cluster()).unwrap();
     for (role, scope) in [
         (Role::Client, Scope::Node(1)),
@@ -153,7 +153,7 @@ fn a_grant_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn an_authority_is_replaced_while_everybody_goes_on() {
+fn an_authority_is_rotated_under_load() {
     run(async {
         let scratch = Scratch::new();
         let old = Authority::load_or_generate(scratch.path(), &cluster()).unwrap();
@@ -173,12 +173,12 @@ fn an_authority_is_replaced_while_everybody_goes_on() {
         assert_eq!(new.trust().authorities(), 2);
         let text = Authority::rotate(scratch.path(), &cluster()).err().expect("one at a time").to_string();
         assert!(text.contains("retire"), "{text}");
-        // The server trusts both and still shows what the old one signed: both kinds of clients come in.
+        // The server trusts both and still presents a certificate of the old authority: clients of both connect.
         rig.server.renew(&old.issue(Role::Control).unwrap(), new.trust()).unwrap();
         connect(&early).await.expect("the old authority is trusted still");
         connect(&config(&new)).await.expect("and the new one by now");
 
-        // Now the server shows what the new one signed, and nobody trusts the old one any more.
+        // Now the server presents a certificate of the new authority, and the old one is not trusted any more.
         let alone = Authority::retire(scratch.path(), &cluster()).unwrap();
         assert_eq!(alone.trust().authorities(), 1);
         rig.server.renew(&alone.issue(Role::Control).unwrap(), alone.trust()).unwrap();
@@ -187,7 +187,7 @@ fn an_authority_is_replaced_while_everybody_goes_on() {
         let both = ClientConfig { trust: new.trust().clone(), ..early.clone() };
         let text = message(connect(&both).await);
         assert!(text.contains("not from its authority"), "{text}");
-        // Who came in before is looked at again, too.
+        // Earlier connections are verified again, too.
         while stays.call(&ListSegments { after: None, limit: 1 }).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

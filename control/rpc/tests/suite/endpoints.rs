@@ -1,4 +1,4 @@
-//! Real endpoints on loopback: who is let in, what is refused, and that a bad peer harms nobody else.
+//! Tests of real endpoints on loopback: accepted and rejected callers, and the isolation of misbehaving peers.
 
 use crate::support;
 
@@ -50,7 +50,7 @@ fn a_stream_gives_its_items_in_order_and_then_its_end_or_a_refusal() {
             assert_eq!(orders.next().await.expect("an item"), NodeOrder { number, order });
         }
         assert!(orders.next().await.is_err(), "there are no more");
-        // The connection goes on.
+        // The connection stays open.
         let client = rig.client(Role::Client).await;
         let mut events = client.stream(&WatchEvents).await.expect("a stream");
         let refusal = events.next().await.expect_err("there are none");
@@ -102,7 +102,7 @@ fn another_cluster_of_the_same_authority_is_refused() {
     });
 }
 
-/// A peer of quinn alone, to break what our client would not.
+/// A peer of plain quinn, to break rules that the client would not.
 async fn raw(
     rig: &Rig,
     identity: Option<&Identity>,
@@ -151,7 +151,7 @@ fn no_certificate_and_other_versions_are_counted_and_others_are_served() {
 }
 
 #[test]
-fn bad_frames_cost_the_connection_and_nobody_elses() {
+fn an_invalid_frame_closes_only_its_own_connection() {
     run(async {
         let rig = Rig::start().await;
         let bystander = rig.client(Role::Client).await;
@@ -172,7 +172,7 @@ fn bad_frames_cost_the_connection_and_nobody_elses() {
         for (bytes, expected) in cases {
             let connection = raw(&rig, Some(&node), "kvplane/1").await.expect("let in");
             let (mut send, _receive) = connection.open_bi().await.unwrap();
-            // The server may end the connection before all is written.
+            // The server may close the connection before everything is written.
             let _ = send.write_all(&bytes).await;
             let _ = send.finish();
             let reason = connection.closed().await.to_string();
@@ -237,7 +237,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn nobody_at_the_address_is_an_error_by_the_deadline() {
+fn an_unreachable_address_is_an_error_by_the_deadline() {
     run(async {
         let rig = Rig::start().await;
         let unused = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -250,7 +250,7 @@ fn nobody_at_the_address_is_an_error_by_the_deadline() {
             panic!("a call's error");
         };
         assert!(matches!(error, CallError::Unreachable { .. }), "{error}");
-        assert!(error.to_string().contains("is it running"), "{error}");
+        assert!(error.to_string().contains("is running"), "{error}");
     });
 }
 
@@ -278,14 +278,14 @@ fn a_watch_follows_the_map_through_a_restart() {
         }
         assert_eq!(watch.state().map.map(|map| map.epoch), Some(Epoch(5)), "the last map stays");
 
-        // The same state with an older map first: it is ignored.
+        // First the same state with an older map, which is ignored.
         let service = support::Recorder::new(1, 4);
         let server = serve(&authority, address, &service, limits()).await;
         while watch.state().trouble.is_some() {
             watch.changed().await;
         }
         service.until(Event::Called { method: "watch_map", ok: true }).await;
-        // The older map was sent before this answer; a pause lets the watch look at it.
+        // The older map was sent before this reply; a pause lets the watch handle it.
         assert_eq!(client.call(&GetMap).await.unwrap().map.epoch, Epoch(4));
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!(watch.state().map.map(|map| map.epoch), Some(Epoch(5)), "epochs never go back");
@@ -293,7 +293,7 @@ fn a_watch_follows_the_map_through_a_restart() {
         assert_eq!(watch.newer(Some(Epoch(5))).await.epoch, Epoch(6));
         server.close(Duration::from_secs(1)).await;
 
-        // Another state: its epochs start anew.
+        // Another state: its epochs start over.
         let service = support::Recorder::new(2, 1);
         let server = serve(&authority, address, &service, limits()).await;
         assert_eq!(watch.newer(Some(Epoch(6))).await.epoch, Epoch(1));
@@ -302,7 +302,7 @@ fn a_watch_follows_the_map_through_a_restart() {
     });
 }
 
-/// Where a state may have been lost, nodes get the map that there is, to offer theirs, and clients the next one.
+/// While the state may have been lost, nodes get the present map, in order to offer theirs, and clients the next one.
 #[test]
 fn clients_get_no_map_before_it_is_known_whether_the_state_was_lost() {
     run(async {
@@ -317,7 +317,7 @@ fn clients_get_no_map_before_it_is_known_whether_the_state_was_lost() {
         rig.service.publish(1001);
         assert_eq!(clients.newer(None).await.epoch, Epoch(1001), "it is the first map that the client gets");
 
-        // The same map, once it is certain.
+        // The same map, once it is not provisional any more.
         rig.service.set_provisional(true);
         let mut clients = client.watch_map();
         rig.service.set_provisional(false);
@@ -325,7 +325,7 @@ fn clients_get_no_map_before_it_is_known_whether_the_state_was_lost() {
     });
 }
 
-/// A server whose process vanishes when a client watches its map: its socket is open, and says nothing.
+/// A server whose runtime stops while a client watches its map: its socket stays open and silent.
 fn beside_a_silent_server(limits: impl Fn(Limits) -> Limits, story: impl AsyncFnOnce(Client, MapWatch)) {
     let (sender, receiver) = std::sync::mpsc::channel();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -338,7 +338,7 @@ fn beside_a_silent_server(limits: impl Fn(Limits) -> Limits, story: impl AsyncFn
             rig.service.until(Event::Called { method: "watch_map", ok: true }).await;
             rig
         });
-        // From here on nobody drives the server.
+        // From here on the server's runtime is not polled.
         vanish.send(()).unwrap();
         stopped.recv().unwrap();
         drop(runtime);
@@ -357,7 +357,7 @@ fn beside_a_silent_server(limits: impl Fn(Limits) -> Limits, story: impl AsyncFn
     let _ = thread.join();
 }
 
-/// A killed process says nothing: its peer must notice by itself.
+/// A killed process sends no close frame: its peer must detect it by itself.
 #[test]
 fn a_server_that_vanishes_is_noticed() {
     beside_a_silent_server(
@@ -372,9 +372,9 @@ fn a_server_that_vanishes_is_noticed() {
     );
 }
 
-/// A prober sends a question, and does not wait for an hour without a sign of the server.
+/// A prober sends a request, and does not wait an hour for a sign of the server.
 #[test]
-fn a_server_that_vanishes_is_noticed_by_a_question() {
+fn a_probe_detects_a_server_that_vanished() {
     let hour = Duration::from_secs(3600);
     beside_a_silent_server(
         |limits| Limits { idle_timeout: hour, keep_alive_interval: hour / 4, ..limits },
@@ -390,14 +390,14 @@ fn a_server_that_vanishes_is_noticed_by_a_question() {
 }
 
 #[test]
-fn a_server_that_stands_by_sends_its_callers_away_with_words() {
+fn a_standby_closes_connections_with_the_reason() {
     run(async {
         let rig = Rig::start().await;
         let client = rig.client(Role::Node).await;
         let alive = Heartbeat { node: 1, incarnation: 1, load: Load::default() };
         client.call(&alive).await.expect("it serves");
         rig.server.stand(ServiceState::StandingBy("another one leads: 192.0.2.1:7".to_owned()));
-        // Who was served is told, and so is who comes.
+        // Present callers are closed with the reason, and so are new ones.
         let error = client.call(&alive).await.expect_err("it stands by").to_string();
         assert!(error.contains("another one leads: 192.0.2.1:7"), "{error}");
         let error = message(connect(&rig.config(Role::Node)).await);
@@ -407,10 +407,10 @@ fn a_server_that_stands_by_sends_its_callers_away_with_words() {
     });
 }
 
-/// A control plane that is killed says goodbye to nobody. The one that is started in its place ends the connections of
-/// the one before, so that its callers wait neither until they are idle nor until a call is overdue.
+/// A killed control plane sends no close frames. Its successor resets the connections, so that callers wait neither for
+/// the idle timeout nor until a call is overdue.
 #[test]
-fn a_server_that_was_killed_and_started_again_ends_the_connections_of_before() {
+fn a_restarted_server_resets_its_predecessors_connections() {
     let authority = Authority::generate(&cluster()).expect("an authority");
     let hour = Duration::from_secs(3600);
     let limits = Limits { call_deadline: hour, idle_timeout: hour, keep_alive_interval: hour / 4, ..limits() };
@@ -452,7 +452,7 @@ fn a_server_that_was_killed_and_started_again_ends_the_connections_of_before() {
         });
     });
     first.block_on(client_connected).expect("it connects");
-    // Whatever is queued for the network is lost, as nothing sends it any more.
+    // Queued packets are lost, as the runtime does not send them any more.
     drop(first);
     drop(killed);
     run(async {

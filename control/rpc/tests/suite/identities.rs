@@ -1,4 +1,4 @@
-//! Identities on disk and the local directory: what is private stays private, what is stale is called stale.
+//! Tests of identities on disk and the local directory: private files stay private, stale files are reported as stale.
 
 use crate::support;
 
@@ -42,7 +42,7 @@ fn cluster_names_are_checked() {
 }
 
 #[test]
-fn a_certificate_tells_the_only_tenant_that_it_is_for() {
+fn a_certificate_names_its_only_tenant() {
     let authority = Authority::generate(&cluster()).unwrap();
     let tenant = |role, scope| {
         let identity = authority.grant(&Grant { scope, ..Grant::of(role) }).unwrap();
@@ -51,7 +51,7 @@ fn a_certificate_tells_the_only_tenant_that_it_is_for() {
     assert_eq!(tenant(Role::Client, Scope::Any), None);
     assert_eq!(tenant(Role::Admin, Scope::Any), None);
     assert_eq!(tenant(Role::Node, Scope::Node(7)), None);
-    // Of every length, for the byte before a name is its length and may look like a letter of it.
+    // Names of every length, since the byte before a name is its length and may look like a letter of it.
     for bytes in 1..=40 {
         for name in ["a".repeat(bytes), "7".repeat(bytes)] {
             assert_eq!(tenant(Role::Client, Scope::tenant(&name).unwrap()), Some(name));
@@ -158,12 +158,12 @@ fn what_a_dead_process_left_is_stale() {
     chmod(&file, 0o600);
     let error = directory.discover(&cluster()).unwrap_err();
     assert!(matches!(error, LocalError::Stale { .. }), "{error}");
-    // A killed process leaves its lock, too, which nobody holds.
+    // A killed process leaves its lock file, too, unlocked.
     fs::write(directory.path().join("test.lock"), "").unwrap();
     let error = directory.discover(&cluster()).unwrap_err();
     assert!(matches!(error, LocalError::Stale { .. }), "{error}");
     assert!(error.to_string().contains("is gone"), "{error}");
-    // The next one has the lock already, and has not published itself yet.
+    // The next publisher holds the lock already, and has not published its own file yet.
     let lock = fs::File::create(directory.path().join("test.lock")).unwrap();
     lock.lock().unwrap();
     let error = directory.discover(&cluster()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Tests of the control protocol from outside, in one binary: a module for each subject.
+//! External tests of the control protocol, in one binary: a module for each subject.
 
 mod certificates;
 mod endpoints;

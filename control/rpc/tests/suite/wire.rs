@@ -1,4 +1,4 @@
-//! The bytes of the control protocol: golden frames, limits, and arbitrary input.
+//! Tests of the control protocol's encoding: golden frames, limits, and arbitrary input.
 
 #[path = "support/conductor.rs"]
 mod conductor;
@@ -66,7 +66,7 @@ fn member_status() -> MemberStatus {
     }
 }
 
-/// Every message has its bytes here; a changed line is a changed protocol and needs another version.
+/// Golden bytes of every message; a changed line is a changed protocol and needs another version.
 #[test]
 fn golden_frames() {
     let load = Load { objects: 1, used_bytes: 2, capacity_bytes: 3 };
@@ -139,7 +139,7 @@ fn golden_frames() {
     check_complete(&found);
 }
 
-/// What a node says of its incarnations before it is a member.
+/// Messages of a node about its incarnations before it is a member.
 fn show_incarnations(show: Show<'_>) {
     let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
     show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
@@ -277,12 +277,12 @@ fn show_tasks(show: Show<'_>) {
         message: "m".to_owned(),
     };
     show("TaskList", encode(&TaskList { tasks: vec![task.clone()], more: true }));
-    // As many as there may be fit a message.
+    // The most tasks with the longest names fit a reply.
     let long = TaskStatus { name: "n".repeat(TASK_NAME_BYTES), tenant: "t".repeat(255), ..task };
     encode(&TaskList { tasks: vec![long; TASKS_PER_REPLY], more: true }).expect("a full list");
 }
 
-/// As many as one message may hold are a small message.
+/// Reports with as many items as they may hold are small messages.
 #[test]
 fn full_reports_are_small() {
     let events = vec![node_events().events[0]; EVENTS_PER_REPORT];
@@ -307,7 +307,7 @@ fn full_reports_are_small() {
     encode(&ReportShard { node: 1, incarnation: 1, shard }).expect("a full report of a shard");
 }
 
-/// No kind is without a golden frame.
+/// Every kind has a golden frame.
 fn check_complete(found: &str) {
     let shown: Vec<&str> = found.lines().filter_map(|line| line.split(' ').next()).collect();
     for (_, name) in KINDS {
@@ -445,7 +445,7 @@ proptest! {
         decode_as_all(&frame);
     }
 
-    /// A good header in front, so that bodies are reached; lengths in the body are often huge or small on purpose.
+    /// A valid header in front, so that bodies are reached; lengths in the body are often huge or small on purpose.
     #[test]
     fn arbitrary_bodies_never_panic(
         index in 0..KINDS.len(),
@@ -484,7 +484,7 @@ fn a_full_page_survives_the_round_trip() {
     assert_eq!(decode::<SegmentList>(&encode(&list).expect("it fits")), Ok(list));
 }
 
-/// The largest member a map may hold can join.
+/// The largest member that a map may hold can join.
 #[test]
 fn the_largest_member_fits() {
     let mut join = join();

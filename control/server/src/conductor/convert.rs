@@ -1,4 +1,4 @@
-//! Between messages and the conductor's own types.
+//! Conversions between messages and the Conductor's types.
 
 use kvplane_conductor::conductor::{
     Ack, Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, CacheRequest, Candidate, ConductorError,
@@ -35,7 +35,7 @@ pub(crate) fn context_in(context: PromptContext) -> ContextKey {
     ContextKey { tenant, model, lora, block_tokens, salt }
 }
 
-/// `is_vllm` says that it hashes as vLLM does.
+/// Converts a registration; `is_vllm` is true if the instance hashes as vLLM does.
 pub(crate) fn spec_in(call: RegisterInstance, is_vllm: bool) -> InstanceSpec {
     let events = |EventSource { publisher, replay, topic }| Publisher { publisher, replay, topic, is_vllm };
     InstanceSpec {
@@ -65,7 +65,7 @@ fn tier_in(tier: BlockTier) -> Tier {
     }
 }
 
-/// The instance, its incarnation, and what it says.
+/// Returns the instance, its incarnation, and its batch.
 pub(crate) fn batch_in(call: ReportCache) -> (String, u64, CacheBatch) {
     let change = match call.kind {
         CacheReport::Goes => CacheChange::Goes,
@@ -102,7 +102,7 @@ pub(crate) fn holdings_out(holdings: &Holdings) -> PrefixHolders {
         ssd_tokens: held.ssd_tokens,
         degraded: held.degraded,
     };
-    // Those of which nothing is known that matters here may have something all the same, and are said to be degraded.
+    // Instances whose cache is not indexed may hold the prefix all the same, so they are returned as degraded.
     let unknown = |name: &std::sync::Arc<str>| PrefixHolder {
         instance: name.to_string(),
         gpu_tokens: 0,
@@ -190,7 +190,7 @@ pub(crate) fn candidate_out(candidate: &Candidate) -> CandidateStatus {
     }
 }
 
-/// What an instance does, in a word.
+/// Returns the name of an instance's role.
 pub(super) const fn part_name(part: Part) -> &'static str {
     match part {
         Part::Prefill => "prefill",
@@ -212,7 +212,7 @@ fn row_out(row: &InstanceRow) -> InstanceStatus {
             Part::Mixed => InstancePart::Mixed,
         },
         address: row.address.clone(),
-        // Whoever places requests by this table leaves both out.
+        // A router that places requests by this table leaves out both kinds.
         doubted: row.doubted || row.held,
         degraded: row.degraded,
         prefills: row.prefills,

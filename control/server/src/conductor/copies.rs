@@ -1,5 +1,5 @@
-//! Copies of hot prefixes, by tasks of the store: the conductor says which pay, and here their objects are found,
-//! copied and waited for.
+//! Replication of hot prefixes by tasks of the store: the Conductor picks the prefixes that pay; this module finds
+//! their objects, creates the tasks and waits for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::Host;
 use crate::control::Control;
 
-/// How often it is looked whether something is worth a copy, and how far copies are.
+/// Interval of checks for new prefixes to replicate, and for the progress of tasks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Copies that are being made: the tasks of each.
+/// Replications in progress, with the tasks of each.
 type CopiesInFlight = BTreeMap<CopyKey, Vec<u64>>;
 
-/// Makes copies until the control plane ends. In a cluster that keeps one copy of everything there are none.
+/// Replicates hot prefixes until the control plane ends. In a cluster without replicas there are none.
 pub(crate) async fn make(host: Arc<Host>, control: Arc<Control>) {
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -33,7 +33,7 @@ pub(crate) async fn make(host: Arc<Host>, control: Arc<Control>) {
             }
             None => true,
         });
-        // One that stands by has no cluster.
+        // A standby has no cluster.
         let (Ok(true), Ok(nodes)) = (control.keeps_copies(), control.nodes()) else { continue };
         for wanted in host.copies_wanted(nodes) {
             match begin(&host, &control, &wanted) {
@@ -44,12 +44,12 @@ pub(crate) async fn make(host: Arc<Host>, control: Arc<Control>) {
     }
 }
 
-/// Whether all tasks have succeeded; none while some go on.
+/// Returns whether all tasks have succeeded; none while some are open.
 fn outcome(control: &Control, tasks: &[u64]) -> Option<bool> {
     let mut made = true;
     for id in tasks {
         let call = ListTasks { id: Some(*id), tenant: None, after: 0 };
-        // One that is not told of any more is long over.
+        // A task that is not listed any more has ended long ago.
         match control.task_list(&call).tasks.first().map(|task| task.state) {
             Some(TaskState::Pending | TaskState::Running) => return None,
             Some(TaskState::Succeeded) => {}
@@ -59,7 +59,8 @@ fn outcome(control: &Control, tasks: &[u64]) -> Option<bool> {
     Some(made)
 }
 
-/// Begins to copy the blocks of a prefix that the store is known to have; none where it has none, or takes no tasks.
+/// Creates tasks for the blocks of a prefix that the store is known to hold; none if it holds no block, or accepts no
+/// tasks.
 fn begin(host: &Host, control: &Control, wanted: &CopyWanted) -> Option<Vec<u64>> {
     let pool = &wanted.pool;
     let digests: Vec<u128> = {
@@ -78,13 +79,13 @@ fn begin(host: &Host, control: &Control, wanted: &CopyWanted) -> Option<Vec<u64>
         match control.create_task_now(call) {
             Ok(task) => tasks.push(task.id),
             Err(refusal) => {
-                tracing::debug!(refusal.reason, "a hot prefix is not copied");
+                tracing::debug!(refusal.reason, "cannot replicate a hot prefix");
                 break;
             }
         }
     }
     let whole = !tasks.is_empty() && tasks.len() == digests.len().div_ceil(OBJECTS_PER_ORDER);
-    // Tasks that were made go on; what is not whole is tried again later.
+    // Tasks that were created still run; an incomplete prefix is retried later.
     whole.then_some(tasks)
 }
 
@@ -99,7 +100,7 @@ impl Host {
         self.core().conductor.copy_ended(key, made, now_ns);
     }
 
-    /// The copies as they are told; `possible` is whether the cluster keeps any.
+    /// Returns figures of the replicas; `possible` tells whether the cluster keeps replicas.
     pub(crate) fn copies_shown(&self, possible: bool) -> CopiesShown {
         let copies = self.core().conductor.copies();
         CopiesShown {

@@ -1,8 +1,9 @@
-//! The Conductor over restarts and changes of leader: records of instances, masters, seeds and the placement policy.
+//! Durability of the Conductor over restarts and takeovers: records of instances, masters, seeds and the placement
+//! policy.
 //!
 //! A call that changes one of them is refused while the state cannot be written, and durable before its answer. An
-//! instance that is lost while the state cannot be written stays remembered until it can; should the process end before
-//! that, the instance comes back and is lost again.
+//! instance that is lost while the state cannot be written keeps its record until it can; if the process ends before,
+//! the instance is restored and lost again.
 
 use std::sync::{Arc, Weak};
 
@@ -23,7 +24,7 @@ use super::subscriber::{EventOrigin, Feed};
 use super::{Core, Host};
 use crate::control::Control;
 
-/// The decoded records of the Conductor.
+/// Decoded records of the Conductor.
 #[derive(Default)]
 pub(crate) struct DecodedRecords {
     instances: Vec<DurableInstance>,
@@ -33,7 +34,7 @@ pub(crate) struct DecodedRecords {
 }
 
 impl DecodedRecords {
-    /// Sorts them out of all records.
+    /// Picks the Conductor's records out of all records and decodes them.
     ///
     /// # Errors
     /// When a policy is unknown, as one of a later version is.
@@ -66,8 +67,8 @@ impl DecodedRecords {
         Ok(restored)
     }
 
-    /// A conductor that goes on with them. An instance's silence counts from `graced_ns` on. What an operator set of
-    /// the placement counts instead of the settings.
+    /// Creates a Conductor from them. An instance's silence counts from `graced_ns` on. A placement policy that an
+    /// operator has set overrides the configured one.
     ///
     /// # Errors
     /// When the limits do not allow all of them.
@@ -81,7 +82,7 @@ impl DecodedRecords {
             if (policy, slo) != (config.policy, config.scheduler.slo) {
                 tracing::info!(
                     policy = policy.label(),
-                    "requests are placed as an operator set it last, not as the settings say"
+                    "the policy that an operator set last overrides the configuration"
                 );
             }
             (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
@@ -95,19 +96,19 @@ impl DecodedRecords {
     }
 }
 
-/// When a change is made durable.
+/// Time at which a change becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Before the call is answered, or the call fails.
+    /// Before the call is answered; otherwise the call fails.
     Now,
-    /// Now if that can be, and else with a later call: nobody is told of the change as of something that lasts.
+    /// At once if possible, otherwise with a later call: no caller was promised that the change lasts.
     Soon,
 }
 
 impl Host {
-    /// Where its state is made durable, from now on.
+    /// Sets the control plane that makes the state durable.
     pub(crate) fn keep_in(&self, control: &Arc<Control>) {
-        // It is said once, when both are there.
+        // It is set once, when both exist.
         let _ = self.keeper.set(Arc::downgrade(control));
     }
 
@@ -115,12 +116,12 @@ impl Host {
         self.keeper.get().and_then(Weak::upgrade)
     }
 
-    /// Refuses a change of what is remembered while it could not be made durable.
+    /// Refuses a change of durable state while it could not be written.
     pub(super) fn check_durable(&self) -> Result<(), Refusal> {
         self.keeper().map_or(Ok(()), |control| control.check_durable())
     }
 
-    /// Makes durable what has changed.
+    /// Makes the pending changes durable.
     pub(super) fn keep(&self, core: &mut Core, keep: Keep) -> Result<(), Refusal> {
         if core.changes.is_empty() && !core.conductor.has_durable() {
             return Ok(());
@@ -134,7 +135,7 @@ impl Host {
         control.keep(&changes)
     }
 
-    /// Follows those that were registered before this process began, unless somebody does already.
+    /// Follows the instances and masters that were registered before this process started, unless tasks do already.
     pub(super) fn follow_restored(self: &Arc<Self>) {
         let (followed, masters) = {
             let mut core = self.core();
@@ -146,7 +147,7 @@ impl Host {
     }
 }
 
-/// The publisher of an instance to follow, if it publishes events.
+/// Returns the event source of an instance, if it publishes events.
 pub(super) fn followed(spec: &InstanceSpec) -> Option<EventOrigin> {
     let events = spec.events.as_ref()?;
     let source =
@@ -156,19 +157,19 @@ pub(super) fn followed(spec: &InstanceSpec) -> Option<EventOrigin> {
     Some(EventOrigin { source, feed: Feed::Engine { instance, incarnation, block_tokens, hashes } })
 }
 
-/// The change of a master that came.
+/// Returns the change that stores a master.
 pub(super) fn master_change(spec: &MasterSpec) -> Change {
     let MasterSpec { name, tenant, model, block_tokens, publisher } = spec.clone();
     let record = MasterRecord { name, tenant, model, block_tokens, publisher };
     Change::Put(Record::Conductor(ConductorRecord::Master(record)))
 }
 
-/// The change of a master that went.
+/// Returns the change that removes a master.
 pub(super) fn master_gone(name: &str) -> Change {
     Change::Remove(RecordKey::Conductor(ConductorKey::Master(name.to_owned())))
 }
 
-/// The changes of a seed that was set, and of the one that made room for it.
+/// Returns the changes that store a seed, and remove the seed that made room for it.
 pub(super) fn seed_changes(pool: &PoolKey, seed: &str, forgotten: Option<(PoolKey, String)>) -> Vec<Change> {
     let record = |pool: &PoolKey, seed: &str| {
         let PoolKey { tenant, model, block_tokens } = pool.clone();
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_comes_back_as_it_was() {
+    fn records_survive_the_round_trip() {
         let spec = |events| InstanceSpec {
             name: "e".to_owned(),
             incarnation: 7,

@@ -1,9 +1,10 @@
-//! Masters of Mooncake whose events are followed: blocks of their stores count for everybody, as those of ours do.
+//! Masters of Mooncake whose events are followed: blocks of their stores count for every instance, as those of this
+//! cluster's store do.
 //!
-//! A master has no replay and, after a gap, no snapshot. What was known of its blocks is forgotten then, for a block
-//! that is said to be there and is not costs more than one that is not known; it counts as degraded until what it says
-//! is complete again: after it cleared its parts (as our own publisher does before its snapshots) or started anew. One
-//! that cannot be reached for a minute is taken to hold nothing.
+//! A master has no replay and, after a gap, no snapshot. After a gap everything known of its blocks is dropped, since a
+//! block that is reported but absent costs more than an unknown one; the master is degraded until its events are
+//! complete again: after it cleared its parts (as kvplane's own publisher does before its snapshots) or restarted. A
+//! master that is unreachable for a minute counts as empty.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,53 +24,51 @@ use super::store_blocks::{Change, MEMORY, SSD, StoreState};
 use super::subscriber::{self, EventOrigin, Feed};
 use super::{Host, check_source};
 
-/// Masters that are followed at most.
+/// Most masters that are followed.
 const MASTERS: usize = 16;
-/// Parts of one store that are told apart at most.
+/// Most parts of one store that are distinguished.
 const PARTS: usize = 256;
-/// After how long without a connection nothing is known any more.
+/// Time without a connection after which everything known of a master is dropped.
 pub(super) const FORGET: Duration = Duration::from_secs(60);
-/// Blocks that are told to a new model in one go.
+/// Blocks sent to a new model's index in one go.
 const TOLD: usize = 1_024;
 
-/// All masters, by the name that they are registered under.
+/// Masters by the names that they are registered under.
 pub(super) type Masters = BTreeMap<String, MasterRow>;
 
-/// A master as operators see it.
+/// A followed master.
 pub(super) struct MasterRow {
     pub registered: MasterSpec,
     degraded: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
-/// A master as it is registered.
+/// A master as registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MasterSpec {
-    /// Its name.
     pub name: String,
-    /// Whose.
     pub tenant: String,
-    /// The model that it was registered for; the events say which models' blocks there are.
+    /// Model that it was registered for; each event names the model of its blocks.
     pub model: String,
     pub block_tokens: u32,
-    /// Where it publishes.
+    /// Address of its publisher.
     pub publisher: String,
 }
 
 impl MasterRow {
-    /// True while the index may lack objects of its store.
+    /// Returns true while the index may lack objects of its store.
     pub(super) fn degraded(&self) -> bool {
         self.degraded.load(Ordering::Relaxed)
     }
 
-    /// It is not followed any more; what was known goes with the task.
+    /// Ends following the master; the task drops everything known of its store.
     pub(super) fn end(self) {
         self.task.abort();
     }
 }
 
 impl Host {
-    /// A master registers, and is followed from now on; the same again does no harm. Says whether it is new.
+    /// Registers a master and follows it. Idempotent; returns true if it is new.
     pub(crate) fn register_master(self: &Arc<Self>, spec: MasterSpec) -> Result<bool, Refusal> {
         let source = EventSource { publisher: spec.publisher.clone(), replay: String::new(), topic: String::new() };
         check_source(&source)?;
@@ -78,7 +77,7 @@ impl Host {
         match core.masters.get(&spec.name) {
             Some(known) if known.registered == spec => return Ok(false),
             Some(_) => {
-                let reason = format!("{:?} is registered otherwise; unregister it first", spec.name);
+                let reason = format!("{:?} is registered with other settings; unregister it first", spec.name);
                 return Err(Refusal::new(RefusalCode::AlreadyExists, reason));
             }
             None if core.masters.len() >= MASTERS => {
@@ -94,8 +93,8 @@ impl Host {
         Ok(true)
     }
 
-    /// Follows a master from now on. Of one that was registered before this process began, which has no replay, nothing
-    /// is known until it has cleared its parts or starts anew.
+    /// Follows a master from now on. A master that was registered before this process started has no replay, so it is
+    /// degraded until it has cleared its parts or restarts.
     pub(super) fn follow_master(self: &Arc<Self>, spec: MasterSpec, was_registered: bool) {
         let source = EventSource { publisher: spec.publisher.clone(), replay: String::new(), topic: String::new() };
         let degraded = Arc::new(AtomicBool::new(was_registered));
@@ -113,10 +112,10 @@ impl Host {
         self.core().masters.insert(spec.name, row);
     }
 
-    /// A master goes. False where there is none of that name and tenant.
+    /// Unregisters a master. Returns false if there is none of that name and tenant.
     ///
     /// # Errors
-    /// When that cannot be made durable.
+    /// When the change cannot be made durable.
     pub(crate) fn unregister_master(&self, name: &str, tenant: &str) -> Result<bool, Refusal> {
         self.check_durable()?;
         let mut core = self.core();
@@ -130,27 +129,27 @@ impl Host {
         Ok(gone.map(MasterRow::end).is_some())
     }
 
-    /// All masters, and whether each is degraded.
+    /// Returns all masters, and whether each is degraded.
     pub(crate) fn masters(&self) -> Vec<(MasterSpec, bool)> {
         let core = self.core();
         core.masters.values().map(|row| (row.registered.clone(), row.degraded())).collect()
     }
 }
 
-/// What is known of a store by its master's events.
+/// Contents of a store, by its master's events.
 pub(super) struct Master {
     host: Arc<Host>,
     name: String,
     known: StoreState,
-    /// Parts by their numbers.
+    /// Numbers of the store's parts.
     parts: BTreeSet<u64>,
-    /// Those of which something may be missing; 0 stands for those that have not been heard of.
+    /// Parts whose contents may be incomplete; 0 stands for parts that have sent no event yet.
     unsure: BTreeSet<u64>,
     degraded: Arc<AtomicBool>,
 }
 
 impl Master {
-    /// Takes a batch; says how many events could not be read, and how many concern no blocks.
+    /// Applies a batch; returns the number of events that could not be decoded, and of those that concern no blocks.
     pub(super) fn take(&mut self, payload: &[u8]) -> (usize, usize) {
         let value = Value::read(payload);
         let Some(batch) = value.as_ref().and_then(read_store_batch) else { return (1, 0) };
@@ -196,7 +195,7 @@ impl Master {
         (batch.unread, foreign)
     }
 
-    /// A number for words.
+    /// Hashes words to a number.
     fn number(&self, words: &[&str]) -> u128 {
         let mut bytes = Vec::with_capacity(64);
         for word in words {
@@ -206,7 +205,7 @@ impl Master {
         Digest::of(b"mooncake", &bytes).0
     }
 
-    /// Nothing is known any more; `missing` says that there may be something.
+    /// Drops everything known; `missing` marks the store as incomplete.
     pub(super) fn forget(&mut self, missing: bool) {
         self.unsure = if missing { self.parts.iter().copied().chain([0]).collect() } else { BTreeSet::new() };
         self.degraded.store(missing, Ordering::Relaxed);
@@ -216,7 +215,7 @@ impl Master {
         }
     }
 
-    /// A model is new: it hears of everything.
+    /// Sends all known blocks to the index, for a new model.
     pub(super) async fn tell_all(&self) {
         let mut told: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
         for (part, change) in self.known.all() {
@@ -225,7 +224,7 @@ impl Master {
         for (part, changes) in told {
             for some in changes.chunks(TOLD) {
                 self.host.store_changed(part, false, some);
-                // Others are served meanwhile.
+                // Other tasks run meanwhile.
                 tokio::task::yield_now().await;
             }
         }

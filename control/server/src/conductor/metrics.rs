@@ -1,4 +1,4 @@
-//! The Conductor's counters as Prometheus text.
+//! Counters of the Conductor as Prometheus text.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use super::Host;
 
 impl Host {
-    /// All counters and gauges.
+    /// Renders all counters and gauges.
     pub(crate) fn metrics(&self) -> String {
-        // One after the other: both lock.
+        // One after the other, as both lock the core.
         let (counts, copies, unreachable) = {
             let core = self.core();
             (core.conductor.counts(), core.conductor.copies(), core.conductor.instances().unreachable() as u64)
@@ -18,32 +18,32 @@ impl Host {
         let sum = |of: fn(&kvplane_rpc::conductor::ModelStatus) -> u64| table.models.iter().map(of).sum::<u64>();
         let counters = [
             ("placed", "Requests placed at once", counts.placed),
-            ("queued", "Requests that had to wait", counts.queued),
-            ("placed_later", "Requests placed after they had waited", counts.placed_later),
+            ("queued", "Requests queued", counts.queued),
+            ("placed_later", "Requests placed from the queue", counts.placed_later),
             ("refused", "Requests refused", counts.refused),
-            ("repeated", "Requests asked again with the same id", counts.repeated),
-            ("expired", "Reservations whose lease ran out", counts.expired),
+            ("repeated", "Requests retried with the same id", counts.repeated),
+            ("expired", "Reservations whose lease expired", counts.expired),
             ("orphaned", "Requests whose instance was lost", counts.orphaned),
-            ("event_batches", "Batches of cache events taken", counts.batches),
-            ("duplicate_batches", "Batches that had been taken before", counts.duplicates),
+            ("event_batches", "Batches of cache events applied", counts.batches),
+            ("duplicate_batches", "Batches that had been applied before", counts.duplicates),
             ("event_gaps", "Gaps in cache events", counts.gaps),
-            ("unread_events", "Events of engines that could not be read", self.unread.load(Ordering::Relaxed)),
+            ("unread_events", "Events of engines that could not be decoded", self.unread.load(Ordering::Relaxed)),
             ("foreign_events", "Events of other block sizes or groups", self.foreign.load(Ordering::Relaxed)),
-            ("lost_publishers", "Times that a publisher of events went out of reach", lost_publishers),
-            ("stale_reports", "Load reports that came late or twice", counts.stale_reports),
-            ("prefix_copies_made", "Hot prefixes copied to second nodes of the store", copies.counts.made),
-            ("prefix_copies_failed", "Hot prefixes that could not be copied", copies.counts.failed),
-            ("disbelieved", "Instances that had not what they had said", counts.disbelieved),
+            ("lost_publishers", "Times that a publisher of events became unreachable", lost_publishers),
+            ("stale_reports", "Load reports that arrived late or twice", counts.stale_reports),
+            ("prefix_copies_made", "Hot prefixes replicated in the store", copies.counts.made),
+            ("prefix_copies_failed", "Hot prefixes that could not be replicated", copies.counts.failed),
+            ("disbelieved", "Instances that lacked blocks that they had reported", counts.disbelieved),
         ];
         let gauges = [
             ("instances", "Instances registered", table.instances.len() as u64),
             ("doubted_instances", "Instances that missed reports", doubted(&table)),
-            ("unreachable_instances", "Instances whose events nobody reaches", unreachable),
-            ("waiting_requests", "Requests that wait", sum(|model| model.waiting)),
-            ("requests", "Requests that wait or are booked", sum(|model| model.requests)),
+            ("unreachable_instances", "Instances whose event publisher is unreachable", unreachable),
+            ("waiting_requests", "Queued requests", sum(|model| model.waiting)),
+            ("requests", "Queued and booked requests", sum(|model| model.requests)),
             ("index_blocks", "Blocks in the prefix indexes", sum(|model| model.blocks)),
-            ("prefix_copies", "Hot prefixes that have a copy", copies.prefixes as u64),
-            ("prefix_copy_bytes", "Bytes of these copies and of those being made", copies.bytes),
+            ("prefix_copies", "Hot prefixes with a replica", copies.prefixes as u64),
+            ("prefix_copy_bytes", "Bytes of these replicas and of those in progress", copies.bytes),
             ("mismatched_models", "Models whose hashes do not match", sum(|model| u64::from(model.mismatch))),
         ];
         let mut out = String::new();

@@ -1,4 +1,4 @@
-//! What operators tell the Conductor: whom it leaves out, and how it decides.
+//! Operators' control of the Conductor: held instances, and the placement policy.
 
 use kvplane_conductor::policy::{PolicyName, Slo};
 use kvplane_rpc::message::EmptyReply;
@@ -7,7 +7,7 @@ use kvplane_rpc::{Refusal, RefusalCode};
 
 use super::Host;
 
-/// The policy of this name.
+/// Converts a policy to the Conductor's type.
 #[must_use]
 pub const fn policy_named(policy: PlacementPolicy) -> PolicyName {
     match policy {
@@ -35,7 +35,7 @@ const fn policy_out(policy: PolicyName) -> PlacementPolicy {
     }
 }
 
-/// No promise is 0 on the wire, and the longest time in the books.
+/// Converts an objective: none is 0 on the wire, and the longest time in the Conductor.
 pub(super) const fn promise_in(ns: u64) -> u64 {
     if ns == 0 { u64::MAX } else { ns }
 }
@@ -44,13 +44,18 @@ pub(super) const fn promise_out(ns: u64) -> u64 {
     if ns == u64::MAX { 0 } else { ns }
 }
 
-/// Who does.
-const HEED: &str = "promises are kept by kvplane, local and algorithm-1";
+/// Hint at the policies with admission.
+const HEED: &str = "objectives are kept by kvplane, local and algorithm-1";
 
 impl Host {
     pub(crate) fn hold(&self, call: &HoldInstance) -> Result<InstanceHeld, Refusal> {
         let requests = self.change(|core, now_ns| core.conductor.hold(&call.instance, call.held, now_ns))?;
-        tracing::info!(instance = call.instance, held = call.held, requests, "an operator changes who takes requests");
+        tracing::info!(
+            instance = call.instance,
+            held = call.held,
+            requests,
+            "an operator held or released an instance"
+        );
         Ok(InstanceHeld { requests })
     }
 
@@ -58,14 +63,14 @@ impl Host {
         let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
         let refuses = slo != Slo::NONE;
         if refuses && !policy_named(call.policy).heeds_promises() {
-            let reason = format!("{:?} refuses nobody, whatever is promised; {HEED}", call.policy);
+            let reason = format!("{:?} rejects no request, so it keeps no objective; {HEED}", call.policy);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         self.change(|core, now_ns| {
             core.conductor.set_placement(policy_named(call.policy), refuses, slo, now_ns);
             Ok(())
         })?;
-        tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changes how requests are placed");
+        tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changed the placement policy");
         Ok(EmptyReply)
     }
 

@@ -1,22 +1,22 @@
-//! The paths of Mooncake's conductor and of Dynamo's indexer, in JSON or MessagePack: routers that know those find us.
+//! Paths of Mooncake's conductor and of Dynamo's indexer, in JSON or MessagePack, for routers that use those.
 //!
-//! | request | does |
+//! | request | action |
 //! |---|---|
-//! | `POST /register` | an engine or a master, and where it publishes its events: followed from now on |
-//! | `POST /unregister` | the same engine goes |
-//! | `POST /query` | who has how much of a prompt, by tokens, hashed as vLLM does (`sha256_cbor`) |
-//! | `POST /query_by_hash` | the same, by hashes |
-//! | `GET /global_view` | models, and how many blocks are known of each |
+//! | `POST /register` | registers an engine or a master with its publisher of events, which is followed from then on |
+//! | `POST /unregister` | unregisters it |
+//! | `POST /query` | returns the holders of a prompt's prefix, by tokens, hashed as vLLM does (`sha256_cbor`) |
+//! | `POST /query_by_hash` | the same query, by hashes |
+//! | `GET /global_view` | models, with the number of their known blocks |
 //! | `GET /services` | engines and masters |
 //!
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
-//! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
-//! anything. What the shared store has counts as memory (`cpu`) of every instance that prefills. `hash_mismatch` says
-//! that engines of the model were seen to hash otherwise than the question was; `degraded` says that something of what
-//! engines of the model or stores hold is not known, as after a restart of ours.
+//! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that no instance serves has no holders. Blocks in the
+//! shared store count as memory (`cpu`) of every instance that prefills. `hash_mismatch` means that engines of the
+//! model were seen to hash differently from the query; `degraded` means that the index lacks contents of the model's
+//! engines or of stores, as after a restart of the control plane.
 //!
-//! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` says so. There
-//! `token_ids` may be bytes: numbers of 32 bits, little-endian.
+//! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` decides. In
+//! MessagePack, `token_ids` may be bytes: numbers of 32 bits, little-endian.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,29 +41,29 @@ use crate::events::msgpack::Writer;
 use crate::http::admin::answer_json;
 use crate::http::{Answer, MSGPACK};
 
-/// The longest body: two million tokens, written out.
+/// Most bytes of a body: two million tokens as text.
 const BODY_BYTES: usize = 24 << 20;
-/// The same in MessagePack: a value of one byte takes fifty when it is read.
+/// Most bytes of a body in MessagePack: a value of one byte takes fifty once it is decoded.
 const PACKED_BYTES: usize = 9 << 20;
-/// Holders in an answer at most.
+/// Most holders in an answer.
 const HOLDERS: u32 = 1_024;
-/// The largest rank.
+/// Greatest rank.
 const RANKS: u64 = 65_535;
-/// The longest name of a master, its tenant and its model.
+/// Most bytes of a master's name, tenant and model.
 const NAME_BYTES: usize = 256;
-/// Algorithms of vLLM whose hashes cannot be made here from tokens; `sha256` is its default.
+/// Hash algorithms of vLLM that cannot be computed here from tokens; `sha256` is its default.
 const FOREIGN_HASHES: [&str; 4] = ["sha256", "xxhash", "xxhash_cbor", "builtin"];
-/// The longest seed of hashes.
+/// Most bytes of a hash seed.
 const SEED_BYTES: usize = 64;
 
 const PATHS: [&str; 6] = ["/register", "/unregister", "/query", "/query_by_hash", "/global_view", "/services"];
 
-/// The path as metrics name it, if it is one of these.
+/// Returns the path's name in metrics, if it is one of these.
 pub(crate) fn known(path: &str) -> Option<&'static str> {
     PATHS.into_iter().find(|known| *known == path)
 }
 
-/// What a request gets wrong.
+/// Error of a request.
 struct Wrong(StatusCode, String);
 
 fn wrong(what: impl Into<String>) -> Wrong {
@@ -83,7 +83,7 @@ impl From<kvplane_rpc::Refusal> for Wrong {
     }
 }
 
-/// The answer for a path that [`known`] knows.
+/// Answers a path that [`known`] accepts.
 pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
     let asks = if request.method() == Method::GET { ACCEPT } else { CONTENT_TYPE };
     let packed = is_packed(request.headers(), &asks);
@@ -103,14 +103,14 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
     (status, MSGPACK, out.out.into())
 }
 
-/// Whether a header says MessagePack, by any of its names.
+/// Returns true if a header names MessagePack, by any of its media types.
 fn is_packed(headers: &HeaderMap, name: &HeaderName) -> bool {
     let said = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let first = said.split([';', ',']).next().unwrap_or_default().trim().to_ascii_lowercase();
     [MSGPACK, "application/x-msgpack", "application/vnd.msgpack"].contains(&first.as_str())
 }
 
-/// A body of MessagePack as JSON. Bytes are numbers of 32 bits there.
+/// Converts MessagePack to JSON. Bytes become numbers of 32 bits.
 fn unpacked(value: &msgpack::Value<'_>) -> Option<Value> {
     Some(match value {
         msgpack::Value::Nil => Value::Null,
@@ -154,13 +154,13 @@ async fn serve(
         Err(error) if error.is::<LengthLimitError>() => {
             return Err(Wrong(StatusCode::PAYLOAD_TOO_LARGE, format!("a body is at most {most} bytes")));
         }
-        Err(_) => return Err(wrong("the body did not arrive whole")),
+        Err(_) => return Err(wrong("the body is incomplete")),
     };
     let body: Value = if packed {
         let read = msgpack::Value::read(&body).as_ref().and_then(unpacked);
-        read.ok_or_else(|| wrong("the body is no MessagePack of texts, numbers, arrays and maps"))?
+        read.ok_or_else(|| wrong("the body is not MessagePack of strings, numbers, arrays and maps"))?
     } else {
-        serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is no JSON: {error}")))?
+        serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is not JSON: {error}")))?
     };
     let fields = Fields(body.as_object().ok_or_else(|| wrong("the body must be an object"))?);
     match path {
@@ -183,7 +183,7 @@ async fn serve(
     }
 }
 
-/// A body's fields.
+/// Fields of a body.
 struct Fields<'a>(&'a Map<String, Value>);
 
 impl Fields<'_> {
@@ -209,7 +209,7 @@ impl Fields<'_> {
         number.map(Some).ok_or_else(|| wrong(format!("{name} must be a number from 0 to {most}")))
     }
 
-    /// The default tenant has no name here.
+    /// Returns the tenant; the default tenant has the empty name.
     fn tenant(&self) -> Result<String, Wrong> {
         Ok(self.text("tenant_id")?.filter(|tenant| tenant != "default").unwrap_or_default())
     }
@@ -239,7 +239,7 @@ impl Fields<'_> {
         read.collect::<Option<_>>().ok_or_else(|| wrong("token_ids must be numbers below 2^32"))
     }
 
-    /// Hashes as numbers, signed or not.
+    /// Returns hashes as numbers, signed or not.
     fn hashes(&self) -> Result<Vec<u64>, Wrong> {
         let hashes = self.get("seq_hashes").or_else(|| self.get("block_hashes")).or_else(|| self.get("block_hash"));
         let hashes = hashes.and_then(Value::as_array).ok_or_else(|| wrong("seq_hashes must be an array of numbers"))?;
@@ -247,7 +247,7 @@ impl Fields<'_> {
         read.collect::<Option<_>>().ok_or_else(|| wrong("seq_hashes must be whole numbers of 64 bits"))
     }
 
-    /// The name of an instance, with its rank.
+    /// Returns the name of an instance, with its rank.
     fn instance(&self) -> Result<String, Wrong> {
         let rank = self.number("dp_rank", RANKS)?.unwrap_or(0);
         Ok(format!("{}@{rank}", self.required("instance_id")?))
@@ -259,7 +259,7 @@ fn pool_of(context: &PromptContext) -> PoolKey {
     PoolKey { tenant, model, block_tokens }
 }
 
-/// A master of Mooncake's, whose store counts for everybody.
+/// Registers a master of Mooncake, whose store counts for every instance.
 fn register_master(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, Wrong> {
     let spec = MasterSpec {
         name: fields.instance()?,
@@ -295,8 +295,8 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
             let profile = Fields(profile.as_object().ok_or_else(|| wrong("hash_profile must be an object"))?);
             let by_tokens = match profile.text("algorithm")?.as_deref() {
                 None | Some("sha256_cbor") => vllm,
-                // Only Python's own serialization, or another hash, gives these: questions by hash are answered, and
-                // those by tokens say `hash_mismatch` once events have told tokens.
+                // Only Python's serialization, or another hash, gives these: queries by hash are answered, and queries
+                // by tokens carry `hash_mismatch` once events have shown tokens.
                 Some(other) if FOREIGN_HASHES.contains(&other) => false,
                 Some(other) => {
                     let known = FOREIGN_HASHES.join(", ");
@@ -327,7 +327,7 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
         address: source.publisher.clone(),
         events: Some(source),
     };
-    // SGLang's hashes are others; nobody asks for those with tokens.
+    // SGLang's hashes are different; no router queries them by tokens.
     let registered = host.enter(call, vllm, seed)?;
     let mut answer = json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh });
     if !by_tokens {
@@ -349,7 +349,8 @@ fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
     Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
 }
 
-/// What instances have, with what each can fetch from the shared store: that is memory to all who prefill.
+/// Adds to the instances' holdings what each can fetch from the shared store, which counts as memory of instances that
+/// prefill.
 fn with_store(host: &Host, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) -> Vec<PrefixHolder> {
     let stored = host.in_store(asked);
     if stored == 0 {

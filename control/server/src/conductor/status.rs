@@ -1,4 +1,4 @@
-//! The Conductor's part of the status page: instances, models with their queues, hot prefixes, counts.
+//! The Conductor's part of the status page: instances, models with their queues, hot prefixes, counters.
 
 use kvplane_conductor::conductor::CopyState;
 use serde_json::{Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use super::Host;
 use super::convert::part_name;
 
-/// Hot prefixes that are shown.
+/// Most hot prefixes shown.
 const HOT: usize = 20;
 
-/// What there is of copies of hot prefixes.
+/// Returns figures of the replicas of hot prefixes.
 fn copies_as_json(copies: &CopyState) -> Value {
     json!({
         "most_bytes": copies.config.most_bytes,
@@ -22,7 +22,7 @@ fn copies_as_json(copies: &CopyState) -> Value {
 }
 
 impl Host {
-    /// All of it as JSON. What comes from outside is text in it, and nothing else.
+    /// Returns the whole state as JSON. Names from outside are JSON strings in it, and nothing else.
     pub(crate) fn status(&self) -> Value {
         let now_ns = self.now_ns();
         let mut core = self.core();

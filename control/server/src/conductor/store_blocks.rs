@@ -1,7 +1,7 @@
-//! Blocks of our own store: what shards tell of objects whose keys are those of blocks, for the conductor.
+//! Blocks in this cluster's store: feeds the Conductor with shards' events of objects whose keys are those of blocks.
 //!
-//! Shards are followed from the first registration of an instance on. An object counts as long as it is in memory or on
-//! an SSD of its shard. A model that is new wants a snapshot, since nothing was kept of its blocks before.
+//! Events are followed from the first registration of an instance on. An object counts as present while it is in memory
+//! or on an SSD of its shard. A new model causes a snapshot, since its blocks were not indexed before.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,29 +16,29 @@ use tokio::time::sleep;
 use super::Host;
 use crate::control::Control;
 
-/// Blocks that are remembered, about 200 bytes each; what is beyond is not known to schedulers.
+/// Most indexed blocks, about 200 bytes each; schedulers do not see further ones.
 const BLOCKS: usize = 1 << 20;
-/// How long is waited before events are asked for anew.
+/// Wait before the subscription to events is retried.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// A block in the store.
 struct Block {
     tenant: String,
     key: BlockKey,
-    /// A bit for each medium that it is on.
+    /// Media that hold it, one bit each.
     media: u8,
 }
 
-/// What is known of stores, part by part.
+/// Contents of stores, part by part.
 #[derive(Default)]
 pub(super) struct StoreState {
-    /// By part and object.
+    /// Blocks, by part and object.
     blocks: HashMap<(u64, u128), Block>,
-    /// By a block's hash: the object that is one of its blocks, the latest of several tenants' or models'.
+    /// Object of a block, by the block's hash; the latest one if several tenants or models have that hash.
     objects: HashMap<u64, (u64, u128)>,
 }
 
-/// What the conductor is to be told: tenant, block, and whether it is there.
+/// Change for the Conductor: tenant, block, and whether it is present.
 pub(super) type Change = (String, BlockKey, bool);
 
 /// Media, as bits.
@@ -46,13 +46,13 @@ pub(super) const MEMORY: u8 = 1;
 pub(super) const SSD: u8 = 2;
 
 impl StoreState {
-    /// All that was known of a part is void.
+    /// Drops everything known of a part.
     pub(super) fn void(&mut self, part: u64) {
         self.blocks.retain(|(of, _), _| *of != part);
         self.objects.retain(|_, (of, _)| *of != part);
     }
 
-    /// The object of ours that a tenant's block of a model is, where it is known.
+    /// Returns the object in this cluster's store that holds a tenant's block of a model, if known.
     pub(super) fn object(&self, tenant: &str, model: &str, hash: u64) -> Option<Digest> {
         let name = self.objects.get(&hash)?;
         let block = self.blocks.get(name)?;
@@ -60,7 +60,7 @@ impl StoreState {
         (block.tenant == tenant && named).then_some(Digest(name.1))
     }
 
-    /// An object is there; `block` says whose it is, and which block.
+    /// Records that an object is stored; `block` returns its tenant and block.
     pub(super) fn stored(
         &mut self,
         name: (u64, u128),
@@ -80,7 +80,7 @@ impl StoreState {
         Some((tenant, key, true))
     }
 
-    /// An object is there no more.
+    /// Records that an object was removed from media.
     pub(super) fn removed(&mut self, name: (u64, u128), media: u8) -> Option<Change> {
         let known = self.blocks.get_mut(&name)?;
         known.media &= !media;
@@ -94,7 +94,7 @@ impl StoreState {
         Some((tenant, key, false))
     }
 
-    /// Nothing of a part is there any more.
+    /// Records that all objects of a part were removed from media.
     pub(super) fn cleared(&mut self, part: u64, media: u8, changes: &mut Vec<Change>) {
         self.blocks.retain(|(of, _), block| {
             block.media &= if *of == part { !media } else { u8::MAX };
@@ -107,12 +107,12 @@ impl StoreState {
         self.objects.retain(|_, name| blocks.contains_key(name));
     }
 
-    /// Everything, by part, as if it came now.
+    /// Returns all blocks, by part, as additions.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, Change)> {
         self.blocks.iter().map(|((part, _), block)| (*part, (block.tenant.clone(), block.key.clone(), true)))
     }
 
-    /// Takes a report of a shard; says whether its former blocks are void, and what changed.
+    /// Applies a shard's report; returns whether its former blocks are void, and the changes.
     fn take(&mut self, shard: u64, report: NodeEvents) -> (bool, Vec<Change>) {
         let void = matches!(report.part, EventReport::SnapshotBegins | EventReport::Gone) || report.lost > 0;
         if void {
@@ -140,10 +140,10 @@ impl StoreState {
     }
 }
 
-/// Follows until the control plane ends.
+/// Follows the store's events until the control plane ends.
 pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
     let mut fresh = host.fresh.subscribe();
-    // The host is there as long as this.
+    // The host lives as long as this task.
     if *fresh.borrow_and_update() == 0 && fresh.changed().await.is_err() {
         return;
     }
@@ -159,7 +159,7 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
             tokio::select! {
                 item = events.recv() => {
                     let Some(frame) = item else { break };
-                    // We made it ourselves.
+                    // The frame was encoded by this process.
                     let Ok(Events { events }) = decode::<Events>(&frame) else { continue };
                     let shard = events.node << 16 ^ u64::from(events.shard);
                     let (void, changes) = host.stored().take(shard, events);
@@ -169,7 +169,7 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
                 Ok(()) = fresh.changed() => control.want_snapshot(),
             }
         }
-        // We did not keep up.
+        // The task did not keep up, so its stream was closed.
         shards.into_iter().for_each(|shard| host.store_changed(shard, true, &[]));
     }
 }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_there_until_it_is_on_no_medium() {
+    fn a_block_is_indexed_until_no_medium_holds_it() {
         use ObjectChange::{Cleared, Removed, Stored};
         use ObjectMedium::{Memory, Ssd};
         let mut known = StoreState::default();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_says_which_object_it_is_as_long_as_it_is_there() {
+    fn the_object_of_a_block_is_known_while_the_block_is_stored() {
         use ObjectChange::{Cleared, Removed, Stored};
         use ObjectMedium::Memory;
         let mut known = StoreState::default();

@@ -1,9 +1,11 @@
-//! Follows what an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it is registered.
+//! Follower of the events that an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it is
+//! registered.
 //!
-//! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
-//! where it has one; what it does not have any more is lost, and the conductor is told so. After a connection broke,
-//! numbers that begin anew say that the engine did too. A publisher that cannot be reached is tried again; the longer
-//! it is away, the less counts what is known of the engine ([`kvplane_conductor::conductor::Conductor::away`]).
+//! Messages have a topic, a number and a batch. After a gap in the numbers, the missing batches are requested from the
+//! engine's replay socket, if it has one; batches that it does not hold any more are lost, and the Conductor is
+//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted. The follower
+//! reconnects to an unreachable publisher; the longer it is unreachable, the less its engine's known cache counts
+//! ([`kvplane_conductor::conductor::Conductor::away`]).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -24,44 +26,44 @@ use super::master::{FORGET, Master};
 use crate::events::zmtp::message;
 use crate::events::zmtp_client::{Kind, Peer, PeerInput, hello, subscription};
 
-/// How long connecting and the handshake may take, and each part of a replay.
+/// Deadline of connecting with the handshake, and of each part of a replay.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long a publisher is left alone after its connection broke.
+/// Backoff after a broken connection.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Batches of one replay at most: ten times what engines keep.
+/// Most batches of one replay: ten times what engines keep.
 const REPLAYED: usize = 100_000;
-/// After how long without a word it is asked whether a publisher's machine is still there.
+/// Idle time after which TCP keepalives probe a publisher's host.
 const IDLE: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 << 10;
 
-/// Whose events these are, and where they come from.
+/// Source of events, and the feed that they belong to.
 pub(super) struct EventOrigin {
     pub source: EventSource,
     pub feed: Feed,
 }
 
-/// Whose events these are.
+/// Feed of events.
 pub(super) enum Feed {
-    /// An engine's.
+    /// Cache of an engine.
     Engine {
         instance: String,
         incarnation: u64,
         block_tokens: u32,
-        /// Whose seed its hashes should begin with, where that is known.
+        /// Model whose seed its hashes should start from, if known.
         hashes: Option<PoolKey>,
     },
-    /// A master's.
+    /// Store of a master.
     Master(Master),
 }
 
-/// The address within `tcp://HOST:PORT`.
+/// Returns the address within `tcp://HOST:PORT`.
 pub(super) fn address_of(url: &str) -> Option<&str> {
     let address = url.strip_prefix("tcp://").unwrap_or(url);
     let (host, port) = address.rsplit_once(':')?;
     (!host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port != 0)).then_some(address)
 }
 
-/// One connection.
+/// One ZeroMQ connection.
 struct Line {
     stream: TcpStream,
     peer: Peer,
@@ -73,7 +75,7 @@ impl Line {
         let address = address_of(url).ok_or_else(|| io::Error::other("no address"))?;
         let opening = async {
             let mut stream = TcpStream::connect(address).await?;
-            // A publisher with nothing to say is silent, and so is a machine that is gone.
+            // Both an idle publisher and a lost host are silent.
             kvplane_sys::net::enable_keepalive(stream.as_fd(), IDLE)?;
             stream.write_all(&hello(kind)).await?;
             let mut line = Self { stream, peer: Peer::default(), heard: std::collections::VecDeque::new() };
@@ -99,10 +101,10 @@ impl Line {
         }
     }
 
-    /// The next message; answers what else comes. Nothing where a model came first.
+    /// Receives the next message, and answers other input. Returns none if a new model came first.
     async fn message_or_model(&mut self, models: &mut watch::Receiver<u64>) -> io::Result<Option<Vec<Vec<u8>>>> {
         loop {
-            // Giving up a read loses nothing.
+            // A read is cancel-safe.
             let heard = tokio::select! {
                 heard = self.next() => heard?,
                 Ok(()) = models.changed() => return Ok(None),
@@ -115,7 +117,7 @@ impl Line {
         }
     }
 
-    /// The next message; answers what else comes.
+    /// Receives the next message, and answers other input.
     async fn message(&mut self) -> io::Result<Vec<Vec<u8>>> {
         loop {
             match self.next().await? {
@@ -127,7 +129,7 @@ impl Line {
     }
 }
 
-/// Follows until the instance is not registered any more in this incarnation.
+/// Follows the events until the instance is not registered any more in this incarnation.
 pub(super) async fn follow(host: Arc<Host>, followed: EventOrigin) {
     let mut follower = Follower { host, followed, next: None, away: false };
     let mut away_since = None;
@@ -135,9 +137,9 @@ pub(super) async fn follow(host: Arc<Host>, followed: EventOrigin) {
         let began = Instant::now();
         match follower.connected().await {
             Err(FollowEnd::Gone) => return,
-            // The publisher is away, or is none.
+            // The publisher is unreachable, or there is none at that address.
             Err(FollowEnd::Broken(error)) => {
-                // One attempt takes no longer than its deadline; what took longer was a connection.
+                // An attempt takes no longer than its deadline; a longer time means that there was a connection.
                 if began.elapsed() > 2 * DEADLINE {
                     away_since = None;
                 }
@@ -157,7 +159,7 @@ pub(super) async fn follow(host: Arc<Host>, followed: EventOrigin) {
     }
 }
 
-/// Why following a connection ended.
+/// End of following over one connection.
 enum FollowEnd {
     Broken(io::Error),
     Gone,
@@ -172,19 +174,20 @@ impl From<io::Error> for FollowEnd {
 struct Follower {
     host: Arc<Host>,
     followed: EventOrigin,
-    /// The number of the batch that comes next.
+    /// Number of the next batch.
     next: Option<u64>,
-    /// Whether the publisher was out of reach when it was last tried.
+    /// True if the last attempt to reach the publisher failed.
     away: bool,
 }
 
 impl Follower {
-    /// The publisher has been out of reach for so long: what is known of an engine then counts for less and less.
+    /// Records that the publisher has been unreachable for `elapsed`: the known cache of its engine counts for less and
+    /// less.
     fn is_away(&mut self, elapsed: Duration, error: &io::Error) -> Result<(), FollowEnd> {
         let publisher = &self.followed.source.publisher;
         if !std::mem::replace(&mut self.away, true) {
             self.host.lost_publishers.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(publisher, "a publisher of cache events is out of reach, and is tried again: {error}");
+            tracing::warn!(publisher, "a publisher of cache events is unreachable, retrying: {error}");
         }
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(()) };
         let for_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
@@ -195,7 +198,7 @@ impl Follower {
             }
             Ok(Ok(true)) => {
                 if self.next.take().is_some() {
-                    tracing::warn!(publisher, instance, "out of reach for long: it is taken to hold nothing");
+                    tracing::warn!(publisher, instance, "unreachable for too long: its cache counts as empty");
                 }
                 Ok(())
             }
@@ -203,16 +206,16 @@ impl Follower {
         }
     }
 
-    /// The publisher is within reach, and what it had of what was missed has been taken.
+    /// Records that the publisher is reachable, and that the replay of missed batches is complete.
     fn is_back(&mut self) {
         if std::mem::replace(&mut self.away, false) {
             tracing::info!(
                 publisher = self.followed.source.publisher,
-                "a publisher of cache events is within reach again"
+                "a publisher of cache events is reachable again"
             );
         }
         if let Feed::Engine { instance, incarnation, .. } = &self.followed.feed {
-            // One that is not registered any more is not followed for long.
+            // An instance that is not registered any more is not followed for long.
             let _ = self.host.with(|conductor, now_ns| conductor.reached(instance, *incarnation, now_ns));
         }
     }
@@ -222,17 +225,17 @@ impl Follower {
         let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
         let words = subscription(source.topic.as_bytes());
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
-        // What was published before we came, or while we were away. Numbers before it are of another incarnation.
+        // Batches published before this connection. Smaller numbers belong to an earlier incarnation.
         let mut before = self.next;
         let replayed = self.replay(self.next.unwrap_or(0)).await?;
         if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
-            // It has published nothing yet, so its cache is empty; what comes next is number 0.
+            // It has published nothing yet, so its cache is empty; the next number is 0.
             self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
         }
         self.is_back();
         let mut models = self.host.fresh.subscribe();
         if let Feed::Master(master) = &self.followed.feed {
-            // Models that came while we were away.
+            // Models that were registered during the disconnection.
             master.tell_all().await;
         }
         loop {
@@ -248,7 +251,7 @@ impl Follower {
                     before = None;
                     self.began_anew(seq, payload).await?;
                 }
-                // It was replayed.
+                // The batch was replayed already.
                 Some(next) if seq < next => {}
                 Some(next) if seq > next => {
                     self.replay(next).await?;
@@ -261,24 +264,25 @@ impl Follower {
         }
     }
 
-    /// An engine that counts from the beginning again has nothing of what it had.
+    /// Handles an engine whose numbers start over: its former cache is gone.
     async fn began_anew(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowEnd> {
         if seq == 0 {
             return self.take(0, CacheChange::Snapshot, payload);
         }
-        // The empty cache is what was before number 0, so that this one counts too where it is replayed.
+        // The empty cache precedes number 0, so that batch 0 counts too if it is replayed.
         self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
         self.replay(0).await?;
         let missing = self.next.is_none_or(|next| seq > next);
         self.take(seq, if missing { CacheChange::Lost } else { CacheChange::Goes }, payload)
     }
 
-    /// Takes what the engine still has of its batches from `from` on. Whether it said that this was all.
+    /// Applies the batches from `from` on that the engine still holds. Returns true if the engine marked the end of the
+    /// replay.
     async fn replay(&mut self, from: u64) -> Result<bool, FollowEnd> {
         if self.followed.source.replay.is_empty() {
             return Ok(false);
         }
-        // Without it there is a gap, which is said.
+        // Without a replay there is a gap, which is reported.
         let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else { return Ok(false) };
         let asked = message(&[b"", &from.to_be_bytes()]);
         if !matches!(timeout(DEADLINE, line.stream.write_all(&asked)).await, Ok(Ok(()))) {
@@ -293,7 +297,7 @@ impl Follower {
             let change = match self.next {
                 Some(next) if seq < next => continue,
                 Some(next) if seq > next => CacheChange::Lost,
-                // The first that is kept may not be the first there was.
+                // The oldest batch that the engine keeps may not be the first one it sent.
                 None if seq > from => CacheChange::Lost,
                 _ => CacheChange::Goes,
             };
@@ -306,7 +310,7 @@ impl Follower {
         let block_tokens = match &mut self.followed.feed {
             Feed::Engine { block_tokens, .. } => *block_tokens,
             Feed::Master(master) => {
-                // The first message of a master is 1.
+                // A master's messages are numbered from 1.
                 let missing = change == CacheChange::Lost || self.next.is_none();
                 if change == CacheChange::Snapshot || missing {
                     master.forget(missing && seq > 1);
@@ -327,11 +331,11 @@ impl Follower {
         self.batch(seq, change, read.events)
     }
 
-    /// Sees whether the engine hashes as questions with tokens are hashed.
+    /// Compares the engine's hashes with those that queries by tokens compute.
     fn compare(&self, root: &RootBlock) {
         let Feed::Engine { instance, incarnation, hashes: Some(pool), .. } = &self.followed.feed else { return };
         let does = root.is_of(&self.host.seed(pool));
-        // One that is not registered any more is not followed for long.
+        // An instance that is not registered any more is not followed for long.
         let _ = self.host.with(|conductor, _| conductor.hashes_as_expected(instance, *incarnation, does));
     }
 
@@ -347,7 +351,7 @@ impl Follower {
         };
         let batch = CacheBatch { seq, change, events };
         let mut gone = false;
-        // What else is wrong with a batch is the batch's loss.
+        // Any other error concerns this batch only.
         let _ = self.host.with(|conductor, now_ns| {
             let taken = conductor.cache(instance, *incarnation, batch, now_ns);
             gone =
@@ -359,7 +363,7 @@ impl Follower {
     }
 }
 
-/// Number and batch of a message: its last two parts.
+/// Returns number and batch of a message: its last two parts.
 fn numbered(parts: &[Vec<u8>]) -> Option<(u64, &[u8])> {
     let [.., seq, payload] = parts else { return None };
     Some((u64::from_be_bytes(seq.as_slice().try_into().ok()?), payload))
@@ -370,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_of_somebody() {
+    fn addresses_need_a_host_and_a_port() {
         assert_eq!(address_of("tcp://10.0.0.1:5557"), Some("10.0.0.1:5557"));
         assert_eq!(address_of("host:1"), Some("host:1"));
         for none in ["", "tcp://", "tcp://*:5557", "tcp://host", "tcp://host:0", "tcp://host:99999", "ipc:///tmp/x"] {

@@ -1,4 +1,4 @@
-//! The calls, each as one input to the cluster or one look at it.
+//! The calls of the control protocol, each as one input to the cluster or one query of it.
 
 use kvplane_cluster::{ClientId, Input, Offer, Reply, SegmentOwner};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -28,13 +28,14 @@ use tokio::sync::{mpsc, watch};
 use super::{Control, SOFTWARE};
 use crate::nodes::shards::Shards;
 
-/// The core answers each input with its own kind of reply.
+/// Returns the refusal for a reply of the wrong kind: the core answers each input with one kind of reply.
 fn unexpected(reply: &Reply) -> Refusal {
     let reason = format!("a bug: the cluster answered {reply:?}");
     Refusal::new(RefusalCode::ShuttingDown, reason)
 }
 
-/// A client speaks for itself, a node for itself and for clients in its process.
+/// Checks that the caller may act for the owner: a client acts for itself, a node for itself and for clients in its
+/// process.
 fn check_owner(caller: Caller, owner: Owner) -> Result<SegmentOwner, Refusal> {
     match (caller.role, owner) {
         (Role::Client, Owner::Node { node, .. }) => {
@@ -138,11 +139,11 @@ impl Service for Control {
                 found.member.incarnation
             }
             (None, Role::Node | Role::Client | Role::Scheduler) => {
-                let reason = format!("node {node} must say which of its incarnations ends");
+                let reason = format!("node {node} must name the incarnation that leaves");
                 return Err(Refusal::new(RefusalCode::BadRequest, reason));
             }
         };
-        // A node that ends by itself comes back, as far as it has devices; whom an operator removes does not.
+        // A node that shuts down by itself returns, if it has devices; a node that an operator removes does not.
         let restarts = call.incarnation.is_some();
         self.handle(match restarts {
             true => Input::Restart { node, incarnation },
@@ -209,7 +210,7 @@ impl Service for Control {
             epoch: view.epoch,
             replicas: self.core()?.cluster.config().replicas,
             segments: view.segments.len() as u64,
-            // Whoever left, or was taken out, is no member any more.
+            // Members that left or were removed are not members any more.
             members: view.members.into_iter().filter(|member| member.state != "left").collect(),
         })
     }
@@ -219,7 +220,7 @@ impl Service for Control {
         let mut core = self.core()?;
         let shards = core.check_incarnation(call.node, call.incarnation)?;
         if call.shards.len() > SHARDS_PER_REPORT || call.shards.iter().any(|shard| usize::from(shard.shard) >= shards) {
-            let reason = format!("node {} has {shards} shards, and reports of others or too many", call.node);
+            let reason = format!("node {} has {shards} shards, and its report names others or too many", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         Ok(TierOrders { orders: core.tiers.report(call, now_ns) })
@@ -251,7 +252,7 @@ impl Service for Control {
         let mut core = self.core()?;
         let shards = core.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards {
-            let reason = format!("node {} has {shards} shards, and reports of {}", call.node, call.shard.shard);
+            let reason = format!("node {} has {shards} shards, and reports shard {}", call.node, call.shard.shard);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.shards.report(call, now_ns);
@@ -263,7 +264,7 @@ impl Service for Control {
         let mut core = self.core()?;
         let shards = core.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards || !Shards::is_sound(&call.shard) {
-            let reason = format!("node {} has {shards} shards, and reports of others or too much", call.node);
+            let reason = format!("node {} has {shards} shards, and its report names others or is too large", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.shards.report_hot(call, now_ns);
@@ -363,7 +364,7 @@ impl Service for Control {
         let events = &call.events;
         core.check_incarnation(events.node, events.incarnation)?;
         if !core.follow.knows(events.node, events.incarnation) {
-            let reason = format!("node {} reports events without being told to", events.node);
+            let reason = format!("node {} reports events without an order to do so", events.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.follow.publish(events)?;
@@ -492,17 +493,17 @@ impl Service for Control {
 
     fn observe(&self, event: Event) {
         if let Event::Rejected(reason) = event {
-            tracing::debug!(reason = reason.name(), "a connection was turned away");
+            tracing::debug!(reason = reason.name(), "a connection was rejected");
         }
         self.counts.observe(event);
     }
 }
 
-/// Whoever is no operator may speak of one incarnation of a node only.
+/// Checks that a call of a role other than an operator's names one incarnation of the node.
 fn check_names_incarnation(caller: Caller, node: u64, incarnation: Option<u64>) -> Result<(), Refusal> {
     if incarnation.is_some() || matches!(caller.role, Role::Admin | Role::Control) {
         return Ok(());
     }
-    let reason = format!("node {node} must say which of its incarnations is meant");
+    let reason = format!("node {node} must name its incarnation");
     Err(Refusal::new(RefusalCode::BadRequest, reason))
 }

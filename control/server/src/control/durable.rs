@@ -1,4 +1,4 @@
-//! How changes are made durable: those of the cluster's records, and those of the Conductor's.
+//! Durability of changes: of the cluster's records, and of the Conductor's.
 
 use kvplane_cluster::Change;
 use kvplane_rpc::{Refusal, RefusalCode};
@@ -7,14 +7,13 @@ use super::{Control, Core};
 use crate::store::StoreError;
 
 impl Control {
-    /// Makes changes durable, all or none. When that fails, nothing may be changed any more and the control plane
-    /// stops.
+    /// Makes changes durable, all or none. After a failure no further change is accepted and the control plane stops.
     pub(super) fn persist(&self, core: &mut Core, changes: &[Change]) -> Result<(), Refusal> {
         let outcome = core.store.commit(changes);
         self.check_outcome(core, outcome)
     }
 
-    /// The same, with the identity of the state that is gone on with.
+    /// Makes changes durable, together with the identity of the adopted state.
     pub(super) fn adopt(&self, core: &mut Core, state: u64, changes: &[Change]) -> Result<(), Refusal> {
         let outcome = core.store.adopt(state, changes);
         self.check_outcome(core, outcome)
@@ -34,7 +33,7 @@ impl Control {
         self.persist(&mut *self.core()?, changes)
     }
 
-    /// Refuses when nothing can be made durable at present.
+    /// Refuses if no change can be made durable at present.
     pub(crate) fn check_durable(&self) -> Result<(), Refusal> {
         match self.core()?.store.doubt() {
             Some(reason) => Err(Refusal::new(RefusalCode::Storage, reason)),

@@ -1,4 +1,4 @@
-//! What happens when the disk fails: nothing more is published, every call is refused, and the driver ends.
+//! Behavior when the disk fails: nothing more is published, every call is refused, and the driver ends.
 
 use std::net::SocketAddr;
 use std::time::Instant;

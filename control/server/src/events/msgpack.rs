@@ -1,9 +1,9 @@
-//! A writer of MessagePack, as much of it as events and answers need:
+//! Writer of MessagePack, limited to the types that events and answers use:
 //! https://github.com/msgpack/msgpack/blob/master/spec.md
 
 use serde_json::Value;
 
-/// Bytes in the making.
+/// Buffer of an encoded value.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     pub(crate) out: Vec<u8>,
@@ -30,13 +30,13 @@ impl Writer {
             0..=31 => self.out.push(0xa0 | bytes as u8),
             32..=0xff => self.out.extend([0xd9, bytes as u8]),
             0x100..=0xffff => self.tagged(0xda, &(bytes as u16).to_be_bytes()),
-            // Nothing here is near that.
+            // No text here comes near that length.
             _ => self.tagged(0xdb, &(bytes as u32).to_be_bytes()),
         }
         self.out.extend_from_slice(text.as_bytes());
     }
 
-    /// So many values follow.
+    /// Begins an array of `count` values, which follow.
     pub(crate) fn array(&mut self, count: u16) {
         match count {
             0..=15 => self.out.push(0x90 | count as u8),
@@ -44,7 +44,7 @@ impl Writer {
         }
     }
 
-    /// So many keys follow, each with its value.
+    /// Begins a map of `count` keys, each followed by its value.
     pub(crate) fn map(&mut self, count: u16) {
         match count {
             0..=15 => self.out.push(0x80 | count as u8),
@@ -52,7 +52,7 @@ impl Writer {
         }
     }
 
-    /// A value as JSON has it.
+    /// Writes a JSON value.
     pub(crate) fn value(&mut self, value: &Value) {
         match value {
             Value::Null => self.nil(),
@@ -66,7 +66,7 @@ impl Writer {
             Value::Array(values) => {
                 match u16::try_from(values.len()) {
                     Ok(count) => self.array(count),
-                    // No answer has four billion.
+                    // No answer has four billion values.
                     Err(_) => self.tagged(0xdd, &(values.len() as u32).to_be_bytes()),
                 }
                 values.iter().for_each(|value| self.value(value));

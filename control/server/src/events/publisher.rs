@@ -1,14 +1,14 @@
-//! Events for others: a ZeroMQ publisher that tells what became of objects as Mooncake's master does (its RFC 1527).
+//! ZeroMQ publisher of the store's events, in the format of Mooncake's master (its RFC 1527).
 //!
 //! A message has three parts: an empty topic, a sequence number (8 bytes, big-endian, from 1 on), and MessagePack: the
-//! time in milliseconds, up to [`BATCH`] events as maps, and 0. A number that is left out says that something is
-//! missing; then what is there follows anew. So does it for every new subscriber, as `stored` events.
+//! time in milliseconds, up to [`BATCH`] events as maps, and 0. A gap in the numbers means that events are missing;
+//! then a snapshot follows. Every new subscriber also causes a snapshot, as `stored` events.
 //!
-//! What differs: `backend_id` names the shard, as `cluster/node/shard`, since order and `cleared` are a shard's; and an
-//! object is named by its digest too (`object_digest`, in hexadecimal), as not every key is known: not of what is on an
-//! SSD only, was put without its key, or is removed long after it was told.
-//! Nothing is followed while nobody subscribes.
-//! A subscriber that does not keep up misses messages, and sees it by their numbers.
+//! Differences to Mooncake: `backend_id` names the shard, as `cluster/node/shard`, since order and `cleared` are per
+//! shard; and an object is also named by its digest (`object_digest`, in hexadecimal), as not every key is known: it is
+//! missing for an object that is only on an SSD, was put without its key, or is removed long after it was published.
+//! Events are not requested from nodes while there are no subscribers. A subscriber that does not keep up misses
+//! messages, and notices it by their numbers.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -29,29 +29,29 @@ use crate::control::Control;
 use crate::events::msgpack::Writer;
 use crate::events::zmtp::{Subscriber, SubscriberInput, hello, message};
 
-/// Events in a message at most.
+/// Most events in a message.
 const BATCH: usize = 64;
-/// Subscribers at a time.
+/// Most subscribers at a time.
 const SUBSCRIBERS: usize = 64;
-/// Messages that may wait for a subscriber; it misses what comes beyond.
+/// Most messages queued for a subscriber; it misses further ones.
 const MESSAGES: usize = 4096;
-/// How long a handshake may take, and the write of a message.
+/// Deadlines of the handshake, and of writing a message.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const WRITE: Duration = Duration::from_secs(10);
-/// How long is waited before events are asked for anew.
+/// Wait before the subscription to events is retried.
 const RETRY: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 1024;
 const TOPIC: &[u8] = b"";
 
-/// Bytes of names that are remembered for removals, which nobody knows the names of any more.
+/// Bytes of names that are remembered for removals, whose events carry no name.
 const NAMES_BYTES: usize = 64 << 20;
-/// What a name takes beside its own bytes, about.
+/// Approximate bytes of a name beside the text.
 const NAME_BYTES: usize = 200;
 
 /// A tenant and a key, as texts.
 type Name = (String, String);
 
-/// Names of objects by their digests, the latest that were told.
+/// Names of objects by their digests, the latest ones.
 #[derive(Default)]
 struct Names {
     names: HashMap<u128, Name>,
@@ -76,12 +76,12 @@ impl Names {
     }
 }
 
-/// Bytes as text: what is no text is escaped.
+/// Converts bytes to text; escapes them if they are not UTF-8.
 fn as_text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), str::to_owned)
 }
 
-/// What is published, in numbers without gaps but for what is missing.
+/// Encoder of messages, which numbers them without gaps except for missing events.
 struct Publisher {
     backend: String,
     sequence: u64,
@@ -94,7 +94,7 @@ impl Publisher {
         Self { backend, sequence: 0, event_id: 0, names: Names::default() }
     }
 
-    /// A report as messages.
+    /// Encodes a report as messages.
     fn messages(&mut self, report: &NodeEvents, now_ms: u64) -> Vec<Arc<[u8]>> {
         if report.lost > 0 {
             self.sequence += 1;
@@ -193,7 +193,7 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
     Ok((listener, address))
 }
 
-/// Serves until dropped.
+/// Serves until it is dropped.
 pub(crate) async fn serve(listener: Arc<TcpListener>, control: Arc<Control>, backend: String) {
     let (messages, _) = broadcast::channel(MESSAGES);
     let (count, counted) = watch::channel(0usize);
@@ -213,12 +213,12 @@ async fn accept(
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                // One more than may be is closed at once.
+                // A connection beyond the limit is closed at once.
                 Ok(_) if connections.len() >= SUBSCRIBERS => {}
                 Ok((stream, _)) => {
                     connections.spawn(subscriber(stream, messages.clone(), fresh.clone()));
                 }
-                // Out of descriptors, mostly: accepting at once again would spin.
+                // Mostly out of file descriptors: accepting at once again would spin.
                 Err(_) => sleep(Duration::from_millis(100)).await,
             },
             Some(_) = connections.join_next() => {}
@@ -227,7 +227,7 @@ async fn accept(
     }
 }
 
-/// Follows events as long as there are subscribers.
+/// Publishes events while there are subscribers.
 async fn publish(
     control: Arc<Control>,
     backend: String,
@@ -249,14 +249,14 @@ async fn publish(
             tokio::select! {
                 item = events.recv() => match item {
                     Some(frame) => {
-                        // We made it ourselves.
+                        // The frame was encoded by this process.
                         let Ok(Events { events }) = decode::<Events>(&frame) else { continue };
                         for message in publisher.messages(&events, now_ms()) {
-                            // An error says that nobody is there.
+                            // An error means that there is no subscriber.
                             let _ = messages.send(message);
                         }
                     }
-                    // We did not keep up: what is there comes anew.
+                    // The publisher did not keep up: a snapshot follows.
                     None => {
                         publisher.sequence += 1;
                         break;
@@ -277,7 +277,7 @@ async fn subscriber(stream: TcpStream, messages: broadcast::Sender<Arc<[u8]>>, f
     let (mut read, mut write) = stream.into_split();
     let mut peer = Subscriber::default();
     let mut all = messages.subscribe();
-    // A peer that breaks the protocol, dawdles or goes away harms only itself.
+    // A peer that breaks the protocol, is slow or disconnects harms only itself.
     let greeted = async {
         send(&mut write, &hello()).await?;
         while !peer.is_ready() {
@@ -292,7 +292,7 @@ async fn subscriber(stream: TcpStream, messages: broadcast::Sender<Arc<[u8]>>, f
     }
     let mut bytes = [0; READ_BYTES];
     loop {
-        // What is given up here has done nothing yet: neither a read nor a wait for a message loses anything.
+        // Dropping either future here loses nothing: both a read and a wait for a message are cancel-safe.
         let done = tokio::select! {
             count = read.read(&mut bytes) => match count {
                 Ok(count) => take(&bytes[..count], &mut write, &mut peer, &fresh).await,
@@ -300,7 +300,7 @@ async fn subscriber(stream: TcpStream, messages: broadcast::Sender<Arc<[u8]>>, f
             },
             message = all.recv() => match message {
                 Ok(message) if peer.wants(TOPIC) => send(&mut write, &message).await,
-                // What it missed shows in the numbers.
+                // The numbers show what it missed.
                 Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => Ok(()),
                 Err(broadcast::error::RecvError::Closed) => return,
             },
@@ -311,7 +311,7 @@ async fn subscriber(stream: TcpStream, messages: broadcast::Sender<Arc<[u8]>>, f
     }
 }
 
-/// Takes what a subscriber sent, and answers it; nothing is its end.
+/// Handles the bytes that a subscriber sent; no bytes mean that it closed.
 async fn take(
     bytes: &[u8],
     write: &mut OwnedWriteHalf,
@@ -323,7 +323,7 @@ async fn take(
     }
     for said in peer.take(bytes).map_err(io::Error::other)? {
         match said {
-            // One that is asked for already will do.
+            // A snapshot that is requested already will do.
             SubscriberInput::Subscribed => drop(fresh.try_send(())),
             SubscriberInput::Answer(answer) => send(write, &answer).await?,
         }
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(first.iter().map(|one| sequence(one)).collect::<Vec<_>>(), [1, 2, 3]);
         let after = publisher.messages(&report(EventReport::Live, 9, 1), 1000);
         assert_eq!(sequence(&after[0]), 5);
-        // A snapshot begins with nothing.
+        // A snapshot begins with `cleared` events.
         let snapshot = publisher.messages(&report(EventReport::SnapshotBegins, 0, 0), 1000);
         let text = String::from_utf8_lossy(&snapshot[0]).into_owned();
         assert_eq!(text.matches("AllBlocksCleared").count(), 2, "{text}");
@@ -379,7 +379,7 @@ mod tests {
         let mut removed = report(EventReport::Live, 0, 2);
         removed.events.iter_mut().for_each(|event| event.change = ObjectChange::Removed);
         assert!(text(&publisher.messages(&removed, 1)).contains("model/0"));
-        // What is remembered for that has a limit.
+        // The remembered names are limited.
         for at in 0..2000u128 {
             publisher.names.note(at, ("t".to_owned(), "k".repeat(100_000)));
         }
@@ -397,7 +397,7 @@ mod tests {
         }
     }
 
-    /// How many values these bytes are, of those that we write; an empty array is one.
+    /// Counts the values in these bytes, of the types that the writer uses; an empty array counts as one.
     fn values(mut bytes: &[u8]) -> usize {
         let mut count = 0;
         while let Some((tag, rest)) = bytes.split_first() {

@@ -1,8 +1,7 @@
-//! ZeroMQ's wire protocol, the side of a publisher without security: ZMTP 3.1, which peers of 3.0 understand
-//! (https://rfc.zeromq.org/spec/37/). No I/O: bytes of a subscriber go in, what it wants comes out.
+//! ZeroMQ's wire protocol, publisher side without security: ZMTP 3.1, compatible with peers of 3.0
+//! (https://rfc.zeromq.org/spec/37/). No I/O: bytes of a subscriber go in, its subscriptions and the replies come out.
 //!
-//! A subscriber says which topics it wants: as messages in 3.0, as commands in 3.1. Everything that it sends is small,
-//! and bounded.
+//! A subscriber sends its topics as messages in 3.0, as commands in 3.1. Everything that it sends is small and bounded.
 
 /// Most topics of one subscriber.
 const TOPICS: usize = 64;
@@ -14,7 +13,7 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What we send first.
+/// Returns the first bytes of a publisher: greeting and READY.
 pub(crate) fn hello() -> Vec<u8> {
     let mut out = vec![0; GREETING_BYTES];
     (out[0], out[9]) = (0xff, 0x7f);
@@ -43,7 +42,7 @@ pub(crate) fn frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
-/// A message of several parts as bytes.
+/// Encodes a message of several parts.
 pub(crate) fn message(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::with_capacity(parts.iter().map(|part| part.len() + 9).sum());
     for (at, part) in parts.iter().enumerate() {
@@ -52,41 +51,41 @@ pub(crate) fn message(parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// What a subscriber's bytes came to.
+/// Result of a subscriber's bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum SubscriberInput {
-    /// It wants something that it did not want before.
+    /// The subscriber added a topic.
     Subscribed,
-    /// This is to be sent to it.
+    /// Bytes to send to the subscriber.
     Answer(Vec<u8>),
 }
 
-/// One subscriber's side of a connection.
+/// State of one subscriber's connection.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriber {
     input: Vec<u8>,
     greeted: bool,
     ready: bool,
     topics: Vec<Vec<u8>>,
-    /// Within a message of several parts, which no subscription is.
+    /// True within a message of several parts, which is never a subscription.
     within: bool,
 }
 
 impl Subscriber {
-    /// Whether it wants messages of this topic.
+    /// Returns true if the subscriber has subscribed to this topic.
     pub(crate) fn wants(&self, topic: &[u8]) -> bool {
         self.topics.iter().any(|wanted| topic.starts_with(wanted))
     }
 
-    /// Whether the handshake is over.
+    /// Returns true once the handshake is complete.
     pub(crate) const fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Takes bytes that arrived.
+    /// Handles received bytes.
     ///
     /// # Errors
-    /// What is wrong with them: the connection is to be closed.
+    /// Reason of a protocol error: the connection is to be closed.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<SubscriberInput>, &'static str> {
         self.input.extend_from_slice(bytes);
         let mut said = Vec::new();
@@ -94,7 +93,7 @@ impl Subscriber {
             let signed = self.input.first().is_none_or(|first| *first == 0xff)
                 && self.input.get(9).is_none_or(|ninth| ninth & 1 == 1);
             if !signed {
-                return Err("no peer of ZMTP");
+                return Err("not a peer of ZMTP");
             }
             if self.input.get(10).is_some_and(|major| *major < 3) {
                 return Err("a peer of a version before ZMTP 3.0");
@@ -103,7 +102,7 @@ impl Subscriber {
                 return Ok(said);
             }
             if self.input[12..32] != *b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" {
-                return Err("a peer that wants security, of which there is none here");
+                return Err("a peer that requires security, which is not supported");
             }
             self.greeted = true;
             self.input.drain(..GREETING_BYTES);
@@ -149,7 +148,7 @@ impl Subscriber {
                         let property = [b"\x0bSocket-Type\0\0\0".as_slice(), &[kind.len() as u8], kind].concat();
                         rest.windows(property.len()).any(|part| part.eq_ignore_ascii_case(&property))
                     });
-                    if is_subscriber { Ok(None) } else { Err("a peer that is no subscriber") }
+                    if is_subscriber { Ok(None) } else { Err("a peer that is not a subscriber") }
                 }
                 _ if !self.ready => Err("a command before READY"),
                 b"SUBSCRIBE" => self.subscribe(rest).map(Some),
@@ -158,13 +157,13 @@ impl Subscriber {
                     Ok(None)
                 }
                 b"PING" => {
-                    // Two bytes say how long to wait; the rest comes back.
+                    // Two bytes hold a timeout; the rest is echoed.
                     let context = rest.get(2..).unwrap_or_default();
                     let mut out = Vec::new();
                     frame(&mut out, COMMAND, &[b"\x04PONG", context].concat());
                     Ok(Some(SubscriberInput::Answer(out)))
                 }
-                // Of later versions, or the end of the connection, which shows by itself.
+                // A command of a later version, or ERROR, after which the peer closes the connection.
                 _ => Ok(None),
             };
         }
@@ -178,20 +177,20 @@ impl Subscriber {
                 self.cancel(topic);
                 Ok(None)
             }
-            // A publisher takes no messages.
+            // A publisher ignores messages.
             _ => Ok(None),
         }
     }
 
     fn subscribe(&mut self, topic: &[u8]) -> Result<SubscriberInput, &'static str> {
         if self.topics.len() >= TOPICS {
-            return Err("more topics than one subscriber may want");
+            return Err("more topics than one subscriber may have");
         }
         self.topics.push(topic.to_vec());
         Ok(SubscriberInput::Subscribed)
     }
 
-    /// A topic that is wanted twice is wanted until it was cancelled twice.
+    /// Removes one subscription: a topic that was subscribed twice stays until it is cancelled twice.
     fn cancel(&mut self, topic: &[u8]) {
         if let Some(at) = self.topics.iter().position(|wanted| wanted == topic) {
             self.topics.swap_remove(at);
@@ -205,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// What libzmq's SUB socket sends: greeting, READY, and a subscription in either form.
+    /// Returns the bytes of libzmq's SUB socket: greeting, READY, and a subscription in either form.
     fn subscriber(minor: u8, subscription: &[u8]) -> Vec<u8> {
         let mut out = vec![0; GREETING_BYTES];
         (out[0], out[8], out[9], out[10], out[11]) = (0xff, 1, 0x7f, 3, minor);
@@ -237,11 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn other_peers_are_turned_away() {
+    fn other_peers_are_rejected() {
         let cases: [(&[u8], &str); 3] = [
-            (b"GET / HTTP/1.1\r\n", "no peer"),
+            (b"GET / HTTP/1.1\r\n", "not a peer"),
             (b"\xff\0\0\0\0\0\0\0\x01\x7f\x01", "a version before"),
-            (b"\xff\0\0\0\0\0\0\0\x01\x7e\x03", "no peer"),
+            (b"\xff\0\0\0\0\0\0\0\x01\x7e\x03", "not a peer"),
         ];
         for (bytes, expected) in cases {
             let error = Subscriber::default().take(bytes).expect_err(expected);
@@ -269,7 +268,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_bytes_are_cut(cuts in prop::collection::vec(1usize..40, 1..20)) {
+        fn chunk_boundaries_do_not_matter(cuts in prop::collection::vec(1usize..40, 1..20)) {
             let mut subscription = Vec::new();
             frame(&mut subscription, COMMAND, b"\x09SUBSCRIBE");
             let bytes = subscriber(1, &subscription);

@@ -1,10 +1,10 @@
-//! ZeroMQ's wire protocol, the side that connects: as a subscriber, or as a dealer who asks for what it missed. ZMTP
-//! 3.0 without security (https://rfc.zeromq.org/spec/23/), which peers of 3.1 understand. No I/O: bytes go in, messages
-//! come out, all of bounded size.
+//! ZeroMQ's wire protocol, connecting side: as a subscriber, or as a dealer that requests a replay. ZMTP 3.0 without
+//! security (https://rfc.zeromq.org/spec/23/), compatible with peers of 3.1. No I/O: bytes go in, messages come out,
+//! all of bounded size.
 
 use crate::events::zmtp::{frame, message};
 
-/// Longest message, in bytes: all its parts.
+/// Longest message in bytes, all its parts together.
 const MESSAGE_BYTES: usize = 16 << 20;
 /// Most parts of a message.
 const PARTS: usize = 8;
@@ -13,27 +13,27 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What we are to the peer.
+/// Socket type of the connecting side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A subscriber.
     Subscriber,
-    /// One that asks.
+    /// A requester of replays.
     Dealer,
 }
 
-/// What a peer's bytes came to.
+/// Result of a peer's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerInput {
-    /// The handshake is over.
+    /// The handshake is complete.
     Ready,
     /// A message, in parts.
     Message(Vec<Vec<u8>>),
-    /// This is to be sent.
+    /// Bytes to send to the peer.
     Answer(Vec<u8>),
 }
 
-/// What we send first.
+/// Returns the first bytes of a connection: greeting and READY.
 pub(crate) fn hello(kind: Kind) -> Vec<u8> {
     let mut out = vec![0; GREETING_BYTES];
     (out[0], out[9], out[10]) = (0xff, 0x7f, 3);
@@ -49,12 +49,12 @@ pub(crate) fn hello(kind: Kind) -> Vec<u8> {
     out
 }
 
-/// Asks for messages whose first part begins so.
+/// Encodes a subscription to messages whose first part begins with `topic`.
 pub(crate) fn subscription(topic: &[u8]) -> Vec<u8> {
     message(&[&[b"\x01", topic].concat()])
 }
 
-/// A peer's side of a connection.
+/// State of a peer's connection.
 #[derive(Debug, Default)]
 pub(crate) struct Peer {
     input: Vec<u8>,
@@ -65,16 +65,16 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Takes bytes that arrived.
+    /// Handles received bytes.
     ///
     /// # Errors
-    /// What is wrong with them: the connection is to be closed.
+    /// Reason of a protocol error: the connection is to be closed.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<PeerInput>, &'static str> {
         self.input.extend_from_slice(bytes);
         let mut heard = Vec::new();
         if !self.greeted {
             if self.input.first().is_some_and(|first| *first != 0xff) {
-                return Err("no peer of ZMTP");
+                return Err("not a peer of ZMTP");
             }
             if self.input.get(10).is_some_and(|major| *major < 3) {
                 return Err("a peer of a version before ZMTP 3.0");
@@ -83,7 +83,7 @@ impl Peer {
                 return Ok(heard);
             }
             if self.input[12..32] != *b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" {
-                return Err("a peer that wants security, of which there is none here");
+                return Err("a peer that requires security, which is not supported");
             }
             self.greeted = true;
             self.input.drain(..GREETING_BYTES);
@@ -107,7 +107,7 @@ impl Peer {
                     self.ready = true;
                     Ok(Some(PeerInput::Ready))
                 }
-                Some(b"ERROR") => Err("the peer refuses us"),
+                Some(b"ERROR") => Err("the peer rejected the connection"),
                 Some(b"PING") => {
                     let context = body.get(7..).unwrap_or_default();
                     let mut out = Vec::new();
@@ -134,7 +134,7 @@ impl Peer {
     }
 }
 
-/// Flags, bytes of the head and of the body of the frame that `input` begins with, once its head is there.
+/// Returns the flags, and the bytes of head and body of the frame at the start of `input`, once its head has arrived.
 fn next(input: &[u8]) -> Result<Option<(u8, usize, usize)>, &'static str> {
     let Some(&flags) = input.first() else { return Ok(None) };
     let (head, length) = if flags & LONG == 0 {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publisher_is_understood_and_understands() {
+    fn publisher_and_subscriber_understand_each_other() {
         let mut peer = Peer::default();
         assert_eq!(peer.take(&publisher()), Ok(vec![PeerInput::Ready]));
         let long = vec![7; 300];
@@ -172,7 +172,7 @@ mod tests {
         frame(&mut ping, COMMAND, b"\x04PING\0\x05hello");
         let answer = [[COMMAND, 10].as_slice(), b"\x04PONG", b"hello"].concat();
         assert_eq!(peer.take(&ping), Ok(vec![PeerInput::Answer(answer)]));
-        // Our own publisher takes what we send as a subscription.
+        // The publisher of this process accepts the subscription.
         let mut other = zmtp::Subscriber::default();
         other.take(&hello(Kind::Subscriber)).expect("a peer");
         assert_eq!(other.take(&subscription(b"kv")), Ok(vec![zmtp::SubscriberInput::Subscribed]));
@@ -180,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_publisher_is_refused() {
+    fn peers_other_than_publishers_are_rejected() {
         let refused = |bytes: &[u8]| Peer::default().take(bytes).expect_err("refused");
-        assert_eq!(refused(b"HTTP/1.1 400 Bad Request"), "no peer of ZMTP");
+        assert_eq!(refused(b"HTTP/1.1 400 Bad Request"), "not a peer of ZMTP");
         let mut old = publisher();
         old[10] = 2;
         assert!(refused(&old).contains("version"));
@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_bytes_are_cut(cuts in prop::collection::vec(1usize..40, 1..20)) {
+        fn chunk_boundaries_do_not_matter(cuts in prop::collection::vec(1usize..40, 1..20)) {
             let bytes = [publisher(), message(&[b"", b"12345678", &[3; 200]])].concat();
             let (mut peer, mut heard, mut rest) = (Peer::default(), Vec::new(), &bytes[..]);
             for cut in cuts.into_iter().cycle() {

@@ -1,4 +1,4 @@
-//! Who may ask over HTTP: this machine, or whoever brings the token.
+//! Authentication of HTTP requests: from this host, or with the token.
 
 use std::fmt;
 use std::io;
@@ -9,13 +9,13 @@ use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 use kvplane_sys::private_files::{FileError, read_private};
 
-/// The shortest token: shorter ones can be guessed.
+/// Length of the shortest token: shorter ones can be guessed.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
-/// What a file with a token may have at most, with white space around the token.
+/// Most bytes of a token file, with white space around the token.
 const FILE_BYTES: u64 = 2 * LONGEST as u64;
 
-/// A bearer token. Not shown.
+/// A bearer token, which `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpToken(Vec<u8>);
 
@@ -26,13 +26,14 @@ impl fmt::Debug for HttpToken {
 }
 
 impl HttpToken {
-    /// Reads a token from a file that only its owner may read; white space around it does not count.
+    /// Reads a token from a file that only its owner may read; white space around the token is ignored.
     ///
     /// # Errors
-    /// When the file cannot be read, others than its owner can, or what it holds is no good token: says what to do.
+    /// When the file cannot be read, other users can read it, or its contents are not a valid token; the error names
+    /// the next step.
     pub fn read(path: &Path) -> io::Result<Self> {
         let text = read_private(path, FILE_BYTES).map_err(|error| match error {
-            // Whoever could read it may know it.
+            // A process that could read the token may know it.
             FileError::NotPrivate { .. } => {
                 io::Error::new(io::ErrorKind::PermissionDenied, format!("{error}, and use another token"))
             }
@@ -45,45 +46,45 @@ impl HttpToken {
         Self::new(text.trim()).map_err(wrong)
     }
 
-    /// A token.
+    /// Checks a token.
     ///
     /// # Errors
     /// When it is too short, too long, or has characters that no header can carry.
     pub fn new(text: &str) -> Result<Self, String> {
         let bytes = text.len();
         if !(SHORTEST..=LONGEST).contains(&bytes) {
-            return Err(format!("a token of {bytes} bytes: from {SHORTEST} to {LONGEST} are right"));
+            return Err(format!("a token of {bytes} bytes is not valid: use {SHORTEST} to {LONGEST}"));
         }
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("a token has letters, digits and signs of ASCII only, and no space".to_owned());
+            return Err("a token must be printable ASCII without spaces".to_owned());
         }
         Ok(Self(text.as_bytes().to_vec()))
     }
 
-    /// Whether this is it; takes as long for a wrong one as for a right one of the same length.
+    /// Compares in constant time for tokens of the same length.
     fn is(&self, other: &[u8]) -> bool {
         let differing = self.0.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
         self.0.len() == other.len() && differing == 0
     }
 }
 
-/// Who may ask for what.
+/// Access rights of HTTP requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access {
     pub(crate) token: Option<HttpToken>,
-    /// Whether Mooncake's metadata, whose protocol has no tokens, may be used by everybody who reaches it.
+    /// True if Mooncake's metadata, whose protocol has no tokens, is open to all hosts.
     pub(crate) open_metadata: bool,
 }
 
 impl Access {
-    /// Whether a request may be answered.
+    /// Returns true if a request may be answered.
     pub(crate) fn permits(&self, path: &str, from: IpAddr, headers: &HeaderMap) -> bool {
         let local = from.to_canonical().is_loopback();
         match path {
             "/health" => true,
-            // It has nothing in it, and asks for the token by itself.
+            // The page holds no data, and asks its reader for the token.
             crate::http::status::PAGE if self.token.is_some() => true,
-            // Engines cannot bring a token.
+            // Engines cannot send a token.
             "/metadata" if local || self.open_metadata => true,
             _ => match &self.token {
                 None => local && !for_another_page(headers),
@@ -93,9 +94,9 @@ impl Access {
     }
 }
 
-/// Whether a browser on this machine may have been made to ask, by a page from elsewhere: one that says where it is
-/// from, or one whose name was turned to an address of this machine after it was loaded. Names with a dot are of the
-/// latter kind, for those of this machine's own network cannot be told from them.
+/// Returns true if a page of another site may have made a browser on this host send the request: one with a foreign
+/// origin, or one whose name was resolved to an address of this host after the page was loaded (DNS rebinding). Host
+/// names with a dot count as rebound, as they cannot be distinguished from names of this host's own network.
 fn for_another_page(headers: &HeaderMap) -> bool {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_from_elsewhere_do_not_ask_through_a_browser_of_this_machine() {
+    fn pages_of_other_sites_cannot_use_a_local_browser() {
         let here = IpAddr::from(Ipv4Addr::LOCALHOST);
         let asked = |host: &str, origin: Option<&str>| {
             let mut headers = HeaderMap::new();
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_tokens_are_refused_with_what_is_wrong() {
+    fn invalid_tokens_are_rejected_with_the_reason() {
         assert!(HttpToken::new("short").is_err_and(|what| what.contains("5 bytes")));
         assert!(HttpToken::new("0123456789abcde\u{e9}").is_err_and(|what| what.contains("ASCII")));
         let missing = HttpToken::read(Path::new("/nowhere/token")).expect_err("no such file");

@@ -1,20 +1,20 @@
-//! What operators ask over HTTP, in the paths and the JSON that Mooncake's tools know, and what they do not know yet.
+//! HTTP for operators, in the paths and the JSON of Mooncake's tools, with some additions.
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/debug/shards` | JSON: every shard with all its numbers, times of requests, and slow requests by stages |
-//! | `/metrics/summary` | one line for people |
-//! | `/role`, `/ha_status`, `/leader` | who leads: this process |
-//! | `/query_key?key=`, `/batch_query_keys?keys=` | where objects are; their owners are asked |
+//! | `/debug/shards` | JSON: every shard with all its counters, latencies, and slow requests by stages |
+//! | `/metrics/summary` | one line for operators |
+//! | `/role`, `/ha_status`, `/leader` | the leader: this process |
+//! | `/query_key?key=`, `/batch_query_keys?keys=` | locations of objects, requested from their owners |
 //! | `/query_segment?segment=`, `/get_segments_detail`, `/api/v1/segments/status?segment=` | segments |
-//! | `/kv_events/status` | what was published |
-//! | `/get_all_keys` | keys of a tenant, one a line |
+//! | `/kv_events/status` | counts of published events |
+//! | `/get_all_keys` | keys of a tenant, one per line |
 //! | `POST /api/v1/remove_all` | removes a tenant's objects |
 //! | `/api/v1/tenant_quotas` | tenants and their quotas, see [`tenants`] |
-//! | `/api/v1/drain_jobs`, `/query`, `/cancel` | nodes that give their slots away, see [`drains`] |
+//! | `/api/v1/drain_jobs`, `/query`, `/cancel` | nodes that are drained, see [`drains`] |
 //!
-//! Keys are of the tenant that `tenant_id` names, else of the default
-//! one. Nodes report with their heartbeats, so that numbers are at most one interval old.
+//! Keys are those of the tenant named by `tenant_id`, or of the default tenant. Nodes report with their heartbeats, so
+//! numbers are at most one interval old.
 
 mod drains;
 mod keys;
@@ -37,7 +37,7 @@ pub(crate) use segments::used_bytes;
 pub use shards::shard_json;
 pub(crate) use tenants::effective_bytes;
 
-/// Mooncake's numbers, for those that its tools look at.
+/// Mooncake's error codes, as far as its tools compare them.
 const INTERNAL: i32 = -1;
 const SEGMENT_NOT_FOUND: i32 = -101;
 const INVALID_PARAMS: i32 = -600;
@@ -46,10 +46,10 @@ const UNAVAILABLE: i32 = -1010;
 const NOT_SUPPORTED: i32 = -1012;
 const JOB_NOT_FOUND: i32 = -1402;
 
-/// Bytes of a body that is JSON.
+/// Most bytes of a JSON body.
 const BODY_BYTES: usize = 64 << 10;
 
-/// Paths that are answered, not with GET alone.
+/// Served paths with other methods than GET.
 const WRITTEN: [&str; 5] = [TENANT_QUOTAS, REMOVE_ALL, DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL];
 const TENANT_QUOTAS: &str = "/api/v1/tenant_quotas";
 const REMOVE_ALL: &str = "/api/v1/remove_all";
@@ -57,7 +57,7 @@ const DRAIN_JOBS: &str = "/api/v1/drain_jobs";
 const DRAIN_QUERY: &str = "/api/v1/drain_jobs/query";
 const DRAIN_CANCEL: &str = "/api/v1/drain_jobs/cancel";
 
-/// Paths that are answered, all with GET.
+/// Served paths with GET only.
 const SERVED: [&str; 11] = [
     "/get_all_keys",
     "/debug/shards",
@@ -73,7 +73,7 @@ const SERVED: [&str; 11] = [
 ];
 const SEGMENT_STATUS: &str = "/api/v1/segments/status";
 
-/// The path as metrics name it, if it is one of these.
+/// Returns the path's name in metrics, if it is one of these.
 pub(crate) fn known(path: &str) -> Option<&'static str> {
     SERVED.iter().copied().chain([SEGMENT_STATUS]).chain(WRITTEN).find(|known| *known == path)
 }
@@ -82,7 +82,7 @@ pub(crate) fn answer_json(status: StatusCode, value: &Value) -> Answer {
     (status, JSON, format!("{value}\n").into())
 }
 
-/// A failure as Mooncake's tools read it.
+/// Encodes a failure in the form that Mooncake's tools parse.
 pub(crate) fn failure(status: StatusCode, code: i32, message: &str) -> Answer {
     answer_json(status, &json!({ "success": false, "error_code": code, "error_message": message }))
 }
@@ -99,25 +99,25 @@ fn text(text: impl Into<String>) -> Answer {
     (StatusCode::OK, TEXT, text.into().into())
 }
 
-/// A parameter of the query, decoded; the first of its name.
+/// Returns a parameter of the query, decoded; the first of its name.
 pub(crate) fn parameter(request: &Request<Incoming>, name: &str) -> Option<String> {
     let query = request.uri().query()?;
     let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
     Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
 }
 
-/// A request's body, which is to be JSON; else the answer that it is not.
+/// Reads a request's JSON body; returns the answer to send if it is not JSON.
 async fn json_body(request: Request<Incoming>) -> Result<Value, Answer> {
     let bad = |reason: &str| failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason);
     let body = Limited::new(request.into_body(), BODY_BYTES).collect().await;
-    let body = body.map_err(|_| bad("the body is too long, or did not come"))?;
+    let body = body.map_err(|_| bad("the body is too long, or did not arrive"))?;
     serde_json::from_slice(&body.to_bytes()).map_err(|_| bad("the body is not JSON"))
 }
 
-/// The answer for a path that [`known`] knows.
+/// Answers a path that [`known`] accepts.
 pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
     if request.uri().query().is_some_and(|query| percent_decode_str(query).decode_utf8().is_err()) {
-        // Nobody is meant by a name with a sign in it that stands for bytes which are none.
+        // A name with a replacement character for invalid bytes would name no object.
         return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query is not UTF-8");
     }
     if path == TENANT_QUOTAS {

@@ -1,8 +1,8 @@
-//! Connections of the HTTP port: how many there are, from whom, and who gives way.
+//! Connections of the HTTP port: limits in all and per address, and the choice of connections to close.
 //!
-//! A connection is *idle* until the head of its request is there. Whoever connects and says nothing gives way to who
-//! comes next: the oldest first, of the same address where that has as many as one may have. So nobody keeps probes out
-//! by connecting. Requests are carried out so many at a time, and probes beside them.
+//! A connection is *idle* until the head of its request has arrived. When a limit is reached, the oldest idle
+//! connection is closed for a new one; at the limit per address, the oldest of that address. So idle connections cannot
+//! lock out probes. The number of concurrent requests is limited; probes are served beside them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,30 +11,30 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
 
-/// How many there may be.
+/// Limits of connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// In all.
+    /// Most connections in all.
     pub(crate) all: usize,
-    /// From one address; of IPv6 from one network of 64 bits, as that is one host's.
+    /// Most connections from one address; for IPv6, from one network of 64 bits, as that is one host's.
     pub(crate) of_one_address: usize,
-    /// Requests that are carried out at a time, probes aside.
+    /// Most concurrent requests, probes aside.
     pub(crate) requests: usize,
-    /// How long an idle connection keeps its place: time for a request that is on its way.
+    /// Time for which an idle connection keeps its place, as its request may be in flight.
     pub(crate) grace: Duration,
 }
 
 impl ConnectionLimits {
-    /// Those of the HTTP port.
+    /// Limits of the HTTP port.
     pub(crate) const HTTP: Self =
         Self { all: 512, of_one_address: 192, requests: 64, grace: Duration::from_millis(500) };
 }
 
-/// The connections that there are.
+/// Open connections.
 pub(crate) struct Connections {
     limits: ConnectionLimits,
     open: Mutex<Open>,
-    /// Somebody has left.
+    /// Notified when a connection has closed.
     left: Notify,
     requests: Semaphore,
 }
@@ -49,7 +49,7 @@ struct Open {
 struct Entry {
     from: IpAddr,
     since: Instant,
-    /// Tells an idle one that it is to give way.
+    /// Closes the connection while it is idle.
     idle: Option<oneshot::Sender<()>>,
 }
 
@@ -65,7 +65,8 @@ impl Open {
         Some(entry)
     }
 
-    /// Has the oldest idle one give way, if it has had its time: of an address, or of all. Else when it will have.
+    /// Closes the oldest idle connection, of one address or of all, if its grace period has passed; otherwise returns
+    /// the end of that period.
     fn shed(&mut self, of: Option<IpAddr>, now: Instant, grace: Duration) -> Result<(), Option<Instant>> {
         let mut idle = self.by_age.iter().filter(|(_, entry)| entry.idle.is_some());
         let (&number, oldest) = idle.find(|(_, entry)| of.is_none_or(|of| of == entry.from)).ok_or(None)?;
@@ -74,24 +75,24 @@ impl Open {
             return Err(Some(until));
         }
         if let Some(told) = self.remove(number).and_then(|entry| entry.idle) {
-            // It may be over already.
+            // The connection may have closed already.
             let _ = told.send(());
         }
         Ok(())
     }
 }
 
-/// What becomes of a new connection.
+/// Decision about a new connection.
 pub(crate) enum Entrance {
-    /// It has a place.
+    /// The connection has a place.
     Place(Place),
-    /// Its address has as many as one may have: it is closed.
+    /// Its address has too many connections: it is closed.
     TooMany,
-    /// All places are taken, until somebody leaves or, at the latest then, an idle one has had its time.
+    /// All places are taken, until a connection closes or, at the latest at this time, an idle one may be closed.
     Full(Option<Instant>),
 }
 
-/// A connection's place, until this is dropped.
+/// A connection's place, held until this is dropped.
 pub(crate) struct Place {
     connections: Arc<Connections>,
     number: u64,
@@ -104,12 +105,12 @@ impl Connections {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        // It is whole at every point, so a panic elsewhere does not spoil it.
+        // The table is consistent at every point, so a panic elsewhere does not spoil it.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds a place for a connection that was accepted at this time. What is received then is that it is to give way,
-    /// as long as it is idle.
+    /// Finds a place for a connection that was accepted at `now`. The receiver fires if the connection is to close
+    /// while it is idle.
     pub(crate) fn enter(self: &Arc<Self>, from: IpAddr, now: Instant) -> (Entrance, oneshot::Receiver<()>) {
         let from = network_of(from);
         let (told, gives_way) = oneshot::channel();
@@ -132,26 +133,27 @@ impl Connections {
         (Entrance::Place(Place { connections: Arc::clone(self), number }), gives_way)
     }
 
-    /// Waits until somebody leaves.
+    /// Waits until a connection closes.
     pub(crate) async fn left(&self) {
         self.left.notified().await;
     }
 }
 
 impl Place {
-    /// The head of its request is there: it gives way to nobody any more.
+    /// Marks the connection as busy, once the head of its request has arrived: it is not closed for another one any
+    /// more.
     pub(crate) fn begin(&self) {
         if let Some(entry) = self.connections.open().by_age.get_mut(&self.number) {
             entry.idle = None;
         }
     }
 
-    /// A request has its turn; probes have it at once, as they are answered without waiting for anything.
+    /// Waits for a request's permit; probes need none, as they are answered without waiting.
     pub(crate) async fn turn(&self, is_probe: bool) -> Option<SemaphorePermit<'_>> {
         if is_probe {
             return None;
         }
-        // It is never closed.
+        // The semaphore is never closed.
         self.connections.requests.acquire().await.ok()
     }
 }
@@ -163,7 +165,7 @@ impl Drop for Place {
     }
 }
 
-/// Addresses that are likely one host's count as one.
+/// Maps addresses that are likely of one host to one address.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -193,19 +195,19 @@ mod tests {
     }
 
     #[test]
-    fn idle_ones_give_way_to_who_comes_next_from_the_same_address() {
+    fn an_idle_connection_is_closed_for_a_new_one_of_the_same_address() {
         let connections = Connections::new(LIMITS);
         let start = Instant::now();
         let mut first: Vec<_> = (0..3).map(|_| enter(&connections, host(1), start)).collect();
-        // Their requests may be on their way.
+        // Their requests may be in flight.
         assert!(matches!(connections.enter(host(1), start).0, Entrance::TooMany));
         let later = start + LIMITS.grace;
         let fourth = enter(&connections, host(1), later);
         let told: Vec<bool> = first.iter_mut().map(|(_, gives_way)| gives_way.try_recv().is_ok()).collect();
         assert_eq!(told, [true, false, false], "the oldest");
-        // Others have places of their own.
+        // Other addresses have places of their own.
         let other = enter(&connections, host(2), later);
-        // Who has begun gives way to nobody.
+        // A busy connection is not closed.
         first.iter().for_each(|(place, _)| place.begin());
         fourth.0.begin();
         assert!(matches!(connections.enter(host(1), later + LIMITS.grace).0, Entrance::TooMany));
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_ones_of_all_give_way_when_all_places_are_taken() {
+    fn the_oldest_idle_connection_is_closed_when_all_places_are_taken() {
         let connections = Connections::new(LIMITS);
         let start = Instant::now();
         let mut idle: Vec<_> = (0..6).map(|at| enter(&connections, host(1 + at / 3), start)).collect();

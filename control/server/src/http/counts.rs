@@ -1,7 +1,7 @@
-//! What is counted at the rim, and how it becomes Prometheus text.
+//! Counters of connections, calls and HTTP requests, and their rendering as Prometheus text.
 //!
-//! Counting is an addition to a plain number. A scrape copies all numbers into a recorder of its own and renders
-//! that, so nothing is global and a node that is gone leaves no series behind.
+//! Counting is an addition to a plain number. A scrape copies all numbers into a fresh recorder and renders that, so
+//! nothing is global and a removed node leaves no series behind.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use crate::control::View;
 use crate::http::mooncake_metrics;
 
-/// States of a member in the order of their table, so that an empty one shows as 0.
+/// States of a member in the order of the state table, so that an unused one shows as 0.
 const STATES: [&str; 5] = ["joining", "active", "suspect", "dead", "left"];
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ pub(crate) struct Counts {
 
 impl Counts {
     fn with<T>(&self, change: impl FnOnce(&mut Numbers) -> T) -> T {
-        // Numbers are whole at every point, so a panic elsewhere does not spoil them.
+        // Numbers are consistent at every point, so a panic elsewhere does not spoil them.
         change(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -52,7 +52,7 @@ impl Counts {
         self.with(|numbers| *numbers.http.entry((path, status)).or_default() += 1);
     }
 
-    /// All numbers as Prometheus text.
+    /// Renders all numbers as Prometheus text.
     pub(crate) fn render(&self, view: &View) -> String {
         let recorder = PrometheusBuilder::new().build_recorder();
         with_local_recorder(&recorder, || {
@@ -76,10 +76,10 @@ fn describe() {
         ("kvplane_cluster_epoch", Unit::Count, "Epoch of the cluster map."),
         ("kvplane_cluster_segments", Unit::Count, "Segments in the catalog."),
         ("kvplane_members", Unit::Count, "Nodes known, by state; dead and left ones are ended incarnations."),
-        ("kvplane_node_objects", Unit::Count, "Objects of a live node, as it last said."),
-        ("kvplane_node_used_bytes", Unit::Bytes, "Bytes taken of a live node's pools, as it last said."),
+        ("kvplane_node_objects", Unit::Count, "Objects of a live node, by its last heartbeat."),
+        ("kvplane_node_used_bytes", Unit::Bytes, "Bytes in use of a live node's pools, by its last heartbeat."),
         ("kvplane_node_capacity_bytes", Unit::Bytes, "Bytes of a live node's pools."),
-        ("kvplane_uptime_seconds", Unit::Seconds, "How long the control plane runs."),
+        ("kvplane_uptime_seconds", Unit::Seconds, "Time since the control plane's start."),
         ("kvplane_rpc_connections", Unit::Count, "Open control connections."),
     ];
     for (name, unit, text) in gauges {
@@ -87,15 +87,15 @@ fn describe() {
     }
     let counters = [
         ("kvplane_rpc_calls_total", "Calls, by method and result."),
-        ("kvplane_rpc_rejected_connections_total", "Connections turned away, by reason."),
+        ("kvplane_rpc_rejected_connections_total", "Connections rejected, by reason."),
         ("kvplane_rpc_bad_frames_total", "Connections closed because of malformed messages."),
         ("kvplane_http_requests_total", "HTTP requests, by path and status."),
         ("kvplane_cluster_joins_total", "Incarnations of nodes that joined."),
-        ("kvplane_cluster_losses_total", "Members lost by silence."),
+        ("kvplane_cluster_losses_total", "Members that failed and were expelled."),
         ("kvplane_cluster_suspicions_total", "Times that a member became suspect."),
         ("kvplane_cluster_rejections_total", "Inputs that the cluster refused."),
         ("kvplane_cluster_late_calls_total", "Times that the control plane itself was late."),
-        ("kvplane_control_adoptions_total", "Times that a lost state was gone on with, as members offered it."),
+        ("kvplane_control_adoptions_total", "Times that a state offered by members was adopted."),
     ];
     for (name, text) in counters {
         describe_counter!(name, Unit::Count, text);
@@ -143,7 +143,7 @@ pub(crate) fn is_live(member: &MemberStatus) -> bool {
 fn fill_node(member: &MemberStatus) {
     let node = member.node.to_string();
     let load = member.load.unwrap_or_default();
-    // Before its first heartbeat what it said when it joined is all that is known.
+    // Before the first heartbeat, only the capacity reported at the join is known.
     let capacity_bytes = member.load.map_or(member.capacity_bytes, |load| load.capacity_bytes);
     gauge!("kvplane_node_objects", "node" => node.clone()).set(load.objects as f64);
     gauge!("kvplane_node_used_bytes", "node" => node.clone()).set(load.used_bytes as f64);

@@ -1,4 +1,4 @@
-//! Mooncake's metadata server: keys and values in memory, for engines that find each other through one.
+//! Mooncake's metadata server: keys and values in memory, by which engines find each other.
 //!
 //! | request | answer |
 //! |---|---|
@@ -6,13 +6,13 @@
 //! | `PUT /metadata?key=` | 200; 400 for another value of a living engine's `rpc_meta` key; 413 or 507 at a limit |
 //! | `DELETE /metadata?key=` | 200, or 404 |
 //!
-//! An empty key is 400. Nothing is durable, as with Mooncake's own server: engines publish at their start. Whoever
-//! reaches the port may read and write every key, for the protocol has no authentication.
+//! An empty key is answered with 400. Nothing is durable, as with Mooncake's own server: engines publish at their
+//! start. Every host that reaches the port may read and write every key, as the protocol has no authentication.
 //!
-//! An `rpc_meta` key says where an engine's daemon listens. A second engine of that name is refused as long as the
-//! first one's port takes connections, or may do so; when it is closed, the engine was killed and left its key behind.
-//! That is looked at only where the key names the address from which it was put. Who may name other addresses would
-//! learn which of their ports are open, from inside the network.
+//! An `rpc_meta` key holds the address of an engine's daemon. A second engine of that name is rejected while the first
+//! one's port accepts connections, or may do so; a closed port means that the engine was killed and left its key
+//! behind. The port is probed only if the key names the address from which it was put: otherwise a client could learn
+//! which ports of other hosts are open, from inside the network.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,19 +27,19 @@ use percent_encoding::percent_decode_str;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
-/// How long it may take to learn that an engine is gone.
+/// Deadline of the probe whether an engine is gone.
 const INCARNATION_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How much the metadata server keeps.
+/// Limits of the metadata server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataLimits {
-    /// Keys.
+    /// Most keys.
     pub keys: usize,
-    /// Bytes of a key.
+    /// Most bytes of a key.
     pub key_bytes: usize,
-    /// Bytes of a value.
+    /// Most bytes of a value.
     pub value_bytes: usize,
-    /// Bytes of all keys and values.
+    /// Most bytes of all keys and values.
     pub bytes: usize,
 }
 
@@ -49,7 +49,7 @@ impl Default for MetadataLimits {
     }
 }
 
-/// The keys and values. Any thread may use it.
+/// Table of keys and values, for any thread.
 pub(crate) struct Metadata {
     limits: MetadataLimits,
     kept: Mutex<MetadataTable>,
@@ -61,19 +61,19 @@ struct MetadataTable {
     bytes: usize,
 }
 
-/// A value, and who put it.
+/// A value, with the address that put it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Value {
     bytes: Bytes,
     from: IpAddr,
 }
 
-/// What a put came to.
+/// Result of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Put {
     Updated,
     Unchanged,
-    /// Refused for this value's sake.
+    /// Rejected because of this value.
     Duplicate(Value),
     Full,
 }
@@ -114,7 +114,7 @@ impl Metadata {
             },
             Method::DELETE if self.remove(&key) => say(StatusCode::OK, "metadata deleted"),
             Method::DELETE => say(StatusCode::NOT_FOUND, "metadata not found"),
-            _ => say(StatusCode::METHOD_NOT_ALLOWED, "there are GET, PUT and DELETE\n"),
+            _ => say(StatusCode::METHOD_NOT_ALLOWED, "only GET, PUT and DELETE are served here\n"),
         }
     }
 
@@ -135,7 +135,7 @@ impl Metadata {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut MetadataTable) -> T) -> T {
-        // It is whole at every point, so a panic elsewhere does not spoil it.
+        // The table is consistent at every point, so a panic elsewhere does not spoil it.
         change(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -150,7 +150,7 @@ impl Metadata {
             if old.is_some_and(|old| old.bytes == value.bytes) {
                 return Put::Unchanged;
             }
-            // Two engines of one name would take each other's transfers.
+            // Two engines with one name would receive each other's transfers.
             if let Some(old) = old
                 && key.contains("rpc_meta")
                 && Some(old) != gone
@@ -177,8 +177,8 @@ impl Metadata {
     }
 }
 
-/// Whether nobody listens any more where `meta` says, which is where it was put from. Only a refusal of the system
-/// there says so: what cannot be read, is elsewhere or cannot be reached in time may live.
+/// Returns true if no process listens any more at the address in `meta`, if that is the one that put it. Only a refused
+/// connection proves it: an unreadable address, one elsewhere, or one that does not answer in time may be alive.
 async fn is_gone(meta: &Value) -> bool {
     let Some((host, port)) = place_of(&meta.bytes) else { return false };
     let looked = timeout(INCARNATION_DEADLINE, async {
@@ -197,7 +197,7 @@ async fn is_gone(meta: &Value) -> bool {
     }
 }
 
-/// Where an engine's daemon is to listen.
+/// Returns host and port of an engine's daemon.
 fn place_of(meta: &[u8]) -> Option<(String, u16)> {
     let meta = serde_json::from_slice::<serde_json::Value>(meta).ok()?;
     let host = meta.get("ip_or_host_name").and_then(serde_json::Value::as_str)?;
@@ -205,7 +205,7 @@ fn place_of(meta: &[u8]) -> Option<(String, u16)> {
     Some((host.to_owned(), u16::try_from(port).ok()?))
 }
 
-/// The key in a query; none when it is missing or blank.
+/// Returns the key in a query; none if it is missing or blank.
 fn key(query: &str) -> Option<String> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix("key="))?;
     let spaced = value.replace('+', " ");
@@ -222,9 +222,9 @@ mod tests {
         Value { bytes: Bytes::copy_from_slice(text.as_bytes()), from: IpAddr::from([127, 0, 0, 1]) }
     }
 
-    /// A port that nobody listens at is closed, and whoever named another address than its own does not learn that.
+    /// A closed port is detected, but not for a client that named another address than its own.
     #[test]
-    fn only_the_address_from_which_a_key_was_put_is_looked_at() {
+    fn only_the_address_that_put_a_key_is_probed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let daemon = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = daemon.local_addr().expect("bound").port();

@@ -1,8 +1,8 @@
-//! Metrics under the names that Mooncake's master has, so that its dashboards go on working.
+//! Metrics under the names of Mooncake's master, so that its dashboards keep working.
 //!
-//! Beside ours, not instead: what a name means there and here is not always the same, as there is no master here. What
-//! has no counterpart, because there is no such thing here, is 0. Which is which stands in docs/mooncake-parity.md, and
-//! a test holds that list against this one.
+//! They are served beside kvplane's own metrics, not instead: a name does not always mean the same here, since kvplane
+//! has no master. Metrics without a counterpart are 0. docs/mooncake-parity.md lists both kinds, and a test compares
+//! that list with this one.
 
 use core::fmt::Write;
 
@@ -11,47 +11,47 @@ use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures, TenantList, TenantSt
 use crate::control::View;
 use crate::http::admin::effective_bytes;
 
-/// All shards together, and what was counted at the rim.
+/// Sums over all shards, and counters of calls.
 pub(crate) struct Sums<'a> {
     view: &'a View,
     all: ShardFigures,
     ssd: SsdFigures,
-    /// Count and failures of calls, by method.
+    /// Calls and failed calls, by method.
     calls: &'a dyn Fn(&str) -> (u64, u64),
 }
 
-/// A number, with its name, its kind and its help.
+/// A metric: name, type, help, and its value.
 type Number = (&'static str, &'static str, &'static str, fn(&Sums<'_>) -> u64);
 
 const COUNTER: &str = "counter";
 const GAUGE: &str = "gauge";
 
-/// A number of a tenant, with its name, its kind and its help.
+/// A metric of each tenant: name, type, help, and its value.
 type TenantNumber = (&'static str, &'static str, &'static str, fn(&TenantStatus, &TenantList) -> u64);
 
-/// What there is of every tenant, under the names of its quota.
+/// Metrics of every tenant, under the names of Mooncake's quotas.
 const OF_TENANTS: [TenantNumber; 8] = [
     ("mooncake_tenant_quota_requested_bytes", GAUGE, "A tenant's quota of memory; 0 for none.", |one, _| {
         one.dram_bytes.unwrap_or(0)
     }),
-    ("mooncake_tenant_quota_effective_bytes", GAUGE, "What it may have of the memory there is.", |one, all| {
+    ("mooncake_tenant_quota_effective_bytes", GAUGE, "Bytes of memory that it may use at present.", |one, all| {
         effective_bytes(one, all)
     }),
-    ("mooncake_tenant_quota_charged_bytes", GAUGE, "What its objects take.", |one, _| one.used_bytes),
-    ("mooncake_tenant_quota_admission_closed", GAUGE, "1 where its quota is 0.", |one, _| {
+    ("mooncake_tenant_quota_charged_bytes", GAUGE, "Bytes that its objects take.", |one, _| one.used_bytes),
+    ("mooncake_tenant_quota_admission_closed", GAUGE, "1 if its quota is 0.", |one, _| {
         u64::from(one.dram_bytes == Some(0))
     }),
-    ("mooncake_tenant_quota_over_quota", GAUGE, "1 where it has more than its quota.", |one, _| {
+    ("mooncake_tenant_quota_over_quota", GAUGE, "1 if it exceeds its quota.", |one, _| {
         u64::from(one.dram_bytes.is_some_and(|quota| one.used_bytes > quota))
     }),
-    ("mooncake_tenant_quota_explicit_policy", GAUGE, "1 where somebody set it.", |one, _| u64::from(one.is_set)),
-    ("mooncake_tenant_quota_reject_total", COUNTER, "Puts refused for want of quota.", |one, _| one.refused),
+    ("mooncake_tenant_quota_explicit_policy", GAUGE, "1 if an operator set it.", |one, _| u64::from(one.is_set)),
+    ("mooncake_tenant_quota_reject_total", COUNTER, "Puts refused for lack of quota.", |one, _| one.refused),
     ("mooncake_tenant_evict_bytes_total", COUNTER, "Bytes of its objects that were evicted.", |one, _| {
         one.evicted_bytes
     }),
 ];
 
-/// What there is here too.
+/// Metrics with a counterpart.
 const NUMBERS: [Number; 61] = [
     ("master_allocated_bytes", GAUGE, "Bytes of memory in use, over all nodes.", |sums| sums.all.used_bytes),
     ("master_total_capacity_bytes", GAUGE, "Bytes of memory for objects, over all nodes.", |sums| sums.all.pool_bytes),
@@ -61,76 +61,68 @@ const NUMBERS: [Number; 61] = [
     ("mem_cache_nums_", GAUGE, "Objects in memory.", |sums| sums.all.objects),
     ("file_cache_nums_", GAUGE, "Objects on SSDs.", |sums| sums.ssd.objects),
     ("master_active_clients", GAUGE, "Nodes that are members.", |sums| sums.live_members()),
-    ("mem_cache_hit_nums_", COUNTER, "Gets that memory answered.", |sums| sums.all.hits),
-    ("file_cache_hit_nums_", COUNTER, "Gets that SSDs answered.", |sums| sums.ssd.hits),
-    ("mem_cache_hit_bytes_total", COUNTER, "Bytes given from memory.", |sums| {
+    ("mem_cache_hit_nums_", COUNTER, "Gets answered from memory.", |sums| sums.all.hits),
+    ("file_cache_hit_nums_", COUNTER, "Gets answered from SSDs.", |sums| sums.ssd.hits),
+    ("mem_cache_hit_bytes_total", COUNTER, "Bytes returned from memory.", |sums| {
         sums.all.get_bytes.saturating_sub(sums.ssd.hit_bytes)
     }),
-    ("file_cache_hit_bytes_total", COUNTER, "Bytes given from SSDs.", |sums| sums.ssd.hit_bytes),
+    ("file_cache_hit_bytes_total", COUNTER, "Bytes returned from SSDs.", |sums| sums.ssd.hit_bytes),
     ("valid_get_nums_", COUNTER, "Gets that were answered.", |sums| sums.all.hits + sums.ssd.hits),
     ("total_get_nums_", COUNTER, "Gets.", |sums| sums.all.hits + sums.all.misses),
     ("master_get_replica_list_requests_total", COUNTER, "Gets over the network.", |sums| sums.count("get")),
-    ("master_get_replica_list_failures_total", COUNTER, "Those that found nothing or failed.", |sums| {
-        sums.failed("get")
-    }),
+    ("master_get_replica_list_failures_total", COUNTER, "Gets that missed or failed.", |sums| sums.failed("get")),
     ("master_batch_get_replica_list_requests_total", COUNTER, "Requests over shared memory.", |sums| {
         sums.count("lookup")
     }),
-    ("master_batch_get_replica_list_items_total", COUNTER, "Objects that these named.", |sums| sums.items("lookup")),
-    ("master_batch_get_replica_list_failures_total", COUNTER, "Those that failed as a whole.", |sums| {
-        sums.failed("lookup")
-    }),
+    ("master_batch_get_replica_list_items_total", COUNTER, "Objects in these requests.", |sums| sums.items("lookup")),
+    ("master_batch_get_replica_list_failures_total", COUNTER, "Requests that failed.", |sums| sums.failed("lookup")),
     ("master_put_start_requests_total", COUNTER, "Puts over the network.", |sums| sums.count("put")),
-    ("master_put_start_failures_total", COUNTER, "Those that were refused or failed.", |sums| sums.failed("put")),
-    ("master_put_start_alloc_failures_total", COUNTER, "Puts refused for want of room.", |sums| sums.all.put_refusals),
+    ("master_put_start_failures_total", COUNTER, "Puts that were refused or failed.", |sums| sums.failed("put")),
+    ("master_put_start_alloc_failures_total", COUNTER, "Puts refused for lack of space.", |sums| sums.all.put_refusals),
     ("master_put_start_discard_cnt", COUNTER, "Puts whose deadline passed.", |sums| sums.all.put_expirations),
-    ("master_put_start_discarded_staging_size", GAUGE, "Bytes held by puts under way or overdue.", |sums| {
+    ("master_put_start_discarded_staging_size", GAUGE, "Bytes of reservations, expired ones included.", |sums| {
         sums.all.reserved_bytes
     }),
     ("master_put_end_requests_total", COUNTER, "Objects that became visible.", |sums| sums.all.puts),
-    ("master_put_end_failures_total", COUNTER, "Puts of what was there by then.", |sums| sums.all.put_conflicts),
-    ("master_put_revoke_requests_total", COUNTER, "Puts given up.", |sums| sums.all.put_aborts),
-    ("master_batch_put_start_requests_total", COUNTER, "Requests for room over shared memory.", |sums| {
+    ("master_put_end_failures_total", COUNTER, "Puts of existing keys.", |sums| sums.all.put_conflicts),
+    ("master_put_revoke_requests_total", COUNTER, "Puts aborted.", |sums| sums.all.put_aborts),
+    ("master_batch_put_start_requests_total", COUNTER, "Reserve requests over shared memory.", |sums| {
         sums.count("reserve")
     }),
-    ("master_batch_put_start_items_total", COUNTER, "Objects that these named.", |sums| sums.items("reserve")),
-    ("master_batch_put_start_failures_total", COUNTER, "Those that failed as a whole.", |sums| sums.failed("reserve")),
+    ("master_batch_put_start_items_total", COUNTER, "Objects in these requests.", |sums| sums.items("reserve")),
+    ("master_batch_put_start_failures_total", COUNTER, "Requests that failed.", |sums| sums.failed("reserve")),
     ("master_batch_put_end_requests_total", COUNTER, "Commits over shared memory.", |sums| sums.count("commit")),
-    ("master_batch_put_end_items_total", COUNTER, "Objects that these named.", |sums| sums.items("commit")),
-    ("master_batch_put_end_failures_total", COUNTER, "Those that failed as a whole.", |sums| sums.failed("commit")),
-    ("master_batch_put_revoke_items_total", COUNTER, "Objects given up over shared memory.", |sums| {
-        sums.items("abort")
-    }),
-    ("master_batch_exist_key_requests_total", COUNTER, "Requests whether objects are there.", |sums| {
+    ("master_batch_put_end_items_total", COUNTER, "Objects in these requests.", |sums| sums.items("commit")),
+    ("master_batch_put_end_failures_total", COUNTER, "Requests that failed.", |sums| sums.failed("commit")),
+    ("master_batch_put_revoke_items_total", COUNTER, "Objects aborted over shared memory.", |sums| sums.items("abort")),
+    ("master_batch_exist_key_requests_total", COUNTER, "Requests for the existence of objects.", |sums| {
         sums.count("exists")
     }),
-    ("master_batch_exist_key_items_total", COUNTER, "Objects that these named.", |sums| sums.items("exists")),
-    ("master_batch_exist_key_failures_total", COUNTER, "Those that failed as a whole.", |sums| sums.failed("exists")),
-    ("master_remove_requests_total", COUNTER, "Objects that were to be removed.", |sums| sums.items("remove")),
-    ("master_remove_failures_total", COUNTER, "Requests to remove that failed as a whole.", |sums| {
-        sums.failed("remove")
-    }),
+    ("master_batch_exist_key_items_total", COUNTER, "Objects in these requests.", |sums| sums.items("exists")),
+    ("master_batch_exist_key_failures_total", COUNTER, "Requests that failed.", |sums| sums.failed("exists")),
+    ("master_remove_requests_total", COUNTER, "Objects in remove requests.", |sums| sums.items("remove")),
+    ("master_remove_failures_total", COUNTER, "Remove requests that failed.", |sums| sums.failed("remove")),
     ("master_mount_segment_requests_total", COUNTER, "Segments registered.", |sums| (sums.calls)("register_segment").0),
     ("master_mount_segment_failures_total", COUNTER, "Registrations refused.", |sums| {
         (sums.calls)("register_segment").1
     }),
-    ("master_unmount_segment_requests_total", COUNTER, "Segments taken out of the catalog.", |sums| {
+    ("master_unmount_segment_requests_total", COUNTER, "Segments unregistered.", |sums| {
         (sums.calls)("unregister_segment").0
     }),
-    ("master_unmount_segment_failures_total", COUNTER, "Refusals of that.", |sums| {
+    ("master_unmount_segment_failures_total", COUNTER, "Unregistrations refused.", |sums| {
         (sums.calls)("unregister_segment").1
     }),
     ("master_remount_segment_requests_total", COUNTER, "Joins of nodes.", |sums| (sums.calls)("join").0),
     ("master_remount_segment_failures_total", COUNTER, "Joins refused.", |sums| (sums.calls)("join").1),
     ("master_ping_requests_total", COUNTER, "Heartbeats.", |sums| (sums.calls)("heartbeat").0),
     ("master_ping_failures_total", COUNTER, "Heartbeats refused.", |sums| (sums.calls)("heartbeat").1),
-    ("master_create_copy_task_requests_total", COUNTER, "Tasks asked for that copy.", |sums| {
+    ("master_create_copy_task_requests_total", COUNTER, "Replication tasks requested.", |sums| {
         (sums.calls)("create_task").0
     }),
-    ("master_create_copy_task_failures_total", COUNTER, "Those that were refused.", |sums| {
+    ("master_create_copy_task_failures_total", COUNTER, "Replication tasks refused.", |sums| {
         (sums.calls)("create_task").1
     }),
-    ("master_query_task_requests_total", COUNTER, "Questions after tasks.", |sums| (sums.calls)("list_tasks").0),
+    ("master_query_task_requests_total", COUNTER, "Queries of tasks.", |sums| (sums.calls)("list_tasks").0),
     ("master_successful_evictions_total", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
     ("master_successful_evictions_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
     ("master_attempted_evictions_total", COUNTER, "Objects evicted, and puts that found nothing to evict.", |sums| {
@@ -143,18 +135,14 @@ const NUMBERS: [Number; 61] = [
     ("master_evicted_key_count_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
     ("master_evicted_size_bytes", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evicted_bytes),
     ("master_evicted_size_bytes_mem", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evicted_bytes),
-    ("master_evict_disk_replica_requests_total", COUNTER, "Objects that SSDs dropped for room.", |sums| {
+    ("master_evict_disk_replica_requests_total", COUNTER, "Objects dropped by reclaim on SSDs.", |sums| {
         sums.ssd.reclaimed
     }),
-    ("master_promotion_admitted_total", COUNTER, "Objects that stayed in memory after a read.", |sums| {
-        sums.ssd.promotions
-    }),
-    ("master_promotion_completed_total", COUNTER, "Objects that stayed in memory after a read.", |sums| {
-        sums.ssd.promotions
-    }),
+    ("master_promotion_admitted_total", COUNTER, "Objects promoted to memory by a read.", |sums| sums.ssd.promotions),
+    ("master_promotion_completed_total", COUNTER, "Objects promoted to memory by a read.", |sums| sums.ssd.promotions),
 ];
 
-/// What there is not here: always 0, so that panels show that instead of nothing.
+/// Metrics without a counterpart: always 0, so that panels show 0 instead of no data.
 const ABSENT: [(&str, &str); 52] = [
     ("master_soft_pin_key_count", GAUGE),
     ("master_nof_allocated_bytes", GAUGE),
@@ -268,7 +256,7 @@ fn add(all: &mut ShardFigures, ssd: &mut SsdFigures, shard: &ShardFigures) {
     }
 }
 
-/// All of them as Prometheus text. `calls` says how many calls of a method there were, and how many were refused.
+/// Renders all of them as Prometheus text. `calls` returns the calls of a method, and how many of them were refused.
 pub(crate) fn render(view: &View, calls: &dyn Fn(&str) -> (u64, u64)) -> String {
     let (mut all, mut ssd) = (ShardFigures::default(), SsdFigures::default());
     view.shards.iter().flat_map(|node| &node.shards).for_each(|shard| add(&mut all, &mut ssd, shard));
@@ -279,7 +267,7 @@ pub(crate) fn render(view: &View, calls: &dyn Fn(&str) -> (u64, u64)) -> String 
         line(&mut text, name, value(&sums));
     }
     for (name, kind) in ABSENT {
-        family(&mut text, name, kind, "Always 0: there is no such thing here.");
+        family(&mut text, name, kind, "Always 0: kvplane has no counterpart.");
         line(&mut text, name, 0);
     }
     segments(&mut text, view);
@@ -316,7 +304,7 @@ fn segments(text: &mut String, view: &View) {
         let of = view.shards.iter().filter(|one| one.node == node).flat_map(|one| &one.shards);
         of.map(|shard| shard.used_bytes).sum()
     };
-    family(text, SEGMENT_USED, GAUGE, "Bytes in use of a segment's memory; 0 of a client's, of which nobody tells.");
+    family(text, SEGMENT_USED, GAUGE, "Bytes in use of a segment's memory; 0 for a client's, which reports none.");
     for segment in &view.segments {
         let bytes = if let Owner::Node { node, .. } = segment.owner { used(node) } else { 0 };
         line(text, &format!("{SEGMENT_USED}{{segment=\"{}\"}}", escaped(&segment.name)), bytes);
@@ -345,7 +333,7 @@ mod tests {
 
     use super::*;
 
-    /// The names in a fenced block of the parity page that follows this line.
+    /// Returns the names in the fenced block of the parity page that follows this line.
     fn listed(marker: &str) -> BTreeSet<String> {
         let page = include_str!("../../../../docs/mooncake-parity.md");
         let (_, rest) = page.split_once(marker).unwrap_or_else(|| panic!("no {marker:?} in the parity page"));

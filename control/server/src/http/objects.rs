@@ -1,25 +1,25 @@
-//! Objects as the control plane reaches them: it holds none and knows none, so whoever starts it may give it a way to
-//! ask the nodes, as any client does.
+//! Client access of the control plane to objects: the control plane holds none itself, so the process that starts it
+//! may provide a client of the nodes.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A way to the objects. Its calls block; they are made on threads that may.
+/// Access to the objects. Calls block; they are made on threads that may block.
 pub trait Objects: Send + Sync {
-    /// The keys of a tenant, as text; at most `most`, and whether there are more.
+    /// Returns the keys of a tenant, as text; at most `most`, and whether there are more.
     ///
     /// # Errors
-    /// Why nobody could be asked.
+    /// When no node could be asked.
     fn keys(&self, tenant: &str, most: usize) -> Result<(Vec<String>, bool), String>;
 
-    /// Removes a tenant's objects, or without one everybody's; how many.
+    /// Removes a tenant's objects, or without a tenant all objects; returns their number.
     ///
     /// # Errors
-    /// Why not all could be removed.
+    /// When not all objects could be removed.
     fn remove_all(&self, tenant: Option<&str>) -> Result<u64, String>;
 }
 
-/// What a control plane was given.
+/// Client access that a control plane was started with, if any.
 #[derive(Clone, Default)]
 pub struct ObjectsAccess(pub Option<Arc<dyn Objects>>);
 

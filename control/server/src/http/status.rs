@@ -1,8 +1,8 @@
-//! The status page: `/status` is a page without any data in it, `/status.json` is what it shows, asked once a second.
+//! Status page: `/status` is a page without data, `/status.json` its data, requested once a second.
 //!
-//! The page loads nothing from anywhere but that JSON, makes no markup from text, and is served with a policy that has
-//! the browser refuse both. It is the same for everybody, so where a token is asked for, the page goes without and asks
-//! its reader for one: browsers bring none by themselves. The JSON is for who may ask, as all other paths are.
+//! The page loads nothing but that JSON, makes no markup from text, and is served with a policy by which the browser
+//! rejects both. It is the same for every reader, so it needs no token, which browsers do not send by themselves; it
+//! asks its reader for one. The JSON needs the token, as all other paths do.
 
 use std::sync::OnceLock;
 
@@ -24,27 +24,27 @@ use crate::http::{Answer, TEXT};
 pub(crate) const PAGE: &str = "/status";
 pub(crate) const JSON: &str = "/status.json";
 
-/// The page, and what is between the tags of its style and its script.
+/// The page, with placeholders for its style and its script.
 const HTML: &str = include_str!("status/page.html");
 const STYLE: &str = include_str!("status/page.css");
 const SCRIPT: &str = include_str!("status/page.js");
 
-/// Segments that are shown.
+/// Most segments in the JSON.
 const SEGMENTS: usize = 4_096;
 
-/// The page, whole.
+/// Returns the complete page.
 fn page() -> Bytes {
     static WHOLE: OnceLock<Bytes> = OnceLock::new();
     let whole = || Bytes::from(HTML.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT));
     WHOLE.get_or_init(whole).clone()
 }
 
-/// What a browser may do on the page: ask here, and draw. Markup from text is refused by the browser itself.
+/// Content security policy: the page may connect to this server, and draw. The browser itself rejects markup from text.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                       img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// The page as an answer to `GET` and `HEAD`.
+/// Answers `GET` and `HEAD` with the page.
 pub(crate) fn answer_page(request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut response = Response::new(Full::new("Only GET and HEAD are served.\n".into()));
@@ -66,7 +66,8 @@ pub(crate) fn answer_page(request: &Request<Incoming>) -> Response<Full<Bytes>> 
     response
 }
 
-/// What the page shows. `map` says which epoch's slots the asker has: they are sent when there are others.
+/// Answers with the page's data. `map` is the epoch of the slots that the requester has: slots are sent if the epoch
+/// differs.
 pub(crate) fn answer(control: &Control, request: &Request<Incoming>) -> Answer {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return (StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET and HEAD are served.\n".into());
@@ -94,7 +95,7 @@ fn status(control: &Control, known: Option<u64>) -> Result<Value, kvplane_rpc::R
     }))
 }
 
-/// Members with their shards. Those that are gone are left out.
+/// Returns the live members with their shards.
 fn members(view: &View) -> Vec<Value> {
     let of = |member: &kvplane_rpc::message::MemberStatus| {
         let reported =

@@ -1,8 +1,8 @@
-//! Who is followed by whom: orders to nodes, their answers, and what becomes of objects on its way to all who watch.
+//! Orders to nodes, their answers, and events of objects on their way to all subscribers.
 //!
-//! Nodes are told to keep and report events as long as somebody watches. A watcher that is new makes every node send a
-//! snapshot, at most once in [`SNAPSHOT_EVERY_NS`]; all watchers get it. Nothing here waits: who does not take its
-//! items in time loses the stream, and begins anew.
+//! Nodes buffer and report events while there are subscribers. A new subscriber makes every node send a snapshot, at
+//! most once in [`SNAPSHOT_EVERY_NS`]; all subscribers get it. Nothing here waits: a subscriber that does not read its
+//! items in time loses the stream, and has to subscribe again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,58 +13,58 @@ use kvplane_rpc::message::{
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{mpsc, oneshot};
 
-/// Events that each shard keeps until they are reported.
+/// Most events that each shard buffers until they are reported.
 const KEPT: u32 = 65_536;
-/// Orders that may wait for a node.
+/// Most orders queued for a node.
 const ORDERS: usize = 64;
-/// Reports that may wait for a watcher.
+/// Most reports queued for a subscriber.
 const REPORTS: usize = 256;
-/// Watchers at a time.
+/// Most subscribers at a time.
 const WATCHERS: usize = 64;
-/// Questions to nodes under way.
+/// Most lookups in flight.
 const QUESTIONS: usize = 256;
-/// At most one snapshot is wanted of all nodes in this time.
+/// Least time between two snapshots of all nodes.
 pub(crate) const SNAPSHOT_EVERY_NS: u64 = 1_000_000_000;
 
-/// One node's line.
+/// Stream of orders to one node.
 struct Line {
     incarnation: u64,
     orders: mpsc::Sender<ItemFrame>,
 }
 
-/// What was published so far.
+/// Counts of published events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PublishedEvents {
     pub(crate) reports: u64,
     pub(crate) events: u64,
     /// Events that shards dropped before they were reported.
     pub(crate) lost: u64,
-    /// Watchers that did not keep up, or were gone.
+    /// Subscribers that did not keep up, or were gone.
     pub(crate) cut_off: u64,
 }
 
-/// Lines to nodes, and watchers.
+/// Streams of orders to nodes, and subscribers.
 #[derive(Default)]
 pub(crate) struct Follow {
     lines: BTreeMap<u64, Line>,
-    /// By number: who was asked, and who waits.
+    /// Lookups in flight, by number: the node, and the channel of the answer.
     questions: BTreeMap<u64, (u64, oneshot::Sender<Vec<KeyFound>>)>,
-    /// The same, of copies: at most one a node, as what carries tasks out waits for it.
+    /// Orders to replicate in flight, by number; at most one per node, as the driver of tasks waits for its answer.
     copies: BTreeMap<u64, (u64, oneshot::Sender<Vec<CopyState>>)>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     last_number: u64,
-    /// Which snapshot is wanted of nodes; 0 before the first.
+    /// Number of the last snapshot requested from nodes; 0 before the first.
     snapshot: u64,
     snapshot_ns: u64,
-    /// A snapshot that is to be asked for when its time has come.
+    /// True while a snapshot has to be requested once it is due.
     wants_snapshot: bool,
-    /// Nodes and incarnations whose events were told, and their shards.
+    /// Shards whose events were published, with their nodes and incarnations.
     told: BTreeSet<(u64, u64, u16)>,
     pub(crate) published: PublishedEvents,
 }
 
 impl Follow {
-    /// A node's orders from now on.
+    /// Opens a node's stream of orders.
     pub(crate) fn line(&mut self, node: u64, incarnation: u64) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         let (orders, receiver) = mpsc::channel(ORDERS);
         self.lines.insert(node, Line { incarnation, orders });
@@ -84,7 +84,7 @@ impl Follow {
         let frame = item_frame(&NodeOrder { number, order: order.clone() })
             .map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))?;
         let Some(line) = self.lines.get(&node) else {
-            return Err(Refusal::new(RefusalCode::NotFound, format!("node {node} takes no orders")));
+            return Err(Refusal::new(RefusalCode::NotFound, format!("node {node} does not watch for orders")));
         };
         match line.orders.try_send(frame) {
             Ok(()) => {
@@ -92,7 +92,7 @@ impl Follow {
                 Ok(number)
             }
             Err(mpsc::error::TrySendError::Full(_)) => {
-                Err(Refusal::new(RefusalCode::LimitReached, format!("{ORDERS} orders wait for node {node} already")))
+                Err(Refusal::new(RefusalCode::LimitReached, format!("{ORDERS} orders for node {node} are queued")))
             }
             Err(mpsc::error::TrySendError::Closed(_)) => {
                 self.lines.remove(&node);
@@ -101,15 +101,12 @@ impl Follow {
         }
     }
 
-    /// Asks a node where these objects are.
+    /// Requests the locations of these objects from a node.
     pub(crate) fn find(&mut self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<KeyFound>>, Refusal> {
-        // Those whose asker has given up.
+        // Drops the lookups whose requester has given up.
         self.questions.retain(|_, (_, question)| !question.is_closed());
         if self.questions.len() >= QUESTIONS {
-            return Err(Refusal::new(
-                RefusalCode::LimitReached,
-                format!("{QUESTIONS} questions are under way already"),
-            ));
+            return Err(Refusal::new(RefusalCode::LimitReached, format!("{QUESTIONS} lookups are in flight already")));
         }
         let number = self.send(node, &Order::Find { digests })?;
         let (answer, receiver) = oneshot::channel();
@@ -117,7 +114,7 @@ impl Follow {
         Ok(receiver)
     }
 
-    /// Has a node copy objects, and says how far that is.
+    /// Orders a node to replicate objects; the receiver gets their states.
     pub(crate) fn copy(&mut self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<CopyState>>, Refusal> {
         self.copies.retain(|_, (_, question)| !question.is_closed());
         let number = self.send(node, &Order::Copy { digests })?;
@@ -126,7 +123,7 @@ impl Follow {
         Ok(receiver)
     }
 
-    /// What a node answered to that; as with [`Self::answered`].
+    /// Takes a node's answer to an order to replicate; as [`Self::answered`].
     pub(crate) fn copied(&mut self, answer: AnswerCopies) {
         if self.copies.get(&answer.number).is_some_and(|(node, _)| *node == answer.node)
             && let Some((_, question)) = self.copies.remove(&answer.number)
@@ -135,22 +132,22 @@ impl Follow {
         }
     }
 
-    /// What a node answered. An answer that nobody waits for any more does no harm, nor does one to what another node
-    /// was asked.
+    /// Takes a node's answer to a lookup. An answer whose requester has given up is dropped, and so is one to another
+    /// node's lookup.
     pub(crate) fn answered(&mut self, answer: AnswerOrder) {
         if self.questions.get(&answer.number).is_some_and(|(node, _)| *node == answer.node)
             && let Some((_, question)) = self.questions.remove(&answer.number)
         {
-            // Whoever asked may have given up just now.
+            // The requester may have given up just now.
             let _ = question.send(answer.found);
         }
     }
 
-    /// All events from now on, beginning with a snapshot.
+    /// Subscribes to all events, beginning with a snapshot.
     pub(crate) fn watch(&mut self, now_ns: u64) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         self.watchers.retain(|watcher| !watcher.is_closed());
         if self.watchers.len() >= WATCHERS {
-            let reason = format!("{WATCHERS} watch the events already, which is the limit");
+            let reason = format!("{WATCHERS} subscribers watch events already, which is the limit");
             return Err(Refusal::new(RefusalCode::LimitReached, reason));
         }
         let (items, receiver) = mpsc::channel(REPORTS);
@@ -159,14 +156,14 @@ impl Follow {
         Ok(receiver)
     }
 
-    /// Asks all nodes for a snapshot, now or when the next may be.
+    /// Requests a snapshot from all nodes, now or when the next one is due.
     pub(crate) fn want_snapshot(&mut self, now_ns: u64) {
         self.wants_snapshot = true;
         self.tick(now_ns);
     }
 
-    /// Time has passed: asks for the snapshot that is wanted, and stops nodes that nobody listens to. When to be called
-    /// again, if anything waits for that.
+    /// Advances time: requests a wanted snapshot once it is due, and stops the reports of nodes when there are no
+    /// subscribers any more. Returns the time of the next call, if one is needed.
     pub(crate) fn tick(&mut self, now_ns: u64) -> Option<u64> {
         let before = self.watchers.len();
         self.watchers.retain(|watcher| !watcher.is_closed());
@@ -182,7 +179,7 @@ impl Follow {
             let order = self.standing_order();
             let nodes: Vec<u64> = self.lines.keys().copied().collect();
             for node in nodes {
-                // One that is not there gets the order when it comes back; one that is slow is ordered anew.
+                // A disconnected node gets the order when it reconnects; one whose queue is full gets it again later.
                 self.wants_snapshot |= self
                     .send(node, &order)
                     .is_err_and(|refusal| refusal.known_code() == Some(RefusalCode::LimitReached));
@@ -191,17 +188,17 @@ impl Follow {
         self.wants_snapshot.then_some(due_ns)
     }
 
-    /// Whether anybody watches.
+    /// Returns true if there are subscribers.
     pub(crate) fn is_watched(&self) -> bool {
         !self.watchers.is_empty()
     }
 
-    /// Whether a node of this incarnation may report.
+    /// Returns true if a node of this incarnation may report events.
     pub(crate) fn knows(&self, node: u64, incarnation: u64) -> bool {
         self.lines.get(&node).is_some_and(|line| line.incarnation == incarnation)
     }
 
-    /// What a node reported, to all who watch.
+    /// Publishes a node's report to all subscribers.
     pub(crate) fn publish(&mut self, events: &NodeEvents) -> Result<(), Refusal> {
         self.published.reports += 1;
         self.published.events += events.events.len() as u64;
@@ -210,13 +207,13 @@ impl Follow {
         let frame = item_frame(&Events { events: events.clone() })
             .map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))?;
         let before = self.watchers.len();
-        // Who does not keep up loses the stream, and begins anew with a snapshot.
+        // A subscriber that does not keep up loses the stream, and starts over with a snapshot.
         self.watchers.retain(|watcher| watcher.try_send(frame.clone()).is_ok());
         self.published.cut_off += (before - self.watchers.len()) as u64;
         Ok(())
     }
 
-    /// Keeps only incarnations that `keep` says; whoever watches learns that the others' objects are gone.
+    /// Keeps only the incarnations that `keep` accepts; subscribers learn that the objects of the others are gone.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.lines.retain(|node, line| keep(*node, line.incarnation));
         let gone: Vec<_> =

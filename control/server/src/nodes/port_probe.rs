@@ -1,14 +1,14 @@
-//! Probes of members that fall silent. The ports of a process that is dead refuse connections; those of one that is
-//! stopped, or of a machine that is gone, do not answer. Either way second owners take over within little more than a
+//! Port probes of members whose heartbeats stop. The ports of a dead process refuse connections; those of a stopped
+//! process, or of a host that is down, do not answer. Either way replica owners take over within little more than a
 //! second, long before the deadline of heartbeats.
 //!
-//! A control plane that has just started asks members that it has not heard of, too: of those that died meanwhile it
-//! would else know nothing for as long as the grace of its start.
+//! A control plane that has just started also probes members that it has not heard from: otherwise it would not detect,
+//! for the whole grace period of its start, members that died meanwhile.
 //!
-//! A member is asked by the greeting of a data connection, which its shards answer themselves: a kernel takes
-//! connections for a process that is stopped. Silence is never enough by itself: who is only slow answers one shard's
-//! port in time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control
-//! plane in the same incarnation before, as a firewall refuses, or drops, too.
+//! A probe sends the greeting of a data connection, which the shards answer themselves: the kernel accepts connections
+//! for a stopped process too. A missing heartbeat alone is never enough: a slow process answers on one shard's port in
+//! time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control plane in
+//! the same incarnation before, as a firewall refuses or drops connections too.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,32 +29,32 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::control::Control;
 
-/// How often members are looked at.
+/// Interval of checks for silent members.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the answer to a greeting may take: with the missed heartbeat before it, a second of silence.
+/// Deadline of the answer to a greeting: with the missed heartbeat before it, a second of silence.
 const WITHIN: Duration = Duration::from_millis(450);
-/// Members that are asked at the same time.
+/// Most members probed at the same time.
 const AT_ONCE: usize = 32;
-/// How often a new incarnation is asked whether its ports can be reached, before it is taken that they cannot.
+/// Attempts to reach the ports of a new incarnation, before they count as unreachable.
 const TRIES: u8 = 8;
 
 /// One incarnation of a node.
 pub(crate) type NodeIncarnation = (NodeId, Incarnation);
 
-/// What is behind the ports of a member.
+/// Result of probing the ports of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PortProbe {
-    /// All of them answer.
+    /// All ports answer.
     Somebody,
-    /// Each refuses connections.
+    /// All ports refuse connections.
     Nobody,
-    /// None answers.
+    /// No port answers.
     Silence,
-    /// Some answer and others do not.
+    /// Some ports answer and others do not.
     Parts,
 }
 
-/// The answer of a port to a greeting.
+/// Answer of a port to a greeting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Answer {
     Given,
@@ -62,9 +62,9 @@ enum Answer {
     Nothing,
 }
 
-/// Looks for as long as it is polled.
+/// Probes members for as long as it is polled.
 pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
-    // Whether the ports of an incarnation were reached when it was new, and how often that was tried in vain.
+    // True by incarnation if its ports were reached when it was new, and the failed attempts at the others.
     let (mut reached, mut tries): (BTreeMap<NodeIncarnation, bool>, BTreeMap<NodeIncarnation, u8>) =
         (BTreeMap::new(), BTreeMap::new());
     let mut asked: BTreeSet<NodeIncarnation> = BTreeSet::new();
@@ -90,7 +90,8 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
                     Entry::Occupied(_) => tell(&control, incarnation, found),
                     Entry::Vacant(first) if found == PortProbe::Somebody => {
                         first.insert(true);
-                        // From now on reports of its silence are not needed. A rejection says that it is gone already.
+                        // The cluster needs no reports of its silence from now on. A rejection means that the member
+                        // has gone already.
                         let _ = control.handle(Input::Answered { node: incarnation.0, incarnation: incarnation.1 });
                     }
                     Entry::Vacant(first) => {
@@ -106,7 +107,7 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
     }
 }
 
-/// Tells the cluster what was found at the ports of a member that is silent.
+/// Reports the result of probing a silent member to the cluster.
 fn tell(control: &Control, of: NodeIncarnation, found: PortProbe) {
     let (node, incarnation) = of;
     let input = match found {
@@ -114,8 +115,8 @@ fn tell(control: &Control, of: NodeIncarnation, found: PortProbe) {
         PortProbe::Silence => Input::Unanswered { node, incarnation },
         PortProbe::Somebody | PortProbe::Parts => return,
     };
-    tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "it sends no heartbeats, and was asked");
-    // A rejection says that it is a member no more.
+    tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "probed a member that sends no heartbeats");
+    // A rejection means that it is not a member any more.
     let _ = control.handle(input);
 }
 
@@ -128,7 +129,7 @@ async fn probe_ports(cluster: &str, incarnation: NodeIncarnation, ports: &[Socke
     }
     let mut answers = Vec::with_capacity(ports.len());
     while let Some(answer) = open.join_next().await {
-        // A task that is lost says nothing against the member.
+        // A lost task is no evidence against the member.
         answers.push(answer.unwrap_or(Answer::Given));
     }
     let count = |wanted: Answer| answers.iter().filter(|answer| **answer == wanted).count();
@@ -141,11 +142,10 @@ async fn probe_ports(cluster: &str, incarnation: NodeIncarnation, ports: &[Socke
     }
 }
 
-/// The first frame of a data connection to a shard.
+/// Encodes the first frame of a data connection to a shard.
 fn greeting(cluster: &str, whose: NodeIncarnation, shard: ShardId) -> Vec<u8> {
     let (node, incarnation) = whose;
-    // Numbers that no connection of a client has. Without any, those of nobody serve: no more than the greeting is
-    // sent.
+    // Numbers that no client's connection has. Without randomness 0 will do, as nothing follows the greeting.
     let (client, connection) = (random_u64().unwrap_or(0), random_u64().unwrap_or(0));
     let cluster = cluster.to_owned();
     let (version_min, version_max, lane, fetches) = (VERSION, VERSION, 0, false);
@@ -156,7 +156,7 @@ fn greeting(cluster: &str, whose: NodeIncarnation, shard: ShardId) -> Vec<u8> {
     [&header.encode()[..], &body].concat()
 }
 
-/// The answer of the process behind a port to a greeting. A closed connection is an answer too.
+/// Returns the answer of the process behind a port to a greeting. A closed connection counts as an answer.
 async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
     let answer = async {
         let mut stream = match TcpStream::connect(port).await {
@@ -177,14 +177,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn ports_that_refuse_that_answer_and_that_say_nothing_are_told_apart() {
+    async fn refusing_answering_and_silent_ports_are_distinguished() {
         let here = || tokio::net::TcpListener::bind("127.0.0.1:0");
         let (one, other) = (here().await.unwrap(), here().await.unwrap());
         let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];
         let incarnation = (NodeId(7), Incarnation(5));
-        // The kernel takes connections of a process that does not run.
+        // The kernel accepts connections of a process that does not run.
         assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Silence);
-        // Any answer will do, and so will an end: whoever listens runs.
+        // Any answer counts, and so does a close: a process that closes is running.
         let serve = |listener: tokio::net::TcpListener, says: bool| {
             tokio::spawn(async move {
                 while let Ok((mut stream, _)) = listener.accept().await {

@@ -1,4 +1,4 @@
-//! What nodes report of their shards. In memory only: reports come again with the next heartbeats.
+//! Reports of nodes about their shards. In memory only: the next heartbeats bring new reports.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kvplane_rpc::message::{
 
 use crate::nodes::reports::Reports;
 
-/// All nodes'. As many as there are members.
+/// Reports of all nodes. Bounded by the number of members.
 #[derive(Debug, Default)]
 pub(crate) struct Shards {
     nodes: Reports<BTreeMap<u16, ShardFigures>>,
@@ -22,7 +22,7 @@ impl Shards {
         shards.insert(report.shard.shard, report.shard);
     }
 
-    /// Whether a report of hot objects is within its limits.
+    /// Returns true if a report of hot objects is within its limits.
     pub(crate) fn is_sound(shard: &HotShard) -> bool {
         let short = |name: &[u8]| name.len() <= NAME_PER_REPORT_BYTES;
         shard.hot.len() <= HOT_PER_REPORT
@@ -36,13 +36,13 @@ impl Shards {
         shards.insert(report.shard.shard, report.shard);
     }
 
-    /// The hot objects that a node reported, or all did.
+    /// Returns the hot objects that one node, or all nodes, reported.
     pub(crate) fn list_hot(&self, node: Option<u64>) -> Vec<(u64, Vec<HotShard>)> {
         let listed = self.hot.chosen(node).map(|(node, of)| (node, of.what.values().cloned().collect()));
         listed.collect()
     }
 
-    /// What a node reported, or all did.
+    /// Returns the last reports of one node, or of all.
     pub(crate) fn list(&self, node: Option<u64>, now_ns: u64) -> Vec<ShardNode> {
         let listed = self.nodes.chosen(node).map(|(node, reported)| ShardNode {
             node,
@@ -53,7 +53,8 @@ impl Shards {
         listed.collect()
     }
 
-    /// Bytes of the pools and SSDs of a node's shards; nothing unless all of them have reported in this incarnation.
+    /// Returns the bytes of the pools and SSDs of a node's shards; none unless all of them have reported in this
+    /// incarnation.
     pub(crate) fn room_of(&self, node: u64, incarnation: u64, shards: usize) -> Option<u64> {
         if shards == 0 {
             return Some(0);
@@ -64,7 +65,7 @@ impl Shards {
         (reported.what.len() >= shards).then_some(all)
     }
 
-    /// Keeps only incarnations that `keep` says.
+    /// Keeps only the incarnations that `keep` accepts.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.nodes.retain(&keep);
         self.hot.retain(&keep);

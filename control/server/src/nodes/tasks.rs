@@ -1,7 +1,7 @@
-//! Tasks, hosted: first owners are asked for copies by orders, and callers told how far that is.
+//! Host of replication tasks: sends orders to owners, and reports the tasks' progress to callers.
 //!
-//! In memory only. Numbers of tasks count on from one that is drawn when a control plane begins to lead, so that none
-//! is taken for another's after a restart, whatever the host's clock says.
+//! In memory only. Task numbers count up from one that is drawn at random when a control plane becomes leader, so that
+//! after a restart no task is mistaken for an earlier one, whatever the host's clock shows.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,16 +19,16 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::control::Control;
 
-/// How long owners may take to answer an order. Those that do not are asked again.
+/// Longest wait for owners' answers to an order. Unanswered orders are repeated.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest sleep while tasks are open.
+/// Longest sleep while tasks are open.
 const SLEEP: Duration = Duration::from_millis(250);
 
-/// The tasks of a control plane.
+/// Replication tasks of a control plane.
 pub(crate) struct HostedTasks {
     tasks: Mutex<Tasks>,
     made: Notify,
-    /// When it began, in milliseconds since 1970: for people.
+    /// Time of its start, in milliseconds since 1970; only for display.
     began_ms: u64,
 }
 
@@ -37,8 +37,8 @@ impl Default for HostedTasks {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let limits = TaskLimits { objects: OBJECTS_PER_ORDER, ..TaskLimits::default() };
         let began_ms = u64::try_from(since.as_millis()).unwrap_or(0);
-        // Of 52 bits, so that other languages' numbers hold them: two incarnations do not meet but by a rare chance.
-        // Without randomness no control plane starts: it has keys to draw.
+        // 52 bits, so that the numbers of other languages hold them: two control planes rarely draw the same. Without
+        // randomness no control plane starts, as it has keys to draw.
         let first = kvplane_sys::random::random_u64().unwrap_or(began_ms << 10) >> 12;
         Self { tasks: Mutex::new(Tasks::new(limits, first)), made: Notify::new(), began_ms }
     }
@@ -46,7 +46,7 @@ impl Default for HostedTasks {
 
 impl HostedTasks {
     fn tasks(&self) -> MutexGuard<'_, Tasks> {
-        // They are whole between calls; one that ended in a bug is that call's loss.
+        // The tasks are consistent between calls; only the call that panicked is lost.
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -56,7 +56,7 @@ fn refuse(code: RefusalCode, reason: impl Into<String>) -> Refusal {
 }
 
 impl Control {
-    /// Makes a task.
+    /// Creates a task.
     pub(crate) fn create_task_now(&self, call: CreateTask) -> Result<TaskCreated, Refusal> {
         let CreateTask { tenant, name, digests, targets } = call;
         if name.len() > TASK_NAME_BYTES {
@@ -64,7 +64,7 @@ impl Control {
             return Err(refuse(RefusalCode::BadRequest, reason));
         }
         if !self.keeps_copies()? {
-            let reason = "this cluster keeps one copy of everything: start the control plane with --replicas 2";
+            let reason = "this cluster keeps no replicas: start the control plane with --replicas 2";
             return Err(refuse(RefusalCode::BadRequest, reason));
         }
         if !targets.is_empty() {
@@ -81,14 +81,14 @@ impl Control {
         self.hosted.made.notify_one();
         made.map(|id| TaskCreated { id }).map_err(|why| match why {
             TaskRefusal::Objects(objects) => {
-                let reason = format!("a task of {objects} objects: from 1 to {OBJECTS_PER_ORDER} may be");
+                let reason = format!("a task has 1 to {OBJECTS_PER_ORDER} objects, not {objects}");
                 refuse(RefusalCode::BadRequest, reason)
             }
             TaskRefusal::Full => refuse(RefusalCode::LimitReached, "too many tasks are open: try again later"),
         })
     }
 
-    /// How tasks are.
+    /// Returns the state of tasks.
     pub(crate) fn task_list(&self, call: &ListTasks) -> TaskList {
         let tasks = self.hosted.tasks();
         let of = |task: &&Task| call.tenant.as_ref().is_none_or(|tenant| *tenant == task.tenant);
@@ -124,7 +124,7 @@ impl Control {
         }
     }
 
-    /// Ends a task.
+    /// Cancels a task.
     pub(crate) fn cancel_task_now(&self, call: &CancelTask) -> Result<EmptyReply, Refusal> {
         let now_ns = self.now_ns();
         let mut tasks = self.hosted.tasks();
@@ -133,12 +133,12 @@ impl Control {
             return Err(refuse(RefusalCode::NotFound, format!("there is no task {}", call.id)));
         };
         if !tasks.cancel(call.id, now_ns) {
-            return Err(refuse(RefusalCode::BadRequest, format!("task {} is over: {state:?}", call.id)));
+            return Err(refuse(RefusalCode::BadRequest, format!("task {} has already ended: {state:?}", call.id)));
         }
         Ok(EmptyReply)
     }
 
-    /// Asks first owners for the copies that are due, and waits for what they say.
+    /// Orders the replications that are due from the objects' owners, and waits for the answers.
     async fn ask_for_copies(&self, due: Vec<(u64, usize, Digest)>) {
         let mut by_node: BTreeMap<u64, Vec<(u64, usize, Digest)>> = BTreeMap::new();
         let mut unasked = Vec::new();
@@ -165,7 +165,7 @@ impl Control {
                     Some(CopyState::There { bytes }) => CopyProgress::There(*bytes),
                     Some(CopyState::Missing) => CopyProgress::Missing,
                     Some(CopyState::Alone) => CopyProgress::Alone,
-                    // Its slot moves, or nobody answered: the map says later whom to ask.
+                    // Its slot migrates, or the owner did not answer: a later map names the next owner to ask.
                     Some(CopyState::Coming | CopyState::Elsewhere) | None => CopyProgress::Coming,
                 };
                 tasks.told(id, object, progress, now_ns);
@@ -178,7 +178,7 @@ impl Control {
     }
 }
 
-/// Carries tasks out, for as long as it is asked to.
+/// Carries out tasks, for as long as it is polled.
 pub(crate) async fn run(control: Arc<Control>) {
     loop {
         let (due, next_ns) = {
@@ -193,7 +193,7 @@ pub(crate) async fn run(control: Arc<Control>) {
         match next_ns {
             Some(at_ns) => {
                 let wait = Duration::from_nanos(at_ns.saturating_sub(control.now_ns())).min(SLEEP);
-                // Whichever comes first.
+                // Wakes up for a new task or at the deadline.
                 let _ = tokio::time::timeout(wait, made).await;
             }
             None => made.await,

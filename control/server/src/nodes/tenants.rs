@@ -1,4 +1,4 @@
-//! Tenants as calls see them: what the cluster remembers of them, and the leases of its shards.
+//! Tenants, as calls see them: their records, and the quota leases of their shards.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kvplane_rpc::{Refusal, RefusalCode};
 
 use crate::control::Control;
 
-/// The most tenants that a shard tells of.
+/// Most tenants in a shard's report.
 const USES_MOST: usize = 4096;
 
 impl Control {
@@ -63,7 +63,7 @@ impl Control {
         let SyncTenants { node, incarnation, shard, pool_bytes, uses } = call;
         let shards = self.check_member(node, incarnation)?;
         if uses.len() > USES_MOST || usize::from(shard) >= shards {
-            let reason = format!("node {node} has {shards} shards, and tells of shard {shard}, or of too many tenants");
+            let reason = format!("node {node} has {shards} shards, and reports shard {shard}, or too many tenants");
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         let uses = uses.into_iter().map(|one| ShardUse {
@@ -88,7 +88,7 @@ impl Control {
     }
 }
 
-/// Whether every shard of every member, but for this one, has said what it has.
+/// Returns true if every shard of every member, except this one, has reported its tenants' usage.
 fn all_known(cluster: &Cluster, quotas: &Quotas, but: ShardIncarnation) -> bool {
     let live = cluster.members().filter(|view| view.state.is_live());
     live.into_iter().all(|view| {

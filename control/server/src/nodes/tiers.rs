@@ -1,5 +1,5 @@
-//! What nodes report of their SSD tiers, and the orders that wait for them. In memory only: reports come again with the
-//! next heartbeats, and an order that was lost is given again by whoever wants it.
+//! Reports of nodes about their SSD tiers, and the nodes' outstanding orders. In memory only: the next heartbeats bring
+//! new reports, and an operator repeats a lost order.
 
 use std::collections::BTreeMap;
 
@@ -7,35 +7,35 @@ use kvplane_rpc::message::{ReportTiers, TierAction, TierNode, TierOrder, TierSha
 
 use crate::nodes::reports::Reports;
 
-/// One node's.
+/// Tiers of one node.
 #[derive(Debug, Default)]
 struct NodeTiers {
     carried_out: u64,
     last_order: u64,
-    /// At most one of each kind.
+    /// At most one order of each kind.
     orders: Vec<TierOrder>,
     shards: BTreeMap<u16, TierShard>,
 }
 
-/// All nodes'. As many as there are members with SSDs.
+/// Tiers of all nodes. Bounded by the number of members with SSDs.
 #[derive(Debug, Default)]
 pub(crate) struct Tiers {
     nodes: Reports<NodeTiers>,
 }
 
 impl Tiers {
-    /// Takes a report; what the node is to do.
+    /// Records a report, and returns the node's outstanding orders.
     pub(crate) fn report(&mut self, report: ReportTiers, now_ns: u64) -> Vec<TierOrder> {
         let node = self.nodes.hear(report.node, report.incarnation, now_ns);
         node.carried_out = report.carried_out;
-        // Numbers of before this control plane's start are not given again.
+        // Numbers from before this control plane's start are not reused.
         node.last_order = node.last_order.max(report.carried_out);
         node.orders.retain(|order| order.number > report.carried_out);
         node.shards.extend(report.shards.into_iter().map(|shard| (shard.shard, shard)));
         node.orders.clone()
     }
 
-    /// Orders something of a node, or of all; whom, and the orders' numbers.
+    /// Adds an order for one node, or for all; returns the nodes and the orders' numbers.
     pub(crate) fn order(&mut self, node: Option<u64>, action: TierAction) -> Vec<(u64, u64)> {
         let same = |order: &TierOrder| std::mem::discriminant(&order.action) == std::mem::discriminant(&action);
         let ordered = self.nodes.chosen_mut(node).map(|(number, node)| {
@@ -47,7 +47,7 @@ impl Tiers {
         ordered.collect()
     }
 
-    /// What a node reported, or all did.
+    /// Returns the last reports of one node, or of all.
     pub(crate) fn list(&self, node: Option<u64>, now_ns: u64) -> Vec<TierNode> {
         let listed = self.nodes.chosen(node).map(|(node, reported)| TierNode {
             node,
@@ -59,7 +59,7 @@ impl Tiers {
         listed.collect()
     }
 
-    /// Keeps only incarnations that `keep` says.
+    /// Keeps only the incarnations that `keep` accepts.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.nodes.retain(keep);
     }

@@ -1,4 +1,4 @@
-//! A control plane that is up: serving with its state, or taking turns with others.
+//! The main loop of a control plane: serves with its own state, or takes turns with others as leader and standby.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,10 +29,10 @@ use crate::store::Store;
 use crate::store::etcd::{Etcd, Place, Takeover};
 use crate::tickets::{Keep, TicketConfig, Tickets};
 
-/// Of a shutdown, the time that callers get to learn of it.
+/// Time within a shutdown for close frames to reach the callers.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// What is up once a control plane has started.
+/// Resources of a started control plane.
 pub(super) struct ControlProcess {
     pub(super) server: Server,
     pub(super) http: Option<(Arc<TcpListener>, SocketAddr)>,
@@ -47,8 +47,8 @@ pub(super) struct ControlProcess {
     pub(super) role: watch::Sender<Role>,
 }
 
-/// What a control plane does beside its calls. All of it lasts as long as it leads; a part that ends has a bug, and
-/// who goes on without it says that all is well while nobody is served by that part. They end with this.
+/// Background tasks of a leader. Each lasts as long as the leadership; one that ends has a bug, and continuing without
+/// it would report a healthy service that lacks one part. Dropping this aborts them all.
 #[derive(Default)]
 struct Parts {
     tasks: JoinSet<()>,
@@ -61,7 +61,8 @@ impl Parts {
         self.names.insert(id, name);
     }
 
-    /// Why the control plane cannot go on, once one of them has ended; never where there is none.
+    /// Waits until one of them ends, and returns the reason for which the control plane cannot continue; pends while
+    /// there is none.
     async fn one_ended(&mut self) -> String {
         let Some(ended) = self.tasks.join_next_with_id().await else { return std::future::pending().await };
         let (id, how) = match ended {
@@ -69,11 +70,11 @@ impl Parts {
             Err(error) => (error.id(), error.to_string()),
         };
         let name = self.names.get(&id).copied().unwrap_or("a part");
-        format!("{name} ended, which it never should: {how}; this is a bug")
+        format!("{name} ended unexpectedly: {how}; this is a bug")
     }
 }
 
-/// What makes a control plane once its state is known.
+/// Settings from which a control plane is built once its state is known.
 pub(super) struct Rest {
     pub(super) cluster: ClusterConfig,
     pub(super) tickets: Option<TicketConfig>,
@@ -82,16 +83,16 @@ pub(super) struct Rest {
     pub(super) conductor: Option<ConductorConfig>,
 }
 
-/// Where the state is.
+/// Place of the state.
 pub(super) enum State {
-    /// It is ours alone, and this serves.
+    /// The state belongs to this process alone, and `Control` serves it.
     Own(Arc<Control>),
-    /// In etcd.
+    /// The state is in etcd.
     Shared(Etcd),
 }
 
-/// The Conductor's host, where one is wanted, with what these records say; its hashes are salted by chance. For `grace`
-/// no instance's silence counts.
+/// Creates the Conductor's host, if one is configured, from these records; its hashes are salted at random. For `grace`
+/// no instance is doubted for its silence.
 fn host(config: Option<ConductorConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
     let Some(mut config) = config else { return Ok(None) };
     config.scheduler.index.seed = random_u64().map_err(StartError::Randomness)?;
@@ -102,7 +103,7 @@ fn host(config: Option<ConductorConfig>, records: &[Record], grace: Duration) ->
 }
 
 impl Rest {
-    /// The control plane with this state.
+    /// Builds the control plane with this state.
     pub(super) fn control(&self, store: Store, records: Vec<Record>, keep: Keep) -> Result<Arc<Control>, StartError> {
         let tickets = self.tickets.map(|tickets| Tickets::open(&self.cluster.cluster, &tickets, keep)).transpose()?;
         let grace = Duration::from_nanos(self.cluster.restart_grace_ns);
@@ -124,8 +125,8 @@ impl Rest {
     }
 }
 
-/// Takes certificates that have been replaced, for as long as it is asked to. What makes no sense is left alone: the
-/// former ones go on, and the next look may find files that are complete.
+/// Reloads replaced certificates, for as long as it is polled. Invalid files are skipped: the former certificates stay
+/// in use, and the next check may find complete files.
 async fn renew(
     server: &Server,
     source: &Source,
@@ -149,11 +150,11 @@ async fn renew(
             continue;
         }
         mark = seen;
-        tracing::info!("takes other certificates from now on");
+        tracing::info!("reloaded the certificates");
     }
 }
 
-/// An address at which a process on this machine reaches a listener on `address`.
+/// Returns an address at which a process on this machine reaches a listener on `address`.
 pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -163,7 +164,7 @@ pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Runs until told to stop, the handle is gone, or the control plane fails.
+/// Runs until it is stopped, the handle is dropped, or the control plane fails.
 pub(super) async fn live(
     mut running: ControlProcess,
     state: State,
@@ -180,18 +181,18 @@ pub(super) async fn live(
     };
     let result = tokio::select! {
         () = renew(server, source, mark, local, publication.as_ref()) => Ok(()),
-        // Told, or the handle is gone: both mean to stop.
+        // A stop request, or a dropped handle: both mean to stop.
         _ = stopping => Ok(()),
         result = served => result,
     };
-    // The lead is given away first, so that callers who are sent away find who takes it.
+    // Leadership is given up first, so that rejected callers find the next leader.
     drop(state);
     running.server.close(GOODBYE).await;
     result
 }
 
 impl ControlProcess {
-    /// Serves with this control plane until it fails; returns why.
+    /// Serves with this control plane until it fails; returns the reason.
     async fn lead(&self, control: &Arc<Control>) -> String {
         let mut parts = Parts::default();
         if let Some((listener, _)) = &self.http {
@@ -206,10 +207,10 @@ impl ControlProcess {
         parts.spawn("the P2P store", async move { p2p.run().await });
         parts.spawn("tasks", crate::nodes::tasks::run(control.clone()));
         let cluster = self.local.cluster.as_str().to_owned();
-        parts.spawn("the look at members' ports", port_probe::watch(control.clone(), cluster));
+        parts.spawn("the port probe of members", port_probe::watch(control.clone(), cluster));
         if let Some(conductor) = control.conductor.clone() {
             parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));
-            parts.spawn("copies of hot prefixes", copies::make(conductor.clone(), control.clone()));
+            parts.spawn("the replication of hot prefixes", copies::make(conductor.clone(), control.clone()));
             parts.spawn("the Conductor", conductor.run());
         }
         tokio::select! {
@@ -218,7 +219,7 @@ impl ControlProcess {
         }
     }
 
-    /// Leads whenever it is its turn, and stands by else, until it cannot go on; returns why.
+    /// Leads after each takeover and is a standby otherwise, until it cannot continue; returns the reason.
     async fn take_turns(&self, etcd: &Etcd) -> String {
         let mut places = etcd.places();
         loop {
@@ -235,10 +236,10 @@ impl ControlProcess {
                     control.set_address(reachable(self.server.address()));
                     self.server.stand(ServiceState::Serving(control.clone()));
                     self.role.send_replace(Role::Leads);
-                    tracing::info!(turn = led.turn, records = led.records.len(), "leads");
+                    tracing::info!(turn = led.turn, records = led.records.len(), "became the leader");
                     tokio::select! {
-                        reason = self.lead(&control) => tracing::warn!(turn = led.turn, "leads no more: {reason}"),
-                        () = over(&mut places, led.turn) => tracing::warn!(turn = led.turn, "leads no more"),
+                        reason = self.lead(&control) => tracing::warn!(turn = led.turn, "lost leadership: {reason}"),
+                        () = over(&mut places, led.turn) => tracing::warn!(turn = led.turn, "lost leadership"),
                     }
                 }
                 // The turn ended at once.
@@ -250,7 +251,7 @@ impl ControlProcess {
         }
     }
 
-    /// Stands by until it is to lead; an error when it never will.
+    /// Stays a standby until its takeover; returns an error if none can come.
     async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Takeover>, String> {
         let mut tasks = JoinSet::new();
         if let Some((listener, _)) = &self.http {
@@ -260,8 +261,8 @@ impl ControlProcess {
             let words = match &*places.borrow_and_update() {
                 Place::Leads(led) => return Ok(led.clone()),
                 Place::Failed(reason) => return Err(reason.clone()),
-                Place::Follows(address) => format!("this control plane stands by; the one at {address} leads"),
-                Place::Asking(reason) => format!("this control plane stands by, and none is known to lead: {reason}"),
+                Place::Follows(address) => format!("this control plane is a standby; the leader is at {address}"),
+                Place::Asking(reason) => format!("this control plane is a standby, and no leader is known: {reason}"),
             };
             let role = Role::StandsBy(words.clone());
             if *self.role.borrow() != role {
@@ -270,13 +271,13 @@ impl ControlProcess {
                 self.role.send_replace(role);
             }
             if places.changed().await.is_err() {
-                return Err("the thread for etcd has ended".to_owned());
+                return Err("the etcd thread has ended".to_owned());
             }
         }
     }
 }
 
-/// Until a turn is over.
+/// Waits until a turn has ended.
 async fn over(places: &mut watch::Receiver<Place>, turn: u64) {
     while matches!(&*places.borrow_and_update(), Place::Leads(led) if led.turn == turn) {
         if places.changed().await.is_err() {
@@ -290,7 +291,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_part_that_ends_is_named() {
+    async fn a_background_task_that_ends_is_named() {
         let mut parts = Parts::default();
         parts.spawn("one that lasts", std::future::pending());
         parts.spawn("one with a bug", async { panic!("an attempt to add") });

@@ -1,26 +1,26 @@
-//! The control plane's memory in etcd, which several control planes share: one leads, the others stand by.
+//! Cluster state in etcd, shared by several control planes: one is the leader, the others are standbys.
 //!
 //! Keys, below `PREFIX CLUSTER /`:
 //!
 //! | key | value |
 //! |---|---|
-//! | `leader` | who leads: a number drawn for each turn, and where it is reached. Set again every [`BEAT`] |
-//! | `fence` | the number of the turn and how many changes it made: every change names the value before it |
-//! | `state` | format and identity of the state |
-//! | `tickets` | the keys that tickets are made with |
-//! | `ticket-time` | the ticket time in seconds: none beyond it was told |
+//! | `leader` | the leader: a number drawn for each turn, and its address. Rewritten every [`BEAT`] |
+//! | `fence` | number of the turn and count of its changes: every change compares it with the value before |
+//! | `state` | format and identity of the cluster state |
+//! | `tickets` | the ticket keys |
+//! | `ticket-time` | epoch time in seconds, reserved ahead: no later time was ever published |
 //! | `records/KEY` | the records of the cluster |
 //! | `batch`, `batch/N` | a change too large for one transaction, until it is carried out |
 //!
-//! Whoever leads says so every [`BEAT`]. A standby that sees the same revision of `leader` for [`SILENCE`], while etcd
-//! answers it all the time, takes the key over. Leases of etcd are not used for that: they last two seconds at least,
-//! and end up to half a second late.
+//! A turn is one term of leadership. The leader rewrites its key every [`BEAT`]. A standby that sees the same revision
+//! of `leader` for [`SILENCE`], while etcd keeps answering it, takes over the key. Leases of etcd are not used: they
+//! last two seconds at least, and expire up to half a second late.
 //!
-//! That two believe for a moment that they lead does no harm to the state, as a change is carried out only if `fence`
-//! has the value that the one before left: whoever was taken over from cannot change anything, and neither can a
-//! transaction of its own that etcd comes to late. Maps are published after the change behind them.
+//! Two control planes that both consider themselves leader for a moment do no harm to the state, since a change is
+//! carried out only if `fence` has the value that the previous change left: a fenced leader cannot change anything, and
+//! neither can a transaction of its own that etcd processes late. Maps are published after the changes behind them.
 //!
-//! All of it happens on a thread of its own, which blocks in its calls. The control thread waits for a change for
+//! All of it happens on a separate thread, which blocks in its calls. The control thread waits for a change for
 //! [`PATIENCE`] at most.
 
 mod campaign;
@@ -42,71 +42,71 @@ pub use config::{EtcdConfig, EtcdConfigError};
 use records::Keys;
 use turn::Turns;
 
-/// How often the leader says that it leads.
+/// Interval at which the leader rewrites its key.
 const BEAT: Duration = Duration::from_millis(300);
-/// How often a standby looks.
+/// Interval at which a standby reads the leader's key.
 const LOOK: Duration = Duration::from_millis(150);
-/// A standby takes over from a leader that was silent for so long.
+/// Time without a rewrite of the leader's key after which a standby takes over.
 const SILENCE: Duration = Duration::from_millis(1_200);
-/// A leader whom etcd has not answered for so long sends its callers to others.
+/// Time without an answer from etcd after which a leader steps down and rejects its callers.
 const STEP_ASIDE: Duration = Duration::from_secs(4);
-/// How long a look or a beat may take.
+/// Deadline of one read or rewrite of the leader's key.
 const CALL: Duration = Duration::from_millis(900);
-/// How long a change may take, attempts together.
+/// Deadline of a change, all attempts together.
 const COMMIT: Duration = Duration::from_millis(1_500);
-/// How long the control thread waits for one.
+/// Longest wait of the control thread for a change.
 const PATIENCE: Duration = Duration::from_millis(3_500);
-/// How long the first answer of etcd may take.
+/// Longest wait for etcd's first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// Longest answer: a page of records.
 const ANSWER_BYTES: usize = 64 << 20;
 
-/// Where this control plane stands.
+/// Role of this control plane.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Nobody is known to lead: why, in words.
+    /// No leader is known, for this reason.
     Asking(String),
-    /// Somebody leads.
+    /// The control plane at this address is the leader.
     Follows(String),
-    /// It leads.
+    /// This control plane is the leader.
     Leads(Arc<Takeover>),
-    /// It cannot go on.
+    /// This control plane cannot continue, for this reason.
     Failed(String),
 }
 
-/// What a new leader begins with.
+/// State with which a new leader starts.
 #[derive(Debug)]
 pub(crate) struct Takeover {
-    /// The number of the turn.
+    /// Number of the turn.
     pub(crate) turn: u64,
     pub(crate) state_id: u64,
     pub(crate) records: Vec<Record>,
     pub(crate) tickets: Option<String>,
-    /// The ticket time, in seconds.
+    /// Epoch time, in seconds.
     pub(crate) ticket_time_s: Option<u64>,
 }
 
-/// What the thread is asked for.
+/// Command to the etcd thread.
 enum Command {
-    /// Keys to set, or to remove, in this turn: all or none.
+    /// Set or remove these keys in this turn: all or none.
     Commit { turn: u64, changes: Vec<records::KeyChange>, done: SyncSender<Result<(), String>> },
-    /// The control thread cannot go on with this turn: give the lead away, and campaign again.
+    /// Give up leadership and campaign again, as the control thread cannot continue with this turn.
     Abandon { turn: u64 },
-    /// Give the lead away, and end.
+    /// Give up leadership and end.
     Resign,
 }
 
-/// The line to etcd; the thread ends with it.
+/// Handle of the etcd thread, which ends with it.
 pub(crate) struct Etcd {
     commands: Sender<Command>,
     places: watch::Receiver<Place>,
-    /// Whether etcd left the last beat unanswered: nothing is changed until it answers one.
+    /// True if etcd left the last rewrite of the key unanswered: no change is possible until it answers one.
     doubtful: Arc<AtomicBool>,
     name: String,
     thread: Option<JoinHandle<()>>,
 }
 
-/// One turn as a leader: makes changes durable while it lasts.
+/// One term of leadership: makes changes durable while it lasts.
 #[derive(Clone)]
 pub(crate) struct Turn {
     commands: Sender<Command>,
@@ -116,7 +116,7 @@ pub(crate) struct Turn {
 }
 
 impl Etcd {
-    /// Begins to campaign for `address`, and waits until etcd has answered once.
+    /// Starts to campaign for `address`, and waits until etcd has answered once.
     pub(crate) fn start(config: &EtcdConfig, cluster: &str, address: String) -> Result<Self, EtcdConfigError> {
         let certificates = config.read_certificates()?;
         let scheme = if certificates.is_some() { "https" } else { "http" };
@@ -124,7 +124,7 @@ impl Etcd {
         let gateway = Gateway::new(urls, Http::kept(ANSWER_BYTES, certificates));
         let name = format!("etcd://{}", config.endpoints.join(","));
         let (commands, receiver) = channel();
-        let (place, mut places) = watch::channel(Place::Asking("etcd was not asked yet".to_owned()));
+        let (place, mut places) = watch::channel(Place::Asking("the first request to etcd is in flight".to_owned()));
         let doubtful = Arc::new(AtomicBool::new(false));
         let keys = Keys::new(&config.prefix, cluster);
         let turns = Turns::new(gateway, keys, address, receiver, place, Arc::clone(&doubtful));
@@ -145,12 +145,12 @@ impl Etcd {
         }
     }
 
-    /// Where this control plane stands, and what becomes of it.
+    /// Returns the watched role of this control plane.
     pub(crate) fn places(&self) -> watch::Receiver<Place> {
         self.places.clone()
     }
 
-    /// The turn that began with `led`.
+    /// Returns the turn that began with `led`.
     pub(crate) fn turn(&self, led: &Takeover) -> Turn {
         let (commands, doubtful) = (self.commands.clone(), Arc::clone(&self.doubtful));
         Turn { commands, doubtful, turn: led.turn, name: self.name.clone() }
@@ -159,7 +159,7 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // It may have ended in a failure.
+        // The thread may have ended after a failure.
         let _ = self.commands.send(Command::Resign);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -168,19 +168,19 @@ impl Drop for Etcd {
 }
 
 impl Turn {
-    /// Makes `changes` durable, all or none, with the identity of the state where another is gone on with; blocks for
+    /// Makes `changes` durable, all or none, with the identity of an adopted state if one is given; blocks for
     /// [`PATIENCE`] at most. After an error the turn is over.
     pub(crate) fn commit(&self, state_id: Option<u64>, changes: &[Change]) -> Result<(), String> {
         let state = state_id.map(records::state_change);
         self.send(changes.iter().map(records::key_change).chain(state).collect())
     }
 
-    /// Keeps the keys that tickets are made with.
+    /// Makes the ticket keys durable.
     pub(crate) fn keep_tickets(&self, text: &str) -> Result<(), String> {
         self.send(vec![records::tickets_change(text)])
     }
 
-    /// Keeps the ticket time, in seconds.
+    /// Makes the epoch time durable, in seconds.
     pub(crate) fn keep_ticket_time(&self, seconds: u64) -> Result<(), String> {
         self.send(vec![records::ticket_time_change(seconds)])
     }
@@ -188,21 +188,22 @@ impl Turn {
     fn send(&self, changes: Vec<records::KeyChange>) -> Result<(), String> {
         let (done, answer) = sync_channel(1);
         let command = Command::Commit { turn: self.turn, changes, done };
-        self.commands.send(command).map_err(|_| "the thread for etcd has ended".to_owned())?;
+        self.commands.send(command).map_err(|_| "the etcd thread has ended".to_owned())?;
         let late = |_| format!("etcd did not answer within {} ms", PATIENCE.as_millis());
         answer.recv_timeout(PATIENCE).map_err(late)?
     }
 
-    /// Ends the turn, if it lasts: somebody is to read anew what is there.
+    /// Ends the turn, if it lasts: the next leader reads the stored state again.
     pub(crate) fn abandon(&self) {
-        // Its thread may have ended.
+        // The thread may have ended.
         let _ = self.commands.send(Command::Abandon { turn: self.turn });
     }
 
-    /// Why nothing can be changed at present: asked before a change, so that none is begun in vain.
+    /// Returns the reason for which no change is possible at present; called before a change, so that none begins in
+    /// vain.
     pub(crate) fn doubt(&self) -> Option<String> {
         let doubtful = self.doubtful.load(Ordering::Acquire);
-        let words = "does not answer: nothing is changed until it does; data operations go on";
+        let words = "does not answer: no change is possible until it does; data operations continue";
         doubtful.then(|| format!("{} {words}", self.name))
     }
 }

@@ -1,4 +1,4 @@
-//! The Conductor over QUIC: registering, events, asking, waiting, dying; rights; and input that makes no sense.
+//! Tests of the Conductor over QUIC: registration, events, placement, queueing, failures, rights, and invalid input.
 
 use crate::support;
 
@@ -90,7 +90,7 @@ async fn instances(client: &Client, names: &[&str]) {
 }
 
 #[test]
-fn a_request_goes_to_who_has_its_prefix_and_is_answered_once() {
+fn a_request_is_placed_by_its_prefix_and_a_retry_is_idempotent() {
     let control = start();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
@@ -123,7 +123,7 @@ fn a_request_goes_to_who_has_its_prefix_and_is_answered_once() {
 }
 
 #[test]
-fn operators_take_instances_out_and_change_how_requests_are_placed() {
+fn operators_hold_instances_and_set_the_placement_policy() {
     let control = start();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
@@ -170,7 +170,7 @@ fn who_waits_is_told_over_its_stream_also_when_that_begins_late() {
         }
         let end = |reservation| UpdateRequest { reservation, step: RequestStep::Ended };
         router.call(&end(reservations[0])).await.expect("booked");
-        // Nobody watched when it was assigned.
+        // The request was assigned while no watch was open.
         let mut watch = router.stream(&WatchAssignments { client: 7 }).await.expect("a stream");
         let told = watch.next().await.expect("told again");
         let second = assigned(told.answer);
@@ -204,7 +204,7 @@ fn reports_travel_as_datagrams_and_silence_is_noticed() {
             }
         };
         let watching = async {
-            // Doubted first, then gone.
+            // Doubted first, then removed.
             let mut doubted = false;
             loop {
                 let table = watch.next().await.expect("a table");
@@ -237,7 +237,7 @@ fn a_lost_instances_requests_go_elsewhere() {
         let again = Reschedule { reservation: placed.reservation, failed: vec![placed.prefill.clone()] };
         let other = assigned(router.call(&again).await.expect("served"));
         assert_ne!(other.prefill, placed.prefill);
-        // With nobody left it is said so.
+        // Without an instance left, requests are rejected with that reason.
         let (tenant, instance) = (String::new(), other.prefill.clone());
         router.call(&DeregisterInstance { tenant, instance, incarnation: 1 }).await.expect("known");
         let refused = router.call(&schedule("b", prompt(2, 100))).await.expect("served");
@@ -246,7 +246,7 @@ fn a_lost_instances_requests_go_elsewhere() {
 }
 
 #[test]
-fn gaps_are_asked_for_again_over_the_wire() {
+fn gaps_are_replayed_over_the_wire() {
     let control = start();
     run(async {
         let engine = client(control.local(), Role::Client).await;
@@ -279,10 +279,10 @@ fn rights_limits_and_nonsense() {
         assert_eq!(code(&engine.call(&thief).await.expect_err("bad")), RefusalCode::NotPermitted as u16);
         let old = RegisterInstance { incarnation: 0, ..register("p0", InstancePart::Prefill, 0) };
         assert_eq!(code(&engine.call(&old).await.expect_err("bad")), RefusalCode::StaleIncarnation as u16);
-        // More hashes than a message holds do not leave; the connection lives on.
+        // More hashes than fit a message are not sent; the connection stays open.
         let error = router.call(&schedule("a", prompt(1, 150_000))).await.expect_err("too large");
         assert!(matches!(error, CallError::BadRequest(_)), "{error}");
-        // A report that is refused harms nobody.
+        // A refused report affects no other caller.
         engine.tell(&load("nobody", 1)).await.expect("sent");
         assert!(matches!(router.call(&schedule("a", prompt(1, 9))).await, Ok(ScheduleReply::Assigned(_))));
     });

@@ -1,5 +1,5 @@
-//! The Conductor after `kill -9`: what was registered is registered, what was set is set, and until engines have said
-//! again what they hold answers say that they may be incomplete.
+//! Tests of the Conductor after `kill -9`: registrations and settings persist, and answers are marked degraded until
+//! engines have reported their caches again.
 
 use crate::support;
 use crate::zeromq;
@@ -21,7 +21,7 @@ use zeromq::{accept, read_frame, send};
 
 const STATE: &str = "KVPLANE_TEST_CONDUCTOR_STATE";
 
-/// Not a test: the child process of those below. Without its variable it does nothing.
+/// Not a test: the child process of the tests below. Without its variable it does nothing.
 #[test]
 fn child_control_plane() {
     let Some(state) = std::env::var_os(STATE) else { return };
@@ -31,7 +31,7 @@ fn child_control_plane() {
     config.conductor = Some(ConductorConfig::default());
     let control = ControlServer::start(config).expect("a control plane");
     println!("\nlistens {} {}", control.address(), control.http_address().expect("it listens"));
-    // The parent kills this process; if the parent is gone, the pipe closes.
+    // The parent kills this process; if the parent has died, the pipe closes.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
@@ -70,7 +70,8 @@ fn spawn(state: &Path) -> Plane {
     Plane { child, local: LocalCluster::new(name, address, authority.trust().clone(), identities), http }
 }
 
-/// The answer with status 200; none where the call was refused, or the server was killed before the answer was whole.
+/// Returns the answer with status 200; none if the call was refused, or the server was killed before the answer was
+/// complete.
 fn post(http: SocketAddr, path: &str, body: &Value) -> Option<Value> {
     let body = body.to_string();
     let mut stream = std::net::TcpStream::connect(http).ok()?;
@@ -88,7 +89,7 @@ fn services(http: SocketAddr) -> Vec<Value> {
     found["services"].as_array().expect("a list").clone()
 }
 
-/// An engine's sockets.
+/// Sockets of an engine.
 struct Engine {
     publisher: TcpListener,
     replay: TcpListener,
@@ -109,7 +110,7 @@ impl Engine {
         })
     }
 
-    /// Is followed: repeats the batches that it still has, by their numbers.
+    /// Accepts a follower, and replays the retained batches, by their numbers.
     async fn followed(&self, batches: &[(u64, Vec<u8>)]) -> TcpStream {
         let mut live = accept(&self.publisher, "PUB").await;
         read_frame(&mut live).await;
@@ -129,7 +130,7 @@ fn stored(hashes: &[u64]) -> Vec<u8> {
     pack(&json!([0.5, [["BlockStored", hashes, null, [], 4, null]]]))
 }
 
-/// The number of an engine's blocks 1, 2, 3 and so on that are indexed, and whether the answer says `degraded`.
+/// Returns the number of an engine's indexed blocks 1, 2, 3 and so on, and whether the answer is `degraded`.
 fn held(http: SocketAddr, model: &str, name: &str) -> (u64, bool) {
     let body = json!({ "model": model, "block_size": 4, "seq_hashes": [1, 2, 3, 4, 5, 6, 7, 8] });
     let found = post(http, "/query_by_hash", &body).expect("answered");
@@ -165,27 +166,27 @@ fn engines_are_known_after_a_kill_and_their_blocks_are_degraded_until_they_were_
         let plane = spawn(&state);
         let known: Vec<Value> = services(plane.http).iter().map(|row| row["instance_id"].clone()).collect();
         assert_eq!(known, [json!("e0"), json!("e1")]);
-        // Nobody has told it anything yet: nothing is known, and that is said.
+        // No event has arrived yet: the index is empty, and the answer is degraded.
         assert_eq!(held(plane.http, "m", "e0"), (0, true));
         assert!(services(plane.http).iter().all(|row| row["degraded"] == json!(true)));
         let view: Value = serde_json::from_str(&get(plane.http, "/global_view").1).expect("JSON");
         assert!(view["contexts"].as_array().is_some_and(|all| all.iter().all(|row| row["degraded"] == json!(true))));
-        // The same registration again is no other engine.
+        // The same registration again does not create another engine.
         post(plane.http, "/register", &whole.registration("e0", "m", "7")).expect("the same again");
-        // It published on while nobody was there.
+        // The engine published while the control plane was down.
         batches.push((3, stored(&[5])));
         let mut live = whole.followed(&batches).await;
         until(plane.http, "m", "e0", (5, false)).await;
         send(&mut live, &[b"", &4u64.to_be_bytes(), &stored(&[6])]).await;
         until(plane.http, "m", "e0", (6, false)).await;
-        // One that does not keep its first batches may hold more than is known, until it has cleared all.
+        // An engine that has dropped its first batches may hold more than is indexed, until it has cleared everything.
         let mut live = cut.followed(&[(8, stored(&[1, 2]))]).await;
         until(plane.http, "n", "e1", (2, true)).await;
         let cleared = pack(&json!([0.5, [["AllBlocksCleared"], ["BlockStored", [1, 2, 3], null, [], 4, null]]]));
         send(&mut live, &[b"", &9u64.to_be_bytes(), &cleared]).await;
         until(plane.http, "n", "e1", (3, false)).await;
 
-        // Who unregistered stays away.
+        // An unregistered engine stays unregistered.
         let gone = json!({ "type": "vLLM", "instance_id": "e0", "modelname": "m", "block_size": 4 });
         post(plane.http, "/unregister", &gone).expect("known");
         drop(plane);
@@ -196,7 +197,7 @@ fn engines_are_known_after_a_kill_and_their_blocks_are_degraded_until_they_were_
 }
 
 #[test]
-fn an_engine_that_published_nothing_yet_is_whole_once_it_says_so() {
+fn an_engine_without_batches_is_complete_after_its_replay() {
     let scratch = Scratch::new();
     let state = scratch.path().join("state");
     run(async {
@@ -204,7 +205,7 @@ fn an_engine_that_published_nothing_yet_is_whole_once_it_says_so() {
         let plane = spawn(&state);
         post(plane.http, "/register", &engine.registration("e0", "m", "0")).expect("registered");
         drop(plane);
-        // The first that comes may be from the one that was killed.
+        // The first connection may be from the killed process.
         let plane = spawn(&state);
         assert_eq!(held(plane.http, "m", "e0"), (0, true));
         drop(engine.publisher.accept().await);
@@ -266,13 +267,13 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         let row = |name: &str| rows.iter().find(|row| row["instance_id"] == json!(name)).expect("known").clone();
         assert_eq!((&row("q0")["degraded"], &row("q1")["degraded"]), (&json!(true), &json!(false)));
         assert_eq!((&row("store")["degraded"], &row("store")["endpoint"]), (&json!(true), &json!(endpoint)));
-        // A scheduler that asks over QUIC learns that one of them may hold more than is known.
+        // A scheduler that queries over QUIC learns that one of them may hold more than is indexed.
         let context = PromptContext { model: "q".to_owned(), block_tokens: 4, ..PromptContext::default() };
         let query = QueryPrefix { context, hashes: vec![1, 2, 3], most: 8, tier: BlockTier::Ssd };
         let nothing =
             PrefixHolder { instance: "q0".to_owned(), gpu_tokens: 0, dram_tokens: 0, ssd_tokens: 0, degraded: true };
         assert_eq!(router.call(&query).await.expect("served").holders, [nothing]);
-        // It goes on with its reports, and is asked for a snapshot.
+        // The engine continues its reports, and a snapshot is requested.
         let taken = engine.call(&report(2, CacheReport::Goes, vec![3])).await.expect("taken");
         assert_eq!(taken.wanted, CacheWanted::Snapshot);
         let taken = engine.call(&report(3, CacheReport::Snapshot, vec![1, 2, 3])).await.expect("taken");
@@ -280,14 +281,14 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         let holders = router.call(&query).await.expect("served").holders;
         assert_eq!(holders.len(), 1);
         assert_eq!((holders[0].gpu_tokens, holders[0].degraded), (12, false));
-        // The instance that is held gets nothing.
+        // The held instance gets no requests.
         let refused = engine.call(&RegisterInstance { incarnation: 2, ..instance("q1") }).await;
         assert!(refused.is_err(), "an earlier incarnation of an instance that is remembered");
     });
 }
 
 #[test]
-fn whatever_was_answered_before_a_kill_in_the_middle_is_known_afterwards() {
+fn answered_registrations_survive_a_kill() {
     let scratch = Scratch::new();
     for round in 0..3u64 {
         let state = scratch.path().join(format!("state-{round}"));

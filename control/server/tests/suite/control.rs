@@ -1,4 +1,5 @@
-//! A running control plane over real connections: membership, map, segments, roles, local discovery, start errors.
+//! Tests of a running control plane over real connections: membership, map, segments, roles, local discovery, start
+//! errors.
 
 use crate::support;
 
@@ -75,7 +76,7 @@ fn a_silent_node_is_lost() {
         let mut known = None;
         loop {
             let map = watch.newer(known).await;
-            // The node may be lost before the watch begins; an epoch above 1 says that it was a member.
+            // The node may be expelled before the watch begins; an epoch above 1 proves that it was a member.
             if map.members.is_empty() && map.epoch > Epoch(1) {
                 break;
             }

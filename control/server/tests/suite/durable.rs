@@ -1,4 +1,4 @@
-//! What outlives the process: a child is killed with SIGKILL and started again on the same state.
+//! Tests of the durable state: a child is killed with SIGKILL and restarted on the same state.
 
 use crate::support;
 
@@ -22,7 +22,7 @@ const LISTEN: &str = "KVPLANE_TEST_LISTEN";
 fn config(state: &Path) -> ControlConfig {
     let mut config = ControlConfig::new("test");
     config.state_directory = Some(state.to_owned());
-    // Members may offer their map where there is none, and nobody waits for that.
+    // Members may offer their map if there is no state, and the tests do not wait for that.
     config.cluster.adoption_wait_ns = Some(0);
     config
 }
@@ -35,7 +35,7 @@ fn child_control_plane() {
     config.listen = std::env::var(LISTEN).expect("set with the other").parse().expect("an address");
     let control = ControlServer::start(config).expect("a control plane");
     println!("\nlistens {}", control.address());
-    // The parent kills this process; if the parent is gone, the pipe closes.
+    // The parent kills this process; if the parent has died, the pipe closes.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
@@ -112,7 +112,7 @@ fn map_and_epoch_survive_a_kill() {
 }
 
 #[test]
-fn a_state_that_was_lost_is_gone_on_with_as_members_say() {
+fn a_lost_state_is_adopted_from_members() {
     let scratch = Scratch::new();
     let state = scratch.path().join("state");
     run(async {
@@ -127,7 +127,7 @@ fn a_state_that_was_lost_is_gone_on_with_as_members_say() {
         let (child, local) = spawn(&state, ANYWHERE);
         let (node, other) = (client(&local, Role::Node).await, client(&local, Role::Client).await);
         assert_ne!(other.welcome().await.expect("connected").state_id, state_id);
-        // One that was told of the empty state watches, and is told of the other before its map.
+        // A watcher that was welcomed with the empty state is closed and welcomed with the adopted one before its map.
         let mut watch = other.watch_map();
         watch.newer(None).await;
         for id in [1, 2] {

@@ -1,4 +1,4 @@
-//! Engines' events over ZeroMQ: publishers and replay sockets of our own, spoken by hand on real sockets.
+//! Tests of engines' events over ZeroMQ, with hand-written publishers and replay sockets on real connections.
 
 use crate::support;
 use crate::zeromq;
@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use zeromq::{accept, read_frame, send};
 
-/// `[0, [["BlockStored", hashes, nil, [], 16, nil]]]`, of hashes below 128.
+/// A batch `[0, [["BlockStored", hashes, nil, [], 16, nil]]]`, of hashes below 128.
 fn stored(hashes: std::ops::Range<u8>) -> Vec<u8> {
     let mut out = b"\x92\0\x91\x96\xabBlockStored\xdc".to_vec();
     out.extend_from_slice(&(hashes.len() as u16).to_be_bytes());
@@ -38,7 +38,7 @@ fn register(events: EventSource) -> RegisterInstance {
     }
 }
 
-/// Asks until the engine has so many blocks, and says whether something is not known of it.
+/// Polls until the engine has this many blocks; returns whether its index is degraded.
 async fn until(router: &Client, blocks: u32) -> bool {
     let context = PromptContext { model: "m".to_owned(), block_tokens: 16, ..PromptContext::default() };
     let query = QueryPrefix { context, hashes: (1..100).collect(), most: 4, tier: BlockTier::Gpu };
@@ -57,7 +57,7 @@ fn control() -> ControlHandle {
     ControlServer::start(config).expect("a control plane")
 }
 
-/// Where an engine publishes and replays, and what it says of that.
+/// Publisher and replay sockets of an engine, with their event source.
 async fn ports(topic: &str) -> (TcpListener, TcpListener, EventSource) {
     let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -78,13 +78,13 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
 
         let mut live = accept(&publisher, "PUB").await;
         assert_eq!(read_frame(&mut live).await, b"\x01kv");
-        // It asks for what it missed: in three frames, of which the router takes the first.
+        // The follower requests the missed batches in three frames, of which the router takes the first.
         let mut past = accept(&replay, "ROUTER").await;
         assert_eq!((read_frame(&mut past).await, read_frame(&mut past).await), (vec![], number(0).to_vec()));
         send(&mut past, &[b"", &number(0), &stored(1..4)]).await;
         send(&mut past, &[b"", &end, b""]).await;
         assert!(!until(&router, 3).await, "it has all from the beginning on");
-        // One that was replayed comes again, then the next.
+        // A replayed batch arrives again, then the next one.
         send(&mut live, &[b"kv@e0", &number(0), &stored(1..4)]).await;
         send(&mut live, &[b"kv@e0", &number(1), &stored(4..6)]).await;
         assert!(!until(&router, 5).await);
@@ -95,20 +95,20 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
         send(&mut past, &[b"", &number(2), &stored(6..8)]).await;
         send(&mut past, &[b"", &end, b""]).await;
         assert!(!until(&router, 9).await);
-        // A gap that it does not fill: what was known is forgotten, and that is said.
+        // A gap that the replay does not fill: the former blocks are dropped, and the index is degraded.
         send(&mut live, &[b"kv@e0", &number(7), &stored(1..3)]).await;
         let mut past = accept(&replay, "ROUTER").await;
         read_frame(&mut past).await;
         read_frame(&mut past).await;
         send(&mut past, &[b"", &end, b""]).await;
         assert!(until(&router, 2).await, "it may hold more than is known");
-        // What is no batch costs nothing but itself.
+        // An invalid batch affects only itself.
         send(&mut live, &[b"kv@e0", &number(8), b"\xc1"]).await;
         send(&mut live, &[b"noise"]).await;
         send(&mut live, &[b"kv@e0", &number(9), &stored(3..5)]).await;
         assert!(until(&router, 4).await);
 
-        // The engine starts again: its numbers begin anew, and its cache is empty.
+        // The engine restarts: its numbers start over, and its cache is empty.
         drop(live);
         let mut live = accept(&publisher, "PUB").await;
         read_frame(&mut live).await;
@@ -129,7 +129,7 @@ fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_d
         router.call(&register(source)).await.expect("room");
         let end = (-1i64).to_be_bytes();
         let number = |seq: u64| seq.to_be_bytes();
-        // A connection, and what is asked for of what was missed.
+        // Accepts a connection, and the request for missed batches.
         let connect = async || {
             let mut live = accept(&publisher, "PUB").await;
             read_frame(&mut live).await;
@@ -145,7 +145,7 @@ fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_d
         }
         assert!(!until(&router, 3).await);
 
-        // Before it is followed again it has published two batches: they count from the first on.
+        // The restarted engine has published two batches before the reconnection: they count from the first on.
         drop(live);
         let (mut live, from) = connect().await;
         assert_eq!(from, number(3));
@@ -158,7 +158,7 @@ fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_d
         send(&mut past, &[b"", &end, b""]).await;
         assert!(!until(&router, 6).await, "the first batch is known, and nothing is missing");
 
-        // Nobody listens any more: something may be missing from now on.
+        // The publisher is gone: something may be missing from now on.
         drop((live, publisher));
         while !until(&router, 6).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -167,7 +167,7 @@ fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_d
 }
 
 #[test]
-fn a_publisher_that_is_none_is_left_alone_and_bad_addresses_are_refused() {
+fn invalid_publishers_are_retried_and_invalid_addresses_rejected() {
     let control = control();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
@@ -182,7 +182,7 @@ fn a_publisher_that_is_none_is_left_alone_and_bad_addresses_are_refused() {
         router.call(&register(source)).await.expect("room");
         let (mut stream, _) = listener.accept().await.expect("it comes");
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("sent");
-        // It comes again, and is content with a publisher that has no replay.
+        // The follower reconnects, and accepts a publisher without a replay socket.
         let mut live = accept(&listener, "PUB").await;
         assert_eq!(read_frame(&mut live).await, b"\x01");
         send(&mut live, &[b"", &5u64.to_be_bytes(), &stored(1..5)]).await;

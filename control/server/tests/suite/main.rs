@@ -1,4 +1,4 @@
-//! Tests of the control process from outside, in one binary: a module for each subject.
+//! External tests of the control plane process, in one binary: a module for each subject.
 
 mod conductor;
 mod conductor_restart;

@@ -1,4 +1,4 @@
-//! Masters of Mooncake as a source of blocks, and engines that hash otherwise than they should: over real sockets.
+//! Tests of Mooncake masters as a source of blocks, and of engines with unexpected hashes, over real sockets.
 
 use crate::support;
 use crate::zeromq;
@@ -24,14 +24,14 @@ fn start() -> (ControlHandle, SocketAddr) {
     (control, http)
 }
 
-/// Off this thread, which the control plane's peers need meanwhile.
+/// Runs off this thread, which the control plane's peers need meanwhile.
 async fn post(http: SocketAddr, path: &'static str, body: Value) -> (String, Value) {
     let send = move || post_as(http, path, "application/json", body.to_string().as_bytes());
     let (status, body) = tokio::task::spawn_blocking(send).await.expect("sent");
     (status["HTTP/1.1 ".len()..].to_owned(), serde_json::from_slice(&body).expect("JSON"))
 }
 
-/// The master among the services.
+/// Returns the master's row among the services.
 async fn master(http: SocketAddr) -> Value {
     let body = tokio::task::spawn_blocking(move || get(http, "/services").1).await.expect("asked");
     let all: Value = serde_json::from_str(&body).expect("JSON");
@@ -55,7 +55,7 @@ fn instance(name: &str, model: &str) -> RegisterInstance {
     }
 }
 
-/// A block's event, as Mooncake's master publishes it.
+/// Encodes a block's event as Mooncake's master publishes it.
 fn event(kind: &str, medium: &str, hash: u64) -> Value {
     let key = format!("m@tp_rank:0@pp_rank:0@{hash:032x}");
     json!({
@@ -69,7 +69,7 @@ async fn publish(stream: &mut TcpStream, seq: u64, events: Vec<Value>) {
     send(stream, &[b"", &seq.to_be_bytes(), &payload]).await;
 }
 
-/// Asks until so many of the blocks from 1 on can be had from the store.
+/// Polls until this many of the blocks from 1 on are in the store.
 async fn until(router: &Client, model: &str, blocks: u32) {
     let context = PromptContext { model: model.to_owned(), block_tokens: 16, ..PromptContext::default() };
     let query = QueryPrefix { context, hashes: (1..100).collect(), most: 4, tier: BlockTier::Ssd };
@@ -78,7 +78,7 @@ async fn until(router: &Client, model: &str, blocks: u32) {
     }
 }
 
-/// Asks until the master counts as degraded, or does not any more.
+/// Polls until the master counts as degraded, or does not any more.
 async fn until_degraded(http: SocketAddr, is: bool) {
     while master(http).await["degraded"] != json!(is) {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -99,7 +99,7 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
         assert_eq!(post(http, "/register", other).await.0, "400 Bad Request");
         let mut live = accept(&listener, "PUB").await;
         read_frame(&mut live).await;
-        // Before anybody serves the model, and on two media.
+        // Before an instance serves the model, and on two media.
         let first = vec![event("stored", "cpu", 1), event("stored", "disk", 1), event("stored", "cpu", 2)];
         publish(&mut live, 1, first).await;
         publish(&mut live, 2, vec![event("stored", "cpu", 3), json!({ "event_type": "?" })]).await;
@@ -107,27 +107,27 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
         until(&router, "org/m", 3).await;
         publish(&mut live, 3, vec![event("removed", "cpu", 1), event("removed", "cpu", 3)]).await;
         until(&router, "org/m", 2).await;
-        // Another model that serves the same blocks hears of them when it comes.
+        // Another model with the same blocks gets them when it is registered.
         router.call(&instance("e1", "m")).await.expect("room");
         until(&router, "m", 2).await;
-        // Routers that ask over HTTP see the store too, as memory of every instance of the model.
+        // Routers that query over HTTP see the store too, as memory of every instance of the model.
         let asked = json!({ "model": "m", "block_size": 16, "seq_hashes": [1, 2, 3] });
         let found = post(http, "/query_by_hash", asked).await.1;
         let e1 = &found["instances"]["e1"];
         assert_eq!((&e1["gpu"], &e1["cpu"], &e1["longest_matched"]), (&json!(0), &json!(32), &json!(32)), "{found}");
         assert_eq!((&found["default"]["e1"]["CPU"], &found["instances"]["e0"]), (&json!(32), &Value::Null), "{found}");
         until_degraded(http, false).await;
-        // A gap: what was removed in it is not known.
+        // A gap: removals in it are unknown.
         publish(&mut live, 5, vec![event("stored", "cpu", 1)]).await;
         until(&router, "m", 1).await;
         until_degraded(http, true).await;
-        // A snapshot, as our own publisher makes it.
+        // A snapshot, as kvplane's own publisher makes it.
         let mut cleared = event("cleared", "cpu", 0);
         cleared["object_key"] = Value::Null;
         publish(&mut live, 6, vec![cleared, event("stored", "cpu", 1), event("stored", "cpu", 2)]).await;
         until(&router, "m", 2).await;
         until_degraded(http, false).await;
-        // It starts anew: its store is empty.
+        // The master restarts: its store is empty.
         drop(live);
         let mut live = accept(&listener, "PUB").await;
         read_frame(&mut live).await;
@@ -143,7 +143,8 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
     });
 }
 
-/// Whether the model is marked, after its engine has stored the tokens 1 to 4, hashed with the seed "0".
+/// Returns whether the model is marked as mismatched, after its engine has stored the tokens 1 to 4, hashed with seed
+/// "0".
 async fn marked(http: SocketAddr, name: &'static str, seed: &'static str) -> bool {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
@@ -197,7 +198,7 @@ fn messagepack_is_answered_with_messagepack() {
     });
     let body = json!({ "model": "m", "block_size": 4, "token_ids": [1, 2, 3, 4, 5] });
     let mut bytes = pack(&json!({ "model": "m", "block_size": 4, "token_ids": 0 }));
-    // The number, in the last nine bytes, becomes five of 32 bits as bytes.
+    // The number, in the last nine bytes, becomes five numbers of 32 bits as bytes.
     bytes.truncate(bytes.len() - 9);
     bytes.extend([0xc4, 20]);
     (1u32..=5).for_each(|token| bytes.extend(token.to_le_bytes()));
@@ -208,7 +209,7 @@ fn messagepack_is_answered_with_messagepack() {
         let found = answer.get("instances").and_then(|all| all.get("e0")).expect("it holds a block");
         assert_eq!((found.get("gpu"), found.get("longest_matched")), (Some(&Packed::Int(4)), Some(&Packed::Int(4))));
     }
-    for (body, what) in [(&b"\xc1"[..], "no MessagePack"), (b"\x90", "an object"), (b"\x81\xa1a\xc4\x01x", "no Mess")] {
+    for (body, what) in [(&b"\xc1"[..], "not Mess"), (b"\x90", "an object"), (b"\x81\xa1a\xc4\x01x", "not Mess")] {
         let (status, answer) = post_as(http, "/query", "application/x-msgpack; charset=x", body);
         assert_eq!(status, "HTTP/1.1 400 Bad Request");
         let error = Packed::read(&answer).and_then(|answer| Some(answer.get("error")?.text()?.to_owned()));

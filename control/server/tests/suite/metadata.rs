@@ -1,4 +1,4 @@
-//! Mooncake's metadata server, asked by our client of such servers and by hand.
+//! Tests of Mooncake's metadata server, with this project's client of such servers and by hand.
 
 use crate::support;
 
@@ -27,7 +27,7 @@ fn engines_find_each_other() {
     let (_control, http) = start(Some(MetadataLimits::default()));
     let store = store(http);
     let (meta, segment) = (keys::rpc_meta("", "node a:1+é"), keys::segment("blue", "node"));
-    // An engine's daemon, as far as this server can see it.
+    // The port of an engine's daemon, as far as this server can probe it.
     let daemon = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = daemon.local_addr().expect("bound").port();
     let value = keys::RpcMeta { host: "127.0.0.1".to_owned(), port }.encode();
@@ -71,7 +71,7 @@ fn requests_and_answers_are_as_stock_servers_have_them() {
         (
             "POST /metadata?key=a HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
             "405",
-            "there are GET, PUT and DELETE\n",
+            "only GET, PUT and DELETE are served here\n",
         ),
         ("DELETE /metadata?key=a%2Fb HTTP/1.1\r\nHost: a\r\n\r\n", "200", "metadata deleted"),
         ("DELETE /metadata?key=a%2Fb HTTP/1.1\r\nHost: a\r\n\r\n", "404", "metadata not found"),

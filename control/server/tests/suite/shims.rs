@@ -1,4 +1,4 @@
-//! The paths of other conductors: what routers ask in JSON, and bodies that make no sense.
+//! Tests of other conductors' paths: routers' queries in JSON, and invalid bodies.
 
 use crate::support;
 
@@ -18,7 +18,7 @@ fn start() -> (ControlHandle, SocketAddr) {
     (control, http)
 }
 
-/// Status line and body.
+/// Posts a body; returns status line and body of the answer.
 fn post(http: SocketAddr, path: &str, body: &str) -> (String, String) {
     let request = format!("POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     let answer = raw_http(http, request.as_bytes());
@@ -34,7 +34,7 @@ fn register(http: SocketAddr, instance: &str) -> (String, String) {
     post(http, "/register", &body)
 }
 
-/// Blocks of the tokens 1 to 8, as vLLM hashes them.
+/// Reports the blocks of the tokens 1 to 8, as vLLM hashes them.
 async fn hold(local: &LocalCluster, instance: &str, tier: BlockTier, blocks: usize) {
     let hashes = [2_164_874_634_404_590_027, 17_270_480_062_156_288_726][..blocks].to_vec();
     let (lora, salt) = (String::new(), String::new());
@@ -86,7 +86,7 @@ fn routers_of_others_are_answered() {
     assert!(!get(http, "/services").1.contains("e0"));
 }
 
-/// Hashes of vLLM's default profile cannot be made from tokens, but questions by hash are answered.
+/// Hashes of vLLM's default profile cannot be computed from tokens, but queries by hash are answered.
 #[test]
 fn engines_of_any_hash_profile_register() {
     let (_control, http) = start();
@@ -106,14 +106,14 @@ fn engines_of_any_hash_profile_register() {
 }
 
 #[test]
-fn bad_bodies_are_refused_with_what_is_wrong() {
+fn invalid_bodies_are_rejected_with_the_reason() {
     let (_control, http) = start();
     assert_eq!(register(http, "e0").0, "200 OK");
     let other = r#"{"endpoint":"tcp://127.0.0.1:8","type":"vLLM","modelname":"m","instance_id":"e0","block_size":4,
         "dp_rank":1}"#;
     for (path, body, status, what) in [
         ("/register", other, "400 Bad Request", "otherwise"),
-        ("/register", "{", "400 Bad Request", "no JSON"),
+        ("/register", "{", "400 Bad Request", "not JSON"),
         ("/register", "[]", "400 Bad Request", "an object"),
         ("/register", r#"{"type":"vLLM"}"#, "400 Bad Request", "instance_id is missing"),
         ("/register", r#"{"type":"Other"}"#, "501 Not Implemented", "not followed"),

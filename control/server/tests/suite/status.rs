@@ -1,4 +1,4 @@
-//! The status page: what it shows, to whom, and in a browser that names from outside stay text.
+//! Tests of the status page: its data, its authentication, and that a browser shows names from outside as text.
 
 use crate::support;
 
@@ -34,7 +34,7 @@ fn status(http: SocketAddr, query: &str) -> Value {
     serde_json::from_str(&body).expect("JSON")
 }
 
-/// A node with a shard and a segment, two instances, and requests that reuse one beginning.
+/// Creates a node with a shard and a segment, two instances, and requests that reuse one prefix.
 async fn fill(local: &LocalCluster) {
     let node = client(local, Role::Node).await;
     enter(&node, 7, 1).await;
@@ -102,7 +102,7 @@ fn the_json_has_instances_queues_hits_hot_prefixes_slots_and_segments() {
     let conductor = &seen["conductor"];
     let model = &conductor["models"][0];
     assert_eq!((&model["model"], &model["instances"]), (&json!(EVIL), &json!(2)));
-    // Two that were told of, and one of each request that will be there.
+    // Two reported blocks, and one predicted for each request.
     assert_eq!((&model["requests"], &model["waiting"], &model["blocks"]), (&json!(4), &json!(0), &json!(6)));
     assert_eq!((&model["tokens"], &model["reused_tokens"]), (&json!(192), &json!(128)));
     assert_eq!(conductor["counts"]["placed"], json!(4));
@@ -136,7 +136,7 @@ fn the_page_is_static_and_the_data_are_for_who_may_ask() {
         assert!(head.contains(header), "{header} in {head}");
     }
     assert!(head.contains("require-trusted-types-for 'script'") && head.contains("nosniff"), "{head}");
-    // Nothing from elsewhere, no text made markup, no placeholder left.
+    // The page loads nothing from elsewhere, makes no markup of text, and has no placeholder left.
     for foreign in ["http://", "https://", "//cdn", "innerHTML", "insertAdjacentHTML", "document.write", "eval("] {
         assert!(!body.contains(foreign), "{foreign} in the page");
     }
@@ -167,7 +167,7 @@ fn without_a_conductor_there_is_the_store() {
     assert_eq!((&seen["conductor"], &seen["members"][0]["objects"]), (&Value::Null, &json!(3)));
 }
 
-/// A Chromium without a window, if there is one: named by `KVPLANE_CHROMIUM`, or on the path.
+/// Returns a headless Chromium, if there is one: named by `KVPLANE_CHROMIUM`, or on the path.
 fn browser() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("KVPLANE_CHROMIUM") {
         return Some(named.into());
@@ -178,7 +178,7 @@ fn browser() -> Option<PathBuf> {
     names.iter().find_map(|name| places.iter().map(|place| place.join(name)).find(|file| file.is_file()))
 }
 
-/// The page as it is after a few seconds of the browser's time, as markup.
+/// Returns the page as markup after a few seconds of the browser's time.
 fn rendered(browser: &PathBuf, url: &str) -> String {
     let scratch = support::Scratch::new();
     let mut command = Command::new(browser);
@@ -220,7 +220,7 @@ fn a_browser_shows_it_and_makes_no_markup_of_names() {
     // Instance, its model twice, its address, a hot prefix, a segment.
     assert!(page.matches(&format!(">{shown}<")).count() >= 6, "{page}");
     assert!(!page.contains("<img") && page.matches("<script").count() == 1, "{page}");
-    for part in ["fffffffffffffffe", "16,384, by who owns them", ">90.0 %<", "4.00 KiB of 8.00 KiB", ">66.7 %<"] {
+    for part in ["fffffffffffffffe", "16,384, by owner in epoch", ">90.0 %<", "4.00 KiB of 8.00 KiB", ">66.7 %<"] {
         assert!(page.contains(part), "{part} in {page}");
     }
     assert!(page.contains("id=\"trouble\" class=\"trouble\" role=\"status\" hidden=\"\""), "{page}");

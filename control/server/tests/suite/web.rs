@@ -1,4 +1,4 @@
-//! HTTP: what it shows, what it refuses, and that bad peers of either kind are counted and harm nobody.
+//! Tests of HTTP: its pages, its refusals, and that misbehaving peers are counted and isolated.
 
 use crate::support;
 
@@ -93,14 +93,14 @@ fn half_open_requests_do_not_keep_others_out() {
     drop(idle);
 }
 
-/// Whether the server has not closed a connection.
+/// Returns whether the server has not closed a connection.
 fn is_open(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).expect("it can be asked");
     stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Whoever connects and says nothing, or begins requests and does not end them, keeps no probe out, also not until the
-/// server gives them up.
+/// Clients that connect and send nothing, or do not complete their requests, lock out no probe, also before the server
+/// closes them.
 #[test]
 fn probes_are_answered_beside_connections_that_say_nothing_and_requests_that_do_not_end() {
     let mut config = ControlConfig::new("test");
@@ -110,7 +110,7 @@ fn probes_are_answered_beside_connections_that_say_nothing_and_requests_that_do_
     let http = control.http_address().expect("it listens");
     let put = "PUT /metadata?key=a HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n";
     for (said, count) in [("", 96), ("GET /hea", 96), (put, 80)] {
-        // A slow machine may need longer than the server's patience, but not every time.
+        // A slow machine may need longer than the server's deadline, but not every time.
         let answered = (0..5).any(|_| {
             let mut streams: Vec<TcpStream> = Vec::new();
             for _ in 0..count {

@@ -1,4 +1,4 @@
-//! What happens at the host: frames, connections, copies and time.
+//! Inputs from the host: frames, connection events, finished copies and time.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
@@ -13,7 +13,7 @@ use crate::traffic::Copies;
 use crate::types::{LaneId, Path, PayloadTo, SliceId};
 
 impl Client {
-    /// The host has connected a lane: greet the peer.
+    /// Reports that the host has connected a lane. Starts the handshake with the peer.
     pub fn connected(&mut self, lane: LaneId, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         if self.router.traffic.network.lanes.current(lane).is_none()
@@ -30,7 +30,7 @@ impl Client {
         self.router.sender().send_alone(lane, header, &hello);
     }
 
-    /// The host has found out something about a lane.
+    /// Reports an event of a lane.
     pub fn lane_event(&mut self, lane: LaneId, event: LaneEvent<'_>, now_ns: u64) {
         let network = &mut self.router.traffic.network;
         match event {
@@ -59,7 +59,7 @@ impl Client {
         }
     }
 
-    /// The host says that a lane is gone and that no I/O of it is left, or that it could not be connected.
+    /// Reports that a lane is gone and that no I/O of it is left, or that it could not be connected.
     pub fn lane_gone(&mut self, lane: LaneId, now_ns: u64) {
         let traffic = &mut self.router.traffic;
         traffic.network.host.now_ns = now_ns;
@@ -96,10 +96,10 @@ impl Client {
         self.router.traffic.reclaim(peer);
     }
 
-    /// A frame arrived on a lane. The host reads its payload, if any, to where the answer says.
+    /// Handles a frame that arrived on a lane. Returns the destination to which the host reads its payload, if any.
     pub fn frame(&mut self, lane: LaneId, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
         self.router.traffic.network.host.now_ns = now_ns;
-        // What still arrives on a lane that is being reset is not looked at: its slices are found when it is gone.
+        // Frames that still arrive on a lane being reset are dropped: its slices are retried when the lane is gone.
         if self.router.traffic.network.lanes.current(lane).is_none_or(|entry| entry.state == Endpoint::Resetting) {
             self.router.traffic.books.counters.stale_frames += 1;
             return PayloadTo::Discard;
@@ -113,7 +113,8 @@ impl Client {
         }
     }
 
-    /// The payload of a frame is in the caller's memory; `checksum` is what its bytes sum to, where it was computed.
+    /// Reports that the payload of a frame is in the caller's memory; `checksum` is that of the bytes, if it was
+    /// computed.
     pub fn payload_done(&mut self, slice: SliceId, checksum: Option<u64>, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         let Some(entry) = self.router.traffic.slices.get(slice.index, slice.generation) else { return };
@@ -129,8 +130,9 @@ impl Client {
         self.router.copy_outcome(slice.index, if good { Ok(()) } else { Err(Status::Corrupt) });
     }
 
-    /// The host finished a copy or a transfer of a file: `Ok` and the checksum of the bytes where the slice was a put,
-    /// or why it could not be done. `Unsupported` for a segment of the shared path says that this way is closed.
+    /// Reports that the host has finished a copy or a file transfer: `Ok` with the checksum of the bytes if the slice
+    /// was a put, or the reason of the failure. `Unsupported` for a segment on the shared path reports that this way is
+    /// closed.
     pub fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         let live = self.router.traffic.network.lanes.current(lane).is_some();
@@ -161,9 +163,9 @@ impl Client {
         }
     }
 
-    /// The copies behind an [`Output::CopySegment`](crate::Output::CopySegment) of a lane over RDMA that may go too,
-    /// for a host that has the device take several in a row. To be called before the next output is polled; what is
-    /// left comes as outputs.
+    /// Returns the copies behind an [`Output::CopySegment`](crate::Output::CopySegment) of an RDMA lane that may be
+    /// posted with it, for a host that posts several to the device in one batch. To be called before the next output is
+    /// polled; copies that are left are returned as outputs.
     #[inline]
     pub fn copies(&mut self, lane: LaneId) -> Option<Copies<'_>> {
         let entry = self.router.traffic.network.lanes.current(lane)?;
@@ -172,8 +174,8 @@ impl Client {
             .then(|| self.router.traffic.copies_of(lane.index))
     }
 
-    /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.
-    // By itself: what its caller keeps at hand needs registers that this uses.
+    /// Reports the success of several copies of an RDMA lane, oldest first: [`Self::copied`] for each.
+    // Not inlined: values that its caller keeps in registers would be spilled.
     #[inline(never)]
     pub fn all_copied(&mut self, lane: LaneId, slices: impl IntoIterator<Item = SliceId>, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
@@ -202,7 +204,7 @@ impl Client {
         self.router.traffic.network.lanes.mark_dirty(lane.index);
     }
 
-    /// A connection that an RDMA connection is to be talked about on is there.
+    /// Reports that the TCP connection to set up an RDMA connection over is connected.
     pub fn carrier_connected(&self, lane: LaneId) -> Carrier {
         let network = &self.router.traffic.network;
         if !network.handshakes.has_credential() || network.lanes.look(lane).is_none() {
@@ -212,11 +214,11 @@ impl Client {
         Carrier::Send(Header::request(Kind::Request(Operation::Hello), RequestId::default()).with_body(&body, 1), body)
     }
 
-    /// A frame came on it, before it was given away.
+    /// Handles a frame that arrived on such a connection, before the host takes the connection over.
     pub fn carrier_frame(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Carrier {
         let network = &mut self.router.traffic.network;
         if network.lanes.look(lane).is_none() {
-            return Carrier::Refused(Status::Cancelled, "nobody wants it any more".to_owned());
+            return Carrier::Refused(Status::Cancelled, "the lane is closed".to_owned());
         }
         let refused = |refusal: Refusal| Carrier::Refused(refusal.status, refusal.why);
         match (header.kind, header.status) {
@@ -234,14 +236,14 @@ impl Client {
         }
     }
 
-    /// The host has not looked at anything since then, so that nothing could move: that is not held against the peers.
-    /// To be called before what has come meanwhile is taken.
+    /// Reports that the host has polled nothing since then, so that nothing could progress: the peers are not blamed
+    /// for the pause. To be called before the inputs that arrived meanwhile are handled.
     pub fn was_away(&mut self, since_ns: u64, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         self.router.traffic.network.was_away(since_ns);
     }
 
-    /// Deadlines, reconnects and parked slices. Call it when `poll_timeout` says.
+    /// Processes deadlines, reconnects and parked slices. To be called at the time that `poll_timeout` returns.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         while let Some(batch) = self.router.traffic.due_deadline() {

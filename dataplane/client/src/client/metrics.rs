@@ -1,4 +1,4 @@
-//! What a host may see of what its client did: by rail, peer and transport.
+//! Metrics of a client for its host: by rail, peer and transport.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,33 @@ use crate::network::{Endpoint, Network};
 use crate::sched::Health;
 use crate::types::{Path, PeerId, RailDevices, Transport};
 
-/// A rail as it stands, and what one transport did on it.
+/// State of a rail, and the counts of one transport on it.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RailMetrics<'a> {
-    /// Whose rail.
     pub peer: PeerId,
-    /// Of which path.
     pub path: Path,
-    /// What carried the slices that were counted. A rail is told of once for each transport that was used on it, and
-    /// once when none was.
+    /// Transport of the counted slices. A rail appears once for each transport that was used on it, and once if none
+    /// was.
     pub transport: Transport,
-    /// Its number among the rails of that path.
+    /// Index among the rails of that path.
     pub number: usize,
-    /// The devices at both ends, of a rail over RDMA.
+    /// Devices at both ends, for a rail over RDMA.
     pub devices: Option<RailDevices>,
-    /// Whether it is in use.
     pub health: Health,
-    /// What it serves at the moment, by measurement: all transports of the rail.
+    /// Measured throughput of the rail, over all its transports.
     pub bytes_per_second: u64,
-    /// Its fixed latency, by measurement: all transports of the rail.
+    /// Measured fixed latency of the rail, over all its transports.
     pub latency_ns: u64,
-    /// Bytes posted and not done: with the first transport of a rail for all of them, else 0.
+    /// Bytes in flight on the rail: given with its first transport for all of them, else 0.
     pub inflight_bytes: u64,
-    /// Why it does not lead to the peer from here, until it was found to again.
+    /// Reason why the rail does not reach the peer from this host, until a later attempt succeeds.
     pub unavailable: Option<&'a str>,
-    /// What happened on it.
+    /// Counts of this transport on the rail.
     pub counts: &'a RailCounts,
 }
 
-/// What rails, peers and transports did.
+/// Metrics of rails, peers and transports.
 #[derive(Clone, Copy)]
 pub struct ClientMetrics<'a> {
     network: &'a Network,
@@ -49,7 +47,7 @@ impl<'a> ClientMetrics<'a> {
         Self { network, books }
     }
 
-    /// Every rail of every peer, with what it did.
+    /// Returns every rail of every peer, with its counts.
     pub fn rail_metrics(self) -> impl Iterator<Item = RailMetrics<'a>> {
         let groups = self.network.peers.iter().flat_map(|(peer, entry)| entry.groups.iter().map(move |g| (peer, g)));
         let rails =
@@ -74,38 +72,38 @@ impl<'a> ClientMetrics<'a> {
         })
     }
 
-    /// What the rails of peers that were left had counted, by transport.
+    /// Returns the counts of the rails of closed peers, by transport.
     #[must_use]
     pub fn departed_metrics(self) -> &'a [(Transport, RailCounts)] {
         self.books.departed()
     }
 
-    /// Slices that changed their transport after a failure, by the transports.
+    /// Returns the slices that failed over to another transport, by pair of transports.
     #[must_use]
     pub fn failovers(self) -> &'a [Failovers] {
         self.books.failovers()
     }
 
-    /// The latest slices that took longer than [`Config::slow_ns`](crate::Config::slow_ns), oldest first.
+    /// Returns the latest slices that took longer than [`Config::slow_ns`](crate::Config::slow_ns), oldest first.
     pub fn slow_operations(self) -> impl Iterator<Item = &'a SlowOperation> {
         self.books.slow()
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(self) -> &'a Counters {
         &self.books.counters
     }
 
-    /// Whether connections are on their way: somebody has to look after those even where no batch is open, or they are
-    /// never there when one is.
+    /// Returns true if connections are being established: the host has to poll these even while no batch is in flight,
+    /// or they will not be ready for the next one.
     #[must_use]
     pub const fn is_connecting(self) -> bool {
         self.network.lanes.are_coming()
     }
 
-    /// Nodes that owe answers and of which nothing was heard for so long, on any connection to any of their shards,
-    /// with their incarnations.
+    /// Returns the nodes, with their incarnations, that owe replies and have been silent for this time on every
+    /// connection to any of their shards.
     pub fn silent_nodes(self, for_ns: u64) -> impl Iterator<Item = (NodeId, Incarnation)> {
         let mut nodes: BTreeMap<(NodeId, Incarnation), bool> = BTreeMap::new();
         for lane in self.network.lanes.iter().filter(|lane| lane.state == Endpoint::Ready) {
@@ -113,7 +111,7 @@ impl<'a> ClientMetrics<'a> {
             let silent = lane.progress_ns.saturating_add(for_ns) <= self.network.host.now_ns;
             let Some(peer) = self.network.peers.get(lane.peer.0).filter(|_| owes || !silent) else { continue };
             let of = (peer.address.node, peer.address.incarnation);
-            // One that owes nothing and was heard lately lives too.
+            // A node that owes nothing and has sent something lately is alive too.
             let silent_so_far = nodes.entry(of).or_insert(true);
             *silent_so_far &= silent;
         }

@@ -1,4 +1,4 @@
-//! The client: what its host calls, and how those inputs are spread over its parts.
+//! Client: the interface to the host, which dispatches its inputs to the layers below.
 
 mod inputs;
 mod metrics;
@@ -30,64 +30,65 @@ use crate::types::{
     SubmitOptions, TaskResult,
 };
 
-/// What becomes of a connection that an RDMA connection is to be talked about on.
+/// Next step on a TCP connection over which an RDMA connection is set up.
 pub enum Carrier {
-    /// Send this, and wait.
+    /// Send this frame, and wait for the reply.
     Send(Header, Vec<u8>),
-    /// The peer knows us, and we know it: go on.
+    /// Authentication is complete or not needed: set up the RDMA connection.
     Go,
-    /// The peer refuses us, or is another: close it.
+    /// Close the connection: the peer refused it, or is not the expected one.
     Refused(Status, String),
 }
 
-/// What a host has found out about a lane.
+/// Event of a lane that the host has detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LaneEvent<'a> {
-    /// Whether the kernel copies between us and the peer of this connection; until it says so, it does not.
+    /// Availability of CMA copies between this process and the peer; unavailable until this event.
     CmaAllowed(bool),
-    /// The peer of a lane that is being connected refuses us: what waits for it fails with this, or waits in its turn.
+    /// The peer refuses the connection: slices queued for it fail with this status, or are retried later.
     Refused(Status),
-    /// The peer said that it does not do what this lane is for: for a while its path is not tried, and what waited for
-    /// it goes elsewhere, or ends where there is no other. The host reports the lane gone after that.
+    /// The peer does not support the purpose of this lane: its path is not retried for a while, and slices queued for
+    /// it take another path, or fail if there is none. The host reports the lane gone after that.
     PathRefused(&'a str),
-    /// The lane's path does not lead to its peer from here, and trying again soon would end the same. As
-    /// [`Client::lane_gone`]; where the peer has another path, that is used for a while and no slice is charged.
+    /// The lane's path does not reach its peer from this host, and an early retry would fail the same way. Includes
+    /// [`Client::lane_gone`]. If the peer has another path, that is used for a while, and no slice is charged an
+    /// attempt.
     PathUnavailable(&'a str),
 }
 
-/// The peers of each slot, for a client that uses no map: by the map of an epoch; none where nobody serves a slot.
+/// Peers of each slot, for a client that uses them instead of a map; `None` for a slot that no peer serves.
 #[derive(Clone, Debug)]
 pub struct SourcePeers {
-    /// The epoch of the requests.
+    /// Epoch of the requests.
     pub epoch: Epoch,
-    /// The peer that serves the objects of each slot.
+    /// Peer that serves the objects of each slot.
     pub sources: Vec<Option<PeerId>>,
-    /// The peer that keeps replicas of the objects of each slot.
+    /// Peer that keeps the replicas of the objects of each slot.
     pub replica_keepers: Vec<Option<PeerId>>,
 }
 
 impl SourcePeers {
-    /// The peer of each slot.
+    /// Returns the peer of each slot.
     pub fn each(peer_of: impl FnMut(Slot) -> Option<PeerId>) -> Vec<Option<PeerId>> {
         (0..SLOTS as u16).map(Slot).map(peer_of).collect()
     }
 }
 
-/// The requesting side of the data path. Single-threaded; owned by one host loop.
+/// Client side of the data path. Single-threaded; owned by one host loop.
 pub struct Client {
     pub(crate) router: Router,
     pub(crate) intake: Intake,
 }
 
 impl Client {
-    /// A client that knows nobody yet.
+    /// Creates a client without peers.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let network = Network::new(HostSide::new(config));
         Self { router: Router::new(Traffic::new(network)), intake: Intake::new() }
     }
 
-    /// Routes by `map` from now on, unless a newer one is in use.
+    /// Routes by `map` from now on, unless the map in use is as new or newer.
     pub fn set_map(&mut self, map: ClusterMap, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         if self.router.placement.set_map(map) {
@@ -97,15 +98,15 @@ impl Client {
         }
     }
 
-    /// Routes by `map` from now on, whatever the epoch of the one in use: it is of another state of the control plane,
-    /// whose epochs say nothing about those of the first.
+    /// Routes by `map` from now on, whatever the epoch of the one in use: `map` is of another cluster state, and epochs
+    /// of different states cannot be compared.
     pub fn adopt_map(&mut self, map: ClusterMap, now_ns: u64) {
         self.router.placement.forget_map();
         self.set_map(map, now_ns);
     }
 
-    /// Asks these peers for the objects of each slot from now on, and takes replicas of what it owns to those that keep
-    /// them. For a client of former owners: a map is not used.
+    /// Pulls the objects of each slot from these peers from now on, and sends replicas to the replica keepers. For a
+    /// client of an importer, which uses no map.
     pub fn set_sources(&mut self, peers: SourcePeers, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         self.router.placement.set_replica_keepers(peers.replica_keepers);
@@ -113,13 +114,14 @@ impl Client {
         self.router.unpark(u64::MAX);
     }
 
-    /// Epoch of the map in use; 0 before the first.
+    /// Returns the epoch of the map in use; 0 before the first.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.router.placement.epoch()
     }
 
-    /// Proves this ticket from now on, also on what is connected. Without one, shards that want tickets refuse us.
+    /// Authenticates with this ticket from now on, also on connected lanes. Shards that require tickets refuse a client
+    /// without one.
     pub fn set_credential(&mut self, credential: Arc<Credential>, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         if !self.router.traffic.network.handshakes.set_credential(credential) {
@@ -132,13 +134,13 @@ impl Client {
         }
     }
 
-    /// The peer at this address; the same one when it is known already.
+    /// Opens the peer at this address. Returns the existing peer if the address is known.
     pub fn open_peer(&mut self, address: PeerAddress) -> PeerId {
         self.open_peer_over(address, &[])
     }
 
-    /// The peer at this address, reached over these rails (at most [`Limits::RAILS`]; further ones are not used); its
-    /// own address names it and is not used beside them. A peer that is known already keeps the rails that it has.
+    /// Opens the peer at this address, reached over these rails (at most [`Limits::RAILS`]; further ones are ignored).
+    /// Its own address identifies the peer and is not used besides them. A known peer keeps its present rails.
     pub fn open_peer_over(&mut self, address: PeerAddress, rails: &[RailAddress]) -> PeerId {
         let peer =
             self.router.traffic.network.peer_at(address, &rails[..rails.len().min(Limits::RAILS)], Near::default());
@@ -146,17 +148,17 @@ impl Client {
         peer
     }
 
-    /// The peer at this address, whose devices are this near to its memory: see [`Near::pairs`]. A peer that is known
-    /// already keeps what it has.
+    /// Opens the peer at this address, with the locality of its devices: see [`Near::pairs`]. A known peer keeps its
+    /// present rails.
     pub fn open_peer_near(&mut self, address: PeerAddress, near: Near) -> PeerId {
         let peer = self.router.traffic.network.peer_at(address, &[], near);
         self.router.traffic.network.peers[peer.0].pinned = true;
         peer
     }
 
-    /// Leaves a peer that the caller opened. What is still asked of its segments ends with [`Status::Stale`], as soon
-    /// as nothing touches its memory any more. The id means nothing from now on, and another peer may get it; a peer
-    /// that the map in use names as well stays for that. False for an id that the caller has not open.
+    /// Closes a peer that the caller opened. Requests in flight to its segments end with [`Status::Stale`], as soon as
+    /// no I/O touches their memory any more. The id is invalid from now on and may be reused for another peer; a peer
+    /// that the map in use names too stays connected for that. Returns false if the caller has no such peer open.
     pub fn close_peer(&mut self, peer: PeerId, now_ns: u64) -> bool {
         self.router.traffic.network.host.now_ns = now_ns;
         let entry = self.router.traffic.network.peers.get_mut(peer.0).filter(|entry| entry.pinned);
@@ -176,38 +178,39 @@ impl Client {
         true
     }
 
-    /// Says where a buffer of the host's is, by the host's number of the place.
+    /// Sets the NUMA place of a host's buffer, by the host's number of the place.
     pub fn set_buffer_place(&mut self, buffer: u32, place: Place) {
         self.router.traffic.network.locality.set_place(buffer, place);
     }
 
-    /// Which RDMA devices this host has (see [`Config::rdma`]), and how near they are to its memory. For peers that are
-    /// opened from now on.
+    /// Sets the RDMA devices of this host (see [`Config::rdma`]) and their locality. Applies to peers opened from now
+    /// on.
     pub fn set_rdma(&mut self, bytes_per_second: Vec<u64>, near: Near) {
         self.router.traffic.network.host.config.rdma = bytes_per_second;
         self.router.traffic.network.locality.set_near(near);
     }
 
-    /// The way that a lane takes, where its peer was opened with several: the host connects from that address.
+    /// Returns the network path of a lane, if its peer was opened with several: the host connects from its local
+    /// address.
     #[must_use]
     pub fn rail_of(&self, lane: LaneId) -> Option<&RailAddress> {
         self.router.traffic.network.rail_of(lane)
     }
 
-    /// Takes in a batch, to be complete by `deadline_ns`. Results come in the order of `requests`.
+    /// Submits a batch with a deadline. Results are in the order of `requests`.
     ///
     /// The caller keeps the memory of the requests alive and untouched until the batch is complete.
     ///
     /// # Errors
-    /// When any request is malformed; then none has any effect.
+    /// Returns an error if any request is invalid; then none has any effect.
     pub fn submit(&mut self, requests: &[Request], deadline_ns: u64, now_ns: u64) -> Result<BatchId, SubmitError> {
         self.submit_puts(requests, &PutBook::new(), &SubmitOptions::until(deadline_ns), now_ns)
     }
 
-    /// As [`Self::submit`], with more to say about the batch, and a book in which puts say more about their objects.
+    /// Submits a batch with options, and with a book of puts that holds the names and options of its objects.
     ///
     /// # Errors
-    /// When any request is malformed; then none has any effect.
+    /// Returns an error if any request is invalid; then none has any effect.
     pub fn submit_puts(
         &mut self,
         requests: &[Request],
@@ -220,7 +223,7 @@ impl Client {
         let Traffic { network, slices, batches, .. } = &mut self.router.traffic;
         self.intake.take_in(requests, puts.len(), slices.len(), network)?;
         let id = batches.open(requests.len(), puts, options, self.router.placement.epoch());
-        // Nothing is sent for what is late: ending it afterwards would cost others their lane.
+        // A batch that is already late sends no frames: ending it afterwards would reset lanes that others use.
         let late = deadline_ns <= now_ns;
         for stretch in self.intake.stretches() {
             match stretch.whole {
@@ -238,11 +241,11 @@ impl Client {
         Ok(id)
     }
 
-    /// Asks which of these objects are there, to be known by `deadline_ns`. The batch's tasks are none of the caller's:
-    /// when it is complete, [`Batches::found`] and [`Batches::unanswered`] tell of the objects.
+    /// Tests which of these objects exist, with a deadline. The tasks of the batch are internal: when it is complete,
+    /// [`Batches::found`] and [`Batches::unanswered`] return the results for the objects.
     ///
     /// # Errors
-    /// When there are none, or too many; then nothing was done.
+    /// Returns an error if there are no objects, or too many; then the call has no effect.
     pub fn submit_asks(&mut self, digests: &[Digest], deadline_ns: u64, now_ns: u64) -> Result<BatchId, SubmitError> {
         if digests.len() > Limits::BATCH_REQUESTS {
             return Err(SubmitError::TooMany { requests: digests.len(), limit: Limits::BATCH_REQUESTS });
@@ -251,34 +254,34 @@ impl Client {
         let owner_of = |digest| placement.owner_peer(&mut traffic.network, digest);
         let requests = self.intake.existence.fill(digests, owner_of);
         let id = self.submit(&requests, deadline_ns, now_ns)?;
-        // What the batch had is of use for the next one.
+        // The buffers of the previous batch are reused for the next one.
         core::mem::swap(&mut self.router.traffic.batches.at(id.index).existence, &mut self.intake.existence);
         Ok(id)
     }
 
-    /// Withdraws a batch. It completes, with `Cancelled` for what was not done, when nothing touches its memory any
-    /// more.
+    /// Cancels a batch. It completes when no I/O touches its memory any more, with `Cancelled` for the tasks that had
+    /// not completed.
     pub fn cancel(&mut self, batch: BatchId, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         self.router.end_batch(batch, Status::Cancelled, Cause::Withdrawn);
     }
 
-    /// Forgets a complete batch.
+    /// Releases a complete batch and its results.
     ///
     /// # Panics
-    /// When the batch is not complete: its memory may still be in use.
+    /// If the batch is not complete: its memory may still be in use.
     pub fn release(&mut self, batch: BatchId) {
         self.router.traffic.batches.release(batch);
     }
 
-    /// The batches that were not released yet: whether they are complete, and their results.
+    /// Returns the batches that are not released yet, with their state and results.
     #[must_use]
     pub const fn batches(&self) -> &Batches {
         &self.router.traffic.batches
     }
 
-    /// A task that has ended since the last call, by its batch and position, where [`Config::report_tasks`] asks for
-    /// it. Nothing touches its memory any more. To be drained before its batch is released.
+    /// Returns a task that has completed since the last call, by its batch and position, if [`Config::report_tasks`] is
+    /// set. No I/O touches its memory any more. To be drained before its batch is released.
     pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
         while let Some((batch, task)) = self.router.traffic.network.host.outbox.take_report() {
             if let Some(entry) = self.router.traffic.batches.get(batch) {
@@ -288,38 +291,39 @@ impl Client {
         None
     }
 
-    /// The encoded [`SegmentDescriptor`](kvplane_proto::message::SegmentDescriptor) that answered a
-    /// [`Request::OpenSegment`] of this batch; the last one's, where there were several. To be taken before the batch
-    /// is released.
+    /// Takes the encoded [`SegmentDescriptor`](kvplane_proto::message::SegmentDescriptor) in the reply to a
+    /// [`Request::OpenSegment`] of this batch; the last one's, if there were several. To be called before the batch is
+    /// released.
     pub fn take_description(&mut self, batch: BatchId) -> Option<Vec<u8>> {
         self.router.traffic.batches.take_description(batch)
     }
 
-    /// The next thing for the host to do. Ask for a frame's [`Outbox::body`] and [`Outbox::payload`] before draining
-    /// further.
+    /// Returns the next action for the host. The host reads a frame's [`Outbox::body`] and [`Outbox::payload`] before
+    /// it polls further.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.router.traffic.network.host.outbox.recycle();
-        // A flush may send a slice to another lane, which is then flushed in its turn.
+        // A flush may move a slice to another lane, which is then flushed in its turn.
         while self.router.traffic.network.host.outbox.is_empty() && self.router.traffic.network.is_dirty() {
             self.router.flush_dirty();
         }
         self.router.traffic.network.host.outbox.pop()
     }
 
-    /// What was decided already for the host to do, and the bytes of the frames among it.
+    /// Returns the pending outputs, and the bytes of the frames among them.
     #[must_use]
     pub const fn outbox(&self) -> &Outbox {
         &self.router.traffic.network.host.outbox
     }
 
-    /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds; to be asked when `poll_output` has
-    /// returned `None`.
+    /// Returns the time at which [`Self::handle_timeout`] has to be called, in the host's nanoseconds; valid after
+    /// `poll_output` has returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         self.router.traffic.network.host.timers.next_ns()
     }
 
-    /// Where the payload of the answer to this request goes, if it is one range: a host may have it put there.
+    /// Returns the destination of the reply payload of this request, if it is one range, so that a host can have it
+    /// received in place.
     #[must_use]
     pub fn answer_memory(&self, request: RequestId) -> Option<Local> {
         let wire = self.router.traffic.wires.get(request)?;
@@ -331,8 +335,9 @@ impl Client {
         }
     }
 
-    /// Where the payload of gathered reads goes, in order: ranges of the caller's memory, neighbours as one. To be
-    /// called at once after the [`PayloadTo::Scatter`](crate::PayloadTo::Scatter) that named the slice.
+    /// Returns the destinations of the payload of gathered reads, in order: ranges of the caller's memory, adjacent
+    /// ones merged. To be called directly after the [`PayloadTo::Scatter`](crate::PayloadTo::Scatter) that named the
+    /// slice.
     pub fn scatter(&mut self, slice: SliceId) -> &[Local] {
         let mut pieces = self.router.traffic.network.host.outbox.take_pieces();
         let wire = self.router.traffic.slices.get(slice.index, slice.generation).map(|slice| slice.wire);
@@ -346,13 +351,13 @@ impl Client {
         self.router.traffic.network.host.outbox.give_pieces(pieces)
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.router.traffic.books.counters
     }
 
-    /// What rails, peers and transports did.
+    /// Returns the metrics of rails, peers and transports.
     #[must_use]
     pub const fn metrics(&self) -> ClientMetrics<'_> {
         ClientMetrics::new(&self.router.traffic.network, &self.router.traffic.books)

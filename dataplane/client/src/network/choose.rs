@@ -1,11 +1,11 @@
-//! Late binding: slices wait with the peer, by class, and are given to a lane when its rail has room.
+//! Late binding: slices are queued by peer and priority class, and bound to a lane only when its rail has room.
 //!
-//! A *group* is all rails of one path to one peer; its lanes are equal within a rail. Where the rails are over devices,
-//! a slice takes the nearest to its memory at both ends, and farther ones only while those are not in order; so slices
-//! of different places wait apart ([`super::group`]). What is posted is bounded by a few milliseconds of the rail's
-//! measured rate, so that what comes later and matters more is not behind much. Small slices have room of their own,
-//! and while they share a group with bulk, the first lane of each rail is theirs alone: a small request is never behind
-//! a large one on a connection.
+//! A *group* is all rails of one path to one peer; the lanes of a rail are equivalent. If the rails are over devices, a
+//! slice takes a rail nearest to its memory at both ends, and a farther one only while no nearest rail is healthy; so
+//! slices of different places have separate queues ([`super::group`]). The posted work is bounded to a few milliseconds
+//! of the rail's measured rate, so that an urgent slice that arrives later does not wait behind much of it. Small
+//! slices have a window of their own, and while they share a group with bulk, the first lane of each rail is reserved
+//! for them: a small request is never queued behind a large one on a connection.
 
 use super::Network;
 use super::group::{Ask, Group, QueueFor};
@@ -14,11 +14,11 @@ use super::locality::Places;
 use crate::sched::{Candidate, Choice, Cuts, Rail, cut_bytes, pick, share_behind};
 use crate::types::{Path, PeerId, Request};
 
-/// Bytes of small slices that a rail may have posted beside bulk; those of the highest class may have twice as many.
+/// Window of small slices on a rail besides bulk, in bytes; doubled for those of the highest class.
 pub(crate) const SMALL_WINDOW_BYTES: u64 = 1 << 20;
 
 impl Network {
-    /// The lane for a slice now, or none: then it waits.
+    /// Returns the lane to bind a slice to, or `None` if it has to wait.
     pub(crate) fn choose(&self, group: &Group, ask: Ask) -> Option<u32> {
         let express = !ask.small && self.host.now_ns < group.express_until_ns;
         if let [rail] = group.rails[..] {
@@ -30,14 +30,14 @@ impl Network {
             if lane.is_some() || settled {
                 return lane;
             }
-            // The rails at this distance are not in order: the next nearest help.
+            // No rail at this distance is healthy: try the next nearest.
             let costs = &group.waiting[usize::from(ask.queue)].costs;
             cost = costs.iter().copied().filter(|&other| other > cost).min()?;
         }
     }
 
-    /// The lane for a slice on the rails at this distance; and whether those are in order, one at least, so that none
-    /// farther away is to be looked at.
+    /// Returns the lane for a slice on the rails at this distance, and true if at least one of these rails is healthy,
+    /// so that farther rails need not be tried.
     fn choose_at(&self, group: &Group, ask: Ask, express: bool, cost: u8) -> (Option<u32>, bool) {
         let queue = usize::from(ask.queue);
         let here = group.rails.iter().enumerate().filter(|(at, _)| group.cost(queue, *at) == cost);
@@ -70,7 +70,7 @@ impl Network {
         self.rails[rail].lanes.iter().any(|&lane| self.lanes[lane].state == Endpoint::Ready)
     }
 
-    /// The lane of a rail with the least to do, the first among equals, if the rail has room for the slice.
+    /// Returns the least loaded lane of a rail, the first among equals, if the rail has room for the slice.
     fn lane_of(&self, rail: u32, ask: Ask, express: bool) -> Option<u32> {
         let entry = &self.rails[rail];
         let window = self.rails.window_of(rail, &self.host.config);
@@ -80,7 +80,7 @@ impl Network {
                 let ahead = entry.rail.share_ns() > ask.behind_ns + ask.widest_ns;
                 if ahead && entry.path == Path::Rdma { Rail::held_window_bytes(even) } else { even }
             }
-            // Nothing to keep off: small slices have all of it.
+            // No bulk in flight: small slices may use the whole window.
             (true, 0) => window.max(SMALL_WINDOW_BYTES),
             (true, _) => SMALL_WINDOW_BYTES << u32::from(ask.high),
         };
@@ -103,16 +103,16 @@ impl Network {
         least(&entry.lanes)
     }
 
-    /// The slices of a range: every rail of the peer gets a piece of a large one.
+    /// Returns the cuts of a range into slices: every rail of the peer gets a part of a large one.
     pub(crate) fn cuts(&self, offset: u64, bytes: u64, peer: PeerId) -> Cuts {
         let slice_bytes = cut_bytes(bytes, self.host.config.most_slice_bytes(), self.peers[peer.0].most_rails());
         Cuts::new(offset, bytes, slice_bytes, self.host.config.align_bytes)
     }
 
-    /// The paths of a peer are in the order of preference: the first that serves the request and is not paused; where
-    /// all are, the one that may be tried first. A slice that failed twice prefers another path to the one that
-    /// failed it. None where the peer cannot be asked this, or only the shared lane may be used and no way over it is
-    /// left.
+    /// Returns the group for a request. The paths of a peer are in order of preference: returns the first that supports
+    /// the request and is not paused; if all are paused, the one whose pause ends first. A slice that failed twice
+    /// prefers another path to the one that failed it. Returns `None` if no path supports the request, or if only the
+    /// shared lane would and no way over it is left.
     pub(crate) fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
         let groups = self.peers[peer.0].groups.iter().enumerate();
         let serving = groups.filter(|(_, group)| self.serves(peer, group, request));
@@ -125,7 +125,7 @@ impl Network {
         best.map(|(number, _)| number as u8)
     }
 
-    /// Whether a path of a peer can serve a request.
+    /// Returns true if a path of a peer can serve a request.
     fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
         if group.is_unavailable(self.host.now_ns) {
             return false;
@@ -143,8 +143,8 @@ impl Network {
         }
     }
 
-    /// How long an object of so many bytes would take to come from a peer: by what its best rail was measured to carry,
-    /// and behind what is posted to it and waits for it.
+    /// Estimates the time to get an object of so many bytes from a peer: at the measured rate of its best rail, behind
+    /// the work that is posted on it and queued for it.
     pub(crate) fn wait_ns(&self, peer: PeerId, request: &Request, bytes: u64) -> Option<f64> {
         let group = &self.peers[peer.0].groups[usize::from(self.pick_group(peer, request, None)?)];
         let bytes = bytes + group.waiting_bytes() / group.rails.len().max(1) as u64;
@@ -153,13 +153,13 @@ impl Network {
         group.rails.iter().map(predict).reduce(f64::min)
     }
 
-    /// Whether every way to a peer was lost, and it is too early to try again.
+    /// Returns true if every path to a peer is lost, and it is too early to retry one.
     pub(crate) fn is_down(&self, peer: PeerId) -> bool {
         let rails = self.peers[peer.0].groups.iter().flat_map(|group| &group.rails);
         rails.copied().all(|rail| !self.is_up(rail) && !self.rails[rail].rail.is_hopeful(self.host.now_ns))
     }
 
-    /// Which queue of a group a slice waits in.
+    /// Returns the queue of a group for a request.
     pub(crate) fn queue_for(&mut self, request: &Request, peer: u32, number: u8) -> u8 {
         let group = &self.peers[peer].groups[usize::from(number)];
         let devices = group.rails.first().and_then(|&rail| self.rails[rail].address?.rdma);
@@ -176,7 +176,7 @@ impl Network {
         }
     }
 
-    /// How far each rail of a group is from memory at two places; the nearest is at 0.
+    /// Returns the distance of each rail of a group from memory at two places, relative to the nearest, which is at 0.
     fn costs(&self, peer: u32, number: u8, places: Places) -> Box<[u8]> {
         let entry = &self.peers[peer];
         let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! Connections: when lanes are connected, that they are welcome, lost, or lead nowhere.
+//! Connections: when lanes are connected, and what follows when they are welcomed, lost or refused.
 
 use kvplane_proto::limits::Limits;
 use kvplane_proto::status::Status;
@@ -8,12 +8,12 @@ use super::lane::{Cause, Endpoint, EndpointEvent};
 use crate::sched::Health;
 use crate::types::{LaneId, Output, Transport, Via};
 
-/// How long a path that the peer refused is left alone.
+/// Time for which a path is not retried after the peer refused it.
 const REFUSED_NS: u64 = 60_000_000_000;
 
 impl Network {
-    /// Connects the rails whose pause is over, by their first lanes: where the others are so fast that nothing ever
-    /// waits, those would stay alone.
+    /// Reconnects the rails whose pause is over, by their first lanes: if the other rails are so fast that no slice
+    /// ever waits, nothing else would reconnect them.
     pub(crate) fn try_paused(&mut self, peer: u32, number: u8) {
         let rails = self.peers[peer].groups[usize::from(number)].rails.len();
         for position in 0..if rails > 1 { rails } else { 0 } {
@@ -29,7 +29,7 @@ impl Network {
         }
     }
 
-    /// A lane's peer has welcomed us: it is ready for use.
+    /// Handles the welcome of a lane's peer: the lane is ready for use.
     pub(crate) fn welcomed(&mut self, lane: u32) {
         self.lanes.step(lane, EndpointEvent::Welcome);
         self.lanes[lane].welcomed();
@@ -43,7 +43,8 @@ impl Network {
         self.lanes.mark_dirty(lane);
     }
 
-    /// A lane was lost: its rail is paused if it was the last, and somebody was at fault.
+    /// Handles the loss of a lane: pauses its rail if it was the last lane, unless the client closed it itself without
+    /// a fault.
     pub(crate) fn rail_lost(&mut self, lane: u32, cause: Option<Cause>) {
         let (rail, retry_ns) = (self.lanes[lane].rail, self.lanes[lane].not_before_ns());
         if cause != Some(Cause::Withdrawn) && !self.is_up(rail) {
@@ -57,7 +58,7 @@ impl Network {
         }
     }
 
-    /// A peer says that lanes are over. `None` when no honest peer says that.
+    /// Handles a peer's acknowledgement of a fence. Returns `None` if it violates the protocol.
     pub(crate) fn fence_answered(&mut self, lane: u32, status: Status, until: u64) -> Option<()> {
         let entry = &self.lanes[lane];
         if status != Status::Ok || entry.state != Endpoint::Ready || until > entry.connection.fenced {
@@ -71,7 +72,7 @@ impl Network {
         Some(())
     }
 
-    /// Asks the host for a connection, now or when its last failure is long enough ago. False in the latter case.
+    /// Requests a connection from the host, unless the lane still backs off: then it sets its alarm and returns false.
     pub(crate) fn connect(&mut self, lane: u32) -> bool {
         let entry = &self.lanes[lane];
         if let Some(at_ns) = entry.waits_until(self.host.now_ns) {
@@ -88,9 +89,9 @@ impl Network {
         if let Some(own) = &rail.address {
             address.tcp = own.tcp;
         }
-        // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good, and a
-        // dead rail beside one that works is not waited for as long. Where none works the peer may just be slow, and
-        // giving all of them up early would charge what waits for it.
+        // By this time the lane must be connected and welcomed: a silent peer does not occupy the lane forever. On a
+        // dead rail beside a working one the time is short. If no rail works the peer may just be slow, and giving up
+        // on all rails early would charge the waiting slices an attempt.
         let group = &self.peers[peer.0].groups[usize::from(rail.group)];
         let others = group.rails.iter().any(|&rail| self.is_up(rail));
         let hello_ns = if others { entry.rail_hello_ns() } else { Limits::HELLO_NS };
@@ -99,7 +100,7 @@ impl Network {
         true
     }
 
-    /// The peer said that it does not do what a lane is for: for a while its path is not tried.
+    /// Handles a peer that does not support the purpose of a lane: its path is not retried for a while.
     pub(crate) fn path_refused(&mut self, lane: LaneId, why: &str) {
         let Some(entry) = self.lanes.current(lane) else { return };
         let rail = &mut self.rails[entry.rail];
@@ -108,7 +109,7 @@ impl Network {
         self.peers[rail.peer].groups[usize::from(rail.group)].unavailable = Some((until_ns, why.to_owned()));
     }
 
-    /// The host has not looked at anything since then: that is not held against the peers.
+    /// Extends the timeouts by the time during which the host polled nothing: the peers are not blamed for it.
     pub(crate) fn was_away(&mut self, since_ns: u64) {
         let now_ns = self.host.now_ns;
         let gap_ns = now_ns.saturating_sub(since_ns);
@@ -124,7 +125,7 @@ impl Network {
         }
     }
 
-    /// Has the other paths of a lane's peer used for a while; false when there are none.
+    /// Closes a lane's path for a while in favour of the peer's other paths; returns false if there are none.
     pub(crate) fn close_path(&mut self, lane: u32, why: &str) -> bool {
         let rail = &mut self.rails[self.lanes[lane].rail];
         rail.books.of(self.host.config.usual_transport(rail.path)).unavailable += 1;
@@ -136,7 +137,7 @@ impl Network {
         groups.len() > 1
     }
 
-    /// What still waits has found no room: as many more lanes are connected as it would fill, one of each rail first.
+    /// Connects as many more lanes as the waiting slices would fill, one of each rail first.
     pub(crate) fn connect_more(&mut self, peer: u32, number: u8) {
         for queue in 0..self.peers[peer].groups[usize::from(number)].waiting.len() {
             let waiting = &self.peers[peer].groups[usize::from(number)].waiting[queue];
@@ -146,7 +147,7 @@ impl Network {
         }
     }
 
-    /// The same for one queue: the nearest rails, and farther ones while those are not in order.
+    /// Connects lanes for one queue: on the nearest rails, and on farther ones while no nearest rail is healthy.
     fn connect_for(&mut self, peer: u32, number: u8, queue: usize) {
         let group = &self.peers[peer].groups[usize::from(number)];
         let waiting = &group.waiting[queue];
@@ -163,7 +164,7 @@ impl Network {
             for &(_, rail) in &rails {
                 let entry = &self.rails[rail];
                 let Some(&lane) = entry.lanes.get(position) else { continue };
-                // A rail that is paused is tried by its first lane only, and others are connected regardless.
+                // A paused rail is tried by its first lane only, and does not count towards the wanted lanes.
                 let paused = entry.rail.health() == Health::Paused;
                 if paused && position > 0 {
                     continue;

@@ -1,69 +1,71 @@
-//! The rails of one path to a peer, and what waits for them: one queue for each pair of places that its memory is at.
+//! Group: the rails of one path to a peer, and the slices queued for them, with one queue for each pair of memory
+//! places.
 //!
-//! Slices of memory at different places go by different rails. In one queue, one that waits for its own rail would hold
-//! up all others. The queues take turns; among their first slices the more urgent one goes first.
+//! Slices of memory at different places take different rails. In a single queue, a slice that waits for its own rail
+//! would hold up all others (head-of-line blocking). The queues take turns; among their first slices the more urgent
+//! one goes first.
 
 use super::locality::Places;
 use crate::sched::{ClassQueue, Kinds, Next, Priority};
 use crate::types::{Path, Request};
 
-/// Pairs of places that are told apart with one peer; further ones count as unknown.
+/// Most pairs of places that are distinguished for one peer; further ones count as unknown.
 const QUEUES_MOST: usize = 64;
 
-/// The rails of one path to a peer, and what waits for them.
+/// Rails of one path to a peer, and the slices queued for them.
 pub(crate) struct Group {
     pub(crate) path: Path,
     pub(crate) rails: Vec<u32>,
-    /// What waits, by where its memory is; the first of them for what may take any rail.
+    /// Queues by the places of the memory; the first one is for slices that may take any rail.
     pub(crate) waiting: Vec<WaitQueue>,
-    /// Whose turn it is among those.
+    /// Queue that was served last.
     turn: usize,
     pub(crate) dirty: bool,
-    /// Until when it is not used, as it does not lead to the peer from here, and why.
+    /// Time until which the path is not used because it does not reach the peer from this host, and the reason.
     pub(crate) unavailable: Option<(u64, String)>,
-    /// Until when bulk keeps off the first lane of each rail.
+    /// Time until which the first lane of each rail is reserved for small slices.
     pub(crate) express_until_ns: u64,
 }
 
-/// A queue, and how far the group's rails are from the memory of what waits in it.
+/// A queue, and the distance of the group's rails from the memory of its slices.
 #[derive(Default)]
 pub(crate) struct WaitQueue {
     places: Places,
-    /// By the rail's position; 0 for those beyond its end. There is one of cost 0.
+    /// Costs by the rail's position; 0 for positions beyond the end. At least one rail has cost 0.
     pub(crate) costs: Box<[u8]>,
     pub(crate) queue: ClassQueue,
 }
 
-/// Which queue of a group is for memory at certain places.
+/// Queue of a group for memory at a pair of places.
 pub(crate) enum QueueFor {
-    /// This one.
+    /// An existing queue.
     Known(u8),
-    /// None so far: it is added when it is known how far the rails are.
+    /// No queue yet: it is added when the costs of the rails are known.
     New,
 }
 
-/// What a lane is wanted for.
+/// Requirements of a slice on its lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask {
     pub(crate) bytes: u64,
     pub(crate) small: bool,
     pub(crate) high: bool,
-    /// Whether there is one rail only.
+    /// True if the group has a single rail.
     pub(crate) only: bool,
-    /// The rail that failed it last.
+    /// Rail that failed the slice last.
     pub(crate) avoid: u32,
-    /// Bytes of its request that are not done.
+    /// Bytes of the slice's request that are not completed.
     pub(crate) open_bytes: u64,
-    /// Which of the group's queues it is of.
+    /// Queue of the slice within the group.
     pub(crate) queue: u8,
-    /// The widest window of the rails beside, by their stated speeds.
+    /// Widest window among the usable rails, by their stated speeds.
     pub(crate) widest_ns: f64,
-    /// How far the last of those is with its part.
+    /// Progress of the usable rail that is furthest behind with its share.
     pub(crate) behind_ns: f64,
 }
 
 impl Ask {
-    /// For a slice of so many bytes, whose request has so many that are not done.
+    /// Creates the requirements of a slice of `bytes`, whose request has `open_bytes` that are not completed.
     pub(crate) fn new(bytes: u64, open_bytes: u64, small: bool, priority: Priority, queue: u8, avoid: u32) -> Self {
         let high = priority == Priority::High;
         Self { bytes, small, high, only: false, avoid, open_bytes, queue, widest_ns: 0.0, behind_ns: f64::INFINITY }
@@ -76,32 +78,32 @@ impl Group {
         Self { path, rails, waiting, turn: 0, dirty: false, unavailable: None, express_until_ns: 0 }
     }
 
-    /// Whether nothing waits.
+    /// Returns true if all queues are empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.iter().all(|waiting| waiting.queue.is_empty())
     }
 
-    /// Bytes of what waits.
+    /// Returns the bytes of all queued slices.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.waiting.iter().map(|waiting| waiting.queue.bytes()).sum()
     }
 
-    /// How far a rail, by its position, is from the memory of what waits in a queue.
+    /// Returns the distance of a rail, by its position, from the memory of a queue's slices.
     #[inline]
     pub(crate) fn cost(&self, queue: usize, at: usize) -> u8 {
         self.waiting[queue].costs.get(at).copied().unwrap_or(0)
     }
 
-    /// Whether a rail is not one of the nearest to the memory of what waits in a queue.
+    /// Returns true if a rail is not one of the nearest to the memory of a queue's slices.
     pub(crate) fn is_far(&self, queue: u8, rail: u32) -> bool {
         let mut costs = self.waiting[usize::from(queue)].costs.iter().zip(&self.rails);
         costs.any(|(cost, other)| *cost > 0 && *other == rail)
     }
 
-    /// Which queue is for memory at these places.
+    /// Returns the queue for memory at these places.
     pub(crate) fn queue_for(&self, places: Places) -> QueueFor {
         match self.waiting.iter().position(|waiting| waiting.places == places) {
-            // The first was made before it could be known.
+            // The first queue was created before its costs could be computed.
             Some(0) if self.waiting[0].costs.is_empty() => QueueFor::New,
             Some(known) => QueueFor::Known(known as u8),
             None if self.waiting.len() >= QUEUES_MOST => QueueFor::Known(0),
@@ -109,7 +111,7 @@ impl Group {
         }
     }
 
-    /// Adds the queue for memory at these places.
+    /// Adds a queue for memory at these places.
     pub(crate) fn add_queue(&mut self, places: Places, costs: Box<[u8]>) -> u8 {
         if self.waiting[0].places == places {
             self.waiting[0].costs = costs;
@@ -119,7 +121,7 @@ impl Group {
         self.waiting.len() as u8 - 1
     }
 
-    /// The slice whose turn it is, with its queue: of the most urgent, that of the next queue after the last one.
+    /// Returns the next slice to bind, with its queue: of the most urgent slices, that of the next queue in turn.
     pub(crate) fn next_of_all(&mut self, kinds: &[Kinds], now_ns: u64) -> Option<(usize, Next)> {
         let (count, turn) = (self.waiting.len(), self.turn);
         let order = (1..=count).map(|step| (turn + step) % count);
@@ -129,17 +131,17 @@ impl Group {
         Some(found)
     }
 
-    /// Takes all that waits out of its queues.
+    /// Removes and returns all queued slices.
     pub(crate) fn drain(&mut self) -> Vec<u32> {
         self.waiting.iter_mut().flat_map(|waiting| waiting.queue.drain()).collect()
     }
 
-    /// Whether it is known not to lead to the peer from here.
+    /// Returns true if the path is known not to reach the peer from this host.
     pub(crate) fn is_unavailable(&self, now_ns: u64) -> bool {
         self.unavailable.as_ref().is_some_and(|(until_ns, _)| now_ns < *until_ns)
     }
 
-    /// Whether it can serve a request, but for what only a lane knows.
+    /// Returns true if the path supports a request, apart from conditions that depend on the lane.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         matches!(request, Request::Read(..) | Request::Write(..)) || self.path.is_greeted()
     }
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_at_other_places_waits_in_other_queues() {
+    fn memory_at_different_places_has_separate_queues() {
         let mut group = Group::new(Path::Rdma, vec![0, 1]);
         assert_eq!(
             [places(1, 1), places(0, 0), places(1, 1), places(0, 0)].map(|at| added(&mut group, at)),
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_take_turns_and_the_urgent_goes_first() {
+    fn queues_take_turns_and_urgent_slices_go_first() {
         let mut group = Group::new(Path::Rdma, vec![0, 1]);
         let queues = [places(0, 0), places(1, 0), places(2, 0)].map(|at| usize::from(added(&mut group, at)));
         let ticket = |priority| Ticket { priority, tenant: 0, weight: 1, due_ns: u64::MAX, bytes: 9, small: true };

@@ -1,8 +1,8 @@
-//! Tickets on connections: a shard that wants one challenges, and we prove that we hold it.
+//! Tickets in the handshake: a shard that requires a ticket sends a challenge, and the client proves that it holds one.
 //!
-//! A client with a credential believes no shard that does not ask for it, and that does not prove in its turn that it
-//! knows the secret: a stranger at a shard's address learns what we greet it with and nothing else. With a newer
-//! credential, what is connected proves that one too and goes on.
+//! A client with a credential rejects a shard that requires no ticket, and one that does not prove in turn that it
+//! knows the secret. So an impostor at a shard's address learns the client's hello and nothing else. After the
+//! credential is renewed, connected lanes prove the new one and continue.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use super::fences::connection_number;
 use super::lane::Lane;
 use crate::types::{Config, LaneId, PeerAddress};
 
-/// What a lane was challenged with, and the number of ours in its last proof.
+/// Challenge of a lane, and our nonce and credential in its last proof.
 pub(crate) struct LaneChallenge {
     challenge: Challenge,
     own: [u8; CHALLENGE_BYTES],
     credential: Arc<Credential>,
 }
 
-/// Why a connection is not used: what its slices fail with, and the same in words.
+/// Reason to reject a connection: the status with which its slices fail, and a text.
 pub(crate) struct Refusal {
     pub(crate) status: Status,
     pub(crate) why: String,
@@ -34,38 +34,41 @@ impl Refusal {
         Self { status, why: why.to_owned() }
     }
 
-    /// The peer itself refuses us.
+    /// Creates the refusal of a peer that refuses the connection.
     pub(crate) fn by_peer(status: Status) -> Self {
-        Self { status, why: format!("who listens there refuses us: {status}") }
+        Self { status, why: format!("the peer at this address refuses the connection: {status}") }
     }
 
     fn stranger(what: &str) -> Self {
-        Self { status: Status::Unauthorized, why: format!("who listens there is no shard of our cluster: {what}") }
+        Self {
+            status: Status::Unauthorized,
+            why: format!("the peer at this address is no shard of this cluster: {what}"),
+        }
     }
 }
 
-/// What shards are shown that want a ticket.
+/// Authentication of the client to shards that require tickets.
 #[derive(Default)]
 pub(crate) struct Handshakes {
     credential: Option<Arc<Credential>>,
-    /// How many proofs were made.
+    /// Number of proofs made.
     proofs: u64,
 }
 
 impl Handshakes {
-    /// Proves this ticket from now on; false where it does already.
+    /// Sets the credential to prove from now on; returns false if it was set already.
     pub(crate) fn set_credential(&mut self, credential: Arc<Credential>) -> bool {
         let is_new = self.credential.as_ref() != Some(&credential);
         self.credential = Some(credential);
         is_new
     }
 
-    /// Whether there is something to prove.
+    /// Returns true if the client has a credential.
     pub(crate) const fn has_credential(&self) -> bool {
         self.credential.is_some()
     }
 
-    /// The proof that answers a challenge, if there is something to prove.
+    /// Returns the proof that answers a challenge, if the client has a credential.
     fn prove(
         &mut self,
         config: &Config,
@@ -81,13 +84,13 @@ impl Handshakes {
         Some((Header::request(Kind::Request(Operation::Prove), RequestId::default()).with_body(&body, 1), body))
     }
 
-    /// The proof that a lane sends once more, with a newer credential, if it was challenged.
+    /// Returns the proof of a renewed credential for a lane that was challenged.
     pub(crate) fn prove_again(&mut self, config: &Config, lane: &mut Lane, hello: &[u8]) -> Option<(Header, Vec<u8>)> {
         let challenge = lane.connection.challenged.as_ref()?.challenge;
         self.prove(config, lane, hello, challenge)
     }
 
-    /// A shard challenges a lane: what to send, or why the shard is not used.
+    /// Handles a challenge. Returns the frame to send, or the reason not to use the shard.
     pub(crate) fn challenged(
         &mut self,
         config: &Config,
@@ -95,14 +98,18 @@ impl Handshakes {
         hello: &[u8],
         body: &[u8],
     ) -> Result<(Header, Vec<u8>), Refusal> {
-        let challenge =
-            body.try_into().map_err(|_| Refusal::new(Status::Incompatible, "who listens there sends no challenge"))?;
+        let challenge = body
+            .try_into()
+            .map_err(|_| Refusal::new(Status::Incompatible, "the peer at this address sent no valid challenge"))?;
         self.prove(config, lane, hello, challenge).ok_or_else(|| {
-            Refusal::new(Status::Prove, "the shard wants a ticket, and the control plane that we asked gives none")
+            Refusal::new(
+                Status::Prove,
+                "the shard requires a ticket, and the control plane has issued none to this client",
+            )
         })
     }
 
-    /// What is left of a welcome when the shard's own proof was checked: all of it where neither side has a ticket.
+    /// Verifies the shard's own proof. Returns the welcome without it: the whole body if neither side has a ticket.
     pub(crate) fn checked_welcome<'a>(
         &self,
         lane: &Lane,
@@ -115,19 +122,19 @@ impl Handshakes {
             (Operation::Prove, _, Some(challenged)) => {
                 let LaneChallenge { challenge, own, credential } = &**challenged;
                 let (welcome, answer) =
-                    body.split_last_chunk::<PROOF_BYTES>().ok_or_else(|| Refusal::stranger("it proves nothing"))?;
+                    body.split_last_chunk::<PROOF_BYTES>().ok_or_else(|| Refusal::stranger("it sent no proof"))?;
                 let said = HandshakeTranscript { challenge, hello };
                 match credential.is_answered(own, &said, welcome, answer) {
                     true => Ok(welcome),
                     false => Err(Refusal::stranger("its proof is wrong")),
                 }
             }
-            _ => Err(Refusal::stranger("it wants no ticket")),
+            _ => Err(Refusal::stranger("it requires no ticket")),
         }
     }
 }
 
-/// The greeting of a lane, the same however often it is made.
+/// Returns the hello of a lane, which is the same on every call.
 pub(crate) fn hello(config: &Config, address: &PeerAddress, lane: &Lane, id: LaneId) -> Vec<u8> {
     let hello = Hello {
         version_min: VERSION,
@@ -144,13 +151,13 @@ pub(crate) fn hello(config: &Config, address: &PeerAddress, lane: &Lane, id: Lan
     hello.encode()
 }
 
-/// Whether a welcome is from the peer that was to be reached.
+/// Returns an error if a welcome is not from the expected peer.
 pub(crate) fn check_peer(wanted: &PeerAddress, welcome: &Welcome) -> Result<(), Refusal> {
     let other = wanted.node != NodeId(0) && (wanted.node, wanted.shard) != (welcome.node, welcome.shard)
         || wanted.incarnation != Incarnation(0) && wanted.incarnation != welcome.incarnation;
     if welcome.version == VERSION && !other {
         return Ok(());
     }
-    let why = format!("who listens there is another than the peer: {:?}, not {:?}", welcome.node, wanted.node);
+    let why = format!("another peer listens at this address: {:?}, not {:?}", welcome.node, wanted.node);
     Err(Refusal { status: if other { Status::WrongOwner } else { Status::Incompatible }, why })
 }

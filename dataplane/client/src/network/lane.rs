@@ -1,4 +1,4 @@
-//! A lane: one connection to a shard, its handshake and what waits on it.
+//! Lane: one connection to a shard, its handshake, and the slices bound to it.
 
 use std::collections::BTreeSet;
 
@@ -13,13 +13,13 @@ use crate::tables::{NOWHERE, Slice};
 use crate::types::{Config, LaneId, Path, PeerId, Via};
 
 kvplane_proto::state_machine! {
-    /// The life of a connection.
+    /// State of a connection.
     states Endpoint {
         /// Not connected; connected on demand.
         Idle,
         /// The host is connecting it.
         Connecting,
-        /// Hello was sent.
+        /// The hello was sent.
         Greeting,
         /// In use.
         Ready,
@@ -27,17 +27,17 @@ kvplane_proto::state_machine! {
         Resetting,
     }
 
-    /// What can happen to a connection.
+    /// Event of a connection.
     events EndpointEvent {
-        /// There is something to send.
+        /// A slice is to be sent.
         Connect,
         /// The host has connected it.
         Connected,
-        /// The peer welcomed us.
+        /// The peer has sent its welcome.
         Welcome,
-        /// A deadline passed, or the peer broke the protocol.
+        /// A deadline passed, or the peer violated the protocol.
         Reset,
-        /// It is gone, and no I/O of it is left.
+        /// The connection is gone, and no I/O of it is left.
         Gone,
     }
     transitions {
@@ -54,30 +54,30 @@ kvplane_proto::state_machine! {
 }
 
 const BACKOFF_FIRST_NS: u64 = 5_000_000;
-/// Waits double up to this, or up to a part of the outage, whichever is longer.
+/// Backoff doubles up to this, or up to a part of the outage, whichever is longer.
 const BACKOFF_LONG_NS: u64 = 32_000_000;
 const OUTAGE_PARTS: u64 = 16;
 const BACKOFF_LAST_NS: u64 = 1_000_000_000;
-/// How often the time for a greeting doubles. Together with the last wait it has to stay well under the 5 s after which
-/// a rail that is back is to be used.
+/// Doublings of the handshake timeout. Together with the last backoff it has to stay well below the 5 s within which a
+/// recovered rail is used again.
 const HELLO_DOUBLINGS: u32 = 2;
 
-/// Why we end a connection ourselves.
+/// Cause of a reset by this client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cause {
-    /// The peer broke the protocol, refused us, or did not answer a greeting: the connection and its slices are
-    /// charged.
+    /// The peer violated the protocol, refused the connection, or did not complete the handshake: the connection and
+    /// its slices are charged.
     Peer,
     /// A deadline passed: the connection may be at fault, the other slices on it are not.
     Deadline,
-    /// The caller withdrew a batch or the map dropped the peer: nobody is at fault.
+    /// The caller cancelled a batch or the map dropped the peer: neither side is at fault.
     Withdrawn,
 }
 
-/// A place for a connection to a shard: the slices that go over it, and the connection that it has now, if any.
+/// A lane to a shard: the slices bound to it, and its present connection, if any.
 pub(crate) struct Lane {
     pub(crate) peer: PeerId,
-    /// Its rail, in the client's table.
+    /// Position of its rail in the client's table.
     pub(crate) rail: u32,
     pub(crate) path: Path,
     pub(crate) number: u16,
@@ -87,59 +87,59 @@ pub(crate) struct Lane {
     pub(crate) load: LaneLoad,
     pub(crate) connection: Connection,
     pub(crate) dirty: bool,
-    /// Its entry among the client's alarms.
+    /// Time of its entry among the client's alarms.
     pub(crate) alarm_ns: Option<u64>,
-    /// When it was last seen to move something.
+    /// Time of the last progress on it.
     pub(crate) progress_ns: u64,
     backoff: Backoff,
 }
 
-/// The list of a lane's slices, oldest first: what was sent stands before what was not, as both go in order.
+/// List of a lane's slices, oldest first. Sent slices precede queued ones, as the lane sends in order.
 pub(crate) struct LaneList {
-    /// Its ends.
+    /// First and last slice.
     pub(crate) first: u32,
     pub(crate) last: u32,
-    /// The first slice that the next flush sends, and how many there are from it on.
+    /// First queued slice, which the next flush sends, and the number of queued slices.
     pub(crate) next: u32,
     pub(crate) queued: u32,
 }
 
-/// How much a lane has to do.
+/// Load of a lane.
 #[derive(Default)]
 pub(crate) struct LaneLoad {
-    /// Requests without an answer.
+    /// Requests without a reply.
     pub(crate) outstanding: u32,
-    /// Slices with a payload that left the queue and are not done.
+    /// Slices with a payload that were sent and are not completed.
     pub(crate) flying: u32,
-    /// Payload bytes bound and outstanding.
+    /// Payload bytes bound and not completed.
     pub(crate) bound_bytes: u64,
-    /// Payload bytes outstanding: what the window limits.
+    /// Payload bytes sent and not completed, which the window limits.
     pub(crate) sent_bytes: u64,
 }
 
-/// What is true of one connection of a lane, and is forgotten when it ends.
+/// State of one connection of a lane, reset when it ends.
 #[derive(Default)]
 pub(crate) struct Connection {
-    /// Whether it was welcomed.
+    /// True after the welcome.
     pub(crate) greeted: bool,
-    /// The host says that the kernel copies between us and this peer.
+    /// True if the host has reported that the kernel copies between this process and the peer.
     pub(crate) cma: bool,
-    /// Up to which of the peer's fences it was told, by their count.
+    /// Number of the peer's fences that were sent on it.
     pub(crate) fenced: u64,
-    /// What the shard challenged it with, if it wants tickets.
+    /// Challenge of the shard, if it requires tickets.
     pub(crate) challenged: Option<Box<LaneChallenge>>,
-    /// Why the peer refused us: its slices fail with this instead of being retried.
+    /// Status with which the peer refused the connection: its slices fail with this instead of being retried.
     pub(crate) refusal: Option<Status>,
-    /// Why it is being reset, if it is.
+    /// Cause of its reset, if it is being reset.
     pub(crate) cause: Option<Cause>,
     pub(crate) owed: Owed,
-    /// Requests that gets have left: see [`crate::replicas`].
+    /// Requests that hedged gets have abandoned: see [`crate::replicas`].
     pub(crate) detached: Vec<RequestId>,
-    /// Segments that cannot be moved in this way, as found out on it.
+    /// Segments and ways found to be closed on this connection.
     closed: BTreeSet<(SegmentId, Via)>,
 }
 
-/// What the peer is to be told of what we hold in its memory.
+/// Releases, aborts and commits of pins and reservations that are to be sent to the peer.
 #[derive(Default)]
 pub(crate) struct Owed {
     pub(crate) releases: Vec<PinId>,
@@ -148,12 +148,12 @@ pub(crate) struct Owed {
 }
 
 impl Connection {
-    /// A request is answered, or never will be: nobody looks for gets that have left it any more.
+    /// Forgets an abandoned request that is answered, or never will be.
     pub(crate) fn forget_detached(&mut self, wire: RequestId) {
         self.detached.retain(|left| *left != wire);
     }
 
-    /// Forgets all of it; what is kept is the memory of its lists.
+    /// Resets the state; the memory of its lists is kept.
     fn end(&mut self) {
         self.owed.clear();
         self.detached.clear();
@@ -172,30 +172,31 @@ impl Owed {
     }
 }
 
-/// How long a lane waits before it is connected again.
+/// Backoff before a lane reconnects.
 #[derive(Default)]
 struct Backoff {
     failures: u32,
-    /// When the first of the failures since the last welcome was.
+    /// Time of the first failure since the last welcome.
     failing_since_ns: u64,
     not_before_ns: u64,
 }
 
 impl Backoff {
-    /// When the next connection may be tried, if that is later than `now_ns`.
+    /// Returns the time at which the next attempt may begin, if that is later than `now_ns`.
     const fn waits_until(&self, now_ns: u64) -> Option<u64> {
         if now_ns < self.not_before_ns { Some(self.not_before_ns) } else { None }
     }
 
-    /// How long the next connection may take until it is welcomed, where other rails work meanwhile. One that was too
-    /// slow is given more time: a machine that is busy may need it.
+    /// Returns the handshake timeout of the next attempt while other rails work. It is longer after a timeout, as a
+    /// busy machine may need the time.
     const fn rail_hello_ns(&self) -> u64 {
         let doublings = if self.failures < HELLO_DOUBLINGS { self.failures } else { HELLO_DOUBLINGS };
         Limits::RAIL_HELLO_NS << doublings
     }
 
-    /// A connection failed. The wait doubles up to a small part of the outage: what was gone for a second is missed for
-    /// a few hundredths more, and what was gone for long is not asked all the time.
+    /// Handles a failed connection. The backoff doubles up to a small part of the outage: after an outage of a second
+    /// the reconnect is a few hundredths of a second late, and a peer that is gone for long is not retried all the
+    /// time.
     fn failed(&mut self, now_ns: u64) {
         if self.failures == 0 {
             self.failing_since_ns = now_ns;
@@ -227,7 +228,7 @@ impl Lane {
         }
     }
 
-    /// Requests that may be under way at once.
+    /// Returns the limit of in-flight requests.
     #[inline]
     pub(crate) fn depth(&self, config: &Config) -> usize {
         match self.path {
@@ -238,11 +239,11 @@ impl Lane {
         }
     }
 
-    /// Whether another request may be under way.
+    /// Returns true if another request may be in flight.
     #[inline]
     pub(crate) fn has_room(&self, config: &Config) -> bool {
         let open = match self.path {
-            // Some of its slices have a request, some are the device's alone.
+            // Some of its slices are requests, others are copies by the device alone.
             Path::Rdma => self.load.outstanding.max(self.load.flying),
             path if path.is_greeted() => self.load.outstanding,
             _ => self.load.flying,
@@ -251,28 +252,28 @@ impl Lane {
             && (self.load.sent_bytes == 0 || self.load.sent_bytes < config.lane_window_bytes)
     }
 
-    /// How many more copies that the device makes by itself may be under way, by their number.
+    /// Returns the number of further device copies that may be in flight.
     pub(crate) fn may_fly(&self, config: &Config) -> u32 {
         let depth = self.depth(config) as u32;
         if self.load.outstanding < depth { depth.saturating_sub(self.load.flying) } else { 0 }
     }
 
-    /// Whether something is awaited on it.
+    /// Returns true if replies or completions are outstanding on it.
     pub(crate) fn is_awaited(&self) -> bool {
         self.list.first != NOWHERE || !self.connection.detached.is_empty()
     }
 
-    /// Whether payloads of segments carry a checksum on it.
+    /// Returns true if payloads of segments carry a checksum on it.
     pub(crate) fn sums_segments(&self, config: &Config) -> bool {
         config.checksum_segments && self.path != Path::Mooncake
     }
 
-    /// Whether some segment is known not to be moved in some way.
+    /// Returns true if some segment is known to be closed for some way.
     pub(crate) fn closes_ways(&self) -> bool {
         !self.connection.closed.is_empty()
     }
 
-    /// The next slice of its list is sent: it takes its part of the window, which it says.
+    /// Marks the next slice of its list as sent, and charges it to the window.
     #[inline]
     pub(crate) fn sends(&mut self, slice: &Slice) {
         self.list.next = slice.link.after;
@@ -281,14 +282,14 @@ impl Lane {
         self.load.flying += u32::from(slice.link.sent_bytes > 0);
     }
 
-    /// Whether another slice may be bound to it. Where few requests may be under way, the rest waits for its turn with
-    /// its group instead.
+    /// Returns true if another slice may be bound to it. If its depth is small, further slices stay queued in the group
+    /// instead.
     pub(crate) fn may_take_more(&self, config: &Config) -> bool {
         let open = if self.path.is_greeted() { self.load.outstanding } else { self.load.flying + self.list.queued };
         (open as usize) < self.depth(config)
     }
 
-    /// The way in which this lane moves a segment. Before the host knows about cma, it is taken to work.
+    /// Returns the way in which this lane copies a segment. Before the lane is ready, CMA is assumed to work.
     pub(crate) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
         let open = |via| !self.is_closed(segment, via);
         if self.path == Path::Rdma {
@@ -301,16 +302,16 @@ impl Lane {
         (config.cma && cma && open(Via::Cma)).then_some(Via::Cma)
     }
 
-    /// Whether a segment is known not to be moved in this way.
+    /// Returns true if a segment is known to be closed for this way.
     #[inline]
     pub(crate) fn is_closed(&self, segment: SegmentId, via: Via) -> bool {
         !self.connection.closed.is_empty() && self.connection.closed.contains(&(segment, via))
     }
 
-    /// Remembers that a segment cannot be moved in this way.
+    /// Records that a segment is closed for this way.
     pub(crate) fn close_way(&mut self, segment: SegmentId, via: Via) {
         if self.connection.closed.len() >= Limits::SEGMENTS {
-            // Ids of segments that are long gone: what is still true is found out again.
+            // Ids of segments that no longer exist accumulate: entries that are still valid will be detected again.
             self.connection.closed.clear();
         }
         self.connection.closed.insert((segment, via));
@@ -320,7 +321,7 @@ impl Lane {
         LaneId { index, generation: self.generation }
     }
 
-    /// Applies an event; false when it was stale.
+    /// Applies an event; returns false if it was stale.
     pub(crate) fn step(&mut self, event: EndpointEvent) -> bool {
         match self.state.on(event) {
             Step::Moved(to) => {
@@ -332,7 +333,7 @@ impl Lane {
         }
     }
 
-    /// When the next connection may be tried, if that is later than `now_ns`.
+    /// Returns the time at which the next attempt may begin, if that is later than `now_ns`.
     pub(crate) const fn waits_until(&self, now_ns: u64) -> Option<u64> {
         self.backoff.waits_until(now_ns)
     }
@@ -342,23 +343,23 @@ impl Lane {
         self.backoff.failures = 0;
     }
 
-    /// Whether it is on its way to be used.
+    /// Returns true if it is being connected.
     pub(crate) const fn is_coming(&self) -> bool {
         matches!(self.state, Endpoint::Connecting | Endpoint::Greeting)
     }
 
-    /// How long the next connection may take until it is welcomed, where other rails work meanwhile.
+    /// Returns the handshake timeout of the next attempt while other rails work.
     pub(crate) const fn rail_hello_ns(&self) -> u64 {
         self.backoff.rail_hello_ns()
     }
 
-    /// When the next connection may be tried.
+    /// Returns the earliest time of the next attempt.
     pub(crate) const fn not_before_ns(&self) -> u64 {
         self.backoff.not_before_ns
     }
 
-    /// The connection ended: forget what was on it, except its slices, and wait before the next. No wait where nobody
-    /// is at fault.
+    /// Handles the end of the connection: resets its state, except for the slices, and backs off unless neither side is
+    /// at fault.
     pub(crate) fn lost(&mut self, now_ns: u64) {
         if self.connection.cause.take() != Some(Cause::Withdrawn) {
             self.backoff.failed(now_ns);
@@ -368,13 +369,13 @@ impl Lane {
         self.connection.end();
     }
 
-    /// Serves another peer from now on. Only for a lane that is idle and empty.
+    /// Reassigns the lane to another peer. Only for a lane that is idle and empty.
     pub(crate) fn renew(&mut self, peer: PeerId, rail: u32, path: Path, number: u16) {
         assert!(self.state == Endpoint::Idle && self.list.first == NOWHERE, "a lane in use was given to another peer");
         let generation = self.generation.wrapping_add(1);
         let dirty = self.dirty;
         *self = Self::new(peer, rail, path, number);
-        // What the lists of the client say about this position stays true.
+        // The client's list of dirty lanes refers to this position, so the flag has to stay.
         (self.generation, self.dirty) = (generation, dirty);
     }
 }

@@ -1,4 +1,4 @@
-//! All lanes: which have something to send, and how many are on their way to be used.
+//! Lanes of all peers: those with frames to send, and those being connected.
 
 use core::ops::{Index, IndexMut};
 use std::collections::VecDeque;
@@ -8,12 +8,12 @@ use crate::tables::FreeList;
 use crate::timers::Timers;
 use crate::types::{LaneId, Path, PeerId};
 
-/// The lanes of all peers, by their positions.
+/// Lanes of all peers, by their positions.
 pub(crate) struct Lanes {
     list: FreeList<Lane>,
-    /// Those with something to send.
+    /// Lanes with frames to send.
     dirty: VecDeque<u32>,
-    /// How many are on their way to be used.
+    /// Number of lanes being connected.
     coming: u32,
 }
 
@@ -27,7 +27,7 @@ impl Lanes {
         self.list.take(|| Lane::new(peer, rail, path, number), |lane| lane.renew(peer, rail, path, number))
     }
 
-    /// Lanes that are idle and empty are free for other peers.
+    /// Frees lanes that are idle and empty, for other peers.
     pub(crate) fn give_back(&mut self, lanes: Vec<u32>) {
         self.list.give_back(lanes);
     }
@@ -40,18 +40,18 @@ impl Lanes {
         self.list.len()
     }
 
-    /// A lane, if that is still the connection that it has.
+    /// Returns a lane if its generation is current.
     #[inline]
     pub(crate) fn current(&mut self, lane: LaneId) -> Option<&mut Lane> {
         self.list.get_mut(lane.index as usize).filter(|entry| entry.generation == lane.generation)
     }
 
-    /// The same, to look at only.
+    /// Returns a lane if its generation is current, for reading.
     pub(crate) fn look(&self, lane: LaneId) -> Option<&Lane> {
         self.list.get(lane.index as usize).filter(|entry| entry.generation == lane.generation)
     }
 
-    /// Applies an event to a lane; false when it was stale.
+    /// Applies an event to a lane; returns false if it was stale.
     pub(crate) fn step(&mut self, lane: u32, event: EndpointEvent) -> bool {
         let entry = &mut self.list[lane as usize];
         let came = entry.is_coming();
@@ -64,12 +64,12 @@ impl Lanes {
         moved
     }
 
-    /// Whether some are on their way to be used.
+    /// Returns true if lanes are being connected.
     pub(crate) const fn are_coming(&self) -> bool {
         self.coming > 0
     }
 
-    /// A lane has something to send.
+    /// Marks a lane that has frames to send.
     #[inline]
     pub(crate) fn mark_dirty(&mut self, lane: u32) {
         let entry = &mut self.list[lane as usize];
@@ -79,19 +79,19 @@ impl Lanes {
         }
     }
 
-    /// How many have something to send.
+    /// Returns the number of lanes with frames to send.
     pub(crate) fn dirty(&self) -> usize {
         self.dirty.len()
     }
 
-    /// Takes out the lane that has had something to send for the longest.
+    /// Removes and returns the lane that has waited longest to send.
     pub(crate) fn take_dirty(&mut self) -> Option<u32> {
         let lane = self.dirty.pop_front()?;
         self.list[lane as usize].dirty = false;
         Some(lane)
     }
 
-    /// Sets or clears the one alarm of a lane.
+    /// Sets or clears the alarm of a lane.
     pub(crate) fn set_alarm(&mut self, timers: &mut Timers, lane: u32, at_ns: Option<u64>) {
         let old_ns = core::mem::replace(&mut self.list[lane as usize].alarm_ns, at_ns);
         timers.move_alarm(lane, old_ns, at_ns);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_on_their_way_are_counted_until_they_are_there_or_gone() {
+    fn connecting_lanes_are_counted_until_ready_or_gone() {
         let mut lanes = Lanes::new();
         let [first, second] = [0, 1].map(|number| lanes.add(PeerId(0), 0, Path::Stream, number));
         assert!(!lanes.are_coming());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_stands_among_the_dirty_once_and_in_its_turn() {
+    fn a_dirty_lane_is_queued_once_and_in_order() {
         let mut lanes = Lanes::new();
         let added = [0, 1].map(|number| lanes.add(PeerId(0), 0, Path::Stream, number));
         for lane in [added[1], added[0], added[1]] {

@@ -1,23 +1,23 @@
-//! How near our devices are to our memory, and where each buffer of the host's is.
+//! Locality: distance of our devices from our memory, and the place of each of the host's buffers.
 
 use crate::types::{Near, Place, RailDevices, Request};
 
-/// Where memory is, at our end and at a peer's.
+/// Places of memory, at our end and at the peer's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Places {
     pub(crate) ours: Place,
     pub(crate) theirs: Place,
 }
 
-/// Whether memory and the device that moves it are on one NUMA node, at our end and at the peer's; none where that is
-/// not known.
+/// NUMA locality of a transfer at both ends: true if memory and the device that moves it are on one node, `None` if
+/// unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SameNode {
     pub(crate) own: Option<bool>,
     pub(crate) peer: Option<bool>,
 }
 
-/// What is known of our memory and of our devices.
+/// Locality of our memory and devices.
 #[derive(Default)]
 pub(crate) struct Locality {
     near: Near,
@@ -25,17 +25,17 @@ pub(crate) struct Locality {
 }
 
 impl Locality {
-    /// Our devices are this near to our memory.
+    /// Sets the distances of our devices from our memory.
     pub(crate) fn set_near(&mut self, near: Near) {
         self.near = near;
     }
 
-    /// How near our devices are to our memory.
+    /// Returns the distances of our devices from our memory.
     pub(crate) const fn near(&self) -> &Near {
         &self.near
     }
 
-    /// A buffer is at this place.
+    /// Sets the place of a buffer.
     pub(crate) fn set_place(&mut self, buffer: u32, place: Place) {
         let index = buffer as usize;
         if index >= self.buffers.len() {
@@ -47,13 +47,13 @@ impl Locality {
         self.buffers[index] = place;
     }
 
-    /// Where a buffer is.
+    /// Returns the place of a buffer.
     #[inline]
     pub(crate) fn place_of(&self, buffer: u32) -> Place {
         self.buffers.get(buffer as usize).copied().unwrap_or_default()
     }
 
-    /// Where the memory of a request is.
+    /// Returns the places of a request's memory.
     pub(crate) fn places_of(&self, request: &Request) -> Places {
         let ours = request.local().map_or(Place::UNKNOWN, |local| self.place_of(local.buffer));
         let theirs = match request {
@@ -63,7 +63,7 @@ impl Locality {
         Places { ours, theirs }
     }
 
-    /// Whether memory at these places and a pair of devices are on one node each; `peer` tells of the peer's.
+    /// Compares the NUMA nodes of memory at these places with those of a pair of devices; `peer` is the peer's table.
     pub(crate) fn nodes_of(&self, devices: RailDevices, peer: &Near, places: Places) -> SameNode {
         SameNode {
             own: self.near.of(devices.own, places.ours).same_node,
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_where_it_was_last_said_to_be() {
+    fn a_buffer_is_at_its_latest_place() {
         let mut locality = Locality::default();
         locality.set_place(9, Place::UNKNOWN);
         locality.set_place(2, Place(3));

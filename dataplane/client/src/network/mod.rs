@@ -1,6 +1,6 @@
-//! Who is reached and how: peers, the rails of their paths, the lanes of those, and what waits for them.
+//! Network of a client: peers, the rails of their paths, the lanes of those, and the queues for them.
 //!
-//! Nothing here knows a slice but by its position: which of them goes where is decided above.
+//! This layer knows slices by their positions only; the layers above decide where they go.
 
 mod choose;
 mod connect;
@@ -37,7 +37,7 @@ use crate::host::HostSide;
 use crate::sched::Rail;
 use crate::types::{LaneId, Near, Path, PeerAddress, PeerId, PeerKind, RailAddress, RailDevices, Request};
 
-/// What a rail is taken to serve before it was measured: memory, and a 25 Gb/s port or a fast disk.
+/// Assumed rates of a rail before it is measured: memory, and a 25 Gb/s port or a fast disk.
 const SAME_HOST_BYTES_PER_SECOND: u64 = 8_000_000_000;
 const NETWORK_BYTES_PER_SECOND: u64 = 3_125_000_000;
 
@@ -49,7 +49,7 @@ pub(crate) struct Network {
     pub(crate) rails: Rails,
     pub(crate) lanes: Lanes,
     pub(crate) locality: Locality,
-    /// Groups with something that waits and may have room now: peer, and number.
+    /// Groups with queued slices that may have room now: peer, and number.
     dirty_groups: VecDeque<(u32, u8)>,
 }
 
@@ -66,8 +66,8 @@ impl Network {
         }
     }
 
-    /// The peer at this address, with paths over these rails, or over devices that are this near to its memory. A peer
-    /// that is known already keeps what it has.
+    /// Returns the peer at this address, with paths over these rails, or over devices with this locality. A known peer
+    /// keeps its present rails.
     pub(crate) fn peer_at(&mut self, address: PeerAddress, rails: &[RailAddress], near: Near) -> PeerId {
         if let Some(peer) = self.peers.find(&address) {
             return peer;
@@ -85,7 +85,7 @@ impl Network {
                 if !rdma.is_empty() {
                     self.add_group(peer, Path::Rdma, &rdma, several);
                 }
-                // A peer that offers nothing else is reached by streams even where only that was asked for.
+                // A peer without another path is reached by streams even if these are disabled.
                 if self.host.config.stream || self.peers[peer.0].groups.is_empty() {
                     self.add_group(peer, Path::Stream, &plain, several);
                 }
@@ -101,7 +101,7 @@ impl Network {
         peer
     }
 
-    /// The rails from our devices to the peer's.
+    /// Returns the rails from our devices to the peer's.
     fn rdma_rails(&self, tcp: std::net::SocketAddr, peer: PeerId) -> Vec<RailAddress> {
         let pairs = self.locality.near().pairs(self.host.config.rdma.len(), &self.peers[peer.0].near);
         let rail = |devices: RailDevices| {
@@ -112,7 +112,7 @@ impl Network {
         pairs.into_iter().map(rail).collect()
     }
 
-    /// Opens the rails of a path, with `lanes` lanes each; without `addresses` there is one, to the peer's own.
+    /// Opens the rails of a path, with `lanes` lanes each; without `addresses` there is one, to the peer's own address.
     fn add_group(&mut self, peer: PeerId, path: Path, addresses: &[RailAddress], lanes: u16) {
         let number = self.peers[peer.0].groups.len() as u8;
         let stated = match path {
@@ -141,35 +141,36 @@ impl Network {
         self.peers[peer.0].groups.push(Group::new(path, rails));
     }
 
-    /// Every lane of a peer.
+    /// Returns every lane of a peer.
     pub(crate) fn lanes_of(&self, peer: PeerId) -> Vec<u32> {
         let rails = self.peers[peer.0].groups.iter().flat_map(|group| &group.rails);
         rails.flat_map(|&rail| self.rails[rail].lanes.iter().copied()).collect()
     }
 
-    /// The way that a lane takes, where its peer was opened with several: the host connects from that address.
+    /// Returns the network path of a lane, if its peer was opened with several: the host connects from its local
+    /// address.
     pub(crate) fn rail_of(&self, lane: LaneId) -> Option<&RailAddress> {
         self.rails[self.lanes.look(lane)?.rail].address.as_ref()
     }
 
-    /// Whether a segment is asked for of a peer that was left.
+    /// Returns true if a request is for a segment of a closed peer.
     pub(crate) fn asks_departed(&self, request: &Request) -> bool {
         request.peer().is_some_and(|peer| self.peers[peer.0].departed)
     }
 
-    /// The greeting of a lane.
+    /// Returns the hello of a lane.
     pub(crate) fn hello_of(&self, lane: u32) -> Vec<u8> {
         let entry = &self.lanes[lane];
         hello(&self.host.config, &self.peers[entry.peer.0].address, entry, entry.id(lane))
     }
 
-    /// A shard challenges a lane: what to send, or why the shard is not used.
+    /// Handles a challenge. Returns the frame to send, or the reason not to use the shard.
     pub(crate) fn challenged(&mut self, lane: u32, body: &[u8]) -> Result<(Header, Vec<u8>), Refusal> {
         let hello = self.hello_of(lane);
         self.handshakes.challenged(&self.host.config, &mut self.lanes[lane], &hello, body)
     }
 
-    /// What is left of a welcome when the shard's own proof was checked.
+    /// Verifies the shard's own proof. Returns the welcome without it.
     pub(crate) fn checked_welcome<'a>(
         &self,
         lane: u32,
@@ -179,7 +180,7 @@ impl Network {
         self.handshakes.checked_welcome(&self.lanes[lane], &self.hello_of(lane), operation, body)
     }
 
-    /// The proof that a lane that is in use sends once more, with a newer credential, if it was challenged.
+    /// Returns the proof of a renewed credential for a lane in use that was challenged.
     pub(crate) fn prove_again(&mut self, lane: u32) -> Option<(LaneId, Header, Vec<u8>)> {
         let entry = &self.lanes[lane];
         if entry.state != Endpoint::Ready || entry.connection.challenged.is_none() {
@@ -202,31 +203,32 @@ impl Network {
         self.mark_group(rail.peer, rail.group);
     }
 
-    /// How many groups have something that may have room now.
+    /// Returns the number of groups with queued slices that may have room now.
     pub(crate) fn dirty_groups(&self) -> usize {
         self.dirty_groups.len()
     }
 
-    /// Takes out the group that has had it for the longest, unless its peer has left since and took it along.
+    /// Removes and returns the group that has waited longest; `None` if its peer was closed meanwhile.
     pub(crate) fn take_dirty_group(&mut self) -> Option<(u32, u8)> {
         let (peer, number) = self.dirty_groups.pop_front()?;
         self.peers[peer].groups.get_mut(usize::from(number))?.dirty = false;
         Some((peer, number))
     }
 
-    /// Whether lanes have something to send, or groups something that may have room now.
+    /// Returns true if lanes have frames to send, or groups queued slices that may have room now.
     pub(crate) fn is_dirty(&self) -> bool {
         self.lanes.dirty() + self.dirty_groups.len() > 0
     }
 
-    /// A lane whose alarm is due, and is over now.
+    /// Returns a lane whose alarm has expired, and clears the alarm.
     pub(crate) fn due_alarm(&mut self) -> Option<u32> {
         let lane = self.host.timers.due_alarm(self.host.now_ns)?;
         self.lanes.set_alarm(&mut self.host.timers, lane, None);
         Some(lane)
     }
 
-    /// Whether memory at these places and the devices of a rail are on one node each; none on a rail without devices.
+    /// Compares the NUMA nodes of memory at these places with those of a rail's devices; `None` on a rail without
+    /// devices.
     pub(crate) fn nodes_of(&self, rail: u32, peer: u32, places: Places) -> Option<SameNode> {
         let devices = self.rails[rail].address?.rdma?;
         Some(self.locality.nodes_of(devices, &self.peers[peer].near, places))

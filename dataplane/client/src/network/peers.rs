@@ -1,7 +1,7 @@
-//! The shards that requests go to: found by address, opened on first use, left when the map drops them.
+//! Peers: the shards that requests go to, found by address, opened on first use, and closed when the map drops them.
 //!
-//! A peer that the caller opened keeps its id until the caller closes it; one that only the map named, until the map
-//! drops it. Either gives its place back when its last lane is gone, so that restarts of nodes do not add up.
+//! A peer that the caller opened keeps its id until the caller closes it; one that only the map names, until the map
+//! drops it. Either frees its entry when its last lane is gone, so that restarts of nodes do not accumulate entries.
 
 use core::ops::{Index, IndexMut};
 use std::collections::{BTreeMap, VecDeque};
@@ -14,26 +14,26 @@ use crate::sched::{RetryBudget, Tail};
 use crate::tables::FreeList;
 use crate::types::{Near, PeerAddress, PeerId, PeerIncarnation};
 
-/// A shard that requests go to, and its paths in the order of preference: shared memory, if any, first.
+/// A shard, and the paths to it in the order of preference: shared memory, if any, first.
 pub(crate) struct Peer {
     pub(crate) address: PeerAddress,
     pub(crate) groups: Vec<Group>,
-    /// Tells it from all others that had its place or have the same address.
+    /// Distinguishes the peer from all others that had its entry or have the same address.
     pub(crate) incarnation: PeerIncarnation,
-    /// How near its devices are to its memory, where it told.
+    /// Distances of the peer's devices from its memory, if the peer has reported them.
     pub(crate) near: Near,
     pub(crate) retries: RetryBudget,
     pub(crate) fences: Fences,
-    /// The slowest of its gets.
+    /// Latency tail of its gets.
     pub(crate) tail: Tail,
-    /// The caller knows its id: it stays for good. Others come and go with the maps.
+    /// True if the caller opened it: it stays until the caller closes it. Others come and go with the maps.
     pub(crate) pinned: bool,
-    /// Not in the map any more: its place is free when its last lane is gone.
+    /// True after it was closed: its entry is freed when its last lane is gone.
     pub(crate) departed: bool,
 }
 
 impl Peer {
-    /// The most rails that one of its paths has.
+    /// Returns the most rails of one of its paths.
     pub(crate) fn most_rails(&self) -> usize {
         self.groups.iter().map(|group| group.rails.len()).max().unwrap_or(1)
     }
@@ -43,9 +43,9 @@ impl Peer {
 pub(crate) struct Peers {
     list: FreeList<Peer>,
     index: BTreeMap<PeerAddress, PeerId>,
-    /// Incarnations so far.
+    /// Number of incarnations so far.
     incarnations: u32,
-    /// What peers were to be told when they were left, oldest first.
+    /// Unacknowledged fences of closed peers, oldest first.
     left_fences: VecDeque<(PeerAddress, Fences)>,
 }
 
@@ -54,14 +54,14 @@ impl Peers {
         Self { list: FreeList::new(), index: BTreeMap::new(), incarnations: 0, left_fences: VecDeque::new() }
     }
 
-    /// The peer at an address, if it is known.
+    /// Returns the peer at an address, if it is known.
     pub(crate) fn find(&self, address: &PeerAddress) -> Option<PeerId> {
         self.index.get(address).copied()
     }
 
-    /// A new peer, without paths. What one at its address was not told when it was left is still to be told.
+    /// Adds a peer without paths. It inherits the unacknowledged fences of a closed peer at its address.
     pub(crate) fn add(&mut self, address: PeerAddress, near: Near) -> PeerId {
-        self.incarnations = self.incarnations.checked_add(1).expect("2^32 peers");
+        self.incarnations = self.incarnations.checked_add(1).expect("fewer than 2^32 peers in the life of a client");
         let left = self.left_fences.iter().position(|(of, _)| *of == address);
         let left = left.and_then(|position| self.left_fences.remove(position));
         let peer = PeerId(self.list.add(Peer {
@@ -79,14 +79,14 @@ impl Peers {
         peer
     }
 
-    /// A peer is left: its address is not its any more.
+    /// Closes a peer: its address is free for another.
     pub(crate) fn depart(&mut self, peer: PeerId) {
         let entry = &mut self.list[peer.0 as usize];
         entry.departed = true;
         self.index.remove(&entry.address);
     }
 
-    /// What a peer that is left was not told is told to it when it is opened again.
+    /// Keeps the unacknowledged fences of a closed peer, for when it is opened again.
     pub(crate) fn leave_fences(&mut self, peer: PeerId) {
         let entry = &mut self.list[peer.0 as usize];
         let fences = core::mem::take(&mut entry.fences);
@@ -99,7 +99,7 @@ impl Peers {
         self.left_fences.push_back((entry.address.clone(), fences));
     }
 
-    /// The place of a peer that was left is free for another.
+    /// Frees the entry of a closed peer.
     pub(crate) fn give_back(&mut self, peer: PeerId) {
         self.list.give_back([peer.0]);
     }
@@ -120,7 +120,7 @@ impl Peers {
         self.list.len() as u32
     }
 
-    /// Those that were left had other addresses.
+    /// Changes the addresses of the closed peers whose fences are kept.
     #[cfg(test)]
     pub(crate) fn move_left(&mut self) {
         self.left_fences.iter_mut().for_each(|(address, _)| address.node.0 += 1);
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_is_opened_again_is_another_and_is_told_what_the_first_was_not() {
+    fn a_reopened_peer_has_a_new_incarnation_and_inherits_fences() {
         let mut peers = Peers::new();
         let address = PeerAddress::file(1);
         let first = peers.add(address.clone(), Near::default());

@@ -1,4 +1,4 @@
-//! All rails: what each was measured to carry, its lanes, and what it did.
+//! Rails of all peers: their measured rates, lanes and counts.
 
 use core::ops::{Index, IndexMut};
 
@@ -8,19 +8,19 @@ use crate::sched::{Health, Rail};
 use crate::tables::FreeList;
 use crate::types::{Config, Path, RailAddress};
 
-/// A rail, its lanes and its books.
+/// A rail, its lanes and its counts.
 pub(crate) struct RailEntry {
     pub(crate) rail: Rail,
     pub(crate) peer: u32,
     pub(crate) group: u8,
     pub(crate) lanes: Vec<u32>,
-    /// Where it leads, where that is not the peer's own address.
+    /// Address of the rail, if it is not the peer's own.
     pub(crate) address: Option<RailAddress>,
     pub(crate) path: Path,
     pub(crate) books: RailBooks,
 }
 
-/// The rails of all peers, by their positions.
+/// Rails of all peers, by their positions.
 pub(crate) struct Rails {
     list: FreeList<RailEntry>,
 }
@@ -34,31 +34,31 @@ impl Rails {
         self.list.add(entry)
     }
 
-    /// Rails of a peer that was left are free for another.
+    /// Frees the rails of a closed peer.
     pub(crate) fn give_back(&mut self, rails: Vec<u32>) {
         self.list.give_back(rails);
     }
 
-    /// Whether a group has large slices posted.
+    /// Returns true if a group has large slices in flight.
     pub(crate) fn has_bulk(&self, group: &Group) -> bool {
         group.rails.iter().any(|&rail| self[rail].rail.inflight_bytes().0 > 0)
     }
 
-    /// The rails of a group are compared from here on: they were idle, or have become more or fewer.
+    /// Restarts the comparison of a group's rails: they were idle, or their number has changed.
     pub(crate) fn start_shares(&mut self, group: &Group) {
         for &rail in &group.rails {
             self[rail].rail.start_share();
         }
     }
 
-    /// Whether a rail can be relied on: it never failed, or has earned its trust back since. One that is not connected
-    /// yet is about to be.
+    /// Returns true if a rail is reliable: it never failed, or has regained trust since. A rail that is not connected
+    /// yet counts as reliable, as it is about to be.
     pub(crate) fn is_settled(&self, rail: u32, config: &Config) -> bool {
         let entry = &self[rail].rail;
         entry.health() == Health::Healthy && entry.is_trusted(self.window_of(rail, config))
     }
 
-    /// Bytes of large slices that a rail may have posted.
+    /// Returns the window of large slices on a rail, in bytes.
     #[inline]
     pub(crate) fn window_of(&self, rail: u32, config: &Config) -> u64 {
         let least = config.slice_bytes.saturating_mul(2);

@@ -1,36 +1,34 @@
-//! Objects that are known to have a replica: which gets may ask the replica owner instead of the owner.
+//! Leases on replicas: the gets that may be sent to the replica owner instead of the owner.
 //!
-//! The owner says with an object that the replica owner has it too (flag `REPLICATED`). That is a *lease*: for
-//! [`Limits::COPY_LEASE_NS`] from when it was asked, gets that begin may be served by the replica. In that time the
-//! replica is not older than what the owner has acknowledged: it has replicas dropped before it acknowledges that their
-//! objects are gone, and where it cannot ask for that any more, as the replica owner is another now, it waits until all
-//! leases are over ([`Limits::COPY_LAPSE_NS`]). Nothing renews a lease but the owner, so a replica that it no longer
-//! vouches for is read for that long at most.
+//! The owner reports in its reply that the replica owner has the object too (flag `REPLICATED`). That is a *lease*: for
+//! [`Limits::COPY_LEASE_NS`] from when the request was sent, new gets may be served by the replica. During the lease
+//! the replica is never older than the state that the owner has acknowledged: the owner has a replica dropped before it
+//! acknowledges the removal of its object. If it cannot reach the replica owner any more, because that is another shard
+//! now, it waits until all leases have expired ([`Limits::COPY_LAPSE_NS`]). Only the owner renews a lease, so a replica
+//! for which it no longer vouches is read for that long at most.
 //!
-//! The table has a place for each remainder of digests: what is asked for often stays in it, and what is not does not
-//! matter.
+//! The table is direct-mapped by digest: hot objects stay in it, and cold ones do not matter.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::limits::Limits;
 
-/// Places. A power of two.
+/// Number of entries. A power of two.
 const PLACES: usize = 4096;
-/// How long the replica owner is left alone with an object that it turned out not to have: it may evict replicas
-/// without saying so.
+/// Backoff after the replica owner did not have an object: it may evict replicas without notifying the owner.
 const MISSED_NS: u64 = 1_000_000_000;
 
-/// What is known of the latest object of a place.
+/// Lease of the latest object of an entry.
 #[derive(Clone, Copy)]
 struct Lease {
     digest: Digest,
     until_ns: u64,
-    /// When the owner last said, of any object of this place, that it has no replica.
+    /// Time of the owner's last reply, for any object of this entry, that there is no replica.
     plain_ns: u64,
-    /// The replica owner is not asked before.
+    /// Time before which the replica owner is not tried.
     missed_until_ns: u64,
 }
 
-/// Leases on copies. Nothing is allocated before the first object that has a copy.
+/// Leases on replicas. The table is allocated with the first object that has a replica.
 #[derive(Default)]
 pub(crate) struct Leases {
     places: Vec<Lease>,
@@ -41,7 +39,7 @@ const fn place(digest: Digest) -> usize {
 }
 
 impl Leases {
-    /// The owner gave an object and said whether it has a replica; it was asked at `sent_ns`.
+    /// Records the owner's reply for an object: whether it has a replica. The request was sent at `sent_ns`.
     pub(crate) fn told(&mut self, digest: Digest, copied: bool, sent_ns: u64, now_ns: u64) {
         if self.places.is_empty() {
             if copied {
@@ -58,7 +56,7 @@ impl Leases {
             }
             return;
         }
-        // An answer that was overtaken by a later one may be about what has been replaced since.
+        // A reply that was overtaken by a later one may be about a version that was replaced since.
         if sent_ns <= lease.plain_ns {
             return;
         }
@@ -70,13 +68,13 @@ impl Leases {
         }
     }
 
-    /// Whether the replica owner may be asked for an object.
+    /// Returns true if there is a lease to get the object from the replica owner.
     pub(crate) fn holds(&self, digest: Digest, now_ns: u64) -> bool {
         let lease = self.places.get(place(digest)).filter(|lease| lease.digest == digest);
         lease.is_some_and(|lease| now_ns < lease.until_ns && lease.missed_until_ns <= now_ns)
     }
 
-    /// The replica owner did not have it, or could not say.
+    /// Records that the replica owner did not have the object, or could not tell.
     pub(crate) fn missed(&mut self, digest: Digest, now_ns: u64) {
         let lease = self.places.get_mut(place(digest)).filter(|lease| lease.digest == digest);
         if let Some(lease) = lease {
@@ -84,7 +82,7 @@ impl Leases {
         }
     }
 
-    /// Owners may have changed: nothing is known any more.
+    /// Ends all leases, as owners may have changed.
     pub(crate) fn end(&mut self) {
         self.places.iter_mut().for_each(|lease| (lease.until_ns, lease.missed_until_ns) = (0, 0));
     }
@@ -99,10 +97,10 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_lease_begins_with_the_question_and_ends_by_itself() {
+    fn a_lease_begins_with_its_request_and_expires() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
         leases.told(digest, true, 0, MS);
-        assert!(!leases.holds(digest, MS), "nobody knows what was said before there was a table");
+        assert!(!leases.holds(digest, MS), "replies before the table was allocated are not recorded");
         leases.told(digest, true, 2 * MS, 60 * MS);
         assert!(leases.holds(digest, 61 * MS));
         assert!(leases.holds(digest, 2 * MS + Limits::COPY_LEASE_NS - 1));
@@ -111,11 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_the_last_answer_without_a_copy_says_nothing() {
+    fn replies_to_requests_sent_before_the_lease_ended_are_ignored() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
         leases.told(digest, true, 0, MS);
         leases.told(digest, true, 2 * MS, 3 * MS);
-        // It was replaced: then an answer from before that comes over another connection.
+        // The object is replaced; then an older reply arrives over another connection.
         leases.told(digest, false, 4 * MS, 6 * MS);
         assert!(!leases.holds(digest, 6 * MS));
         leases.told(digest, true, 5 * MS, 7 * MS);
@@ -132,10 +130,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order: who holds a lease asked the owner less than a lease ago, and after
-        /// the last time that it said there is no copy.
+        /// For any order of replies: a lease is held only if its request was sent less than a lease ago, and after
+        /// the owner's last reply that there is no replica.
         #[test]
-        fn nobody_holds_what_was_not_said(
+        fn leases_follow_from_replies_of_the_owner_only(
             said in prop::collection::vec((0u64..3, any::<bool>(), 0u64..300, 0u64..100), 1..60),
         ) {
             let mut leases = Leases::default();

@@ -1,17 +1,18 @@
-//! Replica owners: which gets ask them instead of the owners, and how many may.
+//! Replica reads: hedging and failover of gets to the replica owner, and spreading gets over both owners.
 //!
-//! A get whose owner cannot be reached, or says nothing for so long ([`hedge_ns`](crate::Config::hedge_ns)), asks the
-//! replica owner for its replica, within its deadline and its attempts. Whatever that says but the object itself
-//! decides nothing: then the owner is asked again, and only it. An owner that is only slow keeps its connection: what
-//! it answers after all is let go.
+//! A get whose owner is unreachable, or silent for the hedging delay ([`hedge_ns`](crate::Config::hedge_ns)), is sent
+//! to the replica owner, within its deadline and its budget of attempts. Any reply of the replica owner other than the
+//! object itself decides nothing: the get then goes back to the owner, and only there. An owner that is merely slow
+//! keeps its connection; its late reply is dropped.
 //!
-//! How long that is follows from the slowest of the peer's gets. A connection on which anything else is answered
-//! meanwhile is not silent. Gets that were answered after all by the owner that they had left cost a budget, which
-//! keeps the requests that this adds to a few in a hundred where an owner is slow but alive.
+//! The hedging delay follows from the slowest of the peer's gets. A connection on which any other request is answered
+//! meanwhile is not silent. Hedged gets whose owner answered after all are charged to a budget, which limits the added
+//! requests to a few percent where an owner is slow but alive.
 //!
-//! A get of a whole object that both are known to have ([`leases`]) goes to the one that is likely to have it done
-//! first, or to either by chance where that is about the same. Only whole objects: a replica has a version of its own,
-//! and who reads one object by several requests tells by the version whether it is still the same.
+//! A get of a whole object that both owners are known to have ([`leases`]) goes to the one that is estimated to
+//! complete it first, or to either at random if the estimates are similar. This is limited to whole objects: a replica
+//! has a version of its own, and a caller that reads one object by several requests detects by the version whether it
+//! has changed.
 
 mod leases;
 
@@ -20,20 +21,20 @@ use kvplane_proto::rng::mix64;
 
 use leases::Leases;
 
-/// Two owners that would take as long, to this factor, take turns.
+/// Most ratio of the estimates of two owners at which they are chosen at random.
 const ALIKE: f64 = 2.0;
-/// Gets that may turn out to have left an owner too early, before others have earned more of them; in thousandths.
+/// Budget of hedged gets whose owner answered after all, in thousandths of a get.
 const EARLY_MOST_MILLI: i64 = 64_000;
-/// Budget that each get earns: 2 in 100.
+/// Budget that each answered get adds, in thousandths of a get: 2 in 100.
 const EARLY_EARNED_MILLI: i64 = 20;
 
-/// What is known of replicas, and how early gets may leave their owners.
+/// State of replica reads: leases, and the hedging budget.
 pub(crate) struct Replicas {
-    /// Objects that both owners have.
+    /// Leases on objects that both owners have.
     leases: Leases,
-    /// Turns taken between two that are as good.
+    /// State of the random choice between two similar owners.
     turns: u64,
-    /// What is left of the budget of gets that left their owners too early, in thousandths of a get.
+    /// Remaining hedging budget, in thousandths of a get.
     early_milli: i64,
 }
 
@@ -42,28 +43,28 @@ impl Replicas {
         Self { leases: Leases::default(), turns: 0, early_milli: EARLY_MOST_MILLI }
     }
 
-    /// Owners may have changed: nothing is known of replicas any more.
+    /// Ends all leases, as owners may have changed.
     pub(crate) fn end_leases(&mut self) {
         self.leases.end();
     }
 
-    /// Whether gets of an object may go to the replica owner.
+    /// Returns true if there is a lease to get the object from the replica owner.
     pub(crate) fn holds(&self, digest: Digest, now_ns: u64) -> bool {
         self.leases.holds(digest, now_ns)
     }
 
-    /// The owner gave an object and said whether it has a replica; it was asked at `sent_ns`.
+    /// Records the owner's reply for an object: whether it has a replica. The request was sent at `sent_ns`.
     pub(crate) fn told(&mut self, digest: Digest, is_replicated: bool, sent_ns: u64, now_ns: u64) {
         self.leases.told(digest, is_replicated, sent_ns, now_ns);
     }
 
-    /// The replica owner did not have an object, or could not say.
+    /// Records that the replica owner did not have an object, or could not tell.
     pub(crate) fn missed(&mut self, digest: Digest, now_ns: u64) {
         self.leases.missed(digest, now_ns);
     }
 
-    /// Whether a get goes to the replica owner, where the owner and it would take so long: to the faster one, or to
-    /// either where that is about the same.
+    /// Returns true if a get goes to the replica owner, given the estimated times of both owners: the faster one, or
+    /// either at random if they are similar.
     pub(crate) fn choose(&mut self, owner_ns: f64, replica_ns: f64, client: u64) -> bool {
         let alike = owner_ns.max(replica_ns) <= owner_ns.min(replica_ns) * ALIKE;
         if alike {
@@ -72,17 +73,17 @@ impl Replicas {
         if alike { self.turns & 1 == 1 } else { replica_ns < owner_ns }
     }
 
-    /// Owners have answered so many gets that had left them.
+    /// Charges the budget for so many hedged gets whose owner answered after all.
     pub(crate) const fn left_early(&mut self, gets: usize) {
         self.early_milli -= 1000 * gets as i64;
     }
 
-    /// A get was answered by its owner.
+    /// Credits the budget for a get that its owner answered.
     pub(crate) fn answered(&mut self) {
         self.early_milli = (self.early_milli + EARLY_EARNED_MILLI).min(EARLY_MOST_MILLI);
     }
 
-    /// Whether gets may leave owners that are silent.
+    /// Returns true if the budget allows to hedge gets.
     pub(crate) const fn may_hedge(&self) -> bool {
         self.early_milli > 0
     }
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gets_that_left_too_early_use_up_what_others_have_earned() {
+    fn hedged_gets_use_up_the_budget_that_others_have_earned() {
         let mut replicas = Replicas::new();
         replicas.answered();
         replicas.left_early(63);
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_owner_is_asked_and_equals_take_turns() {
+    fn the_faster_owner_is_chosen_and_similar_ones_at_random() {
         let mut replicas = Replicas::new();
         assert!(replicas.choose(3.0, 1.0, 7) && !replicas.choose(1.0, 3.0, 7));
         let to_replica = (0..1000).filter(|_| replicas.choose(1.0, 1.5, 7)).count();

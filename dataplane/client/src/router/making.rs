@@ -1,7 +1,7 @@
-//! Slices are made of requests, and bound to lanes as they are made.
+//! Makes slices of the requests of a batch, and routes them.
 //!
-//! The first of a row is routed by itself; those behind it that go the same way at once are bound in a run
-//! ([`crate::traffic`]).
+//! The first slice of a stretch is routed by itself; following slices that take the same way at once are bound in one
+//! run ([`crate::traffic`]).
 
 use core::ops::Range;
 
@@ -11,10 +11,10 @@ use super::Router;
 use crate::tables::{Slice, slice_id};
 use crate::types::{Request, SegmentTarget};
 
-/// A part of a request's range, as a slice moves it.
+/// Offset in the target and length of a slice.
 type Cut = (u64, u64);
 
-/// The tasks of requests that touch each other, by the slices that they are cut into.
+/// Iterator over the tasks of adjacent requests, by the slices that they are cut into.
 struct Spans<'a> {
     requests: &'a [Request],
     task: usize,
@@ -25,7 +25,8 @@ impl Spans<'_> {
         self.requests[task].local().map_or(0, |local| local.offset + local.bytes)
     }
 
-    /// The first of the tasks that the next slice serves, and how many they are; by its place in our memory.
+    /// Returns the first of the tasks that the next slice serves, and their number; given the slice's range in our
+    /// memory.
     fn next(&mut self, offset: u64, bytes: u64) -> (u32, u32) {
         while self.end(self.task) <= offset {
             self.task += 1;
@@ -38,7 +39,7 @@ impl Spans<'_> {
     }
 }
 
-/// Makes a slice of a range of the part of it that is a cut of the target's range.
+/// Narrows the request of a range to the cut of its target's range.
 #[inline(always)]
 const fn take_part(request: &mut Request, cut: Cut) {
     let (offset, bytes) = cut;
@@ -50,7 +51,7 @@ const fn take_part(request: &mut Request, cut: Cut) {
 }
 
 impl Router {
-    /// Makes a slice of each request.
+    /// Makes one slice of each request.
     pub(crate) fn make_whole(&mut self, id: BatchId, tasks: Range<usize>, requests: &[Request], at_once: bool) {
         let like = self.traffic.new_slice(id, tasks.start as u32, requests[tasks.start]);
         self.traffic.batches.at(id.index).open_slices[tasks.clone()].fill(1);
@@ -60,7 +61,7 @@ impl Router {
         });
     }
 
-    /// Cuts a request into slices, or requests that touch each other.
+    /// Cuts a request, or adjacent requests, into slices.
     pub(crate) fn cut(&mut self, id: BatchId, run: Range<usize>, requests: &[Request], at_once: bool) {
         let (first, last) = (&requests[run.start], &requests[run.end - 1]);
         let (Request::Read(target, local) | Request::Write(target, local)) = *first else { return };
@@ -82,7 +83,7 @@ impl Router {
             let mut spans = Spans { requests, task: run.start };
             cuts.clone().map(move |cut| (spans.next(local.offset + (cut.0 - target.offset), cut.1), cut))
         };
-        // Known before any of them ends.
+        // The counts have to be complete before any of the slices ends.
         for ((from, tasks), _) in spans() {
             batch.open_slices[from as usize..(from + tasks) as usize].iter_mut().for_each(|open| *open += 1);
         }
@@ -92,8 +93,8 @@ impl Router {
         });
     }
 
-    /// Makes a slice of each of so many items, each a copy of `like` that `set` changes; and routes them, if that is
-    /// to be at once. What waits for the slices of its tasks was counted before.
+    /// Makes a slice of each of so many items, as a copy of `like` modified by `set`, and routes it if `at_once`. The
+    /// slices of each task were counted before.
     #[inline(always)]
     fn make<const ONE: bool, I>(
         &mut self,
@@ -121,9 +122,9 @@ impl Router {
         }
     }
 
-    /// Makes the slices behind one that was just routed, bound to lanes: as long as they are like it and go at once, to
-    /// the same segment, of the same size class, and over a path with one rail where nothing waits. Returns the first
-    /// item that is not among them.
+    /// Makes and binds the slices behind one that was just routed, as long as they are like it and can be sent at once:
+    /// to the same segment, of the same size class, and over a path with a single rail and an empty queue. Returns the
+    /// first item that is not among them.
     #[inline(always)]
     fn bind_run<const ONE: bool, I>(
         &mut self,

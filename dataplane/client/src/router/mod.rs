@@ -1,7 +1,8 @@
-//! The life of a slice: it is made of a request, routed, tried again within its budget, and completed once.
+//! Router: decides where slices go, and handles their outcomes. A slice is made of a request, routed, retried within
+//! its budget, and completed exactly once.
 //!
-//! Every retry is bounded: by the batch's deadline where time may heal the failure (the owner cannot be reached, is
-//! busy, or is another one by now), by the budget of attempts where it may not.
+//! Every retry is bounded: by the batch's deadline if time can heal the failure (the owner is unreachable, busy, or has
+//! changed), else by the budget of attempts.
 
 mod making;
 mod replies;
@@ -21,13 +22,13 @@ use crate::types::{Local, Output, Path, PeerId, Request, SegmentTarget, SliceId}
 
 const PARK_FIRST_NS: u64 = 10_000_000;
 const PARK_LAST_NS: u64 = 500_000_000;
-/// The longest pause before a busy peer is asked again: what it has too much of is over soon.
+/// Longest backoff from a busy peer: its queues drain soon.
 const PARK_BUSY_NS: u64 = 80_000_000;
 
-/// A frame that no honest peer sends.
+/// The peer has sent a frame that violates the protocol.
 pub(crate) struct ProtocolViolation;
 
-/// What travels, and what decides where to.
+/// Routing layer: the traffic, and the state that decides where it goes.
 pub(crate) struct Router {
     pub(crate) traffic: Traffic,
     pub(crate) placement: Placement,
@@ -39,22 +40,22 @@ impl Router {
         Self { traffic, placement: Placement::default(), replicas: Replicas::new() }
     }
 
-    /// What writes frames.
+    /// Returns the writer of frames.
     pub(crate) const fn sender(&mut self) -> Sender<'_> {
         Sender { traffic: &mut self.traffic, placement: &self.placement }
     }
 
-    /// Gives lanes to what waits for them, and sends what lanes have to send.
+    /// Binds queued slices to lanes, and flushes the lanes with frames to send.
     pub(crate) fn flush_dirty(&mut self) {
         self.traffic.dispatch_dirty();
-        // Each lane once: what stays over the window is marked again by the next answer.
+        // Each lane is flushed once; one whose window is full is marked dirty again by its next reply.
         for _ in 0..self.traffic.network.lanes.dirty() {
             let Some(lane) = self.traffic.network.lanes.take_dirty() else { return };
             self.flush(lane);
         }
     }
 
-    /// Sends what a lane has to send, as far as it may.
+    /// Sends the frames of a lane, as far as its window allows.
     fn flush(&mut self, lane: u32) {
         if self.traffic.network.lanes[lane].state != Endpoint::Ready {
             return;
@@ -76,8 +77,8 @@ impl Router {
         }
     }
 
-    /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it. Returns where
-    /// it went, if that is where others to its segment would go now.
+    /// Routes a slice to a path of its peer, or completes it if there is none. Returns its target if further slices to
+    /// the same segment would be routed in the same way.
     pub(crate) fn route(&mut self, id: SliceId) -> Option<SegmentTarget> {
         let slice = self.traffic.slices.get(id.index, id.generation)?;
         debug_assert!(slice.link.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
@@ -131,7 +132,7 @@ impl Router {
         }
     }
 
-    /// The peer that a slice's object is got from, or goes to.
+    /// Returns the peer that serves a slice's object: the owner or the replica owner.
     pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.traffic.slices.peek(id.index);
         let (request, replica) = (slice.request, slice.tries.replica);
@@ -165,8 +166,8 @@ impl Router {
         other.or(Some(owner))
     }
 
-    /// The replica owner, if it is known to have the object and likely to have it here sooner, or about as soon and
-    /// chance is for it.
+    /// Returns the replica owner if there is a lease on its replica and it is estimated to serve the get sooner than
+    /// the owner, or about as soon and the random choice selects it.
     fn better_replica(&mut self, id: SliceId, digest: Digest, owner: PeerId) -> Option<PeerId> {
         let request = self.traffic.slices.peek(id.index).request;
         let spread = self.traffic.network.host.config.spread && matches!(request, Request::Get(..));
@@ -186,7 +187,7 @@ impl Router {
         self.replicas.choose(owner_ns, replica_ns, client).then_some(replica)
     }
 
-    /// A get is not to wait for its owner for ever.
+    /// Starts the hedging timer of a get.
     fn watch(&mut self, id: SliceId, digest: Digest) {
         if self.traffic.network.host.config.hedge_ns > 0
             && self.placement.replica_peer(&mut self.traffic.network, digest).is_some()
@@ -201,14 +202,13 @@ impl Router {
         }
     }
 
-    /// How long a peer may be silent before gets leave it: what its slowest hundredth takes, within half of the setting
-    /// and all of it.
+    /// Returns the hedging delay for a peer: its latency tail, clamped to between half of the setting and the setting.
     fn hedge_after_ns(&self, peer: PeerId) -> u64 {
         let network = &self.traffic.network;
         network.peers[peer.0].tail.estimate_ns(network.host.config.hedge_ns)
     }
 
-    /// A get was answered by this peer so long after it had begun.
+    /// Records the latency of a get that a peer answered.
     fn got_after(&mut self, peer: u32, took_ns: u64) {
         let most_ns = self.traffic.network.host.config.hedge_ns;
         if let Some(peer) = self.traffic.network.peers.get_mut(peer).filter(|_| most_ns > 0) {
@@ -217,14 +217,14 @@ impl Router {
         }
     }
 
-    /// Asks replica owners for what owners have not answered.
+    /// Hedges gets whose timer has expired, to the replica owner.
     pub(crate) fn hedge(&mut self) {
         while let Some(id) = self.traffic.network.host.timers.due_watched(self.traffic.network.host.now_ns) {
             let Some(slice) = self.traffic.slices.get_mut(id.index, id.generation) else { continue };
             slice.hedge_ns = 0;
             let next = match slice.tries.replica {
                 ReplicaUse::No => ReplicaUse::Asked,
-                // The other one of the two that have it.
+                // The get was spread: its hedge goes to the other one of both owners.
                 ReplicaUse::Chosen => ReplicaUse::Missed,
                 ReplicaUse::Asked | ReplicaUse::Missed => continue,
             };
@@ -232,7 +232,7 @@ impl Router {
             let waits = matches!(state, SliceState::Queued | SliceState::Asked);
             let after_ns =
                 if waits && peer.0 < self.traffic.network.peers.len() { self.hedge_after_ns(peer) } else { 0 };
-            // Who answers others is not silent, and who answers late after all is not left any more.
+            // A peer that answers other requests is not silent; and without budget, no get is hedged.
             let again_ns = match self.traffic.heard_ns(id.index).saturating_add(after_ns) {
                 silent_ns if silent_ns > self.traffic.network.host.now_ns => silent_ns,
                 _ if !self.replicas.may_hedge() => {
@@ -261,9 +261,9 @@ impl Router {
         }
     }
 
-    /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the other owner.
-    /// The connection stays as it is; if it is dead, it is found to be so no later than without. Not where a device may
-    /// write the caller's memory by itself: then false.
+    /// Detaches a get from its request, whose late reply will be dropped, and hedges it to the other owner. The
+    /// connection is kept; if it is dead, that is detected no later than without hedging. Returns false if a device may
+    /// still write the caller's memory by itself: then the get stays.
     fn detach(&mut self, index: u32, next: ReplicaUse) -> bool {
         let slice = self.traffic.slices.peek(index);
         let (lane, wire) = (slice.link.lane, slice.wire);
@@ -281,7 +281,8 @@ impl Router {
         true
     }
 
-    /// Whether an outcome is the replica owner's, and decides nothing: then the owner is asked again.
+    /// Handles an outcome from the replica owner that decides nothing: returns true, and the get goes back to the
+    /// owner.
     pub(crate) fn back_to_owner(&mut self, index: u32, status: Status) -> bool {
         let decides = matches!(
             status,
@@ -299,21 +300,21 @@ impl Router {
         true
     }
 
-    /// Sends a slice again, unless its budget or its batch is at an end.
+    /// Retries a slice, unless its budget is used up or its batch has ended.
     ///
-    /// A wrong owner, one that a key has not reached, a busy one, and one that cannot be reached are a matter of time,
-    /// bounded by the deadline; anything else is bounded by the budget.
+    /// Time can heal a wrong owner, a missing ticket key, a busy owner and an unreachable one: these are bounded by the
+    /// deadline. All other failures are bounded by the budget of attempts.
     pub(crate) fn retry(&mut self, index: u32, status: Status) {
         let slice = self.traffic.slices.at(index);
         let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
         if status == Status::WrongOwner && segment {
-            // A segment lives in one incarnation of one process: no other map leads to it.
+            // A segment belongs to one incarnation of one process: no other map leads to it.
             self.traffic.leave_lane(index);
             self.complete(index, Status::Stale);
             return;
         }
         if matches!(slice.request, Request::Asks(..)) {
-            // Another map may lead its objects to several shards: whoever asked asks for each by itself.
+            // By another map its objects may belong to several shards: the caller queries each unanswered object again.
             self.traffic.leave_lane(index);
             let ended = self.traffic.ended(index);
             self.complete(index, ended.unwrap_or(status));
@@ -332,8 +333,8 @@ impl Router {
         let (mut spent, mut heals) = (false, false);
         if !matches!(status, Status::WrongOwner | Status::NoKey | Status::Busy) {
             let counted = slice.tries.attempts.saturating_add(1);
-            // An owner that died is replaced by the next map, and one that restarts is there again soon: losing it
-            // never uses up the budget, it only has the slice prefer another path.
+            // A dead owner is replaced by the next map, and one that restarts comes back soon: losing it never uses up
+            // the budget, but makes the slice prefer another path.
             heals = status == Status::Unreachable
                 && self.placement.has_successors(&slice.request, self.traffic.network.host.config.fetches);
             let slice = self.traffic.slices.at(index);
@@ -348,8 +349,9 @@ impl Router {
             self.complete(index, ended.unwrap_or(status));
         } else {
             let peer = slice.way.peer;
-            // Beyond the peer's budget of retries it waits, as it does for a busy peer. So does what lost its owner
-            // more than once: a peer that ends each connection when the request comes is not sent it without a pause.
+            // Beyond the peer's retry budget the slice backs off, as for a busy peer. So does a slice that has lost its
+            // owner more than once, to protect it from a tight loop with a peer that closes each connection when the
+            // request arrives.
             let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded)
                 || heals && slice.tries.attempts >= Limits::ATTEMPTS / 2;
             let now_ns = self.traffic.network.host.now_ns;
@@ -362,7 +364,7 @@ impl Router {
         }
     }
 
-    /// Asks the host for a newer map, unless that was done lately.
+    /// Requests a newer map from the host, unless that was done recently.
     fn want_map(&mut self) {
         let host = &mut self.traffic.network.host;
         if self.placement.wants_map(host.now_ns) {
@@ -370,7 +372,7 @@ impl Router {
         }
     }
 
-    /// Puts a slice back to the start, on another lane or, where there is a longest pause, among the parked.
+    /// Requeues a slice: routes it again at once or, given a longest backoff, parks it first.
     pub(crate) fn send_again(&mut self, index: u32, later: Option<u64>) {
         self.traffic.leave_lane(index);
         if let Some(ended) = self.traffic.ended(index) {
@@ -384,7 +386,7 @@ impl Router {
         slice.step(SliceEvent::Requeue);
         slice.answer.held = HeldHandle::Nothing;
         (slice.answer.bytes, slice.answer.version, slice.answer.expected_checksum) = (0, 0, None);
-        // What asks a peer that was left does not wait: the id may be another's by then.
+        // A request to a closed peer does not back off: the id may be reused by then.
         let request = slice.request;
         if let Some(most_ns) = later.filter(|_| !self.traffic.network.asks_departed(&request)) {
             let slice = self.traffic.slices.at(index);
@@ -399,13 +401,13 @@ impl Router {
 
     /// Routes the parked slices whose time has come.
     pub(crate) fn unpark(&mut self, now_ns: u64) {
-        // Taken out first: a slice that is parked again waits for its next time.
+        // The due slices are removed first, as a slice that is parked again waits for its next time.
         for id in self.traffic.network.host.timers.due_parked(now_ns) {
             self.route(id);
         }
     }
 
-    /// Its connection is gone: it fails, is charged, or goes elsewhere for free.
+    /// Handles the loss of a slice's connection: the slice fails, is charged an attempt, or is rerouted for free.
     pub(crate) fn slice_lost(&mut self, index: u32, refusal: Option<Status>, cause: Option<Cause>) {
         match (refusal, cause) {
             (Some(status), _) => self.settle(index, status),
@@ -414,7 +416,8 @@ impl Router {
         }
     }
 
-    /// Leaves the shards that the map in use does not name any more: lanes are reset, what was queued goes elsewhere.
+    /// Closes the peers that the map in use does not name any more: resets their lanes and reroutes their queued
+    /// slices.
     pub(crate) fn leave_departed(&mut self) {
         for index in 0..self.traffic.network.peers.len() {
             let peer = &self.traffic.network.peers[index];
@@ -425,7 +428,7 @@ impl Router {
         }
     }
 
-    /// A peer gets no requests any more: what is on its lanes and what waits for them is sent on its way again.
+    /// Closes a peer: resets its lanes, and reroutes the slices queued for it.
     pub(crate) fn depart(&mut self, peer: PeerId) {
         self.traffic.network.peers.depart(peer);
         for lane in self.traffic.network.lanes_of(peer) {
@@ -440,7 +443,7 @@ impl Router {
         self.traffic.reclaim(peer);
     }
 
-    /// One of several requests that share a slice may have failed it: each is sent on its own.
+    /// Splits a slice that several requests share: one of them may have caused the failure, so each is sent on its own.
     fn split(&mut self, slice: &Slice) {
         let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return };
         let first = self.traffic.batches.at(slice.batch.index).slices.len();
@@ -461,7 +464,7 @@ impl Router {
         }
     }
 
-    /// Gives a slice its outcome.
+    /// Completes a slice with its outcome.
     pub(crate) fn complete(&mut self, index: u32, status: Status) {
         if self.traffic.slices.peek(index).hedge_ns > 0 {
             self.traffic.unwatch(slice_id(index, self.traffic.slices.generation(index)));
@@ -513,7 +516,7 @@ impl Router {
         }
     }
 
-    /// Ends a batch early: queued slices complete now, others when their lane has been reset.
+    /// Ends a batch early: queued slices complete now, those in flight when their lane has been reset.
     pub(crate) fn end_batch(&mut self, id: BatchId, status: Status, cause: Cause) {
         let Some(batch) = self.traffic.batches.get_mut(id) else { return };
         if batch.remaining == 0 || batch.ended.is_some() {
@@ -534,7 +537,7 @@ impl Router {
     }
 }
 
-/// Whether this outcome of a slice may be the fault of one of the requests that share it, and of no other.
+/// Returns true if a single request of those that share a slice may have caused this outcome.
 const fn is_of_one(status: Status) -> bool {
     matches!(
         status,

@@ -1,4 +1,4 @@
-//! Answers come in: each is matched to its open request or counted as stale, and moves its slices on.
+//! Replies: matches each to its in-flight request, or counts it as stale, and advances its slices.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
@@ -50,7 +50,7 @@ impl Router {
             self.traffic.network.lanes[lane.index].connection.forget_detached(header.request);
             self.replicas.left_early(left);
         }
-        // Only gets leave their wire otherwise than by the loss of its lane, which removes the wire too.
+        // Besides hedged gets, slices leave their wire only with the loss of its lane, which removes the wire too.
         let outcome = match operation {
             Operation::Get | Operation::GetRange | Operation::Read => self.on_payload(wire.slices[0], header),
             Operation::Fill if self.traffic.network.lanes[lane.index].path == Path::Shared => {
@@ -66,7 +66,7 @@ impl Router {
             }
             _ => self.on_group(lane.index, &wire.slices, header, body).map(|()| PayloadTo::Discard),
         };
-        // After an error the wire is gone, and the slices are found by their lane when it is.
+        // After an error the wire is gone, and its slices are found by their lane when that is gone.
         self.traffic.wires.give_back(wire);
         outcome
     }
@@ -89,7 +89,7 @@ impl Router {
             }
             (Endpoint::Greeting, _, Status::Ok) => {}
             (Endpoint::Greeting, _, status) => return self.not_the_peer(lane.index, &Refusal::by_peer(status)),
-            // A newer ticket was shown; where it is not taken, the connection's end says so.
+            // A renewed ticket was proven; if the shard does not accept it, it closes the connection.
             (Endpoint::Ready, Operation::Prove, _) if entry.connection.challenged.is_some() => return Ok(()),
             _ => return Err(ProtocolViolation),
         }
@@ -105,8 +105,9 @@ impl Router {
         Ok(())
     }
 
-    /// The process that answers a greeting is not the peer, or refuses us. A path of this host alone does not say that
-    /// of the peer: another namespace may have another process at its address. Then the peer's other path decides.
+    /// Handles a process at the peer's address that is not the peer, or refuses the connection. On a path within this
+    /// host this does not apply to the peer as a whole: in another namespace another process may have its address. Then
+    /// the peer's other path decides.
     fn not_the_peer(&mut self, lane: u32, refusal: &Refusal) -> Result<(), ProtocolViolation> {
         if self.traffic.network.lanes[lane].path == Path::Shared && self.traffic.network.close_path(lane, &refusal.why)
         {
@@ -117,7 +118,7 @@ impl Router {
         Err(ProtocolViolation)
     }
 
-    /// An object or a range: its payload follows.
+    /// Handles the reply with an object or a range: its payload follows.
     fn on_payload(&mut self, index: u32, header: &Header) -> Result<PayloadTo, ProtocolViolation> {
         if index == NOWHERE {
             return Ok(PayloadTo::Discard);
@@ -155,7 +156,7 @@ impl Router {
         Ok(PayloadTo::Local { local: Local { bytes, ..local }, slice: id })
     }
 
-    /// Final outcomes complete a slice; passing ones send it again.
+    /// Completes a slice with a final outcome; retries it after a transient one.
     pub(crate) fn settle(&mut self, index: u32, status: Status) {
         if self.back_to_owner(index, status) {
             return;
@@ -169,7 +170,7 @@ impl Router {
         }
     }
 
-    /// The bytes of a slice were moved, or could not be.
+    /// Handles the outcome of moving a slice's bytes.
     pub(crate) fn copy_outcome(&mut self, index: u32, result: Result<(), Status>) {
         match result {
             Ok(()) => {
@@ -184,7 +185,7 @@ impl Router {
         }
     }
 
-    /// A segment cannot be moved in the way that was tried: the next is, as another attempt.
+    /// Closes the way that was tried for a segment, and retries the slice over the next way.
     pub(crate) fn way_closed(&mut self, lane: u32, index: u32) {
         let slice = self.traffic.slices.at(index);
         let via = slice.way.via;
@@ -201,7 +202,8 @@ impl Router {
         }
     }
 
-    /// A shard has given an object, and said whether it is replicated. The owner's word counts, nobody else's.
+    /// Records the report of a shard that has served an object: whether it is replicated. Only reports of the owner
+    /// count.
     fn note_replicated(&mut self, index: u32, is_replicated: bool) {
         let slice = self.traffic.slices.at(index);
         let of_first = !slice.is_of_replica() && !self.placement.is_of_sources();
@@ -214,7 +216,7 @@ impl Router {
         }
     }
 
-    /// The payload of gathered reads is in the caller's memory.
+    /// Handles the received payload of gathered reads.
     pub(crate) fn many_done(&mut self, request: RequestId, good: bool) {
         let wire = self.traffic.close_wire(request);
         self.traffic.books.counters.corrupt += u64::from(!good);
@@ -224,7 +226,8 @@ impl Router {
         self.traffic.wires.give_back(wire);
     }
 
-    /// Gathered writes are done, or gathered ranges were refused. `None` when no honest peer says that.
+    /// Handles the reply to gathered writes, or the refusal of gathered ranges. Returns `None` if it violates the
+    /// protocol.
     fn on_many_settled(&mut self, slices: &[u32], header: &Header) -> Option<()> {
         let of_a_range =
             matches!(header.status, Status::Stale | Status::Unauthorized | Status::OutOfRange | Status::BadRequest);
@@ -254,7 +257,7 @@ impl Router {
         let Kind::Reply(operation) = header.kind else { return Err(ProtocolViolation) };
         if header.status != Status::Ok {
             if operation == Operation::Commit {
-                // What became of the reservations is not said, so they can be neither committed again nor aborted.
+                // The state of the reservations is unknown, so they can be neither committed again nor aborted.
                 return Err(ProtocolViolation);
             }
             for &slice in slices.iter().filter(|slice| **slice != NOWHERE) {
@@ -262,7 +265,7 @@ impl Router {
             }
             return Ok(());
         }
-        // A get that left its request for the replica owner is nowhere; a question about many objects never is.
+        // A hedged get that has left this request is `NOWHERE`; a query of many objects never is.
         if slices[0] != NOWHERE && matches!(self.traffic.slices.peek(slices[0]).request, Request::Asks(..)) {
             self.traffic.existence_answered(slices[0], header, body).ok_or(ProtocolViolation)?;
             self.settle(slices[0], Status::Ok);
@@ -317,7 +320,7 @@ impl Router {
         Ok(())
     }
 
-    /// Answers about room for objects, and about objects that are made of it.
+    /// Handles replies about reservations and put sessions, and about the objects committed from them.
     fn on_places(
         &mut self,
         operation: Operation,

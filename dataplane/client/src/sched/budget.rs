@@ -1,14 +1,14 @@
-//! A budget of retries: a share of what succeeds, a trickle, and a burst for one lost connection.
+//! Retry budget of a peer: a share of its successes, a trickle, and a burst for one lost connection.
 //!
-//! A peer in trouble is not helped by everybody asking again at once. Retries beyond the budget are put off, not
-//! failed: their deadline bounds them.
+//! It prevents retry storms: retries of many clients at once would not help a peer in trouble. Retries beyond the
+//! budget back off instead of failing, bounded by their deadline.
 
-/// Retries earned by ten successes, in thousandths of one.
+/// Budget that each success adds, in thousandths of a retry: one retry for ten successes.
 const EARNED_MILLI: u64 = 100;
-/// Retries that come back in a second whatever happens.
+/// Retries per second that are added regardless of successes.
 const TRICKLE_PER_SECOND: u64 = 256;
 
-/// A token bucket of retries of one peer.
+/// Token bucket of the retries to one peer.
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
     milli: u64,
@@ -17,24 +17,24 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A full budget that holds `burst` retries at most.
+    /// Creates a full budget that holds at most `burst` retries.
     #[must_use]
     pub const fn new(burst: u32) -> Self {
         let most_milli = burst as u64 * 1000;
         Self { milli: most_milli, most_milli, at_ns: 0 }
     }
 
-    /// Something succeeded.
+    /// Credits one success.
     pub fn earn(&mut self) {
         self.earn_many(1);
     }
 
-    /// So many requests succeeded.
+    /// Credits several successes.
     pub fn earn_many(&mut self, requests: u64) {
         self.milli = self.milli.saturating_add(requests.saturating_mul(EARNED_MILLI)).min(self.most_milli);
     }
 
-    /// Takes one retry; false when there is none left.
+    /// Takes one retry from the budget; returns false if it is exhausted.
     pub fn spend(&mut self, now_ns: u64) -> bool {
         let passed_ns = now_ns.saturating_sub(self.at_ns).min(1_000_000_000_000);
         let trickle = passed_ns * TRICKLE_PER_SECOND / 1_000_000;

@@ -1,43 +1,44 @@
-//! Whose turn it is: strict classes that do not starve, small beside large, tenants by weight, deadlines first.
+//! Class queue: strict priority classes without starvation, small besides large slices, tenants by weight, earliest due
+//! time first.
 //!
-//! Four questions, from the outside in:
+//! Four decisions, from the outside in:
 //!
-//! 1. Which class? The highest that has something, but one that has waited [`PROMOTE_NS`] without being served is
-//!    served once. So every class moves one slice in that time at least.
-//! 2. Small or large? Both by virtual time, with small ones favoured: a small request does not wait for the end of a
-//!    large one, and many small ones do not shut out the large.
-//! 3. Which tenant? By weight: start-time fair queueing (Goyal, Vin and Cheng, 1996) over bytes.
-//! 4. Which of its slices? Those with a due time by that time, the others in the order they came; and one of the
-//!    others when they have waited as long as a class may.
+//! 1. Class: the highest that is not empty, but a class that has waited [`PROMOTE_NS`] without being served is served
+//!    once. So every class gets at least one slice in that time.
+//! 2. Small or large: both by virtual time, with small ones favoured: a small request does not wait for the end of a
+//!    large one, and many small ones do not starve the large ones.
+//! 3. Tenant: by weight, with start-time fair queueing (Goyal, Vin and Cheng, 1996) over bytes.
+//! 4. Slice of the tenant: those with a due time earliest first, the others in FIFO order; and one of the others when
+//!    they have waited as long as a class may.
 //!
-//! Entries live in a table with a free list and are taken out in constant time, so that nothing is left behind by a
-//! withdrawn request. One entry costs `O(log tenants)`, one with a due time `O(log entries)`. Nothing is allocated
-//! once the tables have grown to what is used.
+//! Entries live in a table with a free list and are removed in constant time, so that a cancelled request leaves
+//! nothing behind. An entry costs `O(log tenants)`, one with a due time `O(log entries)`. Nothing is allocated once the
+//! tables have grown to their working size.
 
 use core::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// No position.
+/// No position in the table.
 const NOWHERE: u32 = u32::MAX;
-/// A class, or what has no due time, is served once when it has waited this long.
+/// Waiting time after which a class, or an entry without a due time, is served once.
 pub(crate) const PROMOTE_NS: u64 = 10_000_000;
-/// Tenants that are told apart at one time, for each class and size; further ones share a place.
+/// Tenants that are distinguished at one time, for each class and size; further ones share a flow.
 const FLOWS_MOST: usize = 4_096;
-/// A tenant's byte of weight 1 in units of virtual time.
+/// Virtual time of one byte of a tenant of weight 1.
 const UNIT: u64 = 1 << 12;
-/// How much small slices are favoured over large ones of their class.
+/// Weight of small slices relative to large ones of their class.
 const SMALL_FAVOUR: u64 = 8;
 
-/// Urgency of a request. A lower class waits while a higher has something, up to a bound.
+/// Priority class of a request. A lower class waits while a higher one has entries, up to a bound.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub enum Priority {
-    /// Someone waits for it.
+    /// Latency-sensitive: a user waits for it.
     High,
-    /// Neither.
+    /// Normal.
     #[default]
     Medium,
-    /// In the background.
+    /// Background.
     Low,
 }
 
@@ -46,44 +47,42 @@ impl Priority {
     pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
 }
 
-/// What the order depends on.
+/// Scheduling attributes of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
-    /// Its class.
+    /// Priority class.
     pub priority: Priority,
-    /// For whom.
+    /// Tenant of the entry.
     pub tenant: u32,
-    /// The tenant's share, relative to others'; at least 1.
+    /// Share of the tenant, relative to those of others; at least 1.
     pub weight: u16,
-    /// When it should be done; `u64::MAX` for no such time.
+    /// Time at which the entry should be complete; `u64::MAX` for none.
     pub due_ns: u64,
-    /// Bytes that it moves.
+    /// Bytes that the entry moves.
     pub bytes: u64,
-    /// Whether it counts as small.
+    /// True if the entry counts as small.
     pub small: bool,
 }
 
-/// Which sizes are asked for.
+/// Sizes that a caller has room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Kinds {
-    /// Small ones.
     pub small: bool,
-    /// Large ones.
     pub large: bool,
 }
 
-/// The entry whose turn it is.
+/// Entry to be served next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Next {
-    /// Where it is in the queue.
+    /// Position in the queue.
     pub place: u32,
-    /// What was put in.
+    /// Item that was pushed.
     pub item: u32,
-    /// Its bytes.
     pub bytes: u64,
-    /// Its class.
     pub priority: Priority,
-    /// Whether it counts as small.
+    /// True if the entry counts as small.
     pub small: bool,
 }
 
@@ -95,7 +94,7 @@ struct Node {
     bytes: u64,
     due_ns: u64,
     since_ns: u64,
-    /// Differs for every entry: what the heap of due times knows it by.
+    /// Unique number of the entry, by which the heap of due times detects stale positions.
     serial: u64,
 }
 
@@ -112,17 +111,17 @@ struct Flow {
     live: u32,
     start: u64,
     in_heap: bool,
-    /// When an entry without a due time was last served.
+    /// Time at which an entry without a due time was last served.
     plain_served_ns: u64,
 }
 
 #[derive(Default)]
 struct Kind {
-    /// Flows with entries by their start tags; at most one entry for each flow, some of them empty by now.
+    /// Flows with entries by their start tags; at most one entry for each flow, and some flows may be empty by now.
     active: BinaryHeap<Reverse<(u64, u32)>>,
     /// Virtual time among its tenants.
     now: u64,
-    /// Its own start tag beside the other kind of its class.
+    /// Start tag of this size relative to the other size of its class.
     start: u64,
     live: u32,
 }
@@ -135,13 +134,13 @@ struct Class {
     waits_since_ns: u64,
 }
 
-/// Entries that wait for their turn.
+/// Queue of entries by class, size, tenant and due time.
 pub struct ClassQueue {
     nodes: Vec<Node>,
     free: u32,
     flows: Vec<Flow>,
     index: BTreeMap<(u8, bool, u32), u32>,
-    /// The flow that the latest entry went to.
+    /// Flow of the latest entry.
     latest: Option<u32>,
     classes: [Class; 3],
     serial: u64,
@@ -156,7 +155,7 @@ impl Default for ClassQueue {
 }
 
 impl ClassQueue {
-    /// An empty queue.
+    /// Creates an empty queue.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -172,31 +171,31 @@ impl ClassQueue {
         }
     }
 
-    /// Entries that wait.
+    /// Returns the number of entries.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether nothing waits.
+    /// Returns true if the queue is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes of the entries that wait.
+    /// Returns the total bytes of the entries.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether a small, or a large, entry waits.
+    /// Returns true if the queue has a small, or a large, entry.
     #[must_use]
     pub fn has(&self, small: bool) -> bool {
         self.classes.iter().any(|class| class.kinds[usize::from(!small)].live > 0)
     }
 
-    /// Puts an entry in; returns its place, to be taken out by.
+    /// Enqueues an entry; returns its position, by which it is taken or removed.
     pub fn push(&mut self, item: u32, ticket: &Ticket, now_ns: u64) -> u32 {
         let flow = self.flow_for(ticket);
         self.serial += 1;
@@ -243,7 +242,7 @@ impl ClassQueue {
         place
     }
 
-    /// The entry whose turn it is among these kinds. It stays until it is taken.
+    /// Returns the entry to be served next among these sizes. It stays in the queue until it is taken.
     pub fn next(&mut self, kinds: Kinds, now_ns: u64) -> Option<Next> {
         if self.len == 0 {
             return None;
@@ -266,7 +265,7 @@ impl ClassQueue {
         Some(Next { place, item: node.item, bytes: node.bytes, priority, small })
     }
 
-    /// Takes an entry whose turn it was: its tenant, size and class are charged.
+    /// Dequeues an entry that is served: its tenant, size and class are charged.
     pub fn take(&mut self, place: u32, now_ns: u64) {
         let node = &self.nodes[place as usize];
         let (flow, bytes, plain) = (node.flow, node.bytes.max(1), node.due_ns == u64::MAX);
@@ -282,7 +281,7 @@ impl ClassQueue {
         kind.start += if entry.large { bytes * SMALL_FAVOUR } else { bytes };
         kind.now = kind.now.max(entry.start);
         entry.start += (bytes * UNIT / entry.weight).max(1);
-        // Its turn came, so its tag is the least.
+        // Its turn came, so its tag is the least of all.
         let Some(mut top) = kind.active.peek_mut().filter(|top| top.0.1 == flow) else { return };
         if entry.live == 0 {
             PeekMut::pop(top);
@@ -292,7 +291,7 @@ impl ClassQueue {
         }
     }
 
-    /// Takes an entry out that nobody waits for any more.
+    /// Removes an entry that is no longer wanted, without a charge.
     pub fn remove(&mut self, place: u32) {
         let node = &mut self.nodes[place as usize];
         let (flow, before, after, bytes, due_ns) = (node.flow, node.before, node.after, node.bytes, node.due_ns);
@@ -321,7 +320,7 @@ impl ClassQueue {
         self.bytes -= bytes;
     }
 
-    /// Takes everything out, in no particular order.
+    /// Removes and returns all items, in no particular order.
     pub fn drain(&mut self) -> Vec<u32> {
         let live = self.nodes.iter().enumerate().filter(|(_, node)| node.serial != 0);
         let places: Vec<(u32, u32)> = live.map(|(place, node)| (place as u32, node.item)).collect();
@@ -353,7 +352,7 @@ impl ClassQueue {
             if self.flows.len() < FLOWS_MOST {
                 return None;
             }
-            // Too many to be told apart: an idle one makes room, or they share.
+            // Too many tenants to distinguish: an idle flow is reused, or tenants share a flow.
             let idle = self.flows.iter().position(|flow| flow.live == 0 && !flow.in_heap);
             let Some(idle) = idle else {
                 key.2 = u32::MAX;
@@ -375,7 +374,7 @@ impl ClassQueue {
         flow
     }
 
-    /// The tenant with the least tag; tags of tenants that have nothing any more are dropped.
+    /// Returns the tenant with the least tag; drops the tags of tenants without entries.
     fn tenant_of(&mut self, class: usize, kind: usize) -> u32 {
         let active = &mut self.classes[class].kinds[kind].active;
         loop {
@@ -389,7 +388,7 @@ impl ClassQueue {
         }
     }
 
-    /// The entry of a tenant whose turn it is.
+    /// Returns the entry of a tenant to be served next.
     fn head_of(&mut self, flow: u32, now_ns: u64) -> u32 {
         let entry = &mut self.flows[flow as usize];
         while let Some(&Reverse((_, serial, place))) = entry.due.peek() {

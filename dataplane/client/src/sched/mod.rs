@@ -1,7 +1,7 @@
-//! Scheduling decisions without effects: which rail, whose turn, how large a piece, and whether to try again.
+//! Scheduling decisions: choice of a rail, order of a queue, size of slices, and retry budgets.
 //!
-//! Everything here is data in, decision out. A caller asks ([`pick`]), books ([`Rail::book`]) and reports
-//! ([`Rail::done`], [`Rail::failed`]) in separate steps; nothing here knows a connection, a frame or a clock.
+//! Pure functions and state machines: data in, decision out. A caller chooses ([`pick`]), books ([`Rail::book`]) and
+//! reports ([`Rail::done`], [`Rail::failed`]) in separate steps. The module knows no connections, frames or clocks.
 
 mod budget;
 mod classes;

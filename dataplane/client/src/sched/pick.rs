@@ -1,34 +1,34 @@
-//! The choice among rails: least predicted finish, and patience where a better rail is only full.
+//! Choice of a rail: the least predicted completion time, with waiting where a better rail is full.
 //!
-//! A rail that is full competes too. Where it would still finish first, a slower rail with room is taken only if it
-//! finishes before the whole request could without it: so a slow rail helps with a long transfer and never gets the
-//! last slices of one.
+//! A full rail competes too. If it would still complete first, a slower rail with room is chosen only if it completes
+//! before the whole request could without it. So a slow rail helps with a long transfer, but never gets its last
+//! slices.
 
-/// A rail as the choice sees it.
+/// Inputs of the choice for one rail.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Candidate {
-    /// When it would be done with the slice, from now ([`super::Rail::predict_ns`]).
+    /// Predicted completion time of the slice, from now ([`super::Rail::predict_ns`]).
     pub predicted_ns: f64,
-    /// What it serves, in bytes per nanosecond.
+    /// Measured rate, in bytes per nanosecond.
     pub rate: f64,
-    /// Whether it can take the slice now.
+    /// True if the rail has room for the slice now.
     pub room: bool,
-    /// Whether the slice failed on it: another is better.
+    /// True if the slice failed on this rail, so that another is preferred.
     pub avoid: bool,
 }
 
-/// What to do with a slice.
+/// Decision for a slice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
-    /// Post it on the rail at this position.
+    /// Post the slice on the rail at this position.
     Rail(usize),
-    /// Keep it: a rail that is full now will have it done earlier.
+    /// Keep the slice queued: a rail that is full now will complete it earlier.
     Wait,
-    /// No rail has room or promises to have.
+    /// There is no rail.
     Nowhere,
 }
 
-/// Chooses for a slice of a request of which `open_bytes` are not done, the slice's included.
+/// Chooses a rail for a slice. `open_bytes` are the uncompleted bytes of its request, the slice's included.
 pub fn pick(candidates: impl Iterator<Item = Candidate>, open_bytes: u64) -> Choice {
     let (mut best, mut best_roomy): (Option<Candidate>, Option<(usize, Candidate)>) = (None, None);
     let mut total_rate = 0.0;

@@ -1,32 +1,31 @@
-//! A rail: one way from a port of ours to a port of the peer, with its rate, its load and its health.
+//! Rail: one network path from a port of ours to a port of the peer, with its rate, load and health.
 //!
-//! Its connections (lanes) are equal. A rail that failed is paused until one of its lanes is connected again, then
-//! proves itself with one slice, and then earns its window back as a new connection does: what it may carry grows by
-//! what it has carried. So a rail that keeps failing never holds much, and one that is sound again is back in a few
-//! round trips.
+//! Its connections (lanes) are equivalent. A failed rail is paused until one of its lanes is connected again, then
+//! probed with one slice, and then its window grows like that of a new connection: by the bytes that it has carried. So
+//! a flapping rail never holds much, and a recovered one is back at full rate in a few round trips.
 
 use kvplane_proto::states::Step;
 
 use super::rate::Rate;
 
 kvplane_proto::state_machine! {
-    /// Whether a rail is to be trusted.
+    /// Health of a rail.
     states Health {
         /// In use.
         Healthy,
-        /// Its last lane was lost: nothing is sent until one is back.
+        /// The last lane was lost: nothing is sent until one is connected again.
         Paused,
-        /// A lane is back: one slice at a time until one is done.
+        /// A lane is connected again: one slice at a time, until one completes.
         Probing,
     }
 
-    /// What says something about a rail.
+    /// Event that affects the health of a rail.
     events HealthEvent {
-        /// Its last lane was lost, or could not be had.
+        /// The last lane was lost, or could not be connected.
         Failed,
         /// A lane was welcomed.
         Connected,
-        /// Something that it carried is done.
+        /// A slice on the rail completed.
         Served,
     }
     transitions {
@@ -41,17 +40,17 @@ kvplane_proto::state_machine! {
     }
 }
 
-/// How much a predicted time counts, by the NUMA distance of the port: same node, other node, unknown or far.
+/// Factor on predicted times, by the NUMA distance of the port: same node, other node, unknown or far.
 const TIER_PENALTY: [f64; 3] = [1.0, 5.0, 10.0];
-/// A silence loses a part of its weight with so many slices, so that most of it is gone after a thousand.
+/// Decay of the longest silence: a sixteenth every 64 slices, so that most of it is gone after a thousand.
 const SILENCE_SLICES: u64 = 64;
 const SILENCE_PART: u64 = 16;
-/// How many times its own window a rail may have beside others with larger ones.
+/// Most by which the window of a rail is enlarged next to rails with larger ones.
 const EVEN_MOST: u64 = 4;
-/// What a rail may carry at once when it has just proved itself.
+/// Window of a rail directly after its probe.
 const BITE_BYTES: u64 = 256 << 10;
 
-/// One way to a peer.
+/// One network path to a peer.
 #[derive(Clone, Debug)]
 pub struct Rail {
     rate: Rate,
@@ -59,20 +58,20 @@ pub struct Rail {
     health: Health,
     bulk_bytes: u64,
     small_bytes: u64,
-    /// Bytes of large slices that were done since it was compared with its neighbours anew.
+    /// Bytes of large slices completed since the last [`Self::start_share`].
     carried_bytes: u64,
-    /// What it may carry after a failure, growing; `u64::MAX` where it never failed.
+    /// Window after a failure, which grows; `u64::MAX` if the rail never failed or is fully trusted again.
     bite_bytes: u64,
     paused_until_ns: u64,
-    /// The longest time of late in which nothing was done although something was posted, and when something was last.
+    /// Longest recent silence with work in flight, and the time of the last completion.
     silence_ns: u64,
     heard_ns: u64,
-    /// Slices that were done since it last lost some of its weight.
+    /// Slices completed since the last decay of the silence.
     heard_slices: u64,
 }
 
 impl Rail {
-    /// A rail over a port of this speed, at this NUMA distance from the memory (0 near, 1 other node, 2 far).
+    /// Creates a rail over a port of this speed, at this NUMA distance from the memory (0 near, 1 other node, 2 far).
     #[must_use]
     pub fn new(bytes_per_second: u64, tier: u8) -> Self {
         Self {
@@ -90,50 +89,50 @@ impl Rail {
         }
     }
 
-    /// Whether it is trusted.
+    /// Returns the health.
     #[must_use]
     pub const fn health(&self) -> Health {
         self.health
     }
 
-    /// Its rate and latency.
+    /// Returns the measured rate and latency.
     #[must_use]
     pub const fn rate(&self) -> &Rate {
         &self.rate
     }
 
-    /// Bytes posted and not done: of large slices, of small ones.
+    /// Returns the bytes in flight: of large slices, of small ones.
     #[must_use]
     pub const fn inflight_bytes(&self) -> (u64, u64) {
         (self.bulk_bytes, self.small_bytes)
     }
 
-    /// The longest time of late in which it was silent although it had work. Slow rails tell of many slices at once.
+    /// Returns the longest recent silence with work in flight. Slow rails report many slices at once.
     #[must_use]
     pub const fn silence_ns(&self) -> u64 {
         self.silence_ns
     }
 
-    /// It was not waited for any longer after such a silence. Should it have been slow and not gone, it gets more time
-    /// when it is back.
+    /// Records that the rail was given up after such a silence. If it was slow rather than dead, it gets more time when
+    /// it is back.
     pub fn gave_up(&mut self, silent_ns: u64) {
         self.silence_ns = self.silence_ns.max(silent_ns);
     }
 
-    /// Whether slices may be promised to it: it is not paused, or its pause is over and it may be tried.
+    /// Returns true if slices may be assigned to it: it is not paused, or its pause is over and it may be retried.
     #[must_use]
     pub fn is_hopeful(&self, now_ns: u64) -> bool {
         self.health != Health::Paused || now_ns >= self.paused_until_ns
     }
 
-    /// When its pause is over.
+    /// Returns the time at which its pause is over.
     #[must_use]
     pub const fn paused_until_ns(&self) -> u64 {
         self.paused_until_ns
     }
 
-    /// When a slice of `bytes` posted now would be done, from now, with the penalty of distance. A small one shares
-    /// the rail with bulk instead of waiting for its end.
+    /// Predicts the time to complete a slice of `bytes` posted now, from now, with the distance penalty. A small slice
+    /// shares the rail with bulk instead of waiting for its end.
     #[must_use]
     pub fn predict_ns(&self, bytes: u64, small: bool, now_ns: u64) -> f64 {
         let idle = self.bulk_bytes + self.small_bytes == 0;
@@ -145,7 +144,7 @@ impl Rail {
         (self.rate.hopeful_latency_ns(idle, now_ns) + work as f64 / self.rate.hopeful(idle, now_ns)) * self.penalty
     }
 
-    /// Bytes of large slices that it may have posted, for `ahead_ns` of work beyond a slice's own time; never less than
+    /// Returns the window of large slices in bytes, for `ahead_ns` of work beyond a slice's own time; at least
     /// `least_bytes`.
     #[must_use]
     pub fn window_bytes(&self, ahead_ns: u64, least_bytes: u64) -> u64 {
@@ -153,44 +152,45 @@ impl Rail {
         (window as u64).max(least_bytes)
     }
 
-    /// A window by what the port claims: nanoseconds of work at its stated speed.
+    /// Converts a window to nanoseconds of work at the port's stated speed.
     #[must_use]
     pub fn window_ns(&self, window_bytes: u64) -> f64 {
         window_bytes as f64 / self.rate.stated()
     }
 
-    /// Its window beside other rails, of which one has as much as `widest_ns` ([`Self::window_ns`]): as much by its
-    /// own stated speed. Ports that are driven by the same cores, or by one bus, share those by what each has posted;
-    /// with windows by measured rates alone, whichever was ahead once would stay so. One that is really slower has no
-    /// more than a few times its own.
+    /// Returns the window next to other rails, the widest of which has `widest_ns` ([`Self::window_ns`]): as wide, by
+    /// this rail's own stated speed. Ports that are driven by the same cores, or share a bus, divide these in
+    /// proportion to the work posted on each; with windows by measured rates alone, a rail that was ahead once would
+    /// stay ahead. A rail that is really slower gets at most a few times its own window.
     #[must_use]
     pub fn even_window_bytes(&self, window_bytes: u64, widest_ns: f64) -> u64 {
         let even = (widest_ns * self.rate.stated()) as u64;
         even.clamp(window_bytes, window_bytes.saturating_mul(EVEN_MOST))
     }
 
-    /// Its part of what it and its neighbours are given, in nanoseconds of its stated speed: what it has carried since
-    /// [`Self::start_share`], and has posted.
+    /// Returns its share of the work of this rail and its neighbours, in nanoseconds at its stated speed: the bytes
+    /// carried since [`Self::start_share`], and those in flight.
     #[must_use]
     pub fn share_ns(&self) -> f64 {
         (self.carried_bytes + self.bulk_bytes) as f64 / self.rate.stated()
     }
 
-    /// From now on its part counts from nothing.
+    /// Restarts the share at the bytes in flight.
     pub const fn start_share(&mut self) {
         self.carried_bytes = 0;
     }
 
-    /// Its window while it is ahead of neighbours that are about as fast ([`share_behind`]): half, so that what drives
-    /// them all serves those more. For ways whose round trip is short beside what is posted ahead, as between devices
-    /// of one fabric: a port that shares nothing with them stays busy then.
+    /// Returns the window of a rail that is ahead of neighbours of about the same speed ([`share_behind`]): half, so
+    /// that their common bottleneck serves the neighbours more. For paths whose round trip is short compared to the
+    /// work posted ahead, as between devices of one fabric: there a port without a common bottleneck stays busy.
     #[must_use]
     pub const fn held_window_bytes(window_bytes: u64) -> u64 {
         window_bytes / 2
     }
 
-    /// Whether it may carry one more slice of this kind. One larger than the whole window goes alone. It has to prove
-    /// itself after a failure unless it is the `only` rail: then nothing is won by holding back.
+    /// Returns true if it has room for one more slice of this size class. A slice larger than the whole window goes
+    /// alone. After a failure the rail has to prove itself, unless it is the `only` one: then holding back gains
+    /// nothing.
     #[must_use]
     pub fn has_room(&self, small: bool, window_bytes: u64, only: bool) -> bool {
         let used = if small { self.small_bytes } else { self.bulk_bytes };
@@ -202,13 +202,13 @@ impl Rail {
         }
     }
 
-    /// Whether it may carry a whole window: it never failed, or has carried enough since.
+    /// Returns true if it has regained its full window: it never failed, or has carried enough since.
     #[must_use]
     pub const fn is_trusted(&self, window_bytes: u64) -> bool {
         self.bite_bytes >= window_bytes
     }
 
-    /// A slice is posted.
+    /// Books a posted slice.
     pub fn book(&mut self, bytes: u64, small: bool, now_ns: u64) {
         if small {
             self.small_bytes += bytes;
@@ -220,7 +220,7 @@ impl Rail {
         }
     }
 
-    /// A slice is not posted any more, whatever became of it.
+    /// Unbooks a slice that is no longer in flight, whatever its outcome.
     pub const fn unbook(&mut self, bytes: u64, small: bool) {
         if small {
             self.small_bytes -= bytes;
@@ -229,18 +229,18 @@ impl Rail {
         }
     }
 
-    /// A slice that was unbooked just now had moved `bytes`.
+    /// Reports the completion of a slice of `bytes` that was just unbooked.
     pub fn done(&mut self, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
         self.all_done(1, bytes, small, posted_ns, now_ns);
     }
 
-    /// The same for so many slices, one at least, that together moved `bytes`, were posted together and are done
-    /// together. It leaves the rail exactly as if each had been told of by itself.
+    /// Reports the completion of at least one slice: `slices` slices of `bytes` in total, posted together and completed
+    /// together. The resulting state is exactly that after reporting each separately.
     pub fn all_done(&mut self, slices: u64, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
         let silence_ns = now_ns.saturating_sub(self.heard_ns.max(posted_ns));
         self.heard_ns = now_ns;
         self.silence_ns = self.silence_ns.max(silence_ns);
-        // Forgotten slowly: what comes at once after a silence says nothing against it.
+        // Decays slowly: a quick completion directly after a silence is no evidence against it.
         self.heard_slices += slices;
         while self.heard_slices >= SILENCE_SLICES {
             self.heard_slices -= SILENCE_SLICES;
@@ -257,7 +257,7 @@ impl Rail {
         }
         if self.bite_bytes != u64::MAX {
             self.bite_bytes = self.bite_bytes.saturating_add(bytes);
-            // Beyond any window: it has earned its trust back.
+            // Larger than any window: the rail is fully trusted again.
             if self.bite_bytes > 1 << 30 {
                 self.bite_bytes = u64::MAX;
             }
@@ -265,7 +265,7 @@ impl Rail {
         self.step(HealthEvent::Served);
     }
 
-    /// Its last lane is lost, or could not be had; it may be tried again at `retry_ns`.
+    /// Reports that its last lane was lost, or could not be connected; it may be retried at `retry_ns`.
     pub fn failed(&mut self, retry_ns: u64, now_ns: u64) {
         self.step(HealthEvent::Failed);
         self.paused_until_ns = retry_ns;
@@ -273,7 +273,7 @@ impl Rail {
         self.rate.interrupted(now_ns);
     }
 
-    /// A lane of it is connected and welcomed.
+    /// Reports that one of its lanes is connected and welcomed.
     pub fn connected(&mut self) {
         self.step(HealthEvent::Connected);
     }
@@ -287,8 +287,8 @@ impl Rail {
     }
 }
 
-/// How far the last of some rails is with its part, of those that are at least half as fast as the fastest. Who is more
-/// than a window ahead of it gets a smaller one for a while ([`Rail::held_window_bytes`]).
+/// Returns the least share of those rails that are at least half as fast as the fastest. A rail more than a window
+/// ahead of it gets a smaller window for a while ([`Rail::held_window_bytes`]).
 #[must_use]
 pub fn share_behind<'a>(rails: impl Iterator<Item = &'a Rail> + Clone) -> f64 {
     let rate = |rail: &Rail| rail.rate.bytes_per_ns();

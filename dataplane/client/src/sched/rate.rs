@@ -1,41 +1,41 @@
-//! How fast a rail serves: bytes by time, measured from posted to completed only, and its fixed latency apart.
+//! Service rate of a rail: bytes over time, measured from posting to completion only, and its fixed latency apart.
 //!
-//! A rail carries several slices at once, so the time of one of them says little. What counts is the bytes that were
-//! done while bulk was under way, over the time that this took: the time between completions, from the moment that
-//! the rail became busy. Waiting in queues of ours is not in it, and a single odd sample weighs no more than the time
-//! that it took. Small transfers cannot spoil the rate: alone on a rail they teach its latency instead.
+//! A rail carries several slices at once, so the time of a single slice says little. The rate is the bytes completed
+//! while bulk was in flight, over the time that this took: the time between completions, from the moment that the rail
+//! became busy. Queueing on our side is not included, and an outlier weighs no more than the time that it took. Small
+//! transfers cannot distort the rate: if they are alone on a rail, they update its latency instead.
 
 /// Time after which an observation has lost most of its weight.
 const MEMORY_NS: f64 = 20_000_000.0;
-/// What the port's stated speed weighs against observations.
+/// Weight of the port's stated speed against observations.
 const SEED_NS: f64 = 1_000_000.0;
-/// An unused rail's figures are forgotten: its rate doubles in every such interval, up to the seed, and its latency
-/// halves. Otherwise one bad beginning would keep it from ever showing that it is better.
+/// Interval at which the estimates of an unused rail decay: its rate doubles, up to the seed, and its latency halves.
+/// Otherwise a bad start would keep the rail from ever being tried again.
 const FORGET_NS: u64 = 100_000_000;
-/// Bytes in a nanosecond below which no estimate falls: 1 MB/s.
+/// Lower bound of the estimate, in bytes per nanosecond: 1 MB/s.
 const LEAST: f64 = 0.001;
 
-/// A running estimate of service rate and latency. Times are in nanoseconds, rates in bytes per nanosecond.
+/// Running estimate of service rate and latency. Times are in nanoseconds, rates in bytes per nanosecond.
 #[derive(Clone, Debug)]
 pub struct Rate {
     seed: f64,
-    /// Bytes that were done until the last interval ended, less by age, and those done since: whole numbers, so that
-    /// what ends at one time adds up to the same however it is told.
+    /// Decayed bytes completed before the last interval ended, and bytes completed since. The latter are integers, so
+    /// that completions at one time add up to the same result in any grouping.
     bytes: f64,
     fresh_bytes: u64,
     span_ns: f64,
     latency_ns: f64,
-    /// Time of a large slice that nothing was before, latency and its own bytes.
+    /// Time of a large slice on an idle rail: latency and transfer of its own bytes.
     base_ns: f64,
-    /// From when the time until the next completion counts.
+    /// Start of the interval up to the next completion.
     mark_ns: u64,
-    /// The interval that began at the mark has the latency of a first slice in it.
+    /// True if the interval that began at the mark includes the latency of a first slice.
     first: bool,
     last_done_ns: u64,
 }
 
 impl Rate {
-    /// A rail whose port claims this speed.
+    /// Creates the estimate of a rail whose port states this speed.
     #[must_use]
     pub fn new(bytes_per_second: u64) -> Self {
         let seed = (bytes_per_second as f64 / 1e9).max(LEAST);
@@ -52,25 +52,25 @@ impl Rate {
         }
     }
 
-    /// Bytes in a nanosecond that the port claims.
+    /// Returns the stated speed of the port, in bytes per nanosecond.
     #[must_use]
     pub const fn stated(&self) -> f64 {
         self.seed
     }
 
-    /// Bytes in a nanosecond.
+    /// Returns the estimated rate, in bytes per nanosecond.
     #[must_use]
     pub fn bytes_per_ns(&self) -> f64 {
         ((self.bytes + self.fresh_bytes as f64) / self.span_ns).max(LEAST)
     }
 
-    /// Time that a transfer takes beside its bytes.
+    /// Returns the estimated time of a transfer besides that of its bytes.
     #[must_use]
     pub const fn latency_ns(&self) -> f64 {
         self.latency_ns
     }
 
-    /// The same as it is to be used now: halved for every interval that the rail was not used.
+    /// Returns the latency to predict with: halved for every interval in which the rail was unused.
     #[must_use]
     pub fn hopeful_latency_ns(&self, idle: bool, now_ns: u64) -> f64 {
         let unused_ns = now_ns.saturating_sub(self.last_done_ns.max(self.mark_ns));
@@ -80,7 +80,7 @@ impl Rate {
         }
     }
 
-    /// Bulk begins to move on a rail that moved none.
+    /// Starts an interval: bulk is posted on a rail that had none in flight.
     pub fn begin(&mut self, now_ns: u64) {
         let idle_ns = now_ns.saturating_sub(self.last_done_ns.max(self.mark_ns));
         let doublings = (idle_ns / FORGET_NS).min(30) as i32;
@@ -92,7 +92,7 @@ impl Rate {
         self.first = true;
     }
 
-    /// The estimate as it is to be used now: what has not been used for long is given the benefit of the doubt.
+    /// Returns the rate to predict with: a rail that was unused for long gets the benefit of the doubt.
     #[must_use]
     pub fn hopeful(&self, idle: bool, now_ns: u64) -> f64 {
         let rate = self.bytes_per_ns();
@@ -103,15 +103,15 @@ impl Rate {
         (rate * 2f64.powi((unused_ns / FORGET_NS).min(30) as i32)).min(self.seed)
     }
 
-    /// Time from posting a large slice on an idle rail until it is done: what has to be posted ahead at least, if the
-    /// rail is to stay busy. It is learned when bulk begins and lowered by what is faster; never raised by slices that
-    /// wait for others, or a long queue would justify itself.
+    /// Returns the time from posting a large slice on an idle rail to its completion: the least time to post ahead to
+    /// keep the rail busy. It is learned when bulk begins and lowered by faster slices, but never raised by slices that
+    /// queue behind others, or a long queue would justify itself.
     #[must_use]
     pub const fn base_ns(&self) -> f64 {
         self.base_ns
     }
 
-    /// So many slices, with `bytes` in all, that were posted at `posted_ns` are done while bulk is or was under way.
+    /// Reports completed slices, of `bytes` in total, that were posted at `posted_ns`, while bulk is or was in flight.
     pub fn served(&mut self, slices: u64, bytes: u64, posted_ns: u64, now_ns: u64) {
         let mut span_ns = now_ns.saturating_sub(self.mark_ns) as f64;
         let took_ns = now_ns.saturating_sub(posted_ns) as f64;
@@ -125,7 +125,7 @@ impl Rate {
             self.base_ns = took_ns;
         }
         if core::mem::take(&mut self.first) {
-            // Never all of it: a latency that was learned too high must not make a rail look infinitely fast.
+            // At most half of the span, as an overestimated latency must not make a rail look infinitely fast.
             span_ns -= self.latency_ns.min(span_ns * 0.5);
         }
         if span_ns == 0.0 {
@@ -140,7 +140,7 @@ impl Rate {
         self.last_done_ns = now_ns;
     }
 
-    /// So many small transfers, with `bytes` in all, are done; `alone` if nothing is under way after the last.
+    /// Reports completed small transfers, of `bytes` in total; `alone` if nothing is in flight after the last one.
     pub fn served_small(&mut self, slices: u64, bytes: u64, posted_ns: u64, alone: bool, now_ns: u64) {
         if slices > 1 {
             // The last of them was not alone before, unless they took no time at all.
@@ -155,7 +155,7 @@ impl Rate {
         self.last_done_ns = now_ns;
     }
 
-    /// What was under way is gone without being done: the time until now says nothing.
+    /// Restarts the interval after a loss of the work in flight: the time until now carries no information.
     pub const fn interrupted(&mut self, now_ns: u64) {
         self.mark_ns = now_ns;
     }

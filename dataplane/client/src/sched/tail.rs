@@ -1,24 +1,24 @@
-//! How long the slowest of a peer's answers take: a running estimate of their 99th percentile.
+//! Latency tail: a running estimate of the 99th percentile of a peer's reply times.
 
-/// A time that is longer than the estimate raises it by 99 of these parts of itself, and one that is not lowers it by
-/// one: it settles where one in a hundred is longer.
+/// Step of the estimate, as a fraction of it: a longer time raises it by 99 steps and any other lowers it by one, so
+/// that it settles where one time in a hundred is longer.
 const PARTS: u64 = 4_096;
 
-/// An estimate of the 99th percentile of times, within half of a limit and all of it.
+/// Estimate of the 99th percentile of times, clamped to between half of a limit and the limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tail {
-    /// 0 before the first.
+    /// Estimate in nanoseconds; 0 before the first time.
     ns: u64,
 }
 
 impl Tail {
-    /// The estimate.
+    /// Returns the estimate.
     #[must_use]
     pub fn estimate_ns(&self, most_ns: u64) -> u64 {
         self.ns.clamp(most_ns / 2, most_ns)
     }
 
-    /// Something took so long.
+    /// Adds a time.
     pub fn took(&mut self, took_ns: u64, most_ns: u64) {
         let tail_ns = self.estimate_ns(most_ns);
         let part_ns = (tail_ns / PARTS).max(1);
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_settles_where_one_in_a_hundred_is_longer_and_stays_within_its_limits() {
+    fn the_estimate_settles_at_the_99th_percentile_within_its_limits() {
         let (mut tail, most_ns) = (Tail::default(), 1_000_000);
         assert_eq!(tail.estimate_ns(most_ns), most_ns / 2);
         for turn in 0..400_000_u64 {

@@ -1,4 +1,4 @@
-//! Tests of the decisions alone; the client's tests run them against a network.
+//! Unit tests of the scheduling decisions; the client's tests run them against a network.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +76,7 @@ fn tenants_share_by_weight() {
 }
 
 #[test]
-fn a_tenant_that_was_away_gets_no_credit_for_it() {
+fn an_idle_tenant_gets_no_credit() {
     let mut queue = ClassQueue::new();
     for item in 0..1000 {
         queue.push(item, &ticket(Priority::Medium, 1, 1, 4096), 0);
@@ -90,7 +90,7 @@ fn a_tenant_that_was_away_gets_no_credit_for_it() {
 }
 
 #[test]
-fn what_is_due_first_goes_first_and_the_rest_is_not_forgotten() {
+fn earliest_due_time_goes_first_without_starving_the_rest() {
     let mut queue = ClassQueue::new();
     for item in 0..10 {
         queue.push(item, &ticket(Priority::Medium, 0, 1, 10), 0);
@@ -106,7 +106,7 @@ fn what_is_due_first_goes_first_and_the_rest_is_not_forgotten() {
 }
 
 #[test]
-fn small_ones_pass_large_ones_but_do_not_shut_them_out() {
+fn small_slices_pass_large_ones_without_starving_them() {
     let mut queue = ClassQueue::new();
     for item in 0..100 {
         queue.push(item, &ticket(Priority::Medium, 0, 1, 256 << 10), 0);
@@ -200,12 +200,12 @@ proptest! {
 }
 
 #[test]
-fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
+fn a_rate_is_bytes_over_time_and_small_slices_do_not_distort_it() {
     let mut rate = Rate::new(10_000_000_000);
     let mut now_ns = 0;
     rate.begin(now_ns);
     for _ in 0..200 {
-        // Two slices end together after the time of both: the second takes no time of its own.
+        // Two slices end together after the time of both: the second adds no time.
         now_ns += 524_288;
         rate.served(1, 262_144, now_ns - 524_288, now_ns);
         rate.served(1, 262_144, now_ns - 524_288, now_ns);
@@ -217,7 +217,7 @@ fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
     }
     assert!((0.95..1.05).contains(&rate.bytes_per_ns()), "{}", rate.bytes_per_ns());
     assert!((45_000.0..51_000.0).contains(&rate.latency_ns()), "{}", rate.latency_ns());
-    // Not used for long, it is given another chance.
+    // A rail that was unused for long gets another chance.
     now_ns += 60_000_000_000;
     assert!(rate.hopeful(true, now_ns) > 9.0 && rate.hopeful(false, now_ns) < 1.1);
     rate.begin(now_ns);
@@ -225,7 +225,7 @@ fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
 }
 
 #[test]
-fn a_rail_that_failed_earns_its_window_back() {
+fn a_failed_rail_regains_its_window() {
     let mut rail = Rail::new(1_000_000_000, 0);
     let slice = 256 << 10;
     let fill = |rail: &mut Rail, now_ns: u64| {
@@ -261,7 +261,7 @@ fn a_far_rail_is_taken_only_when_the_near_one_is_much_busier() {
     assert!(predict(1, 0) < predict(2, 0));
 }
 
-/// How wide the windows of two rails are.
+/// Rule for the windows of two rails.
 #[derive(Clone, Copy, PartialEq)]
 enum Windows {
     Own,
@@ -270,8 +270,8 @@ enum Windows {
     Held,
 }
 
-/// Two rails that state the same speed carry a long request; `serve(posted)` says how many bytes each moves in a step
-/// of 100 us, by what each has posted. What each has carried.
+/// Simulates two rails with equal stated speeds under a long request; `serve(posted)` returns the bytes that each moves
+/// in a step of 100 us, given what each has posted. Returns the bytes that each has carried.
 fn two_rails(how: Windows, mut serve: impl FnMut([u64; 2]) -> [f64; 2]) -> [u64; 2] {
     const SLICE: u64 = 256 << 10;
     const STEP_NS: u64 = 100_000;
@@ -281,7 +281,7 @@ fn two_rails(how: Windows, mut serve: impl FnMut([u64; 2]) -> [f64; 2]) -> [u64;
         let now_ns = step * STEP_NS;
         let windows = [0, 1].map(|rail: usize| rails[rail].window_bytes(2_000_000, 2 * SLICE));
         let widest_ns = rails.iter().zip(windows).map(|(rail, window)| rail.window_ns(window)).fold(0.0, f64::max);
-        // The first begins a little earlier.
+        // The first rail begins a little earlier.
         for rail in 0..if step < 100 { 1 } else { 2 } {
             let window = match how {
                 Windows::Own => windows[rail],
@@ -311,7 +311,7 @@ fn two_rails(how: Windows, mut serve: impl FnMut([u64; 2]) -> [f64; 2]) -> [u64;
 proptest! {
     #[test]
     fn ports_of_one_machine_share_it_evenly(total in 3_000.0..100_000.0f64, bias in 0.75..1.33f64) {
-        // What serves both gives each by what it has posted, and is partial.
+        // The common bottleneck serves each in proportion to what it has posted, with a bias.
         let by_posted = |posted: [u64; 2]| {
             let weights = [posted[0] as f64 * bias, posted[1] as f64];
             let sum = (weights[0] + weights[1]).max(1.0);
@@ -332,7 +332,7 @@ proptest! {
     }
 }
 
-/// One of them stands still now and then, more often than the other: what it missed it is given afterwards.
+/// One rail stalls now and then, more often than the other, and catches up afterwards.
 #[test]
 fn a_port_that_stood_still_catches_up() {
     let run = |how| {
@@ -352,7 +352,7 @@ fn a_port_that_stood_still_catches_up() {
     assert!(even > 0.15 && held < 0.05, "{even}, {held}");
 }
 
-/// What windows by measured rates alone come to: the one that began is ahead, or behind, for good.
+/// With windows by measured rates alone, the rail that began first stays ahead, or behind, for good.
 #[test]
 fn windows_of_their_own_keep_ports_of_one_machine_apart() {
     let by_posted = |posted: [u64; 2]| {
@@ -370,7 +370,7 @@ fn windows_of_their_own_keep_ports_of_one_machine_apart() {
 }
 
 #[test]
-fn a_slow_rail_helps_but_does_not_end_a_request() {
+fn a_slow_rail_helps_but_does_not_get_the_last_slices() {
     let rail = |predicted_ns: f64, rate: f64, room| Candidate { predicted_ns, rate, room, avoid: false };
     let full_and_slow = [rail(2_200_000.0, 1.25, false), rail(1_700_000.0, 0.15, true)];
     assert_eq!(pick(full_and_slow.into_iter(), 1), Choice::Rail(1), "it would be done first");
@@ -392,7 +392,7 @@ fn retries_are_a_share_of_what_succeeds() {
 }
 
 #[test]
-fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
+fn an_overestimated_latency_decays() {
     let mut rail = Rail::new(1_000_000_000, 0);
     let mut now_ns = 1_000;
     let small = |rail: &mut Rail, took_ns: u64, now_ns: &mut u64| {
@@ -403,7 +403,7 @@ fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
     };
     small(&mut rail, 20_004_096, &mut now_ns);
     assert!(rail.predict_ns(4096, true, now_ns) > 20e6);
-    // As long as it is in use, that is what is known of it.
+    // While the rail is in use, its latency is not forgotten.
     rail.book(4096, true, now_ns);
     assert!(rail.predict_ns(4096, true, now_ns + 5_000_000_000) > 20e6);
     rail.unbook(4096, true);
@@ -414,10 +414,10 @@ fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
 }
 
 #[test]
-fn a_rail_that_tells_of_many_slices_at_once_is_known_to_be_silent_in_between() {
+fn a_rail_that_completes_slices_in_bursts_has_long_silences() {
     let mut rail = Rail::new(10_000_000_000, 0);
     let mut now_ns = 1_000;
-    // Thirty-two slices, told of together every 160 ms.
+    // Thirty-two slices, reported together every 160 ms.
     for _ in 0..4 {
         (0..32).for_each(|_| rail.book(256 << 10, false, now_ns));
         let posted_ns = now_ns;
@@ -428,13 +428,13 @@ fn a_rail_that_tells_of_many_slices_at_once_is_known_to_be_silent_in_between() {
         }
     }
     assert!((150_000_000..=160_000_000).contains(&rail.silence_ns()), "{}", rail.silence_ns());
-    // Idle time is no silence.
+    // Idle time is not silence.
     now_ns += 10_000_000_000;
     rail.book(4096, true, now_ns);
     rail.unbook(4096, true);
     rail.done(4096, true, now_ns, now_ns + 1_000_000);
     assert!(rail.silence_ns() < 160_000_000);
-    // What becomes quick again is soon taken to be.
+    // The estimate follows soon after the rail is fast again.
     for _ in 0..10_000 {
         rail.book(4096, true, now_ns);
         rail.unbook(4096, true);

@@ -1,7 +1,7 @@
-//! Queued slices become frames: as many as the lane's window allows, batched by operation.
+//! Sender: writes frames from queued slices, as many as the lane's window allows, batched by operation.
 //!
-//! Here is what all frames have in common and which of them is next; those of objects and of ranges of segments are
-//! written by modules of their own.
+//! This module has the parts common to all frames and decides which frame is next; the modules below write the frames
+//! of objects and of ranges of segments.
 
 mod objects;
 mod ranges;
@@ -23,19 +23,19 @@ use crate::tables::{NOWHERE, SliceEvent, slice_id};
 use crate::traffic::Traffic;
 use crate::types::{DeviceCopy, LaneId, Local, Output, Path, Request, SegmentTarget, SliceId, Via};
 
-/// What writes the frames of lanes: of what travels, by the epoch of the map in use.
+/// Writer of the frames of lanes, by the epoch of the map in use.
 pub(crate) struct Sender<'a> {
     pub(crate) traffic: &'a mut Traffic,
     pub(crate) placement: &'a Placement,
 }
 
-/// What came of a look at the head of a lane's queue.
+/// Outcome of flushing the head of a lane's queue.
 pub(crate) enum FlushOutcome {
-    /// It was sent, perhaps with others.
+    /// The slice was sent, perhaps with others.
     Sent,
-    /// There is nothing that may be sent now.
+    /// The window is full or the queue is empty.
     Nothing,
-    /// This slice cannot go over this lane any more: it has to be routed anew.
+    /// This slice cannot use this lane any more: it has to be rerouted.
     Unservable(SliceId),
 }
 
@@ -52,8 +52,8 @@ impl Sender<'_> {
         &mut self.traffic.network.lanes[lane]
     }
 
-    /// Tells the peer which lanes are over, if this one has something to send and was not told. Whether requests may
-    /// follow at once.
+    /// Sends the peer's pending fences, if this lane has something to send and has not sent them. Returns true if
+    /// requests may follow without waiting for the acknowledgement.
     pub(crate) fn tell_fences(&mut self, lane: u32) -> bool {
         let entry = self.lane(lane);
         let fences = &self.traffic.network.peers[entry.peer.0].fences;
@@ -73,7 +73,8 @@ impl Sender<'_> {
         may_follow
     }
 
-    /// The request's id is the count of fences up to the last that it names: that says what the answer is for.
+    /// The request id is the count of fences up to the last one in the frame, so that the reply states which are
+    /// acknowledged.
     fn send_fence(&mut self, lane: u32, which: Range<usize>, until: u64) {
         let entry = self.lane_mut(lane);
         entry.connection.fenced = until;
@@ -87,7 +88,7 @@ impl Sender<'_> {
         self.send(id, header, body, items, &[]);
     }
 
-    /// Releases, aborts and commits: they free the peer's memory and go first.
+    /// Sends releases, aborts and commits first, as they free the peer's memory.
     pub(crate) fn flush_held(&mut self, lane: u32) {
         let id = self.lane(lane).id(lane);
         loop {
@@ -120,7 +121,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Sends one frame's worth from the head of the queue.
+    /// Sends one frame from the head of the queue.
     pub(crate) fn flush_one(&mut self, lane: u32) -> FlushOutcome {
         let Some(first) = self.next_queued(lane) else { return FlushOutcome::Nothing };
         if !self.window_open(lane) {
@@ -131,7 +132,8 @@ impl Sender<'_> {
         if let Some(DeviceCopy { slice, segment, offset, local, write }) = copy {
             let id = self.lane(lane).id(lane);
             self.outbox().push(Output::CopySegment { lane: id, slice, via: Via::Rdma, segment, offset, local, write });
-            // The host may take those behind it by itself; what it leaves is the next output.
+            // The host may take the copies behind it with [`crate::Client::copies`]; those that are left are further
+            // outputs.
             self.traffic.network.lanes.mark_dirty(lane);
             return FlushOutcome::Nothing;
         }
@@ -182,24 +184,24 @@ impl Sender<'_> {
         FlushOutcome::Sent
     }
 
-    /// Whether the payload of a put over shared memory goes along with its frame: several of a batch share a trip for
-    /// their places and one to commit; a small one alone needs none but its own.
+    /// Returns true if the payload of a put over shared memory is sent inside its frame. Several puts of a batch share
+    /// one round trip to reserve and one to commit; a small put that is alone saves these.
     fn goes_along(&mut self, put: SliceId, local: Local) -> bool {
         local.bytes <= Limits::PAYLOAD_ALONG_BYTES && self.traffic.slices.at(put.index).link.after == NOWHERE
     }
 
-    /// The oldest slice of a lane that was not sent.
+    /// Returns the oldest slice of a lane that was not sent.
     fn next_queued(&self, lane: u32) -> Option<SliceId> {
         let next = self.lane(lane).list.next;
         (next != NOWHERE).then(|| slice_id(next, self.traffic.slices.generation(next)))
     }
 
-    /// Whether another request may be in flight on a lane.
+    /// Returns true if another request may be in flight on a lane.
     fn window_open(&self, lane: u32) -> bool {
         self.lane(lane).has_room(&self.traffic.network.host.config)
     }
 
-    /// Lets the host move a range, in the way that is open; where none is any more, the slice finds another lane.
+    /// Requests the host to copy a range, by a way that is open; if none is left, the slice needs another lane.
     fn copy_segment(
         &mut self,
         lane: u32,
@@ -230,7 +232,7 @@ impl Sender<'_> {
         FlushOutcome::Sent
     }
 
-    /// The oldest slice that was not sent takes its part of the window.
+    /// Removes the oldest queued slice from the queue, and charges it to the window.
     fn leave_queue(&mut self, lane: u32, slice: u32) {
         let now_ns = self.traffic.network.host.now_ns;
         let slice = self.traffic.slices.at(slice);
@@ -239,36 +241,36 @@ impl Sender<'_> {
         self.traffic.network.lanes[lane].sends(slice);
     }
 
-    /// The oldest slice that was not sent leaves in a frame.
+    /// Removes the oldest queued slice from the queue to be sent in a frame.
     fn take_queued(&mut self, lane: u32, slice: u32) {
         self.leave_queue(lane, slice);
         self.traffic.slices.at(slice).step(SliceEvent::Send);
     }
 
-    /// A slice waits for the answer to a request.
+    /// Adds a slice to those that wait for the reply to a request.
     fn join_wire(&mut self, request: RequestId, slice: u32) {
         self.traffic.wires.join(request, slice);
         self.traffic.slices.at(slice).wire = request;
     }
 
-    /// A request goes out on a lane.
+    /// Registers a new request in flight on a lane.
     fn open_wire(&mut self, lane: LaneId, operation: Operation) -> RequestId {
         self.traffic.network.lanes[lane.index].load.outstanding += 1;
         self.traffic.wires.open(lane, operation)
     }
 
-    /// The epoch by which a slice's request is routed, and what its frame says of replicas.
+    /// Returns the epoch by which a slice's request is routed, and the replica flags of its frame.
     fn routing_of(&self, slice: u32) -> (Epoch, FrameFlags) {
         let slice = self.traffic.slices.peek(slice);
         self.placement.routing_of(slice, || self.traffic.batches.peek(slice.batch.index).epoch)
     }
 
-    /// Whether payloads of segments carry a checksum on this lane.
+    /// Returns true if payloads of segments carry a checksum on this lane.
     fn sums_segments(&self, lane: u32) -> bool {
         self.lane(lane).sums_segments(&self.traffic.network.host.config)
     }
 
-    /// How long a slice may take from now on.
+    /// Returns the remaining time of a slice, for the header.
     fn deadline_us(&self, slice: u32) -> u32 {
         let batch = self.traffic.batches.peek(self.traffic.slices.peek(slice).batch.index);
         let left_ns = batch.deadline_ns.saturating_sub(self.traffic.network.host.now_ns);
@@ -296,7 +298,7 @@ impl Sender<'_> {
         self.outbox().send(lane, header.with_argument(epoch), body, items, payload);
     }
 
-    /// Sends a frame without a payload that no slice waits for.
+    /// Sends a frame without a payload, whose reply completes no slice.
     pub(crate) fn send_alone(&mut self, lane: LaneId, header: Header, body: &[u8]) {
         let body = self.outbox().append(|out| out.extend_from_slice(body));
         self.send(lane, header, body, 1, &[]);

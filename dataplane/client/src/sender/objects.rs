@@ -1,14 +1,13 @@
-//! Frames about objects: whether they are there, gets, puts, removals, and put sessions.
+//! Frames about objects: existence queries, gets, puts, removals and put sessions.
 //!
-//! What the puts of a batch say beside their bytes is in the batch's [`PutBook`](crate::PutBook).
+//! The names and options of a batch's puts are in the batch's [`PutBook`](crate::PutBook).
 //!
-//! Over shared memory a range of a put session is filled as an object is put: room is asked for, the host copies, the
-//! copy is committed. So a fill is in flight on one lane until it is answered, and what becomes of that lane becomes of
-//! it.
+//! Over shared memory a range of a put session is filled like a put: it is reserved, the host copies, and the copy is
+//! committed. So a fill stays on one lane until it is answered, and shares the fate of that lane.
 //!
-//! A put session's number means something to the shard that gave it, in the incarnation in which it did. To any other
-//! it may name another put session of this client. So what is said of one is sent to that incarnation of that shard, or
-//! to nobody.
+//! The number of a put session is valid for the shard that assigned it, in that incarnation. For any other shard it may
+//! be the number of another put session of this client. So requests on a put session are sent to that incarnation of
+//! that shard or not at all.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::flags::FrameFlags;
@@ -25,7 +24,7 @@ use crate::types::{Local, Path, Request};
 const _: () = assert!(Limits::DRAFT_IDLE_MOST_MS as u64 * 1000 <= u32::MAX as u64);
 
 impl Sender<'_> {
-    /// One frame, one answer, many slices.
+    /// Sends requests by digest from the head of the queue as one frame with one reply.
     pub(super) fn send_digests(&mut self, lane: u32, operation: Operation) {
         let id = self.lane(lane).id(lane);
         let request_id = self.open_wire(id, operation);
@@ -61,13 +60,13 @@ impl Sender<'_> {
         self.send(id, header, body, count, &[]);
     }
 
-    /// One frame, one answer for each slice, under its own id, with its payload.
+    /// Sends requests from the head of the queue as one frame, with one reply and payload for each, under its own id.
     pub(super) fn send_each(&mut self, lane: u32, operation: Operation) {
         let id = self.lane(lane).id(lane);
         let start = self.outbox().mark();
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
         let (mut count, leases) = (0, self.placement.lease_flags(operation, self.traffic.network.host.config.spread));
-        // A foreign protocol knows one range for each request.
+        // A foreign protocol supports one range per request.
         let foreign = self.lane(lane).path == Path::Mooncake;
         let most = if foreign { 1 } else { Limits::ITEMS_PER_FRAME };
         while count < most && self.window_open(lane) {
@@ -100,7 +99,7 @@ impl Sender<'_> {
                 Request::GetRange(digest, offset, local) | Request::PeekRange(digest, offset, local) => {
                     RangeItem { digest, request, offset, bytes: local.bytes }.encode(self.outbox().writer());
                 }
-                _ => unreachable!("only gets and reads are answered one by one"),
+                _ => unreachable!("only gets and reads have a reply each"),
             }
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
@@ -134,7 +133,7 @@ impl Sender<'_> {
         self.send(id, header, none, 0, &[]);
     }
 
-    /// Sends one request for many objects. Its slice is the first in its lane's queue.
+    /// Sends one query of many objects. Its slice is the first in its lane's queue.
     pub(super) fn send_asked(&mut self, lane: u32, slice: u32, from: u32, count: u32) {
         let id = self.lane(lane).id(lane);
         let request = self.open_wire(id, Operation::Exists);
@@ -150,7 +149,7 @@ impl Sender<'_> {
         self.send(id, header, body, count as usize, &[]);
     }
 
-    /// What a put says: its record and its name.
+    /// Returns the record, memory and name of a put.
     fn put_of(&self, slice: u32) -> Option<(PutItem, Local, &[u8])> {
         let slice = self.traffic.slices.peek(slice);
         match slice.request {
@@ -173,7 +172,7 @@ impl Sender<'_> {
         self.outbox().give_names(body);
     }
 
-    /// Asks for room for the puts at the head of a shared lane's queue: one frame, one answer, many slices.
+    /// Reserves memory for the puts at the head of a shared lane's queue, in one frame with one reply.
     pub(super) fn send_reserve(&mut self, lane: u32) {
         let id = self.lane(lane).id(lane);
         let request = self.open_wire(id, Operation::Reserve);
@@ -206,7 +205,7 @@ impl Sender<'_> {
         self.send(id, header, body, count, &[]);
     }
 
-    /// Sends requests from the head of a lane's queue as one frame with one answer: those of which `record` makes an
+    /// Sends requests from the head of a lane's queue as one frame with one reply: those that `record` encodes as an
     /// item.
     fn send_records(&mut self, lane: u32, mut header: Header, record: impl Fn(&Request, &mut Vec<u8>) -> bool) {
         let id = self.lane(lane).id(lane);
@@ -230,7 +229,7 @@ impl Sender<'_> {
         self.send(id, header, body, count, &[]);
     }
 
-    /// Names put sessions.
+    /// Commits or aborts put sessions.
     pub(super) fn send_ids(&mut self, lane: u32, wanted: Operation) {
         let header = Header::request(Kind::Request(wanted), RequestId::default());
         self.send_records(lane, header, |request, out| match (wanted, request) {
@@ -242,7 +241,7 @@ impl Sender<'_> {
         });
     }
 
-    /// Asks for room for ranges of put sessions.
+    /// Reserves ranges of put sessions.
     pub(super) fn send_fills(&mut self, lane: u32) {
         let header = Header::request(Kind::Request(Operation::Fill), RequestId::default());
         self.send_records(lane, header, |request, out| {
@@ -252,7 +251,7 @@ impl Sender<'_> {
         });
     }
 
-    /// Asks where ranges of objects are, whether those are complete or not.
+    /// Looks up ranges of objects, committed or not.
     pub(super) fn send_peeks(&mut self, lane: u32) {
         let mut header = Header::request(Kind::Request(Operation::Peek), RequestId::default());
         header.flags |= FrameFlags::UNCOMMITTED;
@@ -271,7 +270,7 @@ impl Sender<'_> {
         self.outbox().give_names(body);
     }
 
-    /// Begins put sessions: those at the head of the queue that may pause equally long.
+    /// Begins put sessions: those at the head of the queue with the same idle timeout.
     pub(super) fn send_begin(&mut self, lane: u32) {
         let id = self.lane(lane).id(lane);
         let request = self.open_wire(id, Operation::Begin);
@@ -304,7 +303,7 @@ impl Sender<'_> {
     }
 }
 
-/// The digest of a request that this operation serves.
+/// Returns the digest of a request, if this operation serves it.
 const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
     match (operation, request) {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
@@ -318,7 +317,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
     }
 }
 
-/// The flags of a frame that asks this.
+/// Returns the flags of a frame with this request.
 const fn flags_of(request: &Request) -> FrameFlags {
     match request {
         Request::Prefetch(_) => FrameFlags::PREFETCH,

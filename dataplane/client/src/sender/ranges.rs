@@ -1,12 +1,12 @@
-//! Many small ranges in one frame: queued reads, or writes, that follow each other on a lane travel together, and one
-//! answer completes them all.
+//! Gathering: consecutive reads, or writes, of small ranges on a lane share one frame, and one reply completes them
+//! all.
 //!
-//! A frame of its own for a few KiB costs more than to move them: a header, an answer, and two looks at the tables on
-//! either side. Ranges of up to [`crate::Config::gather_range_bytes`] share one. The frame is all or nothing: the peer
-//! refuses it as a whole and names the first bad range, which then fails by itself, while its neighbours are sent once
-//! more, each alone. So a bad range costs its neighbours one round trip and nothing else, however many are bad.
+//! For a few KiB, a frame of its own costs more than the transfer itself: a header, a reply, and two table lookups at
+//! either end. Ranges of up to [`crate::Config::gather_range_bytes`] share one frame. The frame is all or nothing: the
+//! peer refuses it as a whole and names the first bad range. That range fails, while each of the others is retried in a
+//! frame of its own. So bad ranges cost the others one round trip and nothing else, however many they are.
 //!
-//! Other lanes need none of this: over shared memory a range is copied without a frame.
+//! Other lanes need no gathering: over shared memory a range is copied without a frame.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
@@ -17,7 +17,7 @@ use kvplane_proto::message::{Item, Kind, Operation, ReadItem, RunPacker, WriteIt
 use super::Sender;
 use crate::types::{Local, Request, SegmentTarget};
 
-/// The range that a request reads or writes.
+/// Returns the range that a request reads or writes.
 const fn range_of(request: &Request, write: bool) -> Option<(SegmentTarget, Local)> {
     match *request {
         Request::Read(target, local) if !write => Some((target, local)),
@@ -27,14 +27,15 @@ const fn range_of(request: &Request, write: bool) -> Option<(SegmentTarget, Loca
 }
 
 impl Sender<'_> {
-    /// Whether a slice may travel with its neighbours.
+    /// Returns true if a slice may be gathered.
     pub(super) fn may_gather(&self, index: u32) -> bool {
         let slice = self.traffic.slices.peek(index);
         let (Request::Read(_, local) | Request::Write(_, local)) = slice.request else { return false };
         !slice.way.alone && local.bytes <= self.traffic.network.host.config.gather_range_bytes.min(Limits::GATHER_BYTES)
     }
 
-    /// Sends the reads, or writes, at the head of the queue in one frame: as many as may be. The first one may.
+    /// Sends as many of the reads, or writes, at the head of the queue in one frame as possible. The first one may be
+    /// gathered.
     pub(super) fn send_many(&mut self, lane: u32, write: bool) {
         let id = self.lane(lane).id(lane);
         let (alone, many) =
@@ -85,7 +86,7 @@ impl Sender<'_> {
         self.outbox().give_pieces(pieces);
     }
 
-    /// There is only one range: it goes as such. Nothing of a run has been written yet.
+    /// Rewrites a frame of a single range as a plain read or write. Its run has not been encoded yet.
     fn unpack(&mut self, request: RequestId, operation: Operation) -> usize {
         let wire = self.traffic.wires.at(request.index);
         wire.operation = operation;
@@ -102,7 +103,7 @@ impl Sender<'_> {
         1
     }
 
-    /// Sends bytes for a segment in a frame of their own.
+    /// Writes a range of a segment in a frame of its own.
     pub(super) fn send_write(&mut self, lane: u32, index: u32, target: SegmentTarget, local: Local) {
         let item = WriteItem { segment: target.segment, offset: target.offset };
         let checksum = self.sums_segments(lane);
@@ -113,7 +114,7 @@ impl Sender<'_> {
     }
 }
 
-/// Appends a range, to the last one where it continues that.
+/// Appends a range, merged with the last one if it continues that.
 pub(crate) fn push_merged(pieces: &mut Vec<Local>, local: Local) {
     match pieces.last_mut() {
         Some(last) if last.buffer == local.buffer && last.offset + last.bytes == local.offset => {

@@ -1,4 +1,4 @@
-//! Batches: what the caller submitted at once, its results, and what else the answers to it brought.
+//! Batches: the tasks that a caller submitted at once, their results, and further data from their replies.
 
 use std::collections::BTreeMap;
 
@@ -12,32 +12,32 @@ use super::table::Table;
 use crate::sched::{Priority, Ticket};
 use crate::types::{Local, PeerIncarnation, SliceId, SubmitOptions, TaskResult};
 
-/// A group of tasks that complete together.
+/// A batch of tasks that complete together.
 pub(crate) struct Batch {
     pub(crate) results: Vec<TaskResult>,
-    /// Slices that each task still waits for.
+    /// Uncompleted slices of each task.
     pub(crate) open_slices: Vec<u32>,
-    /// Its slices, some of them complete.
+    /// Slices of the batch, including completed ones.
     pub(crate) slices: Vec<SliceId>,
-    /// Tasks that are not complete.
+    /// Number of uncompleted tasks.
     pub(crate) remaining: u32,
     pub(crate) deadline_ns: u64,
-    /// The map that was known when it came in.
+    /// Epoch of the map when the batch was submitted.
     pub(crate) epoch: Epoch,
-    /// Set when the deadline passed or the caller cancelled: no slice is sent or retried any more.
+    /// Set when the deadline passed or the caller cancelled the batch: no slice is sent or retried any more.
     pub(crate) ended: Option<Status>,
-    /// The memory of each task, where slices serve several tasks: `(offset, bytes)`.
+    /// Memory range of each task, if slices serve several tasks: `(offset, bytes)`.
     pub(crate) ranges: Vec<(u64, u64)>,
-    /// What its puts say.
+    /// Names and options of its puts.
     pub(crate) puts: PutBook,
-    /// What its requests for many objects at once are about.
+    /// Objects of its existence queries.
     pub(crate) existence: ExistenceBatch,
-    /// Its place in the order of things; bytes and size are each slice's own.
+    /// Scheduling attributes; bytes and size are filled in for each slice.
     pub(crate) ticket: Ticket,
 }
 
 impl Batch {
-    /// One without tasks.
+    /// Creates a batch without tasks.
     pub(crate) const fn new() -> Self {
         Self {
             results: Vec::new(),
@@ -61,7 +61,7 @@ impl Batch {
         }
     }
 
-    /// Whether its allocations are small enough to be kept for the next batch.
+    /// Returns true if its allocations are small enough to be kept for reuse.
     pub(crate) const fn is_worth_keeping(&self) -> bool {
         self.results.capacity() <= Limits::ITEMS_PER_FRAME
             && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
@@ -71,7 +71,7 @@ impl Batch {
 }
 
 impl Batch {
-    /// A slice of a task has succeeded. Whether it was the task's last.
+    /// Completes a slice of a task. Returns true if it was the last one of the task.
     #[inline(always)]
     pub(crate) fn end_slice(&mut self, task: u32, bytes: u64) -> bool {
         self.results[task as usize].bytes += bytes;
@@ -84,14 +84,14 @@ impl Batch {
         true
     }
 
-    /// The part of a slice's memory that is a task's: offset and bytes. For tasks that share slices.
+    /// Returns the part of a slice's memory that belongs to a task: offset and bytes. For tasks that share slices.
     pub(crate) fn overlap(&self, task: u32, slice: Local) -> (u64, u64) {
         let (offset, bytes) = self.ranges[task as usize];
         let start = offset.max(slice.offset);
         (start, (offset + bytes).min(slice.offset + slice.bytes) - start)
     }
 
-    /// Makes it one of so many tasks, of which nothing is done.
+    /// Initializes it as a batch of so many tasks.
     fn begin(&mut self, tasks: usize, puts: &PutBook, options: &SubmitOptions, epoch: Epoch) {
         self.ranges.clear();
         self.existence.clear();
@@ -123,10 +123,10 @@ impl Batch {
     }
 }
 
-/// The batches of a client that were not released yet.
+/// Batches of a client that are not released yet.
 pub struct Batches {
     table: Table<Batch>,
-    /// Segments' descriptions and pages of keys that nobody has taken yet.
+    /// Segment descriptors and pages of keys that the caller has not taken yet.
     descriptions: BTreeMap<BatchId, Vec<u8>>,
 }
 
@@ -135,51 +135,51 @@ impl Batches {
         Self { table: Table::new(), descriptions: BTreeMap::new() }
     }
 
-    /// Whether a batch has completed. A batch that was released counts as complete.
+    /// Returns true if a batch has completed. A released batch counts as complete.
     #[must_use]
     pub fn is_complete(&self, batch: BatchId) -> bool {
         is_complete(self, batch)
     }
 
-    /// The results of a complete batch, in the order of its requests; empty for a stale id.
+    /// Returns the results of a complete batch, in the order of its requests; empty for a stale id.
     #[must_use]
     pub fn results(&self, batch: BatchId) -> &[TaskResult] {
         self.get(batch).map_or(&[], |batch| &batch.results)
     }
 
-    /// Which objects of a complete [`Client::submit_asks`](crate::Client::submit_asks) are there, by their positions;
-    /// empty for a stale id. False for those that nobody answered for.
+    /// Returns which objects of a complete [`Client::submit_asks`](crate::Client::submit_asks) exist, by their
+    /// positions; empty for a stale id. False for those in [`Self::unanswered`].
     #[must_use]
     pub fn found(&self, batch: BatchId) -> &[bool] {
         self.get(batch).map_or(&[], |batch| batch.existence.found())
     }
 
-    /// Those of [`Self::found`] that name stripes, by their positions: whether these are there too is another question.
+    /// Returns the positions of the objects in [`Self::found`] that are stripe heads. Their stripes were not checked.
     #[must_use]
     pub fn found_heads(&self, batch: BatchId) -> &[usize] {
         self.get(batch).map_or(&[], |batch| batch.existence.heads())
     }
 
-    /// The objects of a complete [`Client::submit_asks`](crate::Client::submit_asks) that nobody answered for, by their
-    /// positions, and why.
+    /// Returns the positions of the objects of a complete [`Client::submit_asks`](crate::Client::submit_asks) whose
+    /// query failed, with the reason.
     #[must_use]
     pub fn unanswered(&self, batch: BatchId) -> Vec<(usize, Status)> {
         self.get(batch).map_or_else(Vec::new, |batch| batch.existence.unanswered(&batch.results))
     }
 
-    /// How many there are.
+    /// Returns the number of batches.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no batches.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes in a batch of so many tasks, without slices.
+    /// Adds a batch of so many tasks, without slices.
     pub(crate) fn open(&mut self, tasks: usize, puts: &PutBook, options: &SubmitOptions, epoch: Epoch) -> BatchId {
         let mut batch = self.table.recycled().unwrap_or_else(Batch::new);
         batch.begin(tasks, puts, options, epoch);
@@ -187,7 +187,7 @@ impl Batches {
         BatchId { index, generation }
     }
 
-    /// Forgets a complete batch.
+    /// Releases a complete batch.
     pub(crate) fn release(&mut self, batch: BatchId) {
         if let Some(entry) = self.get(batch) {
             assert_eq!(entry.remaining, 0, "a batch was released before it was complete");
@@ -199,7 +199,7 @@ impl Batches {
         }
     }
 
-    /// Keeps what an answer told until the caller takes it.
+    /// Keeps the body of a reply until the caller takes it.
     pub(crate) fn describe(&mut self, batch: BatchId, description: Vec<u8>) {
         self.descriptions.insert(batch, description);
     }
@@ -223,20 +223,20 @@ impl Batches {
         self.table.get_mut(batch.index, batch.generation)
     }
 
-    /// The batch at a position that our own tables say is live.
+    /// Returns the batch at a position that the client's tables state to be live.
     #[inline]
     pub(crate) fn at(&mut self, index: u32) -> &mut Batch {
         self.table.at(index)
     }
 
-    /// The same, to look at only.
+    /// Returns the batch at such a position, for reading.
     #[inline]
     pub(crate) fn peek(&self, index: u32) -> &Batch {
         self.table.peek(index)
     }
 }
 
-/// True for a batch of which nothing is left to do, and for one that was released.
+/// Returns true if a batch has no uncompleted tasks, or was released.
 pub(crate) fn is_complete(batches: &Batches, batch: BatchId) -> bool {
     batches.get(batch).is_none_or(|batch| batch.remaining == 0)
 }

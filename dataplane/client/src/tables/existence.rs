@@ -1,12 +1,11 @@
-//! Whether many objects are there: one request to each owner, and one slice for all of its objects.
+//! Existence queries of many objects: one request for each owner, and one slice for all of its objects.
 //!
-//! What single requests have each for itself, a result, a slice, a route, costs more than to look the object up. Here
-//! the digests are put in the order of their owners, and each owner's part of that list is a request of its own. What
-//! comes back is a bit for each.
+//! A result, a slice and a route for each object would cost more than to look the object up. Instead the digests are
+//! sorted by owner, and each owner's part of the list is one request. The reply has one bit for each object.
 //!
-//! Nothing is tried twice here: a request whose shard is not the owner of all of it, or cannot be reached, ends, and
-//! the caller asks for each of its objects by itself ([`Batches::unanswered`](crate::Batches::unanswered)). So this
-//! knows nothing of maps that change meanwhile.
+//! Such a request is never retried: if its shard does not own all of its objects, or is unreachable, the request fails,
+//! and the caller queries each of its objects separately ([`Batches::unanswered`](crate::Batches::unanswered)). So this
+//! module is independent of map changes.
 
 use kvplane_proto::digest::{DIGEST_BYTES, Digest};
 use kvplane_proto::limits::Limits;
@@ -15,17 +14,17 @@ use kvplane_proto::status::Status;
 
 use crate::types::{PeerId, Request, TaskResult};
 
-/// What a batch asks of many objects.
+/// Existence queries of a batch.
 pub(crate) struct ExistenceBatch {
-    /// Digests as they travel, each owner's together.
+    /// Digests in wire format, grouped by owner.
     list: Vec<[u8; DIGEST_BYTES]>,
-    /// The position of each in the caller's list; empty where that is the same.
+    /// Position of each digest in the caller's list; empty if the order is the same.
     places: Vec<u32>,
-    /// How many of them each request is about.
+    /// Number of digests of each request.
     parts: Vec<u32>,
-    /// For each of the caller's positions, whether the object is there.
+    /// Result for each of the caller's positions: true if the object exists.
     found: Vec<bool>,
-    /// The caller's positions of those that are there and name stripes.
+    /// Positions in the caller's list of existing objects that are stripe heads.
     heads: Vec<usize>,
 }
 
@@ -42,17 +41,17 @@ impl ExistenceBatch {
         self.heads.clear();
     }
 
-    /// Whether its allocations are small enough to be kept for the next batch.
+    /// Returns true if its allocations are small enough to be kept for reuse.
     pub(crate) const fn is_worth_keeping(&self) -> bool {
         self.list.capacity() <= Limits::QUESTIONS_PER_FRAME && self.places.capacity() <= Limits::QUESTIONS_PER_FRAME
     }
 
-    /// The position in the caller's list of one in ours.
+    /// Returns the position in the caller's list of a position in ours.
     fn place(&self, at: usize) -> usize {
         self.places.get(at).map_or(at, |place| *place as usize)
     }
 
-    /// Puts digests in the order of their owners, and makes a request of each owner's part.
+    /// Sorts digests by owner, and creates a request for each owner's part.
     pub(crate) fn fill(
         &mut self,
         digests: &[Digest],
@@ -75,7 +74,7 @@ impl ExistenceBatch {
         requests
     }
 
-    /// A counting sort, as there are few owners and many objects.
+    /// Counting sort: there are few owners and many objects.
     fn sort_by_owner(
         &mut self,
         digests: &[Digest],
@@ -83,7 +82,7 @@ impl ExistenceBatch {
         requests: &mut Vec<Request>,
     ) {
         let owners: Vec<Option<PeerId>> = digests.iter().copied().map(owner_of).collect();
-        // Nobody's are the last.
+        // Digests without an owner come last.
         let peers = owners.iter().flatten().map(|peer| peer.0 as usize + 1).max().unwrap_or(0);
         let bin = |owner: Option<PeerId>| owner.map_or(peers, |peer| peer.0 as usize);
         let mut counts = vec![0_u32; peers + 1];
@@ -109,22 +108,22 @@ impl ExistenceBatch {
         }
     }
 
-    /// So many digests from this place on, as they travel.
+    /// Returns so many digests from this position on, in wire format.
     pub(crate) fn part(&self, from: u32, count: u32) -> &[u8] {
         self.list[from as usize..(from + count) as usize].as_flattened()
     }
 
-    /// For each of the caller's positions, whether the object is there.
+    /// Returns the result for each of the caller's positions.
     pub(crate) fn found(&self) -> &[bool] {
         &self.found
     }
 
-    /// The caller's positions of those that are there and name stripes.
+    /// Returns the caller's positions of existing objects that are stripe heads.
     pub(crate) fn heads(&self) -> &[usize] {
         &self.heads
     }
 
-    /// The caller's positions of those that nobody answered for, and why, by the results of their requests.
+    /// Returns the caller's positions of the objects whose request failed, with the reason.
     pub(crate) fn unanswered(&self, results: &[TaskResult]) -> Vec<(usize, Status)> {
         let (mut unanswered, mut from) = (Vec::new(), 0);
         for (result, count) in results.iter().zip(&self.parts) {
@@ -137,7 +136,7 @@ impl ExistenceBatch {
         unanswered
     }
 
-    /// Takes in what is there of those from `from` on, and what of that names stripes.
+    /// Records the reply for the objects from position `from` on: which exist, and which of those are stripe heads.
     pub(crate) fn answer(&mut self, from: usize, there: &Bitmap<'_>, heads: Option<&Bitmap<'_>>) {
         if let Some(heads) = heads {
             let heads = (0..there.len()).filter(|at| heads.get(*at) && there.get(*at));
@@ -153,7 +152,7 @@ impl ExistenceBatch {
     }
 }
 
-/// Requests for a part of a list that is one owner's, each as long as a frame may be.
+/// Appends requests for one owner's part of a list, each as long as a frame allows.
 fn push_requests(digests: impl Iterator<Item = Digest>, from: usize, count: usize, requests: &mut Vec<Request>) {
     let most = Limits::QUESTIONS_PER_FRAME;
     for (at, digest) in digests.enumerate().step_by(most) {
@@ -166,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_owner_is_asked_for_its_own_and_nobody_s_come_last() {
+    fn digests_are_grouped_by_owner_and_those_without_one_come_last() {
         let digests: Vec<Digest> = (0..9_u128).map(Digest).collect();
         let mut batch = ExistenceBatch::new();
         let owner_of = |digest: Digest| [Some(PeerId(4)), None, Some(PeerId(1))][digest.0 as usize % 3];

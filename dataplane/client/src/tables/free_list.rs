@@ -1,9 +1,9 @@
-//! Entries whose places are used again: peers, rails and lanes come and go, and their numbers stay small.
+//! Free list: reuses the positions of peers, rails and lanes, which come and go, so that their numbers stay small.
 
 use core::ops::{Deref, DerefMut};
 
-/// Entries by their places, and the places that are free. An entry at a free place is still there, so that what tells
-/// it from the next one, as its generation, is not lost.
+/// Entries by their positions, and the free positions. An entry at a free position is kept, so that its generation is
+/// not lost.
 #[derive(Debug)]
 pub(crate) struct FreeList<T> {
     entries: Vec<T>,
@@ -15,7 +15,8 @@ impl<T> FreeList<T> {
         Self { entries: Vec::new(), free: Vec::new() }
     }
 
-    /// Takes the place that fell free last, where `renew` changes what was there, or a new one for what `make` gives.
+    /// Allocates the position that was freed last and applies `renew` to its entry, or a new position with an entry
+    /// from `make`.
     ///
     /// # Panics
     /// With more than 2^32 entries.
@@ -25,10 +26,10 @@ impl<T> FreeList<T> {
             return place;
         }
         self.entries.push(make());
-        u32::try_from(self.entries.len() - 1).expect("2^32 entries")
+        u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 entries")
     }
 
-    /// Takes a place for an entry.
+    /// Allocates a position for an entry.
     pub(crate) fn add(&mut self, entry: T) -> u32 {
         match self.free.pop() {
             Some(place) => {
@@ -39,7 +40,7 @@ impl<T> FreeList<T> {
         }
     }
 
-    /// These places are free.
+    /// Frees these positions.
     pub(crate) fn give_back(&mut self, places: impl IntoIterator<Item = u32>) {
         self.free.extend(places);
     }
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_keep_what_was_there() {
+    fn positions_are_reused_and_keep_their_entries() {
         let mut list = FreeList::new();
         let places = ["a", "b", "c"].map(|name| list.add((name, 1)));
         assert_eq!(places, [0, 1, 2]);

@@ -1,6 +1,6 @@
-//! Tables: batches, their slices, and requests on the wire.
+//! Tables: batches, their slices, and requests in flight.
 //!
-//! Tables know positions, generations and what is there; none of them decides anything.
+//! Tables manage positions, generations and entries; they make no decisions.
 
 mod batches;
 mod existence;

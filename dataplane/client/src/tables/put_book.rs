@@ -1,10 +1,10 @@
-//! What the puts of a batch say beside their bytes.
+//! Book of puts: names and options of a batch's puts.
 
 use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{ObjectName, PutItem};
 
-/// What the puts of a batch say beside their bytes: names and wishes, in bytes that are used again for the next batch.
-/// [`Request::PutAs`](crate::Request::PutAs) names one by its number.
+/// Names and options of a batch's puts, in buffers that are reused for the next batch.
+/// [`Request::PutAs`](crate::Request::PutAs) refers to an entry by its number.
 #[derive(Clone, Debug, Default)]
 pub struct PutBook {
     puts: Vec<Entry>,
@@ -18,47 +18,48 @@ struct Entry {
 }
 
 impl PutBook {
-    /// A book without entries.
+    /// Creates an empty book.
     #[must_use]
     pub const fn new() -> Self {
         Self { puts: Vec::new(), names: Vec::new() }
     }
 
-    /// Adds what a put says; the length of its object is taken from the request. Its number.
+    /// Adds the name and options of a put, and returns the number of the entry. The length of the object is taken from
+    /// the request.
     ///
     /// # Panics
-    /// When the name is not the one that the item was made of, or all names together have more than 4 GiB.
+    /// If the item was made of another name, or if all names together exceed 4 GiB.
     pub fn push(&mut self, item: PutItem, name: &ObjectName<'_>) -> u32 {
         assert!(
             (usize::from(item.key_bytes), usize::from(item.tenant_bytes)) == (name.key.len(), name.tenant.len()),
             "the item is of another name"
         );
-        let name_at = u32::try_from(self.names.len()).expect("names of 4 GiB");
+        let name_at = u32::try_from(self.names.len()).expect("names of less than 4 GiB in total");
         self.names.extend_from_slice(name.tenant);
         self.names.extend_from_slice(name.key);
         self.puts.push(Entry { item, name_at });
         self.puts.len() as u32 - 1
     }
 
-    /// Forgets all entries.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.puts.clear();
         self.names.clear();
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.puts.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the book is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.puts.is_empty()
     }
 
-    /// Whether the allocations are small enough to be kept.
+    /// Returns true if its allocations are small enough to be kept for reuse.
     pub(crate) const fn is_worth_keeping(&self) -> bool {
         self.puts.capacity() <= Limits::ITEMS_PER_FRAME && self.names.capacity() <= Limits::BODY_BYTES
     }

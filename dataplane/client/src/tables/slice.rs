@@ -1,4 +1,4 @@
-//! Slices: what one lane moves of a task, and everything that happened to it.
+//! Slices: the parts of tasks that lanes carry, with their state.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::flags::FrameFlags;
@@ -9,35 +9,35 @@ use kvplane_proto::status::Status;
 use crate::types::{Local, Request, SliceId, Via};
 
 kvplane_proto::state_machine! {
-    /// Where a slice is on its way.
+    /// State of a slice.
     states SliceState {
-        /// Waits to be sent.
+        /// Queued, to be sent.
         Queued,
-        /// Asked for; the answer is awaited.
+        /// Sent; waits for the reply.
         Asked,
-        /// Its payload is arriving in the caller's memory.
+        /// Its payload is being received into the caller's memory.
         Receiving,
-        /// The host copies between the caller's memory and shared memory.
+        /// The host copies between the caller's memory and shared memory or a segment.
         Copying,
-        /// Its copy into the pool is done; the commit waits to be sent or answered.
+        /// Its copy into the pool is complete; the commit is to be sent or answered.
         Committing,
         /// Complete.
         Done,
     }
 
-    /// What can happen to a slice.
+    /// Event of a slice.
     events SliceEvent {
-        /// Its frame was handed to the host.
+        /// Its frame was passed to the host.
         Send,
-        /// Its answer said where the bytes are, or that they follow.
+        /// Its reply announced that the payload follows.
         Payload,
-        /// Its answer said where to copy.
+        /// Its reply gave the location to copy from or to.
         Place,
-        /// The host finished its copy.
+        /// The host completed its copy.
         Copied,
         /// It has its outcome.
         Finish,
-        /// Its lane was lost: it goes back to a queue.
+        /// It goes back to a queue, because its lane was lost or it is retried.
         Requeue,
     }
     transitions {
@@ -50,90 +50,91 @@ kvplane_proto::state_machine! {
     }
 }
 
-/// A piece of a task that one lane moves.
+/// Part of a task that one lane carries.
 #[derive(Clone, Copy)]
 pub(crate) struct Slice {
     pub(crate) batch: BatchId,
-    /// The first of the tasks that it serves, and how many they are: contiguous ones share slices.
+    /// First of the tasks that it serves, and their number: adjacent tasks share slices.
     pub(crate) task: u32,
     pub(crate) tasks: u32,
     pub(crate) request: Request,
     pub(crate) state: SliceState,
     pub(crate) way: Way,
     pub(crate) times: Times,
-    /// When it left its lane's queue; of an earlier attempt if it is before it was bound.
+    /// Time at which it left its lane's queue; that of an earlier attempt if it is before the slice was bound.
     pub(crate) sent_ns: u64,
-    /// Its place on a lane.
+    /// Position on a lane.
     pub(crate) link: LaneLink,
-    /// The request that its answer is awaited for; stale when there is none.
+    /// Request in flight whose reply it waits for; stale if there is none.
     pub(crate) wire: RequestId,
-    /// When its owner has been silent for too long, if nothing is heard of it; 0 if nobody looks then.
+    /// Time at which the get is hedged if its owner stays silent; 0 if no timer is set.
     pub(crate) hedge_ns: u64,
     pub(crate) tries: Tries,
     pub(crate) answer: Answer,
 }
 
-/// The way that a slice takes, or took last: to whom, and how.
+/// Present or last way of a slice: its peer, and how it is sent.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
-    /// The peer and the group of its rails that it waits for or is in flight to.
+    /// Peer, and group of the peer's rails, that it is queued for or in flight to.
     pub(crate) peer: u32,
     pub(crate) group: u8,
-    /// Which of the group's queues it waits in.
+    /// Queue of the group.
     pub(crate) queue: u8,
-    /// Its place in that group's queue; `NOWHERE` while it is not in it.
+    /// Position in that queue; `NOWHERE` while it is not queued.
     pub(crate) place: u32,
-    /// How the host copies it.
+    /// Way in which the host copies it.
     pub(crate) via: Via,
-    /// It was refused together with others: from now on it is sent by itself.
+    /// True if it was refused together with others: from now on it is sent in a frame of its own.
     pub(crate) alone: bool,
 }
 
-// They are copied as they are made, many at a time.
+// Slices are copied as they are made, many at a time.
 const _: () = assert!(size_of::<Slice>() <= 224);
 
-/// The place of a slice on a lane.
+/// Position of a slice on a lane.
 #[derive(Clone, Copy)]
 pub(crate) struct LaneLink {
-    /// Lane that it is bound to or in flight on; `NOWHERE` while it waits.
+    /// Lane that it is bound to or in flight on; `NOWHERE` while it is queued.
     pub(crate) lane: u32,
-    /// The rail that carries it, or carried it last.
+    /// Rail that carries it, or carried it last.
     pub(crate) rail: u32,
-    /// Its neighbours among the slices of that lane.
+    /// Neighbours in the list of that lane.
     pub(crate) before: u32,
     pub(crate) after: u32,
-    /// Those with which it was bound to its lane: they are alike in all that is booked at their end. 0 for none.
+    /// Number of the run in which it was bound to its lane: slices of a run are equal in everything that is booked when
+    /// they end. 0 for none.
     pub(crate) run: u64,
-    /// Payload bytes that it holds of its lane's window.
+    /// Payload bytes charged to its lane's window.
     pub(crate) sent_bytes: u64,
 }
 
-/// What was tried with a slice so far.
+/// Attempts for a slice so far.
 #[derive(Clone, Copy)]
 pub(crate) struct Tries {
-    /// Sendings that count against the budget and failed.
+    /// Failed attempts that count against the budget.
     pub(crate) attempts: u8,
-    /// Times that it was parked.
+    /// Number of times that it was parked.
     pub(crate) parkings: u8,
-    /// Whether the replica owner is asked.
+    /// Use of the replica owner.
     pub(crate) replica: ReplicaUse,
 }
 
-/// What the answer to a slice has said.
+/// Contents of the reply to a slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer {
     /// Length of the object.
     pub(crate) bytes: u64,
     pub(crate) version: u64,
-    /// True where the owner's answer said that the replica owner has the object too.
+    /// True if the owner's reply reported that the replica owner has the object too.
     pub(crate) is_replicated: bool,
     pub(crate) expected_checksum: Option<u64>,
-    /// Held on the peer while we copy over the shared path.
+    /// Pin or reservation held on the peer while the host copies over the shared path.
     pub(crate) held: HeldHandle,
 }
 
 impl Slice {
-    /// A slice of one task that nothing has happened to yet.
+    /// Creates a slice of one task.
     pub(crate) const fn new(batch: BatchId, task: u32, request: Request, via: Via, now_ns: u64) -> Self {
         Self {
             batch,
@@ -159,24 +160,24 @@ impl Slice {
     }
 }
 
-/// When things happened to a slice.
+/// Times of a slice.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Times {
-    /// It was made.
+    /// Creation.
     pub(crate) begun_ns: u64,
-    /// It began to wait.
+    /// Enqueueing.
     pub(crate) queued_ns: u64,
-    /// It was bound to a lane.
+    /// Binding to a lane.
     pub(crate) posted_ns: u64,
 }
 
-/// Load of a slice without payload.
+/// Load that a slice without payload counts for, in bytes.
 pub(crate) const LEAST_LOAD_BYTES: u64 = 32;
 
 /// No position in a table.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// What a slice holds on a shard whose memory it copies.
+/// Pin or reservation of a slice on a shard whose memory it copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeldHandle {
     Nothing,
@@ -184,7 +185,7 @@ pub(crate) enum HeldHandle {
     Reservation(ReservationId),
 }
 
-/// Out of line, so that steps that are fine cost little.
+/// Out of line, to keep legal steps cheap.
 #[cold]
 #[inline(never)]
 fn illegal(state: SliceState, event: SliceEvent) -> ! {
@@ -200,7 +201,7 @@ impl Slice {
         }
     }
 
-    /// Payload bytes that this slice moves at most.
+    /// Returns the payload bytes of this slice, at most.
     #[inline]
     pub(crate) fn weight_bytes(&self) -> u64 {
         self.request.local().map_or(0, |local: Local| local.bytes)
@@ -208,7 +209,7 @@ impl Slice {
 }
 
 impl Slice {
-    /// What it counts for where loads are compared: something, even without a payload.
+    /// Returns its load where loads are compared: nonzero, even without a payload.
     #[inline]
     pub(crate) fn load_bytes(&self) -> u64 {
         self.weight_bytes().max(LEAST_LOAD_BYTES)
@@ -219,20 +220,20 @@ pub(crate) const fn slice_id(index: u32, generation: u32) -> SliceId {
     SliceId { index, generation }
 }
 
-/// What a slice has had of the replica owner.
+/// Use of the replica owner by a get.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplicaUse {
-    /// It was not asked.
+    /// The get was not sent to the replica owner.
     No,
-    /// It is, though the first could be: it has the object too.
+    /// Spread: the get was sent to the replica owner because both owners have the object.
     Chosen,
-    /// It is, as the first could not be reached.
+    /// Failover or hedge: the get was sent to the replica owner because the owner did not reply.
     Asked,
-    /// It was, in vain.
+    /// The replica owner was tried without success.
     Missed,
 }
 
-/// The object that a request reads, if a copy of it would do.
+/// Returns the object that a request reads, if a replica of it suffices.
 pub(crate) const fn readable(request: &Request) -> Option<Digest> {
     match request {
         Request::Get(digest, _) | Request::GetRange(digest, ..) | Request::GetHead(digest, _) => Some(*digest),
@@ -241,17 +242,17 @@ pub(crate) const fn readable(request: &Request) -> Option<Digest> {
 }
 
 impl Slice {
-    /// True where the replica owner is asked, or has answered.
+    /// Returns true if the replica owner is used.
     pub(crate) const fn is_of_replica(&self) -> bool {
         matches!(self.tries.replica, ReplicaUse::Chosen | ReplicaUse::Asked)
     }
 
-    /// True for a get that went to the owner alone.
+    /// Returns true for a get that was sent to the owner only.
     pub(crate) const fn is_get_of_owner(&self) -> bool {
         matches!(self.tries.replica, ReplicaUse::No) && readable(&self.request).is_some()
     }
 
-    /// An attempt was in vain: whether the next is with the replica owner.
+    /// Handles a failed attempt: decides whether the next one uses the replica owner.
     pub(crate) fn turn_to_replica(&mut self, status: Status) {
         if status != Status::Unreachable || readable(&self.request).is_none() {
             return;
@@ -262,7 +263,7 @@ impl Slice {
         };
     }
 
-    /// Takes in the answer to a request of its own that brings no bytes.
+    /// Takes over the contents of a reply without payload.
     pub(crate) fn take_answer(&mut self, header: &Header) {
         if header.status == Status::Ok {
             self.answer.bytes = self.weight_bytes();

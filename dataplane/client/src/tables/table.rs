@@ -1,6 +1,6 @@
-//! A table of reused positions, with a generation each.
+//! Table of reused positions, each with a generation.
 
-/// A table of reused positions with a generation each. Grows to the largest number ever open; never shrinks.
+/// Table of reused positions, each with a generation. Grows to the largest number of entries in use; never shrinks.
 pub(crate) struct Table<T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
@@ -8,7 +8,7 @@ pub(crate) struct Table<T> {
     live: usize,
 }
 
-/// A position: which of its holders it has or had last, whether it still has it, and what that is.
+/// A position: the generation of its present or last holder, whether it is live, and its value.
 struct Entry<T> {
     generation: u32,
     live: bool,
@@ -28,12 +28,13 @@ impl<T> Table<T> {
             (entry.live, entry.value) = (true, value);
             return (index, entry.generation);
         }
-        let index = u32::try_from(self.entries.len()).expect("a table of 2^32 entries");
+        let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 entries");
         self.entries.push(Entry { generation: 1, live: true, value });
         (index, 1)
     }
 
-    /// Free positions, at least so many of them, for copies of `like`. Those that are used are then [`Self::filled`].
+    /// Returns at least `count` free positions, for copies of `like`. Those that are used are then reported with
+    /// [`Self::filled`].
     #[inline]
     pub(crate) fn vacant(&mut self, like: &T, count: usize) -> Vacant<'_, T>
     where
@@ -44,14 +45,14 @@ impl<T> Table<T> {
         Vacant { entries, free: free.iter().rev() }
     }
 
-    /// So many of the vacant positions are in use now.
+    /// Marks so many of the vacant positions as used.
     #[inline]
     pub(crate) fn filled(&mut self, count: usize) {
         self.free.truncate(self.free.len() - count);
         self.live += count;
     }
 
-    /// Makes so many free positions, filled with copies of anything.
+    /// Ensures so many free positions, filled with copies of any value.
     fn prepare(&mut self, any: &T, count: usize)
     where
         T: Copy,
@@ -61,9 +62,9 @@ impl<T> Table<T> {
         if first == until {
             return;
         }
-        let end = u32::try_from(until).expect("a table of 2^32 entries");
+        let end = u32::try_from(until).expect("fewer than 2^32 entries");
         self.entries.resize_with(until, || Entry { generation: 1, live: false, value: *any });
-        // Used after those that are free, in order: as if they were inserted one by one.
+        // They are used after those that are free already, in order, as if entries were inserted one by one.
         self.free.splice(..0, (first as u32..end).rev());
     }
 
@@ -79,7 +80,7 @@ impl<T> Table<T> {
         (entry.generation == generation && entry.live).then_some(&mut entry.value)
     }
 
-    /// The entry at a position that our own tables say is live.
+    /// Returns the entry at a position that the client's tables state to be live.
     #[inline]
     pub(crate) fn at(&mut self, index: u32) -> &mut T {
         let entry = &mut self.entries[index as usize];
@@ -87,7 +88,7 @@ impl<T> Table<T> {
         &mut entry.value
     }
 
-    /// The same, with the generation that its position has now.
+    /// Returns the entry at such a position, with its generation.
     #[inline]
     pub(crate) fn named(&mut self, index: u32) -> (u32, &mut T) {
         let entry = &mut self.entries[index as usize];
@@ -95,7 +96,7 @@ impl<T> Table<T> {
         (entry.generation, &mut entry.value)
     }
 
-    /// The same, to look at only.
+    /// Returns the entry at such a position, for reading.
     #[inline]
     pub(crate) fn peek(&self, index: u32) -> &T {
         let entry = &self.entries[index as usize];
@@ -108,25 +109,25 @@ impl<T> Table<T> {
         self.entries[index as usize].generation
     }
 
-    /// Ends an entry; its value stays where it is until the position is used again.
+    /// Frees an entry; its value stays in place until the position is reused.
     #[inline]
     pub(crate) fn end(&mut self, index: u32) -> &mut T {
         let entry = &mut self.entries[index as usize];
         assert!(entry.live, "a live table entry");
         entry.live = false;
-        // Never 0, so that the default id is nobody's.
+        // Never 0, so that the default id is always stale.
         entry.generation = entry.generation.wrapping_add(1).max(1);
         self.free.push(index);
         self.live -= 1;
         &mut entry.value
     }
 
-    /// Takes an entry out that owns something.
+    /// Frees an entry and returns its value.
     pub(crate) fn remove(&mut self, index: u32, vacant: T) -> T {
         core::mem::replace(self.end(index), vacant)
     }
 
-    /// Keeps a removed value so that its allocations can be used again.
+    /// Keeps a removed value for the reuse of its allocations.
     pub(crate) fn recycle(&mut self, value: T) {
         if self.recycled.len() < 64 {
             self.recycled.push(value);
@@ -142,14 +143,14 @@ impl<T> Table<T> {
     }
 }
 
-/// Positions of a table that are being filled, in the order in which single ones would be used.
+/// Vacant positions of a table that are being filled, in the order in which single inserts would use them.
 pub(crate) struct Vacant<'a, T> {
     entries: &'a mut [Entry<T>],
     free: core::iter::Rev<core::slice::Iter<'a, u32>>,
 }
 
 impl<T: Copy> Vacant<'_, T> {
-    /// The next position, with a copy of `like`: index, generation, and what is there.
+    /// Fills the next position with a copy of `like`. Returns index, generation and entry.
     #[inline(always)]
     pub(crate) fn fill(&mut self, like: &T) -> Option<(u32, u32, &mut T)> {
         let &index = self.free.next()?;
@@ -158,13 +159,13 @@ impl<T: Copy> Vacant<'_, T> {
         Some((index, entry.generation, &mut entry.value))
     }
 
-    /// What is at a position, live or not.
+    /// Returns the entry at a position, live or not.
     #[inline(always)]
     pub(crate) fn at(&mut self, index: u32) -> &mut T {
         &mut self.entries[index as usize].value
     }
 
-    /// The position that was filled last stays free.
+    /// Leaves the position that was filled last free.
     #[inline]
     pub(crate) fn leave(&mut self, index: u32) {
         self.entries[index as usize].live = false;

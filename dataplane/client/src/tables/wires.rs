@@ -1,4 +1,4 @@
-//! Requests on the wire, and the slices that wait for their answers.
+//! Requests in flight, and the slices that wait for their replies.
 
 use kvplane_proto::ids::RequestId;
 use kvplane_proto::message::Operation;
@@ -7,16 +7,16 @@ use super::slice::NOWHERE;
 use super::table::Table;
 use crate::types::LaneId;
 
-/// A request on the wire and the slices that wait for its answer.
+/// A request in flight, and the slices that wait for its reply.
 pub(crate) struct Wire {
     pub(crate) lane: LaneId,
     pub(crate) operation: Operation,
-    /// By their positions; [`NOWHERE`] for one that has left the request.
+    /// Positions of the slices; [`NOWHERE`] for a slice that has left the request.
     pub(crate) slices: Vec<u32>,
 }
 
 impl Wire {
-    /// Nobody's.
+    /// Placeholder of a free position.
     const VACANT: Self = Self::new(LaneId { index: 0, generation: 0 }, Operation::Hello);
 
     const fn new(lane: LaneId, operation: Operation) -> Self {
@@ -24,7 +24,7 @@ impl Wire {
     }
 }
 
-/// The requests on the wire.
+/// Requests in flight.
 pub(crate) struct Wires {
     table: Table<Wire>,
 }
@@ -34,7 +34,7 @@ impl Wires {
         Self { table: Table::new() }
     }
 
-    /// A request goes out on a lane.
+    /// Registers a new request on a lane.
     pub(crate) fn open(&mut self, lane: LaneId, operation: Operation) -> RequestId {
         let mut wire = self.table.recycled().unwrap_or_else(|| Wire::new(lane, operation));
         wire.lane = lane;
@@ -44,12 +44,12 @@ impl Wires {
         RequestId { index, generation }
     }
 
-    /// A slice waits for the answer to a request.
+    /// Adds a slice to those that wait for the reply to a request.
     pub(crate) fn join(&mut self, request: RequestId, slice: u32) {
         self.table.at(request.index).slices.push(slice);
     }
 
-    /// A slice waits for the answer to a request no more; its place among those that do stays.
+    /// Removes a slice from those that wait for the reply to a request; its position among them stays.
     pub(crate) fn leave(&mut self, request: RequestId, slice: u32) {
         let slices = &mut self.table.at(request.index).slices;
         slices.iter_mut().filter(|other| **other == slice).for_each(|other| *other = NOWHERE);
@@ -59,22 +59,22 @@ impl Wires {
         self.table.get(request.index, request.generation)
     }
 
-    /// The request at a position that our own tables say is open.
+    /// Returns the request at a position that the client's tables state to be live.
     pub(crate) fn at(&mut self, index: u32) -> &mut Wire {
         self.table.at(index)
     }
 
-    /// The request has its answer: its slices are the caller's to move on, and then the caller gives it back.
+    /// Closes an answered request: the caller advances its slices and then returns it with [`Self::give_back`].
     pub(crate) fn close(&mut self, request: RequestId) -> Wire {
         self.table.remove(request.index, Wire::VACANT)
     }
 
-    /// Keeps the memory of a closed request for the next one.
+    /// Keeps the allocations of a closed request for the next one.
     pub(crate) fn give_back(&mut self, wire: Wire) {
         self.table.recycle(wire);
     }
 
-    /// A request is not answered any more, if it is open.
+    /// Closes a request that will not be answered any more, if it is in flight.
     pub(crate) fn free(&mut self, request: RequestId) {
         if self.get(request).is_some() {
             let freed = self.close(request);

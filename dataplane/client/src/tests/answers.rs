@@ -1,4 +1,4 @@
-//! The answers of an honest peer.
+//! Replies of an honest peer.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};
@@ -8,18 +8,18 @@ use kvplane_proto::status::Status;
 use super::rig::{Reply, SEGMENT_BYTES, SentFrame};
 use crate::LaneId;
 
-/// An answer to a put or a write.
+/// Returns the reply to a put or a write.
 pub(super) fn single(sent: &SentFrame, status: Status, version: u64) -> Reply {
     let header = Header::reply(Kind::Reply(sent.operation()), sent.header.request, status).with_argument(version);
     Reply { lane: sent.lane, header, body: Vec::new(), sum: 0 }
 }
 
-/// An answer of any kind to one request id, without body or payload.
+/// Returns a reply to one request id, without body or payload.
 pub(super) fn bare(lane: LaneId, operation: Operation, request: RequestId, status: Status) -> Reply {
     Reply { lane, header: Header::reply(Kind::Reply(operation), request, status), body: Vec::new(), sum: 0 }
 }
 
-/// The answer to gathered reads or writes.
+/// Returns the reply to gathered reads or writes.
 pub(super) fn many(sent: &SentFrame) -> Reply {
     let kind = Kind::Reply(sent.operation());
     let (mut before, mut bytes) = (0, 0);

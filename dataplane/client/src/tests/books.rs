@@ -1,5 +1,5 @@
-//! The books: which transport carried what, what changed over, where slow slices spent their time, and that nothing is
-//! lost of what was counted when peers go.
+//! Counters: transports and failovers are counted where they occur, slow slices have a time breakdown, and counts
+//! survive the close of their peer.
 
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::status::Status;
@@ -15,7 +15,7 @@ fn write(peer: PeerId, segment: u32, shareable: bool, bytes: u64) -> Request {
     )
 }
 
-/// Carries out what the client wants, each copy in its own time; the first `closed` copies cannot be done.
+/// Executes the client's outputs, one copy at a time; the first `closed` copies fail.
 fn run(rig: &mut Rig, mut closed: usize) {
     loop {
         let seen = rig.drain();
@@ -51,7 +51,7 @@ fn rig(change: impl FnOnce(&mut Config)) -> (Rig, PeerId) {
 }
 
 #[test]
-fn mapped_and_kernel_copies_are_told_apart() {
+fn mapped_and_kernel_copies_are_counted_separately() {
     let (mut rig, peer) = rig(|_| ());
     let batch = rig.submit(&[write(peer, 1, true, 100), write(peer, 2, false, 30), write(peer, 3, false, 7)]);
     run(&mut rig, 0);
@@ -65,7 +65,7 @@ fn mapped_and_kernel_copies_are_told_apart() {
 }
 
 #[test]
-fn a_rail_that_was_not_used_is_named_by_what_it_would_use() {
+fn an_unused_rail_is_reported_under_its_expected_transport() {
     for (shared, usual) in [(true, Transport::Shm), (false, Transport::Cma)] {
         let (rig, _) = rig(|config| config.shared = shared);
         let rails: Vec<Transport> = rig.client.metrics().rail_metrics().map(|rail| rail.transport).collect();
@@ -74,7 +74,7 @@ fn a_rail_that_was_not_used_is_named_by_what_it_would_use() {
 }
 
 #[test]
-fn each_change_of_transport_is_counted_where_it_began() {
+fn failovers_are_counted_at_the_transport_that_failed() {
     let (mut rig, peer) = rig(|_| ());
     let batch = rig.submit(&[write(peer, 1, true, 100)]);
     run(&mut rig, 2);
@@ -88,9 +88,9 @@ fn each_change_of_transport_is_counted_where_it_began() {
 }
 
 #[test]
-fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
+fn the_time_breakdown_of_a_slow_slice_adds_up() {
     let (mut rig, peer) = rig(|_| ());
-    // Connected, so that nothing is waited for.
+    // Connected first, so that the slice does not wait for the connection.
     let batch = rig.submit(&[write(peer, 2, true, 1)]);
     run(&mut rig, 0);
     rig.finish(batch);
@@ -101,7 +101,7 @@ fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
     let slow: Vec<_> = rig.client.metrics().slow_operations().copied().collect();
     let [slow] = slow[..] else { panic!("{slow:?}") };
     assert_eq!((slow.transport, slow.attempts, slow.status, slow.bytes), (Transport::Cma, 1, Status::Ok, 100));
-    // The first attempt took 10 µs, and so did the second.
+    // Both attempts took 10 µs.
     let stages = [slow.begun_ns, slow.queued_ns, slow.posted_ns, slow.sent_ns, slow.done_ns];
     assert_eq!(stages.map(|at_ns| at_ns - began_ns), [0, 10_000, 10_000, 10_000, 20_000]);
     let cma = rig.client.metrics().rail_metrics().find(|rail| rail.transport == Transport::Cma);
@@ -109,7 +109,7 @@ fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
 }
 
 #[test]
-fn what_departed_peers_counted_stays_in_the_sums() {
+fn counts_of_closed_peers_stay_in_the_totals() {
     let (mut rig, first) = rig(|_| ());
     let mut peer = first;
     for incarnation in 1..=3u64 {

@@ -1,5 +1,4 @@
-//! The declared state machines, as they are. A change here is a change of the protocol's behaviour: say why in the
-//! commit.
+//! Snapshots of the declared state machines. A change here changes the protocol's behaviour: explain it in the commit.
 
 use kvplane_proto::states::render;
 

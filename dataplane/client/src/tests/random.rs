@@ -1,5 +1,5 @@
-//! Random scripts: whatever peers, networks and callers do, each batch completes exactly once, with results in order,
-//! never while anything can still touch its memory, and nothing is left behind.
+//! Random scripts: regardless of peers, network and callers, each batch completes exactly once, with results in order,
+//! never while I/O can still touch its memory, and leaves no state behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use super::rig::{
 };
 use crate::{Config, LaneId, Local, PutBook, Request, SegmentTarget, SliceId, SubmitOptions};
 
-/// Keys below this are there from the start and are never removed.
+/// Objects with keys below this exist from the start and are never removed.
 const LASTING: u64 = 12;
 
-/// What the network has under way.
+/// An item in flight in the network.
 #[derive(Clone, Debug)]
 enum NetworkItem {
     Seen(ClientOutput),
@@ -39,7 +39,7 @@ impl NetworkItem {
         }
     }
 
-    /// The caller's memory that the host may be reading or writing for it.
+    /// Returns the caller's memory that the host may be reading or writing for it.
     fn memory(&self) -> &[Local] {
         match self {
             Self::Seen(ClientOutput::Copy { local, .. }) => core::slice::from_ref(local),
@@ -54,7 +54,7 @@ struct World {
     rig: Rig,
     pending: Vec<NetworkItem>,
     open: BTreeMap<BatchId, Vec<Request>>,
-    /// Batches' memory that the caller has taken back: the buffer is the batch's number.
+    /// Memory of batches that the caller has reclaimed: the buffer is the batch's number.
     returned: BTreeSet<u32>,
     submitted: u32,
     segment: SegmentTarget,
@@ -138,7 +138,7 @@ impl World {
                     3 | 4 => Request::Get(digest(number), local),
                     5 if number.is_multiple_of(2) => Request::Put(digest(number), local),
                     5 => {
-                        // What replaces an object that lasts is as long.
+                        // The replacement of a lasting object has the same length.
                         let local =
                             Local { bytes: if number < LASTING { lasting_bytes(number) } else { bytes }, ..local };
                         Request::PutAs(digest(number), local, push_name(&mut book, number, 0))
@@ -162,13 +162,13 @@ impl World {
         self.open.insert(batch, requests);
     }
 
-    /// A range of the segment; now and then one that ends, or lies, outside.
+    /// Returns a range of the segment; now and then one that ends, or begins, outside.
     const fn part(&self, which: u64) -> SegmentTarget {
         let offset = if which.is_multiple_of(11) { SEGMENT_BYTES - which / 11 % 3 * 5_000 } else { which * 8 };
         SegmentTarget { offset, ..self.segment }
     }
 
-    /// Takes everything that the client puts out, and checks it.
+    /// Takes and checks all outputs of the client.
     fn collect(&mut self) {
         for seen in self.rig.drain() {
             match seen {
@@ -203,7 +203,7 @@ impl World {
         (!found.is_empty()).then(|| found[which as usize % found.len()])
     }
 
-    /// Something that is under way arrives, or arrives `spoiled`.
+    /// Delivers an item in flight, damaged if `spoiled`.
     fn advance(&mut self, which: u64, spoiled: bool) {
         let Some(index) = self.pick(which, |_| true) else { return };
         let pending = self.pending.remove(index);
@@ -222,7 +222,7 @@ impl World {
                     if matches!(sent.operation(), Operation::Lookup | Operation::Reserve)
                         && matches!(which % 8, 0..=2 | 6)
                     {
-                        // A peer that says nothing of what it lends has nothing to wait for.
+                        // This damage hides the granted handles from the client, so they are not awaited.
                         (self.rig.pins, self.rig.reservations) = held;
                     }
                 }
@@ -241,7 +241,7 @@ impl World {
             let returned = locals.iter().any(|local| self.returned.contains(&local.buffer));
             assert!(!returned, "memory that was given back is written");
             assert_eq!(locals.iter().map(|local| local.bytes).sum::<u64>(), reply.header.payload_bytes);
-            // On one connection nothing else arrives before the payload's end; other lanes go on meanwhile.
+            // On one connection no frame arrives before the end of the payload; other lanes continue.
             self.pending.push(NetworkItem::Payload { lane: reply.lane, slice, locals, sum: reply.sum });
         }
     }
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    /// The host ends a lane: its I/O first, then the client is told.
+    /// Ends a lane: its I/O first, then the report to the client.
     fn end(&mut self, lane: LaneId) {
         self.pending.retain(|pending| pending.lane() != Some(lane) || matches!(pending, NetworkItem::Reply(_)));
         self.dead.insert(lane);
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// From now on everybody is honest and time passes: everything must come to its end.
+    /// From now on all peers are honest and time passes: everything must complete.
     fn finish(&mut self) {
         for _ in 0..100_000 {
             self.collect();
@@ -319,7 +319,7 @@ fn check_result(request: &Request, status: Status, bytes: u64) {
         }
         Request::GetRange(_, _, local) => assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 }),
         Request::List(..) | Request::OpenSegment(_) => {}
-        _ => unreachable!("not asked here"),
+        _ => unreachable!("not used here"),
     }
 }
 

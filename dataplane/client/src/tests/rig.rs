@@ -1,5 +1,5 @@
-//! A host, its network and its peers in one: takes what the client puts out and answers as an honest peer would, or
-//! lets a test answer by hand. Objects have a length, a version and a checksum, but no bytes.
+//! Test rig: a host, its network and its peers in one. Takes the client's outputs and replies as an honest peer would,
+//! or lets a test reply by hand. Objects have a length, a version and a checksum, but no bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -25,17 +25,17 @@ use crate::{
 
 pub(super) const SECOND_NS: u64 = 1_000_000_000;
 
-/// The one region of [`descriptor`].
+/// Length of the only region of [`descriptor`].
 pub(super) const SEGMENT_BYTES: u64 = 1 << 30;
 
 impl Client {
-    /// Its peers, rails and lanes.
+    /// Returns the peers, rails and lanes.
     pub(crate) const fn network(&self) -> &Network {
         &self.router.traffic.network
     }
 }
 
-/// A frame that the client sent.
+/// A frame that the client has sent.
 #[derive(Clone, Debug)]
 pub(super) struct SentFrame {
     pub(super) lane: LaneId,
@@ -70,7 +70,7 @@ impl SentFrame {
     }
 }
 
-/// A frame for the client, and what its payload sums to.
+/// A frame for the client, with the checksum of its payload.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) lane: LaneId,
@@ -79,7 +79,7 @@ pub(super) struct Reply {
     pub(super) sum: u64,
 }
 
-/// What the client asked of its host.
+/// An output of the client.
 #[derive(Clone, Debug)]
 pub(super) enum ClientOutput {
     Connect { lane: LaneId, path: Path },
@@ -94,7 +94,7 @@ pub(super) enum ClientOutput {
 pub(super) struct Object {
     pub(super) bytes: u64,
     pub(super) version: u64,
-    /// True where the owner says that the replica owner has it too.
+    /// True if the owner reports that the replica owner has the object too.
     pub(super) is_replicated: bool,
 }
 
@@ -117,14 +117,14 @@ pub(super) struct Rig {
     pub(super) reservations: BTreeMap<(LaneId, u64), PutItem>,
     pub(super) done: Vec<BatchId>,
     pub(super) maps_wanted: usize,
-    /// Whether the kernel copies between us and the peers.
+    /// True if the kernel copies between this process and the peers.
     pub(super) cma: bool,
-    /// In which ways segments were copied, in order; None for a transfer of a file.
+    /// Ways in which segments were copied, in order; `None` for a file transfer.
     pub(super) ways: Vec<Option<Via>>,
     next: u32,
 }
 
-/// The checksum of every object under this digest.
+/// Returns the checksum of every object under this digest.
 pub(super) fn sum_of(digest: Digest) -> u64 {
     digest.low() ^ 0x5555
 }
@@ -164,7 +164,7 @@ pub(super) fn shared_config() -> Config {
     Config { cluster: "test".into(), client: 7, host: "here".into(), ..Config::default() }
 }
 
-/// Members `1..=members` of one shard each, all on this host, in incarnation `incarnation`.
+/// Returns a map with the members `1..=members` of one shard each, all on this host, in incarnation `incarnation`.
 pub(crate) fn map(epoch: u64, members: u64, incarnation: u64) -> ClusterMap {
     let members = (1..=members)
         .map(|node| Member {
@@ -183,7 +183,7 @@ pub(crate) fn map(epoch: u64, members: u64, incarnation: u64) -> ClusterMap {
 }
 
 impl Rig {
-    /// A client that knows a cluster of `members`.
+    /// Creates a client with a map of `members` members.
     pub(super) fn new(config: Config, members: u64) -> Self {
         let mut client = Client::new(config);
         client.set_map(map(1, members, 1), 0);
@@ -209,7 +209,7 @@ impl Rig {
         self
     }
 
-    /// A peer outside the map that serves a segment.
+    /// Opens a peer outside the map that serves a segment.
     pub(super) fn segment_peer(&mut self, shm: bool) -> PeerId {
         self.client.open_peer(PeerAddress {
             kind: crate::PeerKind::Native,
@@ -225,7 +225,7 @@ impl Rig {
         self.client.submit(requests, self.now_ns + 10 * SECOND_NS, self.now_ns).expect("a valid batch")
     }
 
-    /// Everything that the client wants done, in order.
+    /// Returns all outputs of the client, in order.
     pub(super) fn drain(&mut self) -> Vec<ClientOutput> {
         let mut seen = Vec::new();
         while let Some(output) = self.client.poll_output() {
@@ -262,7 +262,7 @@ impl Rig {
         seen
     }
 
-    /// What the client wants done, without connections: those are made and greeted.
+    /// Returns the frames that the client sends; connections are established with their handshakes.
     pub(super) fn frames(&mut self) -> Vec<SentFrame> {
         let mut frames = Vec::new();
         loop {
@@ -279,7 +279,7 @@ impl Rig {
         }
     }
 
-    /// Serves everything honestly until nothing is left to do at this time.
+    /// Serves honestly until no output is left at this time.
     pub(super) fn run(&mut self) {
         loop {
             let seen = self.drain();
@@ -290,7 +290,7 @@ impl Rig {
         }
     }
 
-    /// Lets time pass, and serves honestly, until the client wants nothing more or `until_ns`.
+    /// Lets time pass, and serves honestly, until the client has no timer before `until_ns`.
     pub(super) fn run_until(&mut self, until_ns: u64) {
         self.run();
         while let Some(at_ns) = self.client.poll_timeout().filter(|&at_ns| at_ns <= until_ns) {
@@ -326,7 +326,7 @@ impl Rig {
         self.client.lane_gone(lane, self.now_ns);
     }
 
-    /// Hands the client a frame and its payload.
+    /// Delivers a frame and its payload to the client.
     pub(super) fn deliver(&mut self, reply: &Reply) {
         if let Some((slice, locals)) = self.receive(reply) {
             assert_eq!(locals.iter().map(|local| local.bytes).sum::<u64>(), reply.header.payload_bytes);
@@ -334,12 +334,12 @@ impl Rig {
         }
     }
 
-    /// Hands the client a frame only.
+    /// Delivers a frame without its payload to the client.
     pub(super) fn place(&mut self, reply: &Reply) -> PayloadTo {
         self.client.frame(reply.lane, &reply.header, &reply.body, self.now_ns)
     }
 
-    /// Hands the client a frame only: for whom its payload is, and where it goes.
+    /// Delivers a frame without its payload. Returns the slice and the destination of the payload.
     pub(super) fn receive(&mut self, reply: &Reply) -> Option<(SliceId, Vec<Local>)> {
         match self.place(reply) {
             PayloadTo::Discard => None,
@@ -353,7 +353,7 @@ impl Rig {
         self.next
     }
 
-    /// What an honest peer answers.
+    /// Returns the replies of an honest peer.
     pub(super) fn answers(&mut self, sent: &SentFrame) -> Vec<Reply> {
         let operation = sent.operation();
         let mut body = Vec::new();
@@ -382,7 +382,7 @@ impl Rig {
             }
             Operation::GetRange => return sent.items().iter().map(|item| self.get_range(sent.lane, item)).collect(),
             Operation::Rdma => unreachable!("drivers talk about connections, clients do not"),
-            Operation::Prove => unreachable!("nobody here wants tickets"),
+            Operation::Prove => unreachable!("tickets are not required here"),
             Operation::Release | Operation::Abort => {
                 for item in sent.items::<IdItem>() {
                     let held = (sent.lane, item.id);
@@ -495,7 +495,7 @@ impl Rig {
         CommitReply { status: Status::Ok, version: Version(78), flags: ItemFlags::NONE }
     }
 
-    /// The results of a batch that is done; releases it.
+    /// Releases a complete batch and returns its results.
     pub(super) fn finish(&mut self, batch: BatchId) -> Vec<(Status, u64, u64)> {
         let times = self.done.iter().filter(|&&done| done == batch).count();
         assert_eq!(times, 1, "a batch completes exactly once");
@@ -505,7 +505,7 @@ impl Rig {
         results
     }
 
-    /// Nothing is left of all that was done.
+    /// Asserts that no state is left behind.
     pub(super) fn assert_empty(&mut self) {
         assert!(self.drain().is_empty());
         assert_eq!(self.client.batches().len(), 0, "batches");
@@ -535,7 +535,7 @@ impl Rig {
     }
 }
 
-/// The reply that gives so many bytes of an object.
+/// Returns the reply with so many bytes of an object.
 fn found(reply: Header, object: &Object, bytes: u64, sum: u64) -> Header {
     let mut header = reply.with_payload(bytes, Some(sum)).with_argument(object.version);
     header.flags = header.flags.with(FrameFlags::REPLICATED, object.is_replicated);

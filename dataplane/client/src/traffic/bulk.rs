@@ -1,15 +1,15 @@
-//! Copies that a device does by itself, as a lane sends them; and what is the same for those that end together.
+//! Bulk copies: device copies as a lane posts them, and the joint accounting of those that complete together.
 
 use crate::network::{Lane, Locality, Places};
 use crate::tables::{HeldHandle, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
 use crate::types::{Config, DeviceCopy, Local, Request, SliceId, Via};
 
-/// Slices that ended together and were posted together.
+/// Joint accounting of slices that were posted together and completed together.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(super) times: Times,
     pub(super) small: bool,
-    /// Where their memory is, at our end and at the peer's.
+    /// Places of their memory, at our end and at the peer's.
     pub(super) places: Places,
     pub(super) slices: u64,
     pub(super) bytes: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Whether a slice that was sent has all of it in common.
+    /// Returns true if a slice that was sent belongs to this tally.
     pub(super) fn has(&self, slice: &Slice, lane: u32, config: &Config, locality: &Locality) -> bool {
         let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { return false };
         let places = Places { ours: locality.place_of(local.buffer), theirs: target.place };
@@ -30,44 +30,43 @@ impl Tally {
     }
 }
 
-/// One of the copies of a row: what it has for itself. They have the segment, the buffer and the direction in common.
+/// Individual part of one of several similar copies, which share the segment, the buffer and the direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RowCopy {
-    /// For whom.
     pub slice: SliceId,
-    /// Where in the segment.
+    /// Start within the segment.
     pub offset: u64,
-    /// Where in the buffer.
+    /// Start within the buffer.
     pub at: u64,
-    /// How much.
     pub bytes: u64,
 }
 
-/// What a slice counts for beyond its bytes. By itself, as hardly any is so short: others only compare.
+/// Returns the load that a short slice counts for beyond its bytes. Out of line, as hardly any slice is so short.
 #[cold]
 #[inline(never)]
 pub(super) const fn short_of_least(bytes: u64) -> u64 {
     LEAST_LOAD_BYTES - bytes
 }
 
-/// The copies that a lane sends next.
+/// Iterator over the copies that a lane posts next.
 pub struct Copies<'a> {
     pub(super) slices: &'a mut Table<Slice>,
     pub(super) lane: &'a mut Lane,
     pub(super) now_ns: u64,
     pub(super) window_bytes: u64,
     pub(super) closes_ways: bool,
-    /// How many there may be, and how many more.
+    /// Limit of the number of copies, and how many of these are left.
     pub(super) most: u32,
     pub(super) left: u32,
-    /// The state of the lane, which it gets when they end.
+    /// Changed state of the lane, written back when the iterator is dropped.
     pub(super) next: u32,
     pub(super) sent_bytes: u64,
 }
 
 impl Copies<'_> {
-    /// Those behind `first` that differ from it in their places only: fills `into` from its start, and returns how many
-    /// they are.
+    /// Posts the copies behind `first` that differ from it in their offsets and lengths only: fills `into` from its
+    /// start, and returns their number.
     #[inline(never)]
     pub fn alike(&mut self, first: &DeviceCopy, into: &mut [RowCopy]) -> usize {
         let DeviceCopy { segment, write, local: Local { buffer, .. }, .. } = *first;
@@ -132,14 +131,14 @@ impl Drop for Copies<'_> {
     fn drop(&mut self) {
         let taken = self.most - self.left;
         self.lane.list.queued -= taken;
-        // None is without bytes.
+        // No copy is without bytes.
         self.lane.load.flying += taken;
         (self.lane.list.next, self.lane.load.sent_bytes) = (self.next, self.sent_bytes);
     }
 }
 
 impl Slice {
-    /// The device gets all of it.
+    /// Marks the slice as posted to the device.
     #[inline]
     fn post(&mut self, bytes: u64, now_ns: u64) {
         self.step(SliceEvent::Place);
@@ -148,14 +147,14 @@ impl Slice {
         (self.link.sent_bytes, self.answer.bytes) = (bytes, bytes);
     }
 
-    /// Whether the device was given all of it, and it was not asked for by a frame.
+    /// Returns true if the device was given the whole slice, without a request in a frame.
     pub(super) fn was_sent_whole(&self) -> bool {
         let whole = self.link.sent_bytes == self.weight_bytes() && self.answer.bytes == self.link.sent_bytes;
         whole && self.answer.version == 0 && self.answer.held == HeldHandle::Nothing
     }
 }
 
-/// Takes a slice that is not the first of its lane's list out of it.
+/// Unlinks a slice that is not the first in its lane's list.
 #[cold]
 pub(super) fn unlink(slices: &mut Table<Slice>, lane: &mut Lane, before: u32, after: u32) {
     slices.at(before).link.after = after;

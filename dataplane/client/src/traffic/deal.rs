@@ -1,28 +1,28 @@
-//! How slices that go the same way at once are dealt to lanes.
+//! Deal: distribution of a run of similar slices over lanes.
 
 use crate::tables::Slice;
 use crate::types::SegmentTarget;
 
-/// Lanes of a rail among which a run is dealt.
+/// Most lanes of a rail over which a run is dealt.
 pub(super) const LANES: usize = 8;
 
-/// What a lane of a run gets: how many slices, the first of them, and the last slice that it has.
+/// Share of a lane in a run: its load, the number and the first of its new slices, and its last slice.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Share {
     pub(super) lane: u32,
     pub(super) load_bytes: u64,
-    /// What they are known by as those that were bound together to this lane.
+    /// Number of the run of the slices bound together to this lane.
     pub(super) run: u64,
     pub(super) bound: u32,
     pub(super) first: u32,
     pub(super) last: u32,
 }
 
-/// Whose turn it is: the lane with the least to do, the first among equals. Where all have the same to do and slices
-/// are equal, that is each in its turn.
+/// Chooses the lane for each slice: the least loaded, the first among equals. If all lanes have the same load and
+/// slices are equal, this is round robin.
 #[derive(Default)]
 pub(super) struct Turns {
-    /// Whose turn is next while the rest of a round is known, and the load of its slices; 0 where it is not.
+    /// Next lane while the rest of a round is known, and the load of its slices; 0 if it is not known.
     next: usize,
     pub(super) load_bytes: u64,
 }
@@ -42,7 +42,7 @@ impl Turns {
     fn look(&mut self, shares: &[Share], load_bytes: u64) -> usize {
         let least_bytes = shares.iter().map(|share| share.load_bytes).min().unwrap_or(0);
         let at = shares.iter().position(|share| share.load_bytes == least_bytes).unwrap_or(0);
-        // The others are all as the first of a round leaves them, or as the last of a round finds them.
+        // The other lanes have the load that the first slices of a round leave behind, or that its last ones find.
         let rest = |one: &Share, other: u64| one.load_bytes == other;
         let begun = shares[..at].iter().all(|one| rest(one, least_bytes + load_bytes));
         let known = begun && shares.get(at..).is_some_and(|ahead| ahead.iter().all(|one| rest(one, least_bytes)));
@@ -54,27 +54,27 @@ impl Turns {
     }
 }
 
-/// What all slices of a run have in common.
+/// Common properties of all slices of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Common {
     pub(super) like: SegmentTarget,
     pub(super) small: bool,
-    /// Once they have so many bytes, the rail has its window of their size class: one that is larger goes alone.
+    /// Bytes at which the rail's window of their size class is full: a larger slice goes alone.
     pub(super) room_bytes: u64,
 }
 
-/// Slices like one that was just routed: where they go, and what they have in common.
+/// A run of slices like one that was just routed: their lanes and common properties.
 pub(crate) struct Deal {
     pub(super) rail: u32,
     /// A slice of the run before it is bound.
     pub(super) like: Slice,
     pub(super) common: Common,
     pub(super) shares: [Share; LANES],
-    /// How many of the shares are in use.
+    /// Number of shares in use.
     pub(super) open: usize,
 }
 
-/// How many slices were dealt, and the first item that is not among them.
+/// Number of slices that were dealt, and the first item that is not among them.
 pub(crate) struct DealOutcome<I> {
     pub(crate) bound: usize,
     pub(crate) next: Option<I>,

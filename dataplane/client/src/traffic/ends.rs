@@ -1,4 +1,4 @@
-//! How things end: lanes that are silent or reset, peers that are gone, slices that are done; and what is counted then.
+//! Ends: stalled and reset lanes, closed peers and completed slices, with their accounting.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::limits::Limits;
@@ -11,29 +11,31 @@ use crate::network::{Cause, Endpoint, EndpointEvent, connection_number, is_chang
 use crate::tables::{HeldHandle, NOWHERE, Slice, SliceEvent, SliceState, slice_id};
 use crate::types::{Output, Path, PayloadTo, PeerId, Request, Transport, Via};
 
-/// A lane is given up when it is silent for so many times the time that its work should take.
+/// Stall detection: a lane is closed after a silence of this many times the expected time of its work.
 const STALL_FACTOR: f64 = 8.0;
-/// Nor while its oldest slice may still come at this rate.
+/// Slowest rate assumed in stall detection, in bytes per second: a lane is kept while its oldest slice may still arrive
+/// at this rate.
 const LEAST_BYTES_PER_SECOND: u64 = 4_000_000;
-/// And not before it is silent for so many times the longest silence of its rail, up to [`Limits::RAIL_SILENCE_NS`].
+/// Stall detection: a lane is kept for this many times the longest silence of its rail, up to
+/// [`Limits::RAIL_SILENCE_NS`].
 const SILENCES: u64 = 4;
 
 impl Traffic {
-    /// A lane beside other rails is looked at while it has work: one that has not moved anything for too long is given
-    /// up, as are the other lanes of its rail that have not. A port that is gone says nothing.
+    /// Checks a lane next to other rails for a stall, while it has work: closes it if nothing has progressed for too
+    /// long, together with the other stalled lanes of its rail. A dead port sends no error.
     pub(crate) fn check_stall(&mut self, lane: u32) {
         let limit_ns = |traffic: &Self, lane: u32| {
             let entry = &traffic.network.lanes[lane];
             let rail = &traffic.network.rails[entry.rail].rail;
             let rate = rail.rate();
             let usual_ns = rate.base_ns().max(rate.latency_ns());
-            // How far away the peer is, is not known before something was served.
+            // The distance of the peer is unknown before a slice has completed.
             let least_ns = if usual_ns > 0.0 { Limits::STALL_NS } else { Limits::RAIL_HELLO_NS };
-            // Lanes share their rail: what the others have may be served before.
+            // Lanes share their rail: the work of the other lanes may be served first.
             let (bulk, small) = rail.inflight_bytes();
             let work_ns = usual_ns + (bulk + small) as f64 / rate.bytes_per_ns();
             let silence_ns = rail.silence_ns().saturating_mul(SILENCES).min(Limits::RAIL_SILENCE_NS);
-            // Nothing is heard of a payload before all of it is there, and a stated speed need not be the real one.
+            // A payload shows no progress until all of it has arrived, and a stated speed may not be the real one.
             let whole_ns = match entry.list.first {
                 NOWHERE => 0,
                 first => traffic.slices.peek(first).load_bytes().saturating_mul(1_000_000_000) / LEAST_BYTES_PER_SECOND,
@@ -60,17 +62,18 @@ impl Traffic {
                 self.network.rails[rail].books.of(transport).silences += 1;
             }
         }
-        // Only now, as it puts off when lanes are given up.
+        // Only after the loop, as it extends the limit.
         self.network.rails[rail].rail.gave_up(silent_ns);
     }
 
-    /// A lane ends: its peer is to be told, if it may still carry out something. Before its slices leave it.
+    /// Records a fence for a lane that ends, if the peer may still execute a change from it. Called before its slices
+    /// leave it.
     pub(crate) fn note_fence(&mut self, lane: u32) {
         let entry = &self.network.lanes[lane];
         let (path, id, peer) = (entry.path, entry.id(lane), entry.peer.0);
         let unanswered = |index: &u32| {
             let slice = self.slices.peek(*index);
-            // What a device of ours was told to write may still be on the network.
+            // A write posted to our device may still be in the network.
             let copied = path == Path::Rdma && slice.state == SliceState::Copying;
             let wire = self.wires.get(slice.wire);
             copied && matches!(slice.request, Request::Write(..)) || wire.is_some_and(|wire| is_change(wire.operation))
@@ -80,9 +83,9 @@ impl Traffic {
         }
     }
 
-    /// The payload of gathered reads follows. `None` when no honest peer sends that.
+    /// Handles the reply to gathered reads, whose payload follows. Returns `None` if it violates the protocol.
     ///
-    /// The request stays open until the payload is there, because it says for whom the payload is.
+    /// The request stays in flight until the payload has arrived, because it holds the slices that the payload is for.
     pub(crate) fn on_many_payload(&mut self, header: &Header) -> Option<PayloadTo> {
         let unchecked = header.checksum().is_none();
         if unchecked && self.network.host.config.checksum_segments {
@@ -90,7 +93,7 @@ impl Traffic {
         }
         let wire = self.wires.at(header.request.index);
         let slices = &mut self.slices;
-        // A second answer comes to slices that receive already.
+        // A duplicate reply finds slices that are receiving already.
         let asked = wire.slices.iter().all(|&index| slices.at(index).state == SliceState::Asked);
         let bytes: u64 = wire.slices.iter().map(|&index| slices.at(index).weight_bytes()).sum();
         if !asked || header.payload_bytes != bytes {
@@ -106,7 +109,7 @@ impl Traffic {
         Some(PayloadTo::Scatter { slice: slice_id(first, slices.generation(first)) })
     }
 
-    /// A request for many objects has its answer. `None` when no honest peer says that.
+    /// Handles the reply to an existence query of many objects. Returns `None` if it violates the protocol.
     pub(crate) fn existence_answered(&mut self, index: u32, header: &Header, body: &[u8]) -> Option<()> {
         let slice = self.slices.peek(index);
         let Request::Asks(_, from, count) = slice.request else { return None };
@@ -118,14 +121,14 @@ impl Traffic {
         Some(())
     }
 
-    /// A shard has room for a slice's bytes: the host copies them. Or it has none, and why.
+    /// Handles the reply to a reservation: the host copies the slice's bytes, or the failure is returned.
     pub(crate) fn reserved(&mut self, index: u32, item: &ReserveReply) -> Option<Status> {
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         if item.status != Status::Ok {
             return Some(item.status);
         }
-        let local = slice.request.source().expect("a reservation is asked for puts and fills only");
+        let local = slice.request.source().expect("only puts and fills make reservations");
         slice.answer.held = HeldHandle::Reservation(item.reservation);
         slice.step(SliceEvent::Place);
         let lane = self.network.lanes[slice.link.lane].id(slice.link.lane);
@@ -133,7 +136,7 @@ impl Traffic {
         None
     }
 
-    /// A slice is to be sent again after its rail failed it.
+    /// Counts a retry of a slice that failed on its rail.
     pub(crate) fn count_retry(&mut self, index: u32) {
         let slice = self.slices.at(index);
         if slice.link.rail != NOWHERE {
@@ -142,8 +145,7 @@ impl Traffic {
         }
     }
 
-    /// A slice was bound to a lane that a rail had carried before, in a certain way: counts it if either is another
-    /// now.
+    /// Counts a failover, if a slice is bound to another rail or transport than before.
     pub(crate) fn rebound(&mut self, index: u32, last: u32, via: Via) {
         let slice = self.slices.peek(index);
         let lane = &self.network.lanes[slice.link.lane];
@@ -164,7 +166,7 @@ impl Traffic {
         self.books.count_failover(from, to);
     }
 
-    /// A slice that was on a rail has ended, and has left it.
+    /// Accounts for the end of a slice that was on a rail and has left it.
     pub(crate) fn count_end(&mut self, slice: &Slice, status: Status) {
         if slice.link.rail == NOWHERE {
             return;
@@ -212,7 +214,7 @@ impl Traffic {
         });
     }
 
-    /// Frees the place of a departed peer once nothing is left on its lanes.
+    /// Frees the entry of a closed peer once its lanes are idle and empty.
     pub(crate) fn reclaim(&mut self, peer: PeerId) {
         let lanes = self.network.lanes_of(peer);
         let quiet = lanes.iter().all(|&lane| {
@@ -239,7 +241,7 @@ impl Traffic {
         self.network.peers.give_back(peer);
     }
 
-    /// Asks the host to end a lane's I/O; nothing to do for one that is idle or being reset.
+    /// Requests the host to end a lane's I/O; no effect on a lane that is idle or being reset.
     pub(crate) fn reset_lane(&mut self, lane: u32, cause: Cause) {
         if self.network.lanes[lane].state == Endpoint::Idle || !self.network.lanes.step(lane, EndpointEvent::Reset) {
             return;
@@ -253,8 +255,8 @@ impl Traffic {
         self.network.lanes.set_alarm(&mut self.network.host.timers, lane, None);
     }
 
-    /// What waits for a group of which no lane is left nor on its way has to know that one was lost: another path may
-    /// serve, and an attempt to connect that failed is charged.
+    /// Drains the group of a lost lane if no lane of the group is left or being connected: another path may serve its
+    /// slices, and a failed attempt to connect is charged to them.
     pub(crate) fn stranded(&mut self, lane: u32) -> Vec<u32> {
         let rail = &self.network.rails[self.network.lanes[lane].rail];
         let (peer, number) = (rail.peer, rail.group);
@@ -270,13 +272,13 @@ impl Traffic {
         self.drain_group(peer, number)
     }
 
-    /// When something was last heard of what a get waits for.
+    /// Returns the time of the last sign of life of the peer that a get waits for.
     pub(crate) fn heard_ns(&self, index: u32) -> u64 {
         let slice = self.slices.peek(index);
         if slice.state == SliceState::Asked {
             return self.network.lanes[slice.link.lane].progress_ns;
         }
-        // It waits for its turn with the peer: others are served before.
+        // The get is queued for the peer: others are served before it.
         let Some(peer) = self.network.peers.get(slice.way.peer) else { return 0 };
         let lanes = peer.groups.iter().flat_map(|group| &group.rails).flat_map(|&rail| &self.network.rails[rail].lanes);
         let lanes = lanes.map(|&lane| &self.network.lanes[lane]).filter(|lane| lane.state == Endpoint::Ready);

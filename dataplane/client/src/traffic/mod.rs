@@ -1,7 +1,7 @@
-//! Traffic: batches, their slices and the requests on the wire, over the network that carries them.
+//! Traffic: batches, their slices and the requests in flight, over the network that carries them.
 //!
-//! Here slices are put into the queues of groups, onto the lists of lanes, and off them again, with all that is booked
-//! for them. Whether and to whom a slice is sent at all, and what its outcome means, is decided above.
+//! This layer moves slices into the queues of groups, onto the lists of lanes, and off them again, with the accounting
+//! of each step. The layers above decide whether and where a slice is sent, and handle its outcome.
 
 mod bulk;
 mod deal;
@@ -20,17 +20,17 @@ use crate::sched::{Kinds, Next, Priority, Ticket};
 use crate::tables::{Batches, NOWHERE, Slice, SliceState, Table, Wire, Wires, slice_id};
 use crate::types::{PeerId, Request, SliceId};
 
-/// The first lanes stay free of bulk for this long after a small slice met bulk.
+/// Time for which the first lanes are reserved for small slices after a small slice met bulk.
 const EXPRESS_NS: u64 = 100_000_000;
 
-/// The tables, and the network that they are about.
+/// Tables, and the network that they refer to.
 pub(crate) struct Traffic {
     pub(crate) network: Network,
     pub(crate) batches: Batches,
     pub(crate) slices: Table<Slice>,
     pub(crate) wires: Wires,
     pub(crate) books: Books,
-    /// Runs of slices that were bound together so far, by lane.
+    /// Number of runs so far; a run is counted for each of its lanes.
     runs: u64,
 }
 
@@ -46,7 +46,7 @@ impl Traffic {
         }
     }
 
-    /// Gives a slice to a lane if one has room and nothing waits, else to the group's queue.
+    /// Binds a slice to a lane if one has room and no slice of its size is queued, else enqueues it in the group.
     pub(crate) fn enter_group(&mut self, id: SliceId, peer: PeerId, number: u8) {
         let now_ns = self.network.host.now_ns;
         let slice = self.slices.at(id.index);
@@ -62,7 +62,7 @@ impl Traffic {
             group.express_until_ns = now_ns.saturating_add(EXPRESS_NS);
         }
         let group = &self.network.peers[peer.0].groups[usize::from(number)];
-        // Where nothing of its size waits, its turn is now.
+        // If no slice of its size is queued, it is next.
         let waiting = &group.waiting[usize::from(queue)].queue;
         let next = waiting.is_empty() || ticket.small && !waiting.has(true);
         let lane = if next { self.network.choose(group, ask) } else { None };
@@ -81,7 +81,7 @@ impl Traffic {
         self.network.mark_group(peer.0, number);
     }
 
-    /// What a lane is wanted for, for a slice.
+    /// Returns the requirements of a slice on its lane.
     fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
         let slice = self.slices.at(index);
         let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.way.queue);
@@ -90,7 +90,7 @@ impl Traffic {
         Ask::new(bytes, open * bytes, small, priority, queue, avoid)
     }
 
-    /// Gives a slice to a lane.
+    /// Binds a slice to a lane.
     fn bind(&mut self, id: SliceId, lane: u32) {
         let network = &mut self.network;
         let entry = &mut network.lanes[lane];
@@ -111,7 +111,7 @@ impl Traffic {
         }
     }
 
-    /// Binds what waits for the groups that may have room now.
+    /// Binds the queued slices of the groups that may have room now.
     pub(crate) fn dispatch_dirty(&mut self) {
         for _ in 0..self.network.dirty_groups() {
             if let Some((peer, number)) = self.network.take_dirty_group() {
@@ -120,7 +120,7 @@ impl Traffic {
         }
     }
 
-    /// Binds what waits for a group to lanes while there is room; connects more lanes for the rest.
+    /// Binds the queued slices of a group to lanes while there is room; connects more lanes for the rest.
     fn dispatch(&mut self, peer: u32, number: u8) {
         let (now_ns, both) = (self.network.host.now_ns, Kinds { small: true, large: true });
         let queues = self.network.peers[peer].groups[usize::from(number)].waiting.len();
@@ -142,13 +142,12 @@ impl Traffic {
         self.network.connect_more(peer, number);
     }
 
-    /// Binds the slice whose turn it is in a queue. Where there is no room for one of its size, `kinds` says so from
-    /// then on.
+    /// Binds the next slice of a queue. If there is no room for its size, clears that size in `kinds`.
     fn serve(&mut self, peer: u32, number: u8, queue: usize, next: &Next, kinds: &mut Kinds) {
         let ask = self.ask(next.item, next.small, next.priority);
         let group = &self.network.peers[peer].groups[usize::from(number)];
         let Some(lane) = self.network.choose(group, ask) else {
-            // One of a higher class may have room where this one has none, but those come first anyway.
+            // A slice of a higher class might have room where this one has none, but those come first anyway.
             match next.small {
                 true => kinds.small = false,
                 false => kinds.large = false,
@@ -161,7 +160,7 @@ impl Traffic {
         self.bind(slice_id(next.item, self.slices.generation(next.item)), lane);
     }
 
-    /// Takes all that waits for a group out of its queues.
+    /// Removes and returns all slices queued for a group.
     pub(crate) fn drain_group(&mut self, peer: u32, number: u8) -> Vec<u32> {
         let group = &mut self.network.peers[peer].groups[usize::from(number)];
         let waiting = group.drain();
@@ -171,7 +170,7 @@ impl Traffic {
         waiting
     }
 
-    /// The request has its answer: its slices are the caller's to move on.
+    /// Closes an answered request: the caller advances its slices.
     pub(crate) fn close_wire(&mut self, request: RequestId) -> Wire {
         let wire = self.wires.close(request);
         self.network.lanes[wire.lane.index].load.outstanding -= 1;
@@ -179,7 +178,7 @@ impl Traffic {
         wire
     }
 
-    /// Puts a slice at the end of its lane's list and its load on the lane.
+    /// Appends a slice to its lane's list, and books its load on the lane.
     fn enter_lane(&mut self, index: u32, lane: u32) {
         let entry = &mut self.network.lanes[lane];
         let before = core::mem::replace(&mut entry.list.last, index);
@@ -207,7 +206,7 @@ impl Traffic {
         }
     }
 
-    /// Takes a slice out of its group's queue, or it and its load off its lane.
+    /// Removes a slice from its group's queue, or from its lane with its load.
     pub(crate) fn leave_lane(&mut self, index: u32) {
         let slice = self.slices.at(index);
         let place = core::mem::replace(&mut slice.way.place, NOWHERE);
@@ -221,12 +220,12 @@ impl Traffic {
         }
         let lane = slice.link.lane;
         self.unlink(index, lane);
-        // Its part of the window is free: what waits may go.
+        // Its part of the window is free for queued slices.
         self.network.mark_group_of(lane);
         self.network.lanes.mark_dirty(lane);
     }
 
-    /// Takes a slice and its load off its lane.
+    /// Removes a slice and its load from its lane.
     #[inline]
     fn unlink(&mut self, index: u32, lane: u32) {
         let slice = self.slices.at(index);
@@ -256,7 +255,7 @@ impl Traffic {
         entry.progress_ns = self.network.host.now_ns;
     }
 
-    /// The slices of a lane, oldest first.
+    /// Returns the slices of a lane, oldest first.
     pub(crate) fn slices_on(&self, lane: u32) -> Vec<u32> {
         let mut found = Vec::new();
         let mut next = self.network.lanes[lane].list.first;
@@ -267,13 +266,13 @@ impl Traffic {
         found
     }
 
-    /// Somebody looks after a get at that time.
+    /// Sets the hedging timer of a get.
     pub(crate) fn watch_until(&mut self, id: SliceId, at_ns: u64) {
         self.slices.at(id.index).hedge_ns = at_ns;
         self.network.host.timers.watch(id, at_ns);
     }
 
-    /// Nobody looks after a get any more. What is answered must not wake its host later for nothing.
+    /// Clears the hedging timer of a get, so that an answered get does not wake the host for nothing.
     pub(crate) fn unwatch(&mut self, id: SliceId) {
         let at_ns = core::mem::take(&mut self.slices.at(id.index).hedge_ns);
         if at_ns > 0 {
@@ -281,7 +280,7 @@ impl Traffic {
         }
     }
 
-    /// A slice that nothing has happened to yet.
+    /// Creates a slice.
     pub(crate) fn new_slice(&self, batch: BatchId, task: u32, request: Request) -> Slice {
         Slice::new(batch, task, request, self.network.host.config.usual_via(), self.network.host.now_ns)
     }
@@ -295,12 +294,12 @@ impl Traffic {
         entry.open_slices[task as usize] += 1;
     }
 
-    /// How a slice's batch has ended, if it has.
+    /// Returns the status with which a slice's batch has ended, if it has.
     pub(crate) fn ended(&self, index: u32) -> Option<Status> {
         self.batches.peek(self.slices.peek(index).batch.index).ended
     }
 
-    /// A batch whose deadline has passed, or that is complete.
+    /// Returns a batch whose deadline has passed, or that is complete.
     pub(crate) fn due_deadline(&mut self) -> Option<BatchId> {
         let host = &mut self.network.host;
         host.timers.due_deadline(host.now_ns, |batch| self.batches.is_complete(batch))

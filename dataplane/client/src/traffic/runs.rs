@@ -1,8 +1,9 @@
-//! Runs: slices that go the same way at once are written as they lie in their lanes' lists, and ended together.
+//! Runs: similar slices that take the same way at once are appended to their lanes' lists together, and completed
+//! together.
 //!
-//! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
-//! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
-//! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/batches/bulk.rs`).
+//! This is an optimisation that makes no decisions of its own: it checks the common conditions of a run once, and adds
+//! its totals once. Any irregular slice ends a run and takes the normal path. The result of a run is exactly that of
+//! its slices one by one (`tests/batches/bulk.rs`).
 
 use super::Traffic;
 use super::bulk::{Copies, Tally, short_of_least, unlink};
@@ -13,7 +14,7 @@ use crate::tables::{HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, Slice, Slic
 use crate::types::{Output, Request, SegmentTarget, SliceId, Transport};
 
 impl Traffic {
-    /// The lanes among which slices like one that was just routed are dealt.
+    /// Returns the lanes for slices like one that was just routed.
     #[inline(never)]
     pub(crate) fn find_deal(&mut self, routed: u32, like: &SegmentTarget) -> Option<Deal> {
         let slice = self.slices.peek(routed);
@@ -23,7 +24,7 @@ impl Traffic {
         };
         let small = self.network.host.config.is_small(slice.load_bytes());
         let entry = &self.network.rails[rail];
-        // Small slices beside bulk are a matter of turns.
+        // Small slices next to bulk need the scheduler.
         let (bulk_bytes, small_bytes) = entry.rail.inflight_bytes();
         if small && bulk_bytes > 0
             || !small && self.network.host.now_ns < group.express_until_ns
@@ -54,12 +55,12 @@ impl Traffic {
         if open == 0 {
             return None;
         }
-        // As it was before it was bound, but for what all of them get.
+        // The routed slice as it was before it was bound, except for the rail, which all slices of the run get.
         let like_slice = Slice { state: SliceState::Queued, link: LaneLink { rail, ..slice.link }, ..*slice };
         Some(Deal { rail, like: like_slice, common: Common { like: *like, small, room_bytes }, shares, open })
     }
 
-    /// Books what lanes of a rail were dealt.
+    /// Books the slices dealt to the lanes of a rail.
     fn enter_lanes(&mut self, deal: &Deal, bytes: u64) {
         self.network.rails[deal.rail].rail.book(bytes, deal.common.small, self.network.host.now_ns);
         for share in &deal.shares[..deal.open] {
@@ -79,8 +80,8 @@ impl Traffic {
         }
     }
 
-    /// Makes slices and deals them to lanes, each to the one with the least to do. Returns how many, and the first
-    /// item that is not among them.
+    /// Makes slices and binds each to the least loaded lane. Returns their number, and the first item that is not among
+    /// them.
     #[inline(always)]
     pub(crate) fn deal<const ONE: bool, I>(
         &mut self,
@@ -96,7 +97,8 @@ impl Traffic {
         let ids = &mut batches.at(like.batch.index).slices;
         let (lane_bytes, small_bytes) = (config.lane_window_bytes.max(1), config.small_bytes);
         let (mut bound, mut bytes, mut task) = (0, 0, like.task);
-        // Our buffer, and where it is: one place for all, as they are booked together when they end.
+        // Our buffer and its place, which must be equal for all slices of a run, as they are booked together when they
+        // end.
         let (mut buffer, mut ours) = (u32::MAX, None);
         let mut turns = Turns::default();
         let mut vacant = slices.vacant(like, most);
@@ -109,7 +111,7 @@ impl Traffic {
                     break 'fits None;
                 };
                 let load_bytes = local.bytes.max(LEAST_LOAD_BYTES);
-                // Slices of one task are to one segment.
+                // Slices of one task are for one segment.
                 let is_like = ONE
                     || slice.task == task
                     || (SegmentTarget { offset: common.like.offset, ..*target }) == common.like;
@@ -155,7 +157,7 @@ impl Traffic {
         DealOutcome { bound, next }
     }
 
-    /// The copies that the device of a lane over RDMA can do by itself, as far as there is room for them.
+    /// Returns the copies that the device of an RDMA lane can execute, limited by its window.
     #[inline]
     pub(crate) fn copies_of(&mut self, index: u32) -> Copies<'_> {
         let Self { network, slices, .. } = self;
@@ -165,7 +167,7 @@ impl Traffic {
             left: lane.may_fly(config),
             next: lane.list.next,
             sent_bytes: lane.load.sent_bytes,
-            // One that is larger goes alone.
+            // A copy that is larger than the window goes alone.
             window_bytes: config.lane_window_bytes.max(1),
             closes_ways: lane.closes_ways(),
             now_ns: network.host.now_ns,
@@ -174,7 +176,7 @@ impl Traffic {
         }
     }
 
-    /// What a slice has in common with those that end together with it; none for one that is out of the ordinary.
+    /// Returns the tally of the slices that end together with this one; `None` for an irregular slice.
     pub(crate) fn tally_for(&self, lane: u32, id: SliceId) -> Option<Tally> {
         let slice = self.slices.get(id.index, id.generation)?;
         let slow = self.network.host.now_ns.saturating_sub(slice.times.begun_ns) >= self.network.host.config.slow_ns;
@@ -190,8 +192,8 @@ impl Traffic {
         })
     }
 
-    /// Ends a slice whose copy has succeeded and those behind it that have everything of a tally in common. Returns
-    /// the first that has not.
+    /// Completes a slice whose copy has succeeded, and the following ones that match the tally. Returns the first that
+    /// does not match.
     #[inline]
     pub(crate) fn end_alike(
         &mut self,
@@ -205,12 +207,12 @@ impl Traffic {
         let HostSide { config, outbox, .. } = host;
         let lane_entry = &mut lanes[lane];
         let report = config.report_tasks;
-        // The first is looked at like any other; nobody's run is this one.
+        // The first slice is always checked, as no slice has this run number.
         let mut run = u64::MAX;
         let (mut count, mut bytes, mut more_load_bytes) = (0, 0, 0);
         let mut batch = slices.peek(first.index).batch;
         let mut entry = batches.at(batch.index);
-        // Those at the front of the lane's list leave it without a look at their neighbours.
+        // Slices at the front of the lane's list are removed without updating their neighbours.
         let mut front = lane_entry.list.first;
         let mut next = Some(first);
         while let Some(id) = next {
@@ -223,7 +225,7 @@ impl Traffic {
                     break;
                 }
                 run = if slice.link.run == 0 { u64::MAX } else { slice.link.run };
-                // A run is of one batch.
+                // A run belongs to one batch.
                 if slice.batch != batch {
                     batch = slice.batch;
                     entry = batches.at(batch.index);
@@ -232,8 +234,11 @@ impl Traffic {
             if slice.state != SliceState::Copying {
                 break;
             }
-            debug_assert!(tally.has(slice, lane, config, locality) && slice.was_sent_whole(), "all of a run");
-            debug_assert!(slice.batch == batch, "a run is of one batch");
+            debug_assert!(
+                tally.has(slice, lane, config, locality) && slice.was_sent_whole(),
+                "all slices of a run are alike"
+            );
+            debug_assert!(slice.batch == batch, "a run belongs to one batch");
             let slice = slices.end(id.index);
             let (before, after, task, slice_bytes) =
                 (slice.link.before, slice.link.after, slice.task, slice.answer.bytes);
@@ -247,7 +252,7 @@ impl Traffic {
             } else {
                 unlink(slices, lane_entry, before, after);
             }
-            // Where tasks are not told of, only the end of the batch is.
+            // If tasks are not reported, only the end of the batch is.
             if entry.end_slice(task, slice_bytes) && (report || entry.remaining == 0) {
                 if report {
                     outbox.report(batch, task);
@@ -267,7 +272,7 @@ impl Traffic {
         next
     }
 
-    /// Books the end of slices that left a lane.
+    /// Accounts for the end of slices that left a lane.
     pub(crate) fn take_stock(&mut self, lane: u32, tally: &Tally) {
         let &Tally { times, small, places, slices, bytes, load_bytes, .. } = tally;
         if slices == 0 {

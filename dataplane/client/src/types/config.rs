@@ -7,53 +7,56 @@ use super::path::{Path, Transport, Via};
 /// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Cluster to belong to; peers of another refuse.
+    /// Name of the cluster; peers of another cluster refuse the connection.
     pub cluster: String,
     /// Random id of this process.
     pub client: u64,
-    /// Boot id of this host; a peer with an equal one may be reached by shared memory.
+    /// Boot id of this host; a peer with an equal one can be reached over shared memory.
     pub host: String,
     /// Stream lanes to each shard.
     pub lanes: u16,
-    /// Shared memory is used where the peer is on the same host.
+    /// Enables shared memory to peers on the same host.
     pub shared: bool,
-    /// The kernel copies between the processes (CMA) where the peer is on the same host.
+    /// Enables copies by the kernel between the processes (CMA) for peers on the same host.
     pub cma: bool,
-    /// TCP streams are used.
+    /// Enables TCP streams.
     pub stream: bool,
-    /// Bytes per second of each RDMA device of this host, by the host's numbers; 0 where that is not known. None: RDMA
-    /// is not used.
+    /// Bandwidth of each RDMA device of this host in bytes per second, by the host's numbers; 0 if unknown. If empty,
+    /// RDMA is disabled.
     pub rdma: Vec<u64>,
-    /// Ranges of segments are cut into slices of this many bytes, at least
-    /// [`kvplane_proto::Limits::SLICE_BYTES_LEAST`].
+    /// Size of slices that ranges of segments are cut into, at least [`kvplane_proto::Limits::SLICE_BYTES_LEAST`].
     pub slice_bytes: u64,
-    /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
-    /// that is larger goes alone.
+    /// Window of a lane: most payload bytes that are requested, sent, pinned or reserved on it and not completed. A
+    /// slice that is larger goes alone.
     pub lane_window_bytes: u64,
-    /// Work that a rail may have posted beyond its latency: more keeps it busy, less lets the urgent overtake sooner.
+    /// Most time, beyond its latency, that a rail may take for its posted work: more keeps the rail busy, less lets
+    /// urgent slices overtake sooner.
     pub post_ahead_ns: u64,
-    /// Slices up to this size do not wait for larger ones.
+    /// Slices up to this size do not wait behind larger ones.
     pub small_bytes: u64,
-    /// Slices of a range end where the target's offset is a multiple of this, if they can.
+    /// Alignment: slices of a range end where the target's offset is a multiple of this, if possible.
     pub align_bytes: u64,
-    /// Requests of a batch that touch each other on both sides share slices.
+    /// Merges requests of a batch that are adjacent on both sides into shared slices.
     pub merge: bool,
-    /// Slices that take longer are remembered with where they spent their time.
+    /// Threshold above which a slice is recorded as slow, with a breakdown of its time.
     pub slow_ns: u64,
-    /// Reads and writes of segments of at most so many bytes share frames of up to `slice_bytes`; 0: each has its own.
+    /// Reads and writes of segments up to this size share frames of up to `slice_bytes` (gathering); 0 disables
+    /// gathering.
     pub gather_range_bytes: u64,
-    /// Payloads of segment reads and writes carry a checksum; objects always do.
+    /// Adds checksums to payloads of segment reads and writes; payloads of objects always have one.
     pub checksum_segments: bool,
-    /// [`crate::Client::poll_finished`] reports the end of each task, and not only that of its batch.
+    /// Makes [`crate::Client::poll_finished`] report the end of each task, besides that of its batch.
     pub report_tasks: bool,
-    /// The client only fetches, from former owners, what was in slots that moved: see [`crate::Client::set_sources`].
+    /// Makes the client an importer, which only pulls objects of migrating slots from former owners: see
+    /// [`crate::Client::set_sources`].
     pub fetches: bool,
-    /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
+    /// In-flight requests on one lane to a peer of a foreign protocol, at least 1.
     pub foreign_depth: u32,
-    /// After so long without a sign of its owner, a get leaves its request for the other owner: as long as the slowest
-    /// hundredth of the owner's gets takes, at least half of this and at most this. 0: only when it must.
+    /// Upper bound of the hedging delay: a get without a reply from its owner for so long is sent to the replica owner
+    /// too. The delay is the 99th percentile of the owner's gets, clamped to between half of this and this. 0 disables
+    /// hedging.
     pub hedge_ns: u64,
-    /// Gets of whole objects that two owners have are spread over both.
+    /// Spreads gets of whole objects over the owner and the replica owner.
     pub spread: bool,
 }
 
@@ -87,22 +90,22 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether a slice of so many bytes counts as small.
+    /// Returns true if a slice of so many bytes counts as small.
     pub(crate) const fn is_small(&self, bytes: u64) -> bool {
         bytes <= self.small_bytes
     }
 
-    /// Ranges are cut into slices of at most so many bytes.
+    /// Returns the most bytes of a slice of a range.
     pub(crate) fn most_slice_bytes(&self) -> u64 {
         self.slice_bytes.max(Limits::SLICE_BYTES_LEAST)
     }
 
-    /// How peers on this host are expected to be copied from.
+    /// Returns the way of copying that is expected for peers on this host.
     pub(crate) const fn usual_via(&self) -> Via {
         if self.shared { Via::Map } else { Via::Cma }
     }
 
-    /// What a rail of this path is expected to use.
+    /// Returns the transport that is expected for a rail of this path.
     pub(crate) const fn usual_transport(&self, path: Path) -> Transport {
         Transport::of(path, self.usual_via())
     }

@@ -1,62 +1,58 @@
-//! Why a batch is not taken in.
+//! Errors of submitting a batch.
 
 use core::fmt;
 
-/// Why a batch was refused. Nothing of it was done.
+/// Reason to reject a batch. A rejected batch has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubmitError {
-    /// No requests.
+    /// The batch has no requests.
     Empty,
-    /// More requests than one batch may hold.
-    TooMany {
-        /// How many.
-        requests: usize,
-        /// The limit.
-        limit: usize,
-    },
+    /// The batch has more requests than the limit.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    TooMany { requests: usize, limit: usize },
     /// A request moves 0 bytes.
     ZeroBytes {
-        /// Which request.
+        /// Position of the request.
         index: usize,
     },
-    /// A request moves more than one frame may.
+    /// A request moves more bytes than the payload of one frame may have.
     TooLarge {
-        /// Which request.
+        /// Position of the request.
         index: usize,
-        /// Its bytes.
+        /// Bytes of the request.
         bytes: u64,
-        /// The limit.
+        /// Limit of the bytes.
         limit: u64,
     },
     /// A request's range of memory or of a segment ends beyond 2^64 bytes.
     OutOfRange {
-        /// Which request.
+        /// Position of the request.
         index: usize,
     },
-    /// More is open than one client may have open.
+    /// The client has too many slices in flight (backpressure).
     Busy {
-        /// Slices that are open.
+        /// Slices in flight.
         open: usize,
         /// Slices of this batch.
         slices: usize,
-        /// The limit.
+        /// Limit of both together.
         limit: usize,
     },
-    /// A request names a peer that was never opened.
+    /// A request names a peer that is not open.
     UnknownPeer {
-        /// Which request.
+        /// Position of the request.
         index: usize,
     },
-    /// A put names an entry that the batch's book does not have.
+    /// A put names an entry that the batch's book of puts does not have.
     UnknownPut {
-        /// Which request.
+        /// Position of the request.
         index: usize,
     },
     /// Two requests of the batch write to overlapping memory of the caller.
     Overlap {
-        /// One of them.
+        /// Position of the first request.
         first: usize,
-        /// The other.
+        /// Position of the second request.
         second: usize,
     },
 }
@@ -64,7 +60,7 @@ pub enum SubmitError {
 impl fmt::Display for SubmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Empty => f.write_str("a batch of no requests"),
+            Self::Empty => f.write_str("the batch has no requests"),
             Self::TooMany { requests, limit } => {
                 write!(f, "a batch of {requests} requests is over the limit of {limit}: submit it in parts")
             }
@@ -75,10 +71,10 @@ impl fmt::Display for SubmitError {
             Self::OutOfRange { index } => write!(f, "the range of request {index} ends beyond 2^64 bytes"),
             Self::Busy { open, slices, limit } => write!(
                 f,
-                "{open} slices are open and {slices} more would be over the limit of {limit}: wait for some to complete"
+                "{open} slices are in flight and {slices} more exceed the limit of {limit}: wait for some to complete"
             ),
             Self::UnknownPeer { index } => write!(f, "request {index} names a segment that was not opened"),
-            Self::UnknownPut { index } => write!(f, "request {index} names an entry that the book of puts has not"),
+            Self::UnknownPut { index } => write!(f, "request {index} names an entry that the book of puts lacks"),
             Self::Overlap { first, second } => {
                 write!(f, "requests {first} and {second} write to overlapping memory")
             }

@@ -1,4 +1,4 @@
-//! What goes into a client and what comes out; here the names of things in it.
+//! Types of the client's interface: ids and addresses here, requests, options and outputs in the modules below.
 
 use std::net::SocketAddr;
 
@@ -20,71 +20,71 @@ pub use output::{DeviceCopy, Output, PayloadTo};
 pub use path::{Path, PeerKind, Transport, Via};
 pub use request::{Request, TaskResult};
 
-/// A connection's identity; the generation changes with every reconnect.
+/// Id of a lane (connection); the generation changes with every reconnect.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct LaneId {
     /// Position in the client's table.
     pub index: u32,
-    /// Which connection at that position.
+    /// Generation of the lane at that position.
     pub generation: u32,
 }
 
-/// A shard that requests go to.
+/// Id of a peer: a shard that requests go to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct PeerId(pub u32);
 
-/// Which incarnation of which shard a peer of the client is: no two that one client ever knew have the same.
+/// Id of an incarnation of a shard; never reused within one client.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub struct PeerIncarnation(pub u32);
 
-/// A slice's identity.
+/// Id of a slice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub struct SliceId {
     /// Position in the client's table.
     pub index: u32,
-    /// Which slice at that position.
+    /// Generation of the slice at that position.
     pub generation: u32,
 }
 
-/// Where a shard is reached, and as whom it must answer.
+/// Address of a shard, and the identity that it has to prove in the handshake.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct PeerAddress {
-    /// What it is.
+    /// Kind of the peer.
     pub kind: PeerKind,
-    /// Its node; 0 for whoever answers.
+    /// Node of the shard; 0 to accept any.
     pub node: NodeId,
-    /// The node's incarnation; 0 for any.
+    /// Incarnation of the node; 0 to accept any.
     pub incarnation: Incarnation,
-    /// Its shard.
+    /// Index of the shard within the node.
     pub shard: ShardId,
-    /// Data port.
+    /// Address of the data port.
     pub tcp: SocketAddr,
-    /// Unix socket for shared memory, when the peer is on this host.
+    /// Path of the Unix socket for shared memory, if the peer is on this host.
     pub shm: Option<String>,
 }
 
-/// A range of the caller's registered memory; `buffer` is the host's name for it.
+/// A range of the caller's registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Local {
-    /// The host's index of the region.
+    /// Host's index of the registered buffer.
     pub buffer: u32,
-    /// Where in it.
+    /// Start of the range within the buffer.
     pub offset: u64,
-    /// How much.
+    /// Length of the range.
     pub bytes: u64,
 }
 
 /// A range of a peer's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentTarget {
-    /// Who owns it.
+    /// Peer that owns the segment.
     pub peer: PeerId,
-    /// The region.
+    /// Id of the segment's region.
     pub segment: SegmentId,
-    /// Where in it; for a Mooncake peer an absolute address of its process.
+    /// Start of the range within the region; an absolute address for a Mooncake peer.
     pub offset: u64,
-    /// Whether it can be mapped over the shared path.
+    /// True if the region can be mapped over the shared path.
     pub shareable: bool,
-    /// Where its memory is, by the peer's number.
+    /// Place of the memory, by the peer's number.
     pub place: Place,
 }

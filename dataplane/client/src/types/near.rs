@@ -1,94 +1,94 @@
-//! How near devices are to memory, and which of two hosts' devices are paired for it.
+//! Locality: distance of devices from memory, and the pairing of the devices of two hosts by it.
 //!
-//! A host numbers the *places* where its memory may be, and says for each of its devices how near it is to each of
-//! them. Tables come from outside: this side knows only numbers. A rail over devices serves memory at two places, ours
-//! and the peer's; what counts is the sum of both distances. Slices take the nearest rails that are in order, and
-//! farther ones only while those are not.
+//! A host numbers the *places* (NUMA nodes, GPUs) where its memory can be, and states the distance of each of its
+//! devices from each of them. The tables come from the host; this module knows numbers only. A rail over devices serves
+//! memory at two places, ours and the peer's; its cost is the sum of both distances. Slices take the nearest rails that
+//! are healthy, and farther ones only while no nearest rail is.
 
 use kvplane_proto::limits::Limits;
 
 use super::options::RailDevices;
 
-/// A place where memory may be, by its host's number from 1 on; 0 where that is not known.
+/// Place of memory, by its host's number from 1 on; 0 if unknown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub struct Place(pub u8);
 
 impl Place {
-    /// Nobody knows where.
+    /// The unknown place.
     pub const UNKNOWN: Self = Self(0);
 
-    /// The place at this position of a list; unknown beyond what a number holds.
+    /// Returns the place at this position of a list; unknown beyond the range of the number.
     #[must_use]
     pub fn at(position: usize) -> Self {
         Self(u8::try_from(position + 1).unwrap_or(0))
     }
 
-    /// The position in a list, of a place that is known.
+    /// Returns the position in a list, if the place is known.
     #[must_use]
     pub fn position(self) -> Option<usize> {
         usize::from(self.0).checked_sub(1)
     }
 }
 
-/// How near a device is to memory at a place.
+/// Distance of a device from memory at a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Nearness {
-    /// 0 for what is to be used first.
+    /// Tier of the distance: 0 for the devices to use first.
     pub tier: u8,
-    /// Whether both are on one NUMA node; none where that is not known.
+    /// True if both are on one NUMA node; `None` if unknown.
     pub same_node: Option<bool>,
 }
 
-/// How near each device of a host is to each place of its memory.
+/// Distance of each device of a host from each place of its memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Near {
-    /// By device, then by the place's position.
+    /// Distances by device, then by the place's position.
     rows: Vec<Vec<Nearness>>,
 }
 
 impl Near {
-    /// From a row for each device, in the order of their numbers, with an entry for each place.
+    /// Creates a table from one row for each device, in the order of their numbers, with an entry for each place.
     #[must_use]
     pub const fn new(rows: Vec<Vec<Nearness>>) -> Self {
         Self { rows }
     }
 
-    /// Devices that it tells of.
+    /// Returns the number of devices in the table.
     #[must_use]
     pub const fn devices(&self) -> usize {
         self.rows.len()
     }
 
-    /// Places that it tells of.
+    /// Returns the number of places in the table.
     #[must_use]
     pub fn places(&self) -> usize {
         self.rows.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// How near a device is to a place; as near as any where nothing is known.
+    /// Returns the distance of a device from a place; the least one if it is unknown.
     #[must_use]
     pub fn of(&self, device: u16, place: Place) -> Nearness {
         let row = self.rows.get(usize::from(device));
         row.and_then(|row| row.get(place.position()?)).copied().unwrap_or_default()
     }
 
-    /// Its devices that are nearest to a place.
+    /// Returns the devices nearest to a place.
     fn nearest(&self, place: Place) -> Vec<u16> {
         let devices = 0..u16::try_from(self.rows.len()).unwrap_or(u16::MAX);
         let least = devices.clone().map(|device| self.of(device, place).tier).min();
         devices.filter(|device| Some(self.of(*device, place).tier) == least).collect()
     }
 
-    /// How many devices before this one are as near to everything as it is.
+    /// Returns the number of lower-numbered devices with the same distances as this one.
     fn rank(&self, device: u16) -> usize {
         let row = self.rows.get(usize::from(device));
         (0..usize::from(device)).filter(|other| self.rows.get(*other) == row).count()
     }
 
-    /// The rails from `devices` of ours to the devices of `peer`, at most [`Limits::RAILS`]. Each of ours gets a mate
-    /// for each place of the peer, among those that are nearest to it: the one of its own number if that is one of
-    /// them, else its turn among them decides. The first mate of each stands before the second of any. Where the peer
-    /// tells nothing, numbers are paired.
+    /// Returns the rails from `devices` of ours to the devices of `peer`, at most [`Limits::RAILS`]. Each of our
+    /// devices gets a mate for each place of the peer, among the peer's devices that are nearest to it: the one with
+    /// the same number if it is among them, else they are assigned in turn. The first mates of all devices come before
+    /// any second mate. If the peer's locality is unknown, devices are paired by number.
     #[must_use]
     pub fn pairs(&self, devices: usize, peer: &Self) -> Vec<RailDevices> {
         let devices = devices.min(Limits::RAILS) as u16;
@@ -104,7 +104,7 @@ impl Near {
                 let count = u16::try_from(peer.devices()).unwrap_or(u16::MAX);
                 mates.push(if count == 0 { own } else { own % count });
             }
-            // The same number first: where nobody knows where the peer's memory is, it is as good as any.
+            // The same number comes first: if the place of the peer's memory is unknown, it is as good as any other.
             mates.sort_by_key(|mate| *mate != own);
             mates
         };
@@ -117,8 +117,8 @@ impl Near {
         (0..most).flat_map(round).take(Limits::RAILS).collect()
     }
 
-    /// How far a rail is from memory at two places, ours and the peer's: to be compared with other rails only.
-    /// `first` for the first rail of its device, which is preferred where the peer's place is not known.
+    /// Returns the cost of a rail for memory at two places, ours and the peer's, to be compared with that of other
+    /// rails only. `first` is true for the first rail of its device, which is preferred if the peer's place is unknown.
     #[must_use]
     pub fn cost(&self, devices: RailDevices, ours: Place, peer: &Self, theirs: Place, first: bool) -> u8 {
         let tiers = self.of(devices.own, ours).tier.saturating_add(peer.of(devices.peer, theirs).tier);
@@ -127,24 +127,24 @@ impl Near {
     }
 }
 
-/// Slices by whether their memory and the device that moved them are on one NUMA node.
+/// Counts of slices by whether their memory and the device that moved them are on one NUMA node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NodeCounts {
-    /// On one node.
+    /// Slices with both on one node.
     pub same: u64,
-    /// On different nodes.
+    /// Slices with both on different nodes.
     pub other: u64,
-    /// One of both nodes is not known.
+    /// Slices for which one of both nodes is unknown.
     pub unknown: u64,
 }
 
 impl NodeCounts {
-    /// Counts one.
+    /// Counts one slice.
     pub const fn count(&mut self, same_node: Option<bool>) {
         self.count_many(same_node, 1);
     }
 
-    /// Counts so many of a kind.
+    /// Counts several slices.
     pub const fn count_many(&mut self, same_node: Option<bool>, slices: u64) {
         match same_node {
             Some(true) => self.same += slices,
@@ -153,14 +153,14 @@ impl NodeCounts {
         }
     }
 
-    /// Adds what another counted.
+    /// Adds the counts of another.
     pub const fn add(&mut self, other: &Self) {
         self.same += other.same;
         self.other += other.other;
         self.unknown += other.unknown;
     }
 
-    /// What was counted beyond `base`.
+    /// Returns the difference to `base`.
     #[must_use]
     pub const fn beyond(&self, base: &Self) -> Self {
         Self {
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Devices that are each on one node, by the nodes' numbers.
+    /// Devices that are each on one node, given by the nodes' numbers.
     fn on(nodes: &[u8], places: u8) -> Near {
         let near = |node: u8, place: u8| Nearness { tier: u8::from(node != place), same_node: Some(node == place) };
         Near::new(nodes.iter().map(|&node| (0..places).map(|place| near(node, place)).collect()).collect())
@@ -192,11 +192,11 @@ mod tests {
         let two = on(&[0, 1], 2);
         assert_eq!(numbers(&two.pairs(2, &two)), [(0, 0), (1, 1), (0, 1), (1, 0)]);
         assert_eq!(numbers(&two.pairs(2, &Near::default())), [(0, 0), (1, 1)]);
-        // Four on two nodes: across the nodes the first goes to the first.
+        // Four devices on two nodes: across the nodes the first is paired with the first.
         let four = on(&[0, 0, 1, 1], 2);
         let across = [(0, 2), (1, 3), (2, 0), (3, 1)];
         assert_eq!(numbers(&four.pairs(4, &four))[4..], across);
-        // Nothing is known here of a peer with two, and here nothing of our own.
+        // Without locality of our own, with that of a peer with two devices.
         assert_eq!(numbers(&Near::default().pairs(3, &on(&[0, 0], 1))), [(0, 0), (1, 1), (2, 0)]);
         assert_eq!(numbers(&on(&[1], 2).pairs(1, &on(&[0, 1], 2))), [(0, 0), (0, 1)]);
     }
@@ -210,14 +210,14 @@ mod tests {
             let best = pairs.iter().min_by_key(|pair| cost(pair)).unwrap();
             assert_eq!((usize::from(best.own), usize::from(best.peer), cost(best)), (ours, theirs, 0));
         }
-        // Where the peer's place is not known, the same number is as good as any.
+        // If the peer's place is unknown, the same number is as good as any other.
         let cost = |index: usize| two.cost(pairs[index], Place::at(0), &two, Place::UNKNOWN, index < 2);
         assert_eq!([cost(0), cost(1), cost(2), cost(3)], [0, 2, 1, 3]);
     }
 
     proptest! {
-        /// Every device of ours has a rail that is nearest to every place of the peer's memory, nothing is there
-        /// twice, and nearly equal numbers of ours go to each of the peer's that are equally near.
+        /// Every device of ours has a rail that is nearest to every place of the peer's memory, there are no duplicate
+        /// rails, and the peer's devices at equal distance get nearly equal numbers of ours.
         #[test]
         fn every_device_reaches_every_place_by_the_nearest(
             own in prop::collection::vec(0u8..3, 1..9),

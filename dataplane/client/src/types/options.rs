@@ -1,31 +1,31 @@
-//! What a caller says about a batch beside its requests: when, how urgent, for whom, what for.
+//! Options of a batch: deadline, priority, tenant and intent.
 
 use core::net::{IpAddr, SocketAddr};
 
 use crate::sched::Priority;
 
-/// What a batch is for. It decides the priority where none is given.
+/// Intent of a batch. It decides the priority if the batch sets none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub enum Intent {
-    /// Not said.
+    /// Unspecified.
     #[default]
     Unspecified,
-    /// A request of a user waits for it.
+    /// A user's request waits for the batch.
     ForegroundGet,
-    /// It may be wanted soon.
+    /// Data that may be needed soon.
     BackgroundPrefetch,
-    /// It moves to where it is to live.
+    /// Data moves to a new owner.
     Migration,
-    /// State is being saved.
+    /// State is saved.
     Checkpoint,
-    /// A model is being loaded.
+    /// Weights of a model are loaded.
     WeightLoading,
-    /// One hop of a longer way.
+    /// One hop of a transfer over several hops.
     Staging,
 }
 
 impl Intent {
-    /// The class of a batch of this intent that names none.
+    /// Returns the default priority of this intent.
     #[must_use]
     pub const fn priority(self) -> Priority {
         match self {
@@ -36,52 +36,52 @@ impl Intent {
     }
 }
 
-/// How a batch is to be treated.
+/// Options of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SubmitOptions {
-    /// When it ends, done or not, in the host's nanoseconds.
+    /// Time at which the batch ends, complete or not, in the host's nanoseconds.
     pub deadline_ns: u64,
-    /// When it should be done. Batches with such a time go before others of their class and tenant, the earliest
-    /// first. Nothing ends when it passes.
+    /// Time at which the batch should be complete. Batches with such a time go before others of their priority and
+    /// tenant, earliest first. The batch does not end when the time passes.
     pub due_ns: Option<u64>,
-    /// Its class; else the intent's.
+    /// Priority; `None` for that of the intent.
     pub priority: Option<Priority>,
-    /// What it is for.
+    /// Intent of the batch.
     pub intent: Intent,
-    /// For whom: tenants share a class by weight.
+    /// Tenant of the batch: tenants share a priority class by weight.
     pub tenant: u32,
-    /// The tenant's share, relative to others'; at least 1.
+    /// Share of the tenant, relative to those of others; at least 1.
     pub weight: u16,
 }
 
 impl SubmitOptions {
-    /// The defaults, to end at `deadline_ns`.
+    /// Returns the default options, with this deadline.
     #[must_use]
     pub const fn until(deadline_ns: u64) -> Self {
         Self { deadline_ns, due_ns: None, priority: None, intent: Intent::Unspecified, tenant: 0, weight: 1 }
     }
 }
 
-/// One of several ways to a peer: from a port of ours to a port of theirs.
+/// One of several network paths to a peer: from a port of ours to a port of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct RailAddress {
-    /// The address of ours to connect from; none for whatever the system takes.
+    /// Local address to connect from; `None` leaves it to the operating system.
     pub local: Option<IpAddr>,
-    /// The peer's data port on this way.
+    /// Data port of the peer on this path.
     pub tcp: SocketAddr,
-    /// Speed of the slower of the two ports.
+    /// Bandwidth of the slower of the two ports, in bytes per second.
     pub bytes_per_second: u64,
     /// NUMA distance between our port and our memory: 0 near, 1 other node, 2 unknown or far.
     pub tier: u8,
-    /// The devices at both ends, where it is a way over RDMA; `tcp` is then where the connection is talked about.
+    /// Devices at both ends, if this is a path over RDMA; the RDMA connection is then set up over `tcp`.
     pub rdma: Option<RailDevices>,
 }
 
-/// The devices at both ends of a rail.
+/// Devices at both ends of a rail.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct RailDevices {
-    /// Ours, by the host's number.
+    /// Our device, by the host's number.
     pub own: u16,
-    /// The peer's, by its number; where it has none of that number it takes another.
+    /// The peer's device, by its number; a peer without a device of that number uses another.
     pub peer: u16,
 }

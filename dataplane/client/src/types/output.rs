@@ -1,4 +1,4 @@
-//! What a client has for its host to do, and where payloads go.
+//! Outputs: actions that a client requests from its host, and destinations of payloads.
 
 use core::ops::Range;
 
@@ -8,134 +8,119 @@ use kvplane_proto::ids::{BatchId, SegmentId};
 use super::path::{Path, Via};
 use super::{LaneId, Local, PeerAddress, SliceId};
 
-/// Something for the host to do.
+/// An action for the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// Connect this lane; then [`crate::Client::connected`] or [`crate::Client::lane_gone`].
-    Connect {
-        /// The lane.
-        lane: LaneId,
-        /// Whom to connect to.
-        address: PeerAddress,
-        /// Over which path.
-        path: Path,
-    },
-    /// Send a frame.
+    /// Connects this lane. The host then calls [`crate::Client::connected`] or [`crate::Client::lane_gone`].
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Connect { lane: LaneId, address: PeerAddress, path: Path },
+    /// Sends a frame.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     Send {
-        /// On which lane.
         lane: LaneId,
-        /// Its header. Where the payload's checksum is wanted, the flag is set and the host fills in the value.
+        /// Header of the frame. If the payload needs a checksum, the flag is set and the host fills in the value.
         header: Header,
-        /// Its body: see [`crate::Outbox::body`].
+        /// Body of the frame: see [`crate::Outbox::body`].
         body: Range<usize>,
-        /// Its payload, in one piece or several: see [`crate::Outbox::payload`].
+        /// Payload of the frame, in one or several ranges: see [`crate::Outbox::payload`].
         payload: Range<usize>,
     },
-    /// Shared path: copy an object from the pool, check it, then [`crate::Client::copied`].
+    /// Shared path: copies an object from the pool and verifies it. The host then calls [`crate::Client::copied`].
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     CopyOut {
-        /// The lane whose pool it is.
+        /// Lane whose pool has the object.
         lane: LaneId,
-        /// For whom.
         slice: SliceId,
-        /// Where in the pool.
+        /// Start of the object within the pool.
         offset: u64,
-        /// To where; exactly the object's length.
+        /// Destination, of exactly the object's length.
         local: Local,
-        /// What the bytes must sum to; nothing where they are a part of the object only.
+        /// Expected checksum of the bytes; `None` if they are a part of the object only.
         checksum: Option<u64>,
     },
-    /// Shared path: copy into the pool, then [`crate::Client::copied`] with the bytes' checksum.
+    /// Shared path: copies into the pool. The host then calls [`crate::Client::copied`] with the checksum of the bytes.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     CopyIn {
-        /// The lane whose pool it is.
+        /// Lane whose pool is written.
         lane: LaneId,
-        /// For whom.
         slice: SliceId,
-        /// Where in the pool.
+        /// Start of the reservation within the pool.
         offset: u64,
-        /// From where.
+        /// Bytes to copy.
         local: Local,
     },
-    /// Shared, local and RDMA paths: copy between the caller's memory and a segment, then [`crate::Client::copied`]; or
-    /// report the lane gone, when nothing touches the memory any more. `Unsupported` says that this way is closed for
-    /// the segment: another is taken.
+    /// Shared, local and RDMA paths: copies between the caller's memory and a segment. The host then calls
+    /// [`crate::Client::copied`], or reports the lane gone when no I/O touches the memory any more. `Unsupported`
+    /// reports that this way is closed for the segment: the client takes another.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     CopySegment {
-        /// The lane whose peer it belongs to.
+        /// Lane to the peer that owns the segment.
         lane: LaneId,
-        /// For whom.
         slice: SliceId,
-        /// In which way.
         via: Via,
-        /// The segment's region.
+        /// Id of the segment's region.
         segment: SegmentId,
-        /// Where in it.
+        /// Start of the range within the region.
         offset: u64,
-        /// The caller's memory.
+        /// Range of the caller's memory.
         local: Local,
-        /// Into the segment, or out of it.
+        /// True to write the segment, false to read it.
         write: bool,
     },
-    /// File path: move bytes between the caller's memory and a file, then [`crate::Client::copied`]. Unlike the copies
-    /// it takes its time: a lane is gone only when the kernel holds nothing of it any more.
+    /// File path: moves bytes between the caller's memory and a file. The host then calls [`crate::Client::copied`].
+    /// Unlike the copies it is asynchronous: a lane is gone only when the kernel has no operation of it in flight any
+    /// more.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     FileTransfer {
-        /// The lane.
         lane: LaneId,
-        /// For whom.
         slice: SliceId,
-        /// The file, by the host's name.
+        /// Id of the file, assigned by the host.
         file: SegmentId,
-        /// Where in it.
+        /// Start of the range within the file.
         offset: u64,
-        /// The caller's memory.
+        /// Range of the caller's memory.
         local: Local,
-        /// Into the file, or out of it.
+        /// True to write the file, false to read it.
         write: bool,
     },
-    /// End all I/O of the lane, close it, then [`crate::Client::lane_gone`].
-    Reset {
-        /// The lane.
-        lane: LaneId,
-    },
+    /// Ends all I/O of the lane and closes it. The host then calls [`crate::Client::lane_gone`].
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Reset { lane: LaneId },
     /// A batch is complete.
-    Done {
-        /// Which.
-        batch: BatchId,
-    },
-    /// The map in use led to a wrong or dead owner: fetch a newer one.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Done { batch: BatchId },
+    /// Requests a newer map: the map in use led to a wrong or dead owner.
     WantMap,
 }
 
-/// A copy between the caller's memory and a segment that a device makes: [`Output::CopySegment`] without what is the
-/// same for all of a lane. See [`crate::Client::copies`].
+/// A copy between the caller's memory and a segment that a device executes: [`Output::CopySegment`] without the fields
+/// that are common to a lane. See [`crate::Client::copies`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct DeviceCopy {
-    /// For whom.
     pub slice: SliceId,
-    /// The segment's region.
+    /// Id of the segment's region.
     pub segment: SegmentId,
-    /// Where in it.
+    /// Start of the range within the region.
     pub offset: u64,
-    /// The caller's memory.
+    /// Range of the caller's memory.
     pub local: Local,
-    /// Into the segment, or out of it.
+    /// True to write the segment, false to read it.
     pub write: bool,
 }
 
-/// Where the payload that follows a frame goes.
+/// Destination of the payload that follows a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PayloadTo {
-    /// There is none, or it is of no use: read it and forget it.
+    /// The payload is empty or not needed: the host reads and discards it.
     Discard,
-    /// Into the caller's memory; then [`crate::Client::payload_done`].
-    Local {
-        /// Where.
-        local: Local,
-        /// For whom.
-        slice: SliceId,
-    },
-    /// Into several ranges of the caller's memory: see [`crate::Client::scatter`]; then
-    /// [`crate::Client::payload_done`], once.
+    /// A range of the caller's memory. The host then calls [`crate::Client::payload_done`].
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Local { local: Local, slice: SliceId },
+    /// Several ranges of the caller's memory: see [`crate::Client::scatter`]. The host then calls
+    /// [`crate::Client::payload_done`] once.
     Scatter {
-        /// For whom: stands for all that it is for.
+        /// One slice of the frame, which stands for all of them.
         slice: SliceId,
     },
 }

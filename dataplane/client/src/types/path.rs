@@ -1,4 +1,4 @@
-//! Ways to a peer: what kind it is, and how a lane or a copy moves its bytes.
+//! Paths to a peer: the kind of the peer, and how a lane or a copy moves its bytes.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -6,23 +6,23 @@ use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 
 use super::PeerAddress;
 
-/// How a connected lane moves payloads.
+/// Path of a connected lane: how it moves payloads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Path {
-    /// Payloads follow their frames.
+    /// Payloads follow their frames on a TCP stream.
     Stream,
-    /// As a stream, but a device moves the bytes: payloads into place, and segments without their owner's help. See
+    /// RDMA: as a stream, but a device moves payloads into place, and accesses segments without their owner's help. See
     /// [`Via`].
     Rdma,
-    /// The peer is on this host: control frames travel, bytes are copied by whoever asks. See [`Via`].
+    /// The peer is on this host: frames travel over shared memory, and the client copies the bytes. See [`Via`].
     Shared,
-    /// This very process: nothing travels.
+    /// This process itself: no frames travel.
     Local,
-    /// The data port of a stock Mooncake engine. Its driver turns our frames into that protocol and back.
+    /// Data port of a stock Mooncake engine. Its driver translates our frames to that protocol and back.
     Mooncake,
-    /// The memory of a stock Mooncake engine, which a device of ours reads and writes by itself.
+    /// Memory of a stock Mooncake engine, which a device of ours reads and writes.
     MooncakeRdma,
-    /// Files of this host, through the kernel's queue.
+    /// Files of this host, through io_uring.
     File,
 }
 
@@ -31,7 +31,7 @@ impl Path {
     pub const ALL: &[Self] =
         &[Self::Stream, Self::Rdma, Self::Shared, Self::Local, Self::Mooncake, Self::MooncakeRdma, Self::File];
 
-    /// Its name in settings, logs and counters.
+    /// Returns the name in settings, logs and counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,34 +45,35 @@ impl Path {
         }
     }
 
-    /// Whether the peer is greeted: it runs our protocol.
+    /// Returns true if lanes of this path begin with a handshake: the peer speaks our protocol.
     pub(crate) const fn is_greeted(self) -> bool {
         matches!(self, Self::Stream | Self::Rdma | Self::Shared)
     }
 
-    /// Whether ranges are written in the order of the frames: what follows a frame is not written before the peer has
-    /// carried that out. Where we write ourselves, only the frame's answer says that it has.
+    /// Returns true if the peer executes writes in the order of their frames: a payload is not written before the
+    /// frames in front of it are executed. Where the client writes by itself, only the reply to a frame confirms that
+    /// it was executed.
     pub(crate) const fn writes_in_order(self) -> bool {
         matches!(self, Self::Stream)
     }
 }
 
-/// What carries bytes to a peer: a path, told apart by how bytes move over it.
+/// Transport to a peer: a path, further distinguished by how bytes move over it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Transport {
     /// Our own protocol over TCP.
     Tcp,
-    /// The same with devices that move the bytes.
+    /// Our own protocol over RDMA, where devices move the bytes.
     Rdma,
     /// Copies through a mapping of the peer's memory.
     Shm,
-    /// The kernel's copies between the processes.
+    /// Copies by the kernel between the processes (CMA).
     Cma,
     /// Copies within this process.
     Local,
-    /// The TCP protocol of stock Mooncake engines.
+    /// TCP protocol of stock Mooncake engines.
     Mooncake,
-    /// Devices, in the memory of stock Mooncake engines.
+    /// RDMA access to the memory of stock Mooncake engines.
     MooncakeRdma,
     /// Files of this host.
     File,
@@ -83,7 +84,7 @@ impl Transport {
     pub const ALL: &[Self] =
         &[Self::Tcp, Self::Rdma, Self::Shm, Self::Cma, Self::Local, Self::Mooncake, Self::MooncakeRdma, Self::File];
 
-    /// What carries a slice on this path; `via` matters on the shared one only.
+    /// Returns the transport of a slice on this path; `via` matters on the shared path only.
     #[must_use]
     pub const fn of(path: Path, via: Via) -> Self {
         match (path, via) {
@@ -98,7 +99,7 @@ impl Transport {
         }
     }
 
-    /// Its name in settings, logs and counters.
+    /// Returns the name in settings, logs and counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -114,47 +115,47 @@ impl Transport {
     }
 }
 
-/// What a peer is.
+/// Kind of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub enum PeerKind {
-    /// A shard or an engine of ours.
+    /// A shard or an engine of kvplane.
     #[default]
     Native,
-    /// This process. Segments are what the host itself has under their ids.
+    /// This process. Segments are those that the host itself has registered under their ids.
     Local,
-    /// A stock Mooncake engine: `tcp` is its data address, and a target's offset is an absolute address of its
-    /// process. It reads and writes ranges, nothing else.
+    /// A stock Mooncake engine: `tcp` is its data address, and a target's offset is an absolute address of its process.
+    /// It supports reads and writes of ranges only.
     Mooncake {
-        /// Of its data protocol.
+        /// Version of its data protocol.
         version: u8,
     },
-    /// A stock Mooncake engine whose memory our devices reach.
+    /// A stock Mooncake engine whose memory is reached over RDMA.
     MooncakeRdma {
-        /// The host's name for what is known of it.
+        /// Id of the host's record of the engine.
         object: u64,
     },
-    /// Files of this host: a target's segment names one.
+    /// Files of this host: a target's segment is the id of a file.
     File {
-        /// The host's name for the group of files, so that groups have lanes of their own.
+        /// Id of the group of files, assigned by the host; each group has lanes of its own.
         object: u64,
     },
 }
 
-/// How a range of a segment is copied without the help of whoever owns it.
+/// Way of copying a range of a segment without the help of its owner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Via {
-    /// The region is mapped here too.
+    /// Through a mapping of the region in this process.
     Map,
-    /// The kernel copies between the processes (`process_vm_readv` and its sibling): any memory of the peer will do.
+    /// By the kernel, between the processes (`process_vm_readv` and its counterpart): works for any memory of the peer.
     Cma,
-    /// It is this process's own.
+    /// Within this process, which owns the segment.
     Own,
-    /// A device reads and writes it: it takes its time.
+    /// By an RDMA device, asynchronously.
     Rdma,
 }
 
 impl Via {
-    /// Its name in settings, logs and counters.
+    /// Returns the name in settings, logs and counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -171,36 +172,36 @@ impl PeerAddress {
         Self { kind, node: NodeId(0), incarnation: Incarnation(0), shard: ShardId(0), tcp, shm: None }
     }
 
-    /// Whoever of ours answers at this address, and at this Unix socket where it is on this host.
+    /// Address of any native peer that answers at `tcp`, and at this Unix socket if it is on this host.
     #[must_use]
     pub fn native(tcp: SocketAddr, shm: Option<String>) -> Self {
         Self { shm, ..Self::of_kind(PeerKind::Native, tcp) }
     }
 
-    /// This process.
+    /// Address of this process.
     #[must_use]
     pub const fn local() -> Self {
         Self::of_kind(PeerKind::Local, NOWHERE)
     }
 
-    /// A stock Mooncake engine.
+    /// Address of a stock Mooncake engine.
     #[must_use]
     pub const fn mooncake(tcp: SocketAddr, version: u8) -> Self {
         Self::of_kind(PeerKind::Mooncake { version }, tcp)
     }
 
-    /// A stock Mooncake engine that devices reach, by the host's name for what is known of it.
+    /// Address of a stock Mooncake engine that is reached over RDMA; `object` is the id of the host's record of it.
     #[must_use]
     pub const fn mooncake_rdma(object: u64) -> Self {
         Self::of_kind(PeerKind::MooncakeRdma { object }, NOWHERE)
     }
 
-    /// A group of files, by the host's name for it.
+    /// Address of a group of files, by the id that the host assigned.
     #[must_use]
     pub const fn file(object: u64) -> Self {
         Self::of_kind(PeerKind::File { object }, NOWHERE)
     }
 }
 
-/// The address of what is not reached over a network.
+/// Socket address of peers that are not reached over TCP.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

@@ -10,65 +10,69 @@ use super::{Local, PeerId, PeerIncarnation, SegmentTarget};
 /// One request of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Is the object there?
+    /// Tests whether the object exists.
     Exists(Digest),
-    /// Is the object there? If it is on an SSD, bring it to the node's memory, to be asked for within the deadline.
+    /// Tests whether the object exists. If it is on the SSD, prefetches it into the node's memory, for a get within the
+    /// deadline.
     Prefetch(Digest),
-    /// Which of so many objects of the batch's list, from this one on, are there? See [`crate::Client::submit_asks`].
+    /// Tests which of so many objects of the batch's list exist, beginning with this position. See
+    /// [`crate::Client::submit_asks`].
     Asks(Digest, u32, u32),
-    /// How long is it?
+    /// Gets the length of the object.
     Size(Digest),
-    /// Remove it.
+    /// Removes the object.
     Remove(Digest),
-    /// Bring it into memory.
+    /// Gets the object.
     Get(Digest, Local),
-    /// Bring a range of the object, from this offset on, into memory.
+    /// Gets a range of the object, beginning at this offset.
     GetRange(Digest, u64, Local),
-    /// Which objects has the owner of this digest? Alone in its batch: see [`crate::Client::take_description`].
+    /// Lists the objects of the owner of this digest. Must be alone in its batch: see
+    /// [`crate::Client::take_description`].
     List(Digest, PageQuery),
-    /// Keep these bytes under this digest.
+    /// Puts an object.
     Put(Digest, Local),
-    /// Keep these bytes under this digest, as the entry of this number of the batch's [`crate::PutBook`] says.
+    /// Puts an object with the options and the name in this entry of the batch's [`crate::PutBook`].
     PutAs(Digest, Local, u32),
-    /// Bring a range of the object into memory, also if it is one that is being written and has that range already.
+    /// Gets a range of the object, also if the object is an uncommitted put session in which that range is written.
     PeekRange(Digest, u64, Local),
-    /// Bring into memory what names the object's stripes.
+    /// Gets the stripe head of the object.
     GetHead(Digest, Local),
-    /// Remove it, also if it names stripes.
+    /// Removes the object, also if it is a stripe head.
     RemoveHead(Digest),
-    /// Remove it, also if it names stripes, if it is this version. `NotFound` where it is another.
+    /// Removes this version of the object, also if it is a stripe head. `NotFound` if the object has another version.
     RemoveHeadOf(Digest, Version),
-    /// The replica owner is to keep these bytes too, as this entry says: see [`crate::Client::set_sources`].
+    /// Puts a replica on the replica owner, with this entry of the [`crate::PutBook`]: see
+    /// [`crate::Client::set_sources`].
     PutCopy(Digest, Local, u32),
-    /// The replica owner is to drop its replica.
+    /// Removes the replica from the replica owner.
     DropCopy(Digest),
-    /// The owner is to have the replica owner drop its replica, and to wish for none. `NotFound` where it had none.
+    /// Has the owner drop the object's replica on its replica owner, and replicate the object no more. `NotFound` if
+    /// there was no replica.
     RemoveCopy(Digest),
-    /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
-    /// milliseconds, as the entry of this number of the batch's [`crate::PutBook`] says: a put session. The result's
-    /// version is its number, which means something to one incarnation of one shard only: that of the result.
+    /// Begins a put session: an object of this digest and so many bytes, which is written in ranges, with pauses of at
+    /// most so many milliseconds, and with this entry of the batch's [`crate::PutBook`]. The version in the result is
+    /// the number of the put session. It is valid for one incarnation of one shard only, which is in the result too.
     Begin(Digest, u64, u32, u32),
-    /// Keep these bytes at this offset of the put session of this number, which was begun with that incarnation of the
-    /// owner.
-    /// `Stale` where the digest's owner is another by now, and nobody is asked.
+    /// Writes these bytes at this offset of a put session, which was begun with that incarnation of the owner. Fails as
+    /// `Stale`, without a request, if the digest has another owner by now.
     Fill(Digest, PeerIncarnation, u64, u64, Local),
-    /// A put session is complete: it becomes the object. `Stale` as for a fill.
+    /// Commits a put session. `Stale` as for a fill.
     Seal(Digest, PeerIncarnation, u64),
-    /// A put session is given up. `Stale` as for a fill.
+    /// Aborts a put session. `Stale` as for a fill.
     Discard(Digest, PeerIncarnation, u64),
-    /// Bring a range of a segment into memory.
+    /// Reads a range of a segment.
     Read(SegmentTarget, Local),
-    /// Write a range of a segment.
+    /// Writes a range of a segment.
     Write(SegmentTarget, Local),
-    /// What does this peer's segment hold? See [`crate::Client::take_description`].
+    /// Gets the descriptor of the peer's segment. See [`crate::Client::take_description`].
     OpenSegment(PeerId),
 }
 
-// Each slice has a request, and there are many.
+// Every slice contains a request, and there are many slices.
 const _: () = assert!(size_of::<Request>() <= 64);
 
 impl Request {
-    /// The caller's memory that the request uses.
+    /// Returns the caller's memory that the request uses.
     #[must_use]
     pub const fn local(&self) -> Option<Local> {
         match *self {
@@ -86,12 +90,12 @@ impl Request {
         }
     }
 
-    /// Whether it brings an object, or a part of one, into memory.
+    /// Returns true if the request reads an object, or a part of one.
     pub(crate) const fn is_get(&self) -> bool {
         matches!(self, Self::Get(..) | Self::GetRange(..) | Self::PeekRange(..) | Self::GetHead(..))
     }
 
-    /// The incarnation of the owner that alone may be asked this, if only one may.
+    /// Returns the only incarnation of the owner that the request is valid for, if there is one.
     pub(crate) const fn incarnation(&self) -> Option<PeerIncarnation> {
         match *self {
             Self::Fill(_, incarnation, ..) | Self::Seal(_, incarnation, _) | Self::Discard(_, incarnation, _) => {
@@ -101,7 +105,7 @@ impl Request {
         }
     }
 
-    /// The memory that an object, or a range of one, is put from.
+    /// Returns the memory that the request writes an object, or a range of one, from.
     pub(crate) const fn source(&self) -> Option<Local> {
         match *self {
             Self::Put(_, local)
@@ -112,7 +116,7 @@ impl Request {
         }
     }
 
-    /// The peer that the request names; none where the map says who is asked.
+    /// Returns the peer that the request names; `None` if its peer follows from the map.
     #[must_use]
     pub const fn peer(&self) -> Option<PeerId> {
         match *self {
@@ -126,16 +130,17 @@ impl Request {
 /// The outcome of one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TaskResult {
-    /// `Ok`, or what went wrong. For an `Exists`, `Ok` or `NotFound`.
+    /// `Ok`, or the reason of the failure. For an `Exists`, `Ok` or `NotFound`.
     pub status: Status,
-    /// Length of the object, or bytes moved.
+    /// Length of the object, or the bytes moved.
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
-    /// For gets and puts: how many owners are known to have it; see [`Config::spread`](crate::Config::spread).
+    /// For gets and puts: number of replicas that the object is known to have, the owner's included; see
+    /// [`Config::spread`](crate::Config::spread).
     pub replicas: u8,
-    /// For gets: the replica owner gave it, and the owner has not said whether it has it too.
+    /// For gets: the replica owner served the object, and the owner has not confirmed that it has it too.
     pub from_replica: bool,
-    /// For a put session that was begun: with whom.
+    /// For a put session that was begun: incarnation of the owner that holds it.
     pub incarnation: PeerIncarnation,
 }

@@ -1,8 +1,8 @@
-//! Every byte exactly once, whatever fails: random reads and writes over several rails to a peer with memory, while
-//! connections are lost, payloads are damaged, batches are withdrawn and time runs out.
+//! Exactly-once delivery of every byte: random reads and writes over several rails to a peer with memory, while
+//! connections are lost, payloads are damaged, batches are cancelled and deadlines pass.
 //!
-//! A request that succeeds has its bytes where they belong, each of them in exactly one answer that was accepted. A
-//! batch completes once, and from then on nothing uses its memory.
+//! A request that succeeds has its bytes where they belong, each of them in exactly one accepted reply. A batch
+//! completes once, and from then on no I/O uses its memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -21,15 +21,15 @@ use proptest::prelude::*;
 
 /// Bytes of the peer's segment and of each of the caller's buffers.
 const MEMORY: usize = 256 << 10;
-/// Ranges are multiples of this, so that they often touch.
+/// Granularity of ranges, so that they are often adjacent.
 const UNIT: u64 = 1000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
-/// Something on its way on a connection, in order.
+/// An item in flight on a connection, in order.
 #[derive(Clone)]
 enum Flight {
     Hello,
-    /// Ranges as one payload, by the operation that asked.
+    /// Ranges as one payload, with the operation of their request.
     Read(RequestId, Operation, Vec<(u64, u64)>),
     Write(RequestId, Operation, Vec<(u64, u64)>, Vec<Local>),
     Answer(Answer),
@@ -45,7 +45,7 @@ struct Answer {
 struct Lane {
     up: bool,
     flights: VecDeque<Flight>,
-    /// A payload on its way into the caller's memory.
+    /// Payload being received into the caller's memory.
     arriving: Option<(SliceId, Vec<Local>, Vec<u8>)>,
 }
 
@@ -61,23 +61,22 @@ struct World {
     remote: Vec<u8>,
     buffers: Vec<Vec<u8>>,
     lanes: BTreeMap<LaneId, Lane>,
-    /// The host was asked to end these.
+    /// Lanes to be reset by the host.
     resets: Vec<LaneId>,
     open: BTreeMap<BatchId, Open>,
     done: BTreeSet<u32>,
-    /// What each batch wrote, or was to.
+    /// Range of each batch's writes.
     wrote: Vec<Wrote>,
-    /// Batches that were submitted or are done: a clock.
+    /// Number of batches submitted or completed: a logical clock.
     turns: u64,
-    /// How often each byte of each buffer was in an accepted answer.
+    /// Number of accepted replies for each byte of each buffer.
     accepted: Vec<Vec<u8>>,
-    /// Which write an answer is awaited for.
+    /// Writes that wait for their reply.
     writes: BTreeMap<(LaneId, u64), Vec<Local>>,
     succeeded: usize,
 }
 
-/// A part of the segment that a batch writes to, empty for one that reads, and the turns from which and up to which it
-/// may.
+/// Range of the segment that a batch writes to, empty for one that reads, and the time span in which it may write.
 struct Wrote {
     range: Range<u64>,
     from: u64,
@@ -88,7 +87,7 @@ fn pattern(seed: u64, address: u64) -> u8 {
     kvplane_proto::rng::mix64(seed << 32 ^ address) as u8
 }
 
-/// The ranges that a gathered request names.
+/// Returns the ranges of a gathered request.
 fn ranges(body: &[u8], items: u32) -> Vec<(u64, u64)> {
     let runs = decode_items::<RunItem>(body, items).expect("runs");
     runs.flat_map(|run| run.offsets().map(move |offset| (offset, u64::from(run.bytes)))).collect()
@@ -137,7 +136,7 @@ impl World {
         }
     }
 
-    /// Reads come from the lower half of the segment, writes go to a part of the upper half that is this batch's.
+    /// Reads are from the lower half of the segment, writes go to a range of the upper half that belongs to this batch.
     fn submit(&mut self, which: u64) {
         let buffer = self.buffers.len() as u32;
         let count = 1 + which % 7;
@@ -210,7 +209,7 @@ impl World {
         let flights: Vec<Flight> = match header.kind {
             Kind::Request(Operation::Hello) => vec![Flight::Hello],
             Kind::Request(Operation::Fence) => {
-                // Lost connections of this peer bring nothing late: see `late_writes` for one whose do.
+                // Lost connections of this peer execute nothing late: see `late_writes` for one whose connections do.
                 let header = Header::reply(Kind::Reply(Operation::Fence), header.request, Status::Ok);
                 vec![Flight::Answer(Answer { header, body: Vec::new(), payload: Vec::new() })]
             }
@@ -242,7 +241,7 @@ impl World {
         self.turns += 1;
         self.wrote[open.buffer as usize].until = self.turns;
         let mine = &self.wrote[open.buffer as usize];
-        // Of two batches that write to one place, the later one wins, or either if they were under way at once.
+        // Of two batches that write to one place, the later one wins, or either if both were in flight together.
         let shared = self.wrote.iter().enumerate().any(|(buffer, other)| {
             let meets = other.range.start < mine.range.end && mine.range.start < other.range.end;
             buffer != open.buffer as usize && meets && other.until > mine.from
@@ -276,7 +275,7 @@ impl World {
         self.client.release(batch);
     }
 
-    /// The next thing on some connection happens.
+    /// Processes the next item of some connection.
     fn advance(&mut self, which: u64, damaged: bool) {
         let busy: Vec<LaneId> = self
             .lanes
@@ -406,7 +405,7 @@ impl World {
         self.collect();
     }
 
-    /// From now on everything works: all batches must end.
+    /// From now on everything succeeds: all batches must complete.
     fn settle(&mut self) {
         for round in 0..1_000_000_u64 {
             self.collect();
@@ -424,7 +423,7 @@ impl World {
         assert!(self.open.is_empty(), "{} batches never completed", self.open.len());
         assert_eq!(self.client.batches().len(), 0);
         for rail in self.client.metrics().rail_metrics() {
-            assert_eq!(rail.inflight_bytes, 0, "bytes that nobody gave back");
+            assert_eq!(rail.inflight_bytes, 0, "leaked in-flight bytes");
         }
     }
 }
@@ -442,7 +441,7 @@ proptest! {
             world.step(what, which);
         }
         world.settle();
-        // With nothing in the way everything succeeds.
+        // Without faults everything succeeds.
         let before = world.succeeded;
         for which in [6, 128 + 6, 128 + 64 + 20] {
             world.submit(which);
@@ -452,9 +451,9 @@ proptest! {
     }
 }
 
-/// A mistake of the checker: two batches under way at once wrote to one place, and the earlier one had the last word.
+/// Regression of the checker: two batches in flight together wrote to one place, and the earlier one was executed last.
 #[test]
-fn a_history_that_failed_once() {
+fn regression_of_overlapping_writes() {
     let mut world = World::new(3, 1);
     for step in include_str!("histories/overlapping_writes.txt").split_whitespace() {
         let (what, which) = step.split_once(':').expect("two numbers");

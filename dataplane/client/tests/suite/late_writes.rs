@@ -1,9 +1,9 @@
-//! No write lands over a newer one: random writes to a peer with memory over streams and shared memory, while lanes
-//! are lost whose frames the peer has received and carries out when it comes to them, perhaps long after.
+//! No write is executed after a newer one: random writes to a peer with memory over streams and shared memory, while
+//! lanes are lost whose frames the peer has received and executes when it comes to them, perhaps long after.
 //!
-//! The peer ends a connection only when it has carried out what it received, or is told by a fence. Its memory holds
-//! who wrote each unit. A write is newer than another if it was submitted after that one was over, whatever came of
-//! it; once a newer one is done, an older one must not be found in its place.
+//! The peer ends a connection only when it has executed what it received, or by a fence. Its memory records the writer
+//! of each unit. A write is newer than another if it was submitted after that one had completed, whatever its outcome;
+//! once a newer write has completed, an older one must not be found in its place.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -30,16 +30,16 @@ struct Frame {
     payload: Vec<Local>,
 }
 
-/// A connection as the peer has it.
+/// A connection at the peer's end.
 struct Connection {
     path: Path,
-    /// What it was greeted as.
+    /// Connection number in its hello.
     number: Option<u64>,
     received: VecDeque<Frame>,
-    /// Answers on their way to the client.
+    /// Replies in flight to the client.
     answers: VecDeque<(Header, Vec<u8>)>,
     connected: bool,
-    /// The client's end is gone: no answer reaches it.
+    /// True if the client's end is gone: no reply reaches it.
     orphan: bool,
 }
 
@@ -56,18 +56,18 @@ struct World {
     client: Client,
     rng: Rng,
     now_ns: u64,
-    /// Counts what happens.
+    /// Logical clock.
     tick: u64,
     peer: PeerId,
     address: PeerAddress,
     rails: Vec<RailAddress>,
     connections: BTreeMap<LaneId, Connection>,
     resets: Vec<LaneId>,
-    /// By their buffers' numbers, from 1.
+    /// Writes by the number of their buffer, from 1.
     writes: Vec<Write>,
     open: BTreeMap<BatchId, u32>,
     memory: [u32; UNITS],
-    /// A peer that answers fences and does nothing about them.
+    /// True for a peer that acknowledges fences without executing them.
     deaf: bool,
     fences: usize,
 }
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// The peer carries out the next frame of a connection.
+    /// The peer executes the next frame of a connection.
     fn serve(&mut self, lane: LaneId) {
         let connection = self.connections.get_mut(&lane).expect("a connection");
         let Some(Frame { header, body, payload }) = connection.received.pop_front() else { return };
@@ -207,7 +207,7 @@ impl World {
         self.connections.get_mut(&lane).expect("a connection").answers.push_back(answer);
     }
 
-    /// The client's end is gone. What the peer has received, it has.
+    /// Closes the client's end. The peer keeps what it has received.
     fn lose(&mut self, lane: LaneId, unavailable: bool) {
         let Some(connection) = self.connections.get_mut(&lane).filter(|connection| !connection.orphan) else { return };
         connection.orphan = true;
@@ -253,7 +253,7 @@ impl World {
                 }
             }
             20 => {
-                // A handle that is closed and had again.
+                // A handle that is closed and opened again.
                 self.client.close_peer(self.peer, self.now_ns);
                 self.collect();
                 self.peer = self.client.open_peer_over(self.address.clone(), &self.rails);
@@ -267,7 +267,7 @@ impl World {
         self.collect();
     }
 
-    /// The unit where an older write is found although a newer one is done.
+    /// Returns a unit with an older write although a newer one has completed.
     fn wrong(&self) -> Option<usize> {
         (0..UNITS).find(|&unit| {
             let found = self.memory[unit] as usize;
@@ -278,7 +278,7 @@ impl World {
         })
     }
 
-    /// Whether no unit was ever wrong.
+    /// Returns true if no unit was ever wrong.
     fn run(&mut self, steps: usize) -> bool {
         for _ in 0..steps {
             self.step();
@@ -306,7 +306,7 @@ proptest! {
 }
 
 #[test]
-fn a_peer_that_does_not_heed_fences_would_be_found_out() {
+fn a_peer_that_ignores_fences_is_detected() {
     for shared in [false, true] {
         let (mut wrong, mut done) = (0, 0);
         for seed in 0..40 {

@@ -1,4 +1,4 @@
-//! Tests of the requesting side from outside, in one binary: a module for each subject.
+//! Integration tests of the client, in one binary: a module for each subject.
 
 mod exactly_once;
 mod late_writes;

@@ -1,4 +1,4 @@
-//! A host with a client, for a process that sends requests: its connections, files, and the memory that they use.
+//! Host with a client, for a process that sends requests: its connections, files, and the memory that they use.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::reactor::links::{Link, Role};
 use super::reactor::pass::{Arrival, Pass};
 use super::reports::{HostCounters, Reports};
 
-/// A host with a client.
+/// Host with a client.
 pub struct ClientHost {
     reactor: Reactor,
     reports: Reports,
@@ -27,44 +27,45 @@ pub struct ClientHost {
 }
 
 impl ClientHost {
-    /// A host for this client, without connections.
+    /// Creates a host for this client, without connections.
     ///
     /// # Errors
-    /// When the kernel gives no poller.
+    /// If the kernel refuses a poller.
     pub fn new(config: &HostConfig, client: Client) -> io::Result<Self> {
         let reactor = Reactor::new(config.connections(None)?);
         let client = ClientSide::new(client, &reactor.connections, config.stock.as_ref(), config.verify_shared)?;
         Ok(Self { reactor, reports: Reports::default(), client })
     }
 
-    /// Wakes the host when this doorbell rings.
+    /// Watches a doorbell that wakes the host.
     ///
     /// # Errors
-    /// When the kernel does not let it be watched.
+    /// If the kernel refuses to watch the doorbell.
     pub fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
         self.reactor.watch_mailbox(doorbell)
     }
 
-    /// One round. Whether it did anything.
+    /// Runs one round. Returns true if it made progress.
     ///
     /// # Errors
-    /// When the poller fails: the host cannot go on.
+    /// If the poller fails: the host cannot continue.
     pub fn poll(&mut self) -> io::Result<bool> {
         let something_came = self.reactor.look(|_| {})?;
         if let Some(absence) = self.reactor.begin_round(something_came) {
             self.client.was_away(&absence);
         }
-        // Before anything is sent: what has come is taken, so that what follows from it leaves in this round.
+        // Arrivals come before sends, so that replies to them leave in this round.
         let mut progress = self.take_arrivals()?;
         progress |= self.take_stock_lanes();
-        // After all that could have ended or begun a wait.
+        // Timers come after everything that could have ended or begun a wait.
         self.run_timers();
-        // Last, as all of the above fills queues: a frame that was queued now leaves with its neighbours.
+        // Sends come last, as all of the above fills queues: frames that were queued in this round leave together.
         progress |= self.send_all()?;
         Ok(self.reactor.end_round(progress, something_came, &mut self.reports.counters))
     }
 
-    /// Takes what drivers have: completions and events of connections first, as payloads need room that they free.
+    /// Takes arrivals from the drivers: completions and events of connections first, as they free room that payloads
+    /// need.
     fn take_arrivals(&mut self) -> io::Result<bool> {
         let now_ns = self.reactor.now_ns();
         let mut progress = self.reactor.connections.rdma.poll(now_ns);
@@ -87,7 +88,7 @@ impl ClientHost {
             self.event(event, Link::Shm, now_ns);
         }
         progress |= self.take_rdma_events();
-        // Copies that have ended have read the clock.
+        // Completed copies have advanced the clock.
         let now_ns = self.reactor.now_ns();
         while let Some((id, segment)) = self.reactor.connections.shm.poll_wanted() {
             // A host without a service has its segments to itself.
@@ -103,7 +104,7 @@ impl ClientHost {
         progress |= client.take_device_copies(reactor, reports);
         while let Some(event) = self.reactor.connections.rdma.poll_event() {
             progress = true;
-            // A connection's end comes after the last of its copies.
+            // A connection's end is handled after the last of its copies.
             self.client.take_device_copies(&mut self.reactor, &mut self.reports);
             self.event(event, Link::Rdma, self.reactor.now_ns());
         }
@@ -124,7 +125,7 @@ impl ClientHost {
 
     fn event(&mut self, event: Event, link: fn(ConnectionId) -> Link, now_ns: u64) {
         match event {
-            // Nobody is served here.
+            // A client host serves no peers.
             Event::Accepted(id) => {
                 self.reports.counters.accepted += 1;
                 self.reactor.connections.close(link(id), CloseCause::Closed);
@@ -132,7 +133,7 @@ impl ClientHost {
             Event::Connected(id) => self.client.connected(&mut self.reactor.connections, link(id), now_ns),
             Event::Sent(hold) => match self.reactor.connections.take_back(hold) {
                 LentPayload::Upload(request) => self.client.upload_over(request),
-                LentPayload::Answer(..) => unreachable!("nobody is answered here"),
+                LentPayload::Answer(..) => unreachable!("a client host sends no answers"),
             },
             Event::Gone(id, why) => {
                 let link = link(id);
@@ -143,8 +144,8 @@ impl ClientHost {
         }
     }
 
-    /// Takes what connections of one driver bring. Inlined, so that the driver is known where it is called: this runs
-    /// for every frame.
+    /// Takes arrivals on the connections of one driver. Inlined, so that the driver is known at the call site: this
+    /// runs for every frame.
     #[inline(always)]
     fn take_inputs(&mut self, next: fn(&mut Reactor, &mut Pass) -> Option<Arrival>) -> bool {
         let mut progress = false;
@@ -156,12 +157,12 @@ impl ClientHost {
         progress
     }
 
-    /// Takes what lanes to stock engines bring.
+    /// Takes arrivals on lanes to stock engines.
     fn take_stock_lanes(&mut self) -> bool {
         let mut progress = false;
         let mut pass = self.reactor.begin_pass();
         while let Some(arrival) = self.reactor.next_stock(&mut pass) {
-            // The request's memory is back before its answer is looked at.
+            // The request's memory is returned before its answer is handled.
             self.take_stock_events(arrival.now_ns);
             progress |= !matches!(arrival.input, Input::Wait);
             self.take_input(&arrival, pass.body());
@@ -203,7 +204,7 @@ impl ClientHost {
         self.client.run_timers(now_ns);
     }
 
-    /// Gives the client's outputs to the drivers, and has each driver send what was queued.
+    /// Drains the client's outputs into the drivers, and has each driver send its queue.
     fn send_all(&mut self) -> io::Result<bool> {
         let now_ns = self.reactor.now_ns();
         let mut progress = self.client.drain(&mut self.reactor, &mut self.reports, now_ns);
@@ -213,17 +214,17 @@ impl ClientHost {
         Ok(progress)
     }
 
-    /// The time of the present round: at most a few empty rounds old.
+    /// Returns the time of the current round: at most a few empty rounds old.
     #[must_use]
     pub const fn now_ns(&self) -> u64 {
         self.reactor.now_ns()
     }
 
-    /// Waits for the next event, at most `longest`. `pending` says, after sleep was announced, whether somebody put
-    /// something into the mailbox.
+    /// Waits for the next event, at most `longest`. `pending` is called after the host has announced its sleep, and
+    /// returns true if the mailbox is not empty.
     ///
     /// # Errors
-    /// When the poller fails.
+    /// If the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
         if self.reactor.connections.have_work() {
             cpu::pause();
@@ -236,84 +237,85 @@ impl ClientHost {
         Ok(())
     }
 
-    /// The client.
+    /// Returns the client.
     pub const fn client(&mut self) -> &mut Client {
         self.client.client()
     }
 
-    /// A batch that has completed since the last call.
+    /// Returns a batch that has completed since the last call.
     pub fn poll_done(&mut self) -> Option<BatchId> {
         self.reports.take_done()
     }
 
-    /// Whether a newer cluster map is wanted; said once.
+    /// Returns true once if a newer cluster map is needed.
     pub const fn take_map_wanted(&mut self) -> bool {
         self.reports.take_map_wanted()
     }
 
-    /// The last end of a connection that this host did not want, in words.
+    /// Returns the text of the last unexpected end of a connection.
     #[must_use]
     pub fn last_problem(&self) -> Option<&str> {
         self.reports.last_problem()
     }
 
-    /// What happened so far.
+    /// Returns the counters of this host.
     #[must_use]
     pub const fn counters(&self) -> &HostCounters {
         &self.reports.counters
     }
 
-    /// Faults made by plan so far.
+    /// Returns the counters of injected faults.
     #[must_use]
     pub fn faults(&self) -> FaultCounters {
         self.reactor.connections.tcp.counters()
     }
 
-    /// Connections open, by any driver.
+    /// Returns the number of open connections of all drivers.
     #[must_use]
     pub const fn connections(&self) -> usize {
         self.reactor.connections.open()
     }
 
-    /// Gives caller's memory a name for requests. Where it is, the kernel says.
+    /// Registers the caller's memory as a buffer for requests, and returns its index. Its location comes from the
+    /// kernel.
     pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
         self.client.add_buffer(&mut self.reactor.connections, region)
     }
 
-    /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that. `location` is
-    /// where the memory is (`cpu:0`); for `*` the kernel says.
+    /// Registers the caller's memory as the buffer of this index, replacing the former one, which no open batch may
+    /// use. `location` is the memory's location (`cpu:0`); for `*` it comes from the kernel.
     pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>, location: &str) {
         self.client.set_buffer(&mut self.reactor.connections, buffer, region, location);
     }
 
-    /// Forgets caller's memory. No open batch may use it.
+    /// Unregisters the caller's memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         self.client.remove_buffer(&mut self.reactor.connections, buffer);
     }
 
-    /// Gives many pieces of caller's memory one name, under which they lie in a row. For objects: requests for ranges
-    /// of segments name regions. The name is of use until [`Self::remove_parts`].
+    /// Registers many pieces of the caller's memory as one buffer, in which they are contiguous. For objects only:
+    /// requests for ranges of segments need regions. The buffer is valid until [`Self::remove_parts`].
     pub fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
         self.client.buffers_mut().add_parts(pieces)
     }
 
-    /// Forgets memory in parts. No open batch may use it.
+    /// Unregisters a buffer of pieces. No open batch may use it.
     pub fn remove_parts(&mut self, buffer: u32) {
         self.client.buffers_mut().remove_parts(buffer);
     }
 
-    /// The memory of a range of a region; `None` when its name is nobody's, or it is not inside.
+    /// Returns the memory of a range of a region; `None` if the buffer is not registered, or the range is not inside.
     #[must_use]
     pub fn buffer(&self, local: Local) -> Option<IoBuf> {
         self.client.buffers().inside(local)
     }
 
-    /// Lets this process's own requests use memory under this id.
+    /// Registers memory as a segment that this process's own requests use.
     pub fn add_segment(&mut self, segment: SegmentId, region: Arc<Region>) {
         self.client.segments().set(segment, region);
     }
 
-    /// Forgets it. A stale id is ignored.
+    /// Unregisters a segment. A stale id is ignored.
     pub fn remove_segment(&mut self, segment: SegmentId) {
         self.client.segments().take(segment);
     }
@@ -321,43 +323,44 @@ impl ClientHost {
     /// Opens a file, to be read and written as a segment.
     ///
     /// # Errors
-    /// When it cannot be opened: names it and says why.
+    /// If the file cannot be opened: the error has its path and the reason.
     pub fn open_file(&mut self, path: &Path, options: FileOptions) -> io::Result<SegmentId> {
         self.client.files().open(path, options, &self.reactor.connections.poller)
     }
 
-    /// The same for a file that is open already. One that is written with direct I/O must be in one host only: hosts do
-    /// not keep each other's writes of parts of a block apart.
+    /// Adds a file that is open already, to be read and written as a segment. A file that is written with direct I/O
+    /// must be in one host only: hosts do not serialize their writes to parts of one block.
     ///
     /// # Errors
-    /// When too many files are open, or the kernel gives no ring.
+    /// If too many files are open, or the kernel refuses a ring.
     pub fn add_file(&mut self, file: Arc<DirectFile>) -> io::Result<SegmentId> {
         self.client.files().add(file, &self.reactor.connections.poller)
     }
 
-    /// The files that are open.
+    /// Returns the open files.
     pub const fn files(&mut self) -> &mut HostFiles {
         self.client.files()
     }
 
-    /// RDMA devices that are open: name, bits per second (0 when down or not known), and why it is not used, if so.
+    /// Returns the open RDMA devices: name, bits per second (0 if down or unknown), and the reason why a device is not
+    /// used, if there is one.
     pub fn rdma_devices(&self) -> impl Iterator<Item = (&str, u64, Option<String>)> {
         self.reactor.connections.rdma.devices()
     }
 
-    /// The names of the RDMA devices that are open, by their numbers: see
+    /// Returns the names of the open RDMA devices, by their numbers: see
     /// [`RailMetrics::devices`](kvplane_client::RailMetrics::devices).
     pub fn rdma_names(&self) -> impl Iterator<Item = &str> {
         self.reactor.connections.rdma.device_names()
     }
 
-    /// Why RDMA devices were not opened.
+    /// Returns the reasons why RDMA devices were not opened.
     #[must_use]
     pub fn rdma_problems(&self) -> &[String] {
         self.reactor.connections.devices.problems()
     }
 
-    /// What the RDMA driver counted.
+    /// Returns the counters of the RDMA driver.
     #[must_use]
     pub const fn rdma_counters(&self) -> &RdmaCounters {
         self.reactor.connections.rdma.counters()

@@ -19,29 +19,29 @@ use super::tier::TierSetup;
 /// Settings of a host.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Whether copies over shared memory are summed up and checked.
+    /// True if checksums of copies over shared memory are computed and verified.
     pub verify_shared: bool,
-    /// Faults to make on TCP connections, for drills and tests.
+    /// Faults to inject into TCP connections, for drills and tests.
     pub fault: Option<FaultPlan>,
     /// Limits of requests of stock Mooncake engines.
     pub mooncake: ServerOptions,
     /// RDMA devices to use, if any.
     pub rdma: Option<RdmaDevices>,
-    /// Stock engines that are reached over RDMA, and the number of this host among those that reach them.
+    /// Stock engines that are reached over RDMA, and the number of this host among the hosts that reach them.
     pub stock: Option<(Arc<dyn StockEngines>, u64)>,
-    /// Which payloads leave over TCP without a copy.
+    /// Payloads that are sent over TCP without a copy.
     pub zero_copy: ZeroCopyOptions,
-    /// The SSD under the service's store.
+    /// SSD tier of the service's store.
     pub tier: Option<TierSetup>,
-    /// How objects are fetched from former owners of the service's slots; without it none are.
+    /// Settings for fetching objects from former owners of the service's slots; without them, none are fetched.
     pub fetch: Option<FetchConfig>,
-    /// Peers of the service must prove a ticket, and are challenged with these; without, none needs one.
+    /// Challenges by which peers of the service must prove a ticket; without them, none needs one.
     pub tickets: Option<Challenges>,
-    /// What TCP connections are sealed with, and when; without, they are plain.
+    /// Certificates and policy of TLS on TCP connections; without them, connections are plain.
     pub tls: Option<Arc<Keychain>>,
-    /// How many peers may be connected that have not greeted yet.
+    /// Limits of connections whose peers have not authenticated yet.
     pub strangers: StrangerLimits,
-    /// From how many nanoseconds on a request that was answered here is remembered as slow.
+    /// Least duration of a request, in nanoseconds, to be recorded as slow.
     pub slow_after_ns: u64,
 }
 
@@ -65,10 +65,11 @@ impl Default for HostConfig {
 }
 
 impl HostConfig {
-    /// The connections of a host with these settings: none yet. `pool` is what peers on this host may map.
+    /// Creates the connections of a host with these settings, none of them open. `pool` is the memory that peers on
+    /// this host may map.
     ///
     /// # Errors
-    /// When the kernel gives no poller.
+    /// If the kernel refuses a poller.
     pub(super) fn connections(&self, pool: Option<Arc<Region>>) -> io::Result<Connections> {
         let mut tcp = Fault::new(self.fault.as_ref(), self.zero_copy);
         if let Some(keychain) = &self.tls {

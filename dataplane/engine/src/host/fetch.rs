@@ -1,5 +1,5 @@
-//! What a shard's service wants of former owners of its slots, and of their replica owners, by a client of its own:
-//! objects come straight into the pool, and replicas leave from there.
+//! Fetching client of a shard: the service's requests to former owners of its slots, and to their replica owners.
+//! Objects are read straight into the pool, and replicas are sent from there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,28 +19,28 @@ use super::reports::Reports;
 use super::service_side::ServiceSide;
 use super::service_side::memory::PoolView;
 
-/// The deadline of what a request waits for.
+/// Deadline of fetches that a request waits for.
 const WAITED_NS: u64 = 500_000_000;
-/// The deadline of what nobody waits for.
+/// Deadline of background fetches.
 const BACKGROUND_NS: u64 = 5_000_000_000;
-/// Bytes that are summed up at a time.
+/// Bytes per step of a checksum.
 const PART_BYTES: usize = 64 << 10;
 
-/// How a shard reaches former owners of its slots.
+/// Settings for reaching former owners of a shard's slots.
 #[derive(Clone, Debug)]
 pub struct FetchConfig {
-    /// A random number that no other client has.
+    /// Random id that is unique among clients.
     pub client: u64,
-    /// The cluster's name.
+    /// Name of the cluster.
     pub cluster: String,
-    /// Boot id of this host: a former owner on it is reached over shared memory.
+    /// Boot id of this host: a former owner on the same host is reached over shared memory.
     pub host: String,
-    /// How much is fetched in the background.
+    /// Limits of background fetches.
     pub limits: FetchLimits,
 }
 
 impl FetchConfig {
-    /// The client that fetches.
+    /// Creates the client that fetches.
     fn client(&self) -> Client {
         Client::new(Config {
             cluster: self.cluster.clone(),
@@ -54,10 +54,10 @@ impl FetchConfig {
     }
 }
 
-/// The client of a shard, and the fetches that it has in flight for the service.
+/// Client of a shard, and the fetches that it has in flight for the service.
 pub(crate) struct Fetcher {
     side: ClientSide,
-    /// The client's name for the pool.
+    /// Client's index of the pool among its buffers.
     buffer: u32,
     host: String,
     sources: Sources,
@@ -65,10 +65,10 @@ pub(crate) struct Fetcher {
 }
 
 impl Fetcher {
-    /// A client for this service, which fetches into the service's pool from now on.
+    /// Creates a client for this service, which fetches into the service's pool from now on.
     ///
     /// # Errors
-    /// When the kernel gives no descriptor, or does not let it be watched.
+    /// If the kernel refuses a descriptor, or refuses to watch it.
     pub(crate) fn new(
         config: &FetchConfig,
         connections: &mut Connections,
@@ -82,24 +82,24 @@ impl Fetcher {
         Ok(Self { side, buffer, host: config.host.clone(), sources: Sources::default(), open: BTreeMap::new() })
     }
 
-    /// The client with its lanes.
+    /// Returns the client's side, with its lanes.
     pub(crate) const fn side(&mut self) -> &mut ClientSide {
         &mut self.side
     }
 
-    /// The same, to be looked at.
+    /// Returns the client's side for reading.
     pub(crate) const fn side_ref(&self) -> &ClientSide {
         &self.side
     }
 
-    /// Fetches from the former owners that the service knows after it has followed this map.
+    /// Updates the former owners to fetch from, after the service has followed this map.
     pub(crate) fn follow(&mut self, service: &Service, owners: &SlotOwners, now_ns: u64) {
         let seconds = |slot| service.inspect().second_of(slot);
         let client = self.side.client();
         self.sources.follow(client, owners, &self.host, |slot| service.inspect().source_of(slot), seconds, now_ns);
     }
 
-    /// Takes what former owners have answered, and submits what is wanted next. Whether there was anything.
+    /// Handles the answers of former owners, and submits the service's next fetches. Returns true if there were any.
     pub(crate) fn drive(&mut self, serving: &mut ServiceSide, reports: &mut Reports, now_ns: u64) -> bool {
         let mut progress = false;
         while let Some(batch) = reports.take_done() {
@@ -122,7 +122,7 @@ impl Fetcher {
         let Some(pool) = serving.pool() else { return };
         let mut book = PutBook::new();
         let requests = self.requests(&want, pool, &mut book);
-        // Nothing is sent to a source that the map does not name: it could be another of that address.
+        // Nothing is sent to a source that the map does not name: another process could have its address.
         let known = self.sources.contains(&source);
         let options = SubmitOptions::until(now_ns.saturating_add(within_ns));
         let submitted = known.then(|| self.side.client().submit_puts(&requests, &book, &options, now_ns));
@@ -132,7 +132,7 @@ impl Fetcher {
         }
     }
 
-    /// A fetch is over: it was answered, or was in vain.
+    /// Ends a fetch that was answered or has failed.
     fn finish(&mut self, serving: &mut ServiceSide, batch: BatchId, now_ns: u64) {
         let Some((token, want)) = self.open.remove(&batch) else { return };
         let client = self.side.client();
@@ -163,7 +163,7 @@ impl Fetcher {
         serving.service().fetched(token, done, now_ns);
     }
 
-    /// The requests that bring what is wanted.
+    /// Returns the requests of a fetch.
     fn requests(&self, want: &Want, pool: &Region, book: &mut PutBook) -> Vec<Request> {
         let one = PageQuery { names: true, one: true, ..Default::default() };
         match want {
@@ -173,7 +173,7 @@ impl Fetcher {
             Want::List(digest, from) => vec![Request::List(*digest, *from)],
             Want::Object(digest, place) => {
                 let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
-                // Also what names the stripes of another object.
+                // A stripe head is fetched too.
                 vec![Request::GetHead(*digest, local)]
             }
             Want::Copy { digest, place, tail_at, is_head, .. } => {
@@ -187,7 +187,7 @@ impl Fetcher {
     }
 }
 
-/// Copies are gone only where their owner said so of each.
+/// Replicas are gone only if their owner has confirmed each.
 fn drops_done(results: &[TaskResult]) -> FetchDone {
     FetchDone::CopiesDropped(
         results.iter().map(|result| matches!(result.status, Status::Ok | Status::NotFound)).collect(),

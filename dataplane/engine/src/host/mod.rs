@@ -1,22 +1,22 @@
 //! Hosts: the drivers of one part of the dataplane, with a service that answers peers or a client that calls them.
 //!
-//! * [`ShardHost`]: a service with its memory, the SSD under its store, and a client that fetches for it.
+//! * [`ShardHost`]: a service with its memory, the SSD tier of its store, and a client that fetches for it.
 //! * [`ClientHost`]: a client, with files and memory of its own process.
 //!
 //! Both own all real memory and give the pure cores only names for it: a pool, segments by id, buffers by index. Both
 //! are compositions of the same components; lower ones know nothing of upper ones:
 //!
-//! * [`reactor`]: finds what there is to do; the connections with their drivers.
-//! * [`service_side`]: a service, and what it needs of a host.
-//! * [`client_side`]: a client, and what it needs of a host.
-//! * [`tier`], [`fetch`]: the SSD under a shard's store, and the client of a shard.
-//! * [`reports`]: what is counted, and notices for the thread that drives the host.
+//! * [`reactor`]: readiness, polling and parking; the connections with their drivers.
+//! * [`service_side`]: a service, and its resources in a host.
+//! * [`client_side`]: a client, and its resources in a host.
+//! * [`tier`], [`fetch`]: the SSD tier of a shard's store, and the client of a shard.
+//! * [`reports`]: counters, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
-//! event. A host that spins asks the poller now and then only, as long as there is something better to look at: rings
-//! in shared memory, or the one or two connections that were active last.
+//! event. A host that spins calls the poller only every few rounds while it has cheaper sources to poll: rings in
+//! shared memory, or the one or two connections that were active last.
 //!
-//! Thread affinity: none; one thread at a time, whichever waits.
+//! Thread affinity: none. A host is driven by one thread at a time, which may change between calls.
 
 mod client_host;
 mod client_side;
@@ -41,7 +41,7 @@ pub use service_side::served::DeviceSnapshot;
 pub use shard_host::{ServedSegments, ShardHost};
 pub use tier::{PART_LEAST_BYTES, TierDevice, TierNotice, TierSetup};
 
-/// Whichever thread waits may drive them.
+/// Any thread may drive a host.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<ShardHost>();

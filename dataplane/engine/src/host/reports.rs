@@ -1,42 +1,42 @@
-//! Reports of a host to its embedder: what it counted, batches that are done, memory that is free, the need of a newer
-//! map, and the last problem.
+//! Reports of a host to its embedder: counters, completed batches, freed memory, the need of a newer map, and the last
+//! problem.
 
 use std::collections::VecDeque;
 
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_transport::{CloseCause, ZeroCopyCounters};
 
-/// How long the log says nothing of connections that could not be sealed after one was.
+/// Least time between two log lines about TLS failures.
 const TLS_AGAIN_NS: u64 = 1_000_000_000;
 
-/// What a host counted.
+/// Counters of a host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostCounters {
-    /// Rounds that did something.
+    /// Rounds that made progress.
     pub busy_rounds: u64,
     /// Parks.
     pub parks: u64,
-    /// Frames that broke the protocol, ours or a peer's view of it.
+    /// Frames that violated the protocol, ours or a peer's view of it.
     pub broken: u64,
     /// Connections accepted.
     pub accepted: u64,
-    /// Of those, closed for others that came before they had said who they are.
+    /// Accepted connections that were closed in favour of newer ones before they had authenticated.
     pub crowded_out: u64,
-    /// Connections that ended because they could not be sealed, or a record was wrong.
+    /// Connections that ended because the TLS handshake failed, or a record was invalid.
     pub tls_failed: u64,
-    /// Segments' bytes that this host copied through mappings of its peers' memory.
+    /// Bytes of segments that this host copied through mappings of its peers' memory.
     pub map_bytes: u64,
-    /// The same by the kernel, between processes.
+    /// Bytes of segments that the kernel copied between processes (CMA).
     pub cma_bytes: u64,
-    /// The same within this process.
+    /// Bytes of segments that were copied within this process.
     pub local_bytes: u64,
-    /// Copies between this host's memory and its peers' segments that RDMA devices made.
+    /// Copies by RDMA devices between this host's memory and its peers' segments.
     pub rdma_copies: u64,
-    /// Payloads that left over TCP without a copy, or should have.
+    /// Payloads that were sent over TCP without a copy, or should have been.
     pub zero_copy: ZeroCopyCounters,
 }
 
-/// What was counted, and reports that were not taken yet.
+/// Counters, and reports that were not taken yet.
 #[derive(Default)]
 pub(crate) struct Reports {
     pub(crate) counters: HostCounters,
@@ -44,7 +44,7 @@ pub(crate) struct Reports {
     unregistered: Vec<SegmentId>,
     wants_map: bool,
     last_problem: Option<String>,
-    /// When the log may say again that a connection could not be sealed.
+    /// Time from which on the log may report a TLS failure again.
     tls_again_ns: u64,
 }
 
@@ -57,7 +57,7 @@ impl Reports {
         self.done.pop_front()
     }
 
-    /// Nothing uses a segment any more.
+    /// Reports that a segment is no longer in use.
     pub(crate) fn segment_free(&mut self, segment: SegmentId) {
         self.unregistered.push(segment);
     }
@@ -74,17 +74,17 @@ impl Reports {
         core::mem::replace(&mut self.wants_map, false)
     }
 
-    /// Something went wrong: what, in words.
+    /// Records the text of a problem.
     pub(crate) fn problem(&mut self, what: impl Into<String>) {
         self.last_problem = Some(what.into());
     }
 
-    /// A frame broke the protocol.
+    /// Counts a frame that violated the protocol.
     pub(crate) const fn broken(&mut self) {
         self.counters.broken += 1;
     }
 
-    /// A connection has ended, and why.
+    /// Records the end of a connection, and its cause.
     pub(crate) fn connection_ended(&mut self, why: &CloseCause, now_ns: u64) {
         match why {
             CloseCause::Closed | CloseCause::Peer => {}
@@ -99,7 +99,7 @@ impl Reports {
         }
     }
 
-    /// A connection could not be sealed. The log says so now and then only: a peer may cause it as often as it likes.
+    /// Records a TLS failure. Log lines about it are rate-limited, as a peer may cause it as often as it likes.
     fn tls_failed(&mut self, text: &str, now_ns: u64) {
         self.counters.tls_failed += 1;
         if self.may_log_tls(now_ns) {
@@ -112,7 +112,7 @@ impl Reports {
         self.last_problem.as_deref()
     }
 
-    /// True if the log may say that a connection could not be sealed; then not again for a while.
+    /// Returns true if the log may report a TLS failure; then not again for a while.
     const fn may_log_tls(&mut self, now_ns: u64) -> bool {
         let may = now_ns >= self.tls_again_ns;
         if may {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_connection_is_a_problem_unless_it_was_wanted() {
+    fn unexpected_ends_of_connections_are_problems() {
         let mut reports = Reports::default();
         reports.connection_ended(&CloseCause::Closed, 1);
         reports.connection_ended(&CloseCause::Peer, 1);

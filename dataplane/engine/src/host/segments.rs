@@ -5,18 +5,18 @@ use std::sync::Arc;
 use kvplane_proto::SegmentId;
 use kvplane_sys::Region;
 
-/// Memory of registered segments, by their positions.
+/// Memory of registered segments, by their indexes.
 #[derive(Default)]
 pub(crate) struct SegmentRegions(Vec<Option<(u32, Arc<Region>)>>);
 
 impl SegmentRegions {
-    /// The memory of a segment; nothing for a stale id.
+    /// Returns the memory of a segment; `None` for a stale id.
     pub(crate) fn get(&self, segment: SegmentId) -> Option<&Arc<Region>> {
         let (generation, region) = self.0.get(segment.index as usize)?.as_ref()?;
         (*generation == segment.generation).then_some(region)
     }
 
-    /// Gives a segment memory.
+    /// Sets the memory of a segment.
     pub(crate) fn set(&mut self, segment: SegmentId, region: Arc<Region>) {
         let index = segment.index as usize;
         if self.0.len() <= index {
@@ -25,13 +25,13 @@ impl SegmentRegions {
         self.0[index] = Some((segment.generation, region));
     }
 
-    /// Takes the memory of a segment out; nothing for a stale id, whose position may be a successor's.
+    /// Removes and returns the memory of a segment; `None` for a stale id, whose index may belong to a successor.
     pub(crate) fn take(&mut self, segment: SegmentId) -> Option<Arc<Region>> {
         let entry = self.0.get_mut(segment.index as usize)?;
         entry.take_if(|(generation, _)| *generation == segment.generation).map(|(_, region)| region)
     }
 
-    /// The memory of all segments.
+    /// Returns the memory of all segments.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
         self.0.iter().flatten().map(|(_, region)| region)
     }

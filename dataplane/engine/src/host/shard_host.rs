@@ -1,5 +1,5 @@
-//! A host with a service, for a shard: its connections, the memory and the SSD of its store, and a client that fetches
-//! for it.
+//! Host with a service, for a shard: its connections, the memory and the SSD tier of its store, and a client that
+//! fetches for it.
 
 use std::io;
 use std::net::TcpListener;
@@ -27,23 +27,23 @@ use super::service_side::ServiceSide;
 use super::service_side::served::DeviceSnapshot;
 use super::tier::{STEP, TierDevice};
 
-/// A host with a service.
+/// Host with a service.
 pub struct ShardHost {
     reactor: Reactor,
     reports: Reports,
     service: ServiceSide,
-    /// The SSD under the service's store.
+    /// SSD tier of the service's store.
     tier: Option<TierDevice>,
-    /// What fetches objects from former owners of the shard's slots.
+    /// Client that fetches objects from former owners of the shard's slots.
     fetcher: Option<Fetcher>,
 }
 
 impl ShardHost {
-    /// A host for this service, without connections. `pool` is the memory behind the service's store: without it, there
-    /// is neither a tier nor a client that fetches.
+    /// Creates a host for this service, without connections. `pool` is the memory of the service's store: without it,
+    /// there is neither a tier nor a client that fetches.
     ///
     /// # Errors
-    /// When the kernel gives no poller, or the tier cannot be on its device.
+    /// If the kernel refuses a poller, or the tier's device is unsuitable.
     pub fn new(config: &HostConfig, mut service: Service, pool: Option<&Arc<Region>>) -> io::Result<Self> {
         service.control().set_slow_after(config.slow_after_ns);
         if let Some(challenges) = &config.tickets {
@@ -65,10 +65,10 @@ impl ShardHost {
         Ok(Self { reactor: Reactor::new(connections), reports: Reports::default(), service, tier, fetcher })
     }
 
-    /// Serves peers that connect here.
+    /// Serves peers that connect to these listeners.
     ///
     /// # Errors
-    /// When the kernel does not let it be watched.
+    /// If the kernel refuses to watch a listener.
     pub fn listen(&mut self, tcp: TcpListener, shm: Option<UnixListener>) -> io::Result<()> {
         self.reactor.connections.listen_tcp(tcp)?;
         match shm {
@@ -77,65 +77,66 @@ impl ShardHost {
         }
     }
 
-    /// Serves peers on this host that connect here.
+    /// Serves peers on this host that connect to this listener.
     ///
     /// # Errors
-    /// When the kernel does not let it be watched.
+    /// If the kernel refuses to watch the listener.
     pub fn listen_shm(&mut self, listener: UnixListener) -> io::Result<()> {
         self.reactor.connections.listen_shm(listener)
     }
 
-    /// Serves registered memory to stock Mooncake engines that connect here, without any authentication.
+    /// Serves registered memory to stock Mooncake engines that connect to this listener, without any authentication.
     ///
     /// # Errors
-    /// When the kernel does not let it be watched.
+    /// If the kernel refuses to watch the listener.
     pub fn listen_mooncake(&mut self, listener: TcpListener) -> io::Result<()> {
         self.service.listen_stock(&self.reactor.connections, listener)
     }
 
-    /// Wakes the host when this doorbell rings.
+    /// Watches a doorbell that wakes the host.
     ///
     /// # Errors
-    /// When the kernel does not let it be watched.
+    /// If the kernel refuses to watch the doorbell.
     pub fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
         self.reactor.watch_mailbox(doorbell)
     }
 
-    /// One round. Whether it did anything.
+    /// Runs one round. Returns true if it made progress.
     ///
     /// # Errors
-    /// When the poller fails: the host cannot go on.
+    /// If the poller fails: the host cannot continue.
     pub fn poll(&mut self) -> io::Result<bool> {
         let something_came = self.reactor.look(|token| self.service.stock_ready(token))?;
         if let (Some(absence), Some(fetcher)) = (self.reactor.begin_round(something_came), &mut self.fetcher) {
             fetcher.side().was_away(&absence);
         }
-        // Before anything is answered: what has come is taken, so that answers to it leave in this round.
+        // Arrivals come before answers, so that the answers to them leave in this round.
         let mut progress = self.take_arrivals();
-        // Before anything is fetched: requests are answered first, then what this host wants of others.
+        // Requests are answered before this host fetches from others.
         progress |= self.serve_store()?;
         progress |= self.serve_fetches();
-        // After all that could have ended or begun a wait.
+        // Timers come after everything that could have ended or begun a wait.
         self.run_timers();
         self.service.see_off(&mut self.reactor.connections, &mut self.reports);
-        // Last, as all of the above fills queues: a frame that was queued now leaves with its neighbours.
+        // Sends come last, as all of the above fills queues: frames that were queued in this round leave together.
         progress |= self.send_all();
         Ok(self.reactor.end_round(progress, something_came, &mut self.reports.counters))
     }
 
-    /// Takes what drivers have: completions and events of connections first, as payloads need room that they free.
+    /// Takes arrivals from the drivers: completions and events of connections first, as they free room that payloads
+    /// need.
     fn take_arrivals(&mut self) -> bool {
         let now_ns = self.reactor.now_ns();
         let mut progress = self.reactor.connections.rdma.poll(now_ns);
         progress |= self.take_events(now_ns);
-        // Answers on streams leave at once, so that the limit on waiting answers holds between two frames.
+        // Answers on streams are queued at once, so that the limit on queued answers holds between two frames.
         progress |= self.take_inputs(Reactor::next_tcp, true);
         progress |= self.take_inputs(Reactor::next_rdma, true);
         progress |= self.take_inputs(Reactor::next_shm, false);
         progress
     }
 
-    /// Answers of the service, then the tier, which works on what those left behind, then one step of each list.
+    /// Drains the service's answers, then runs the tier, which works on their results, then one step of each list.
     fn serve_store(&mut self) -> io::Result<bool> {
         let mut progress = self.drain_service();
         progress |= self.drive_tier(self.reactor.now_ns())?;
@@ -143,7 +144,7 @@ impl ShardHost {
         Ok(progress)
     }
 
-    /// Takes what was fetched and submits what is wanted next; then serves stock engines.
+    /// Handles completed fetches and submits the next ones; then serves stock engines.
     fn serve_fetches(&mut self) -> bool {
         let now_ns = self.reactor.now_ns();
         let mut progress = false;
@@ -163,7 +164,7 @@ impl ShardHost {
         }
     }
 
-    /// Gives answers and fetches to the drivers, and has each driver send what was queued.
+    /// Drains answers and fetches into the drivers, and has each driver send its queue.
     fn send_all(&mut self) -> bool {
         let now_ns = self.reactor.now_ns();
         let mut progress = self.drain_service();
@@ -227,8 +228,8 @@ impl ShardHost {
         }
     }
 
-    /// Takes what connections of one driver bring; `drains` says whether answers are given to the drivers in between.
-    /// Inlined, so that the driver is known where it is called: this runs for every frame.
+    /// Takes arrivals on the connections of one driver; `drains`: answers are passed to the drivers in between.
+    /// Inlined, so that the driver is known at the call site: this runs for every frame.
     #[inline(always)]
     fn take_inputs(&mut self, next: fn(&mut Reactor, &mut Pass) -> Option<Arrival>, drains: bool) -> bool {
         let mut progress = false;
@@ -295,17 +296,17 @@ impl ShardHost {
         }
     }
 
-    /// The time of the present round: at most a few empty rounds old.
+    /// Returns the time of the current round: at most a few empty rounds old.
     #[must_use]
     pub const fn now_ns(&self) -> u64 {
         self.reactor.now_ns()
     }
 
-    /// Waits for the next event, at most `longest`. `pending` says, after sleep was announced, whether somebody put
-    /// something into the mailbox.
+    /// Waits for the next event, at most `longest`. `pending` is called after the host has announced its sleep, and
+    /// returns true if the mailbox is not empty.
     ///
     /// # Errors
-    /// When the poller fails.
+    /// If the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
         let device_is_polled = self.tier.as_ref().is_some_and(TierDevice::must_be_polled);
         if device_is_polled || self.reactor.connections.have_work() || self.service.stock_server().has_work() {
@@ -323,10 +324,11 @@ impl ShardHost {
         [self.service.poll_timeout(), fetches].into_iter().flatten().min()
     }
 
-    /// Waits until the tier's device is taken, at most `longest`; without a tier, not at all. Recovery goes on after.
+    /// Waits until the tier's device is open, at most `longest`; without a tier, not at all. Recovery continues after
+    /// that.
     ///
     /// # Errors
-    /// When it is another's, damaged, or does not answer: says what to do.
+    /// If the device belongs to another owner, is damaged, or does not answer: the text gives the next step.
     pub fn open_tier(&mut self, longest: Duration) -> Result<(), String> {
         let until = Instant::now() + longest;
         while let Some(tier) = &mut self.tier {
@@ -345,7 +347,7 @@ impl ShardHost {
         Ok(())
     }
 
-    /// Writes what waits to be written, at most for `longest`. Whether all is written.
+    /// Flushes pending writes of the tier, at most for `longest`. Returns true if all are written.
     pub fn close_tier(&mut self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
         while self.tier.is_some() {
@@ -363,34 +365,34 @@ impl ShardHost {
     fn wait_for_device(&mut self) -> io::Result<()> {
         let busy = self.tier.as_ref().is_some_and(TierDevice::must_be_polled);
         let step = if busy { Duration::ZERO } else { STEP.min(self.reactor.until_timer(self.poll_timeout())) };
-        // What else became ready is found again: nothing but edges of connections is forgotten, and those are looked
-        // at before the host parks.
+        // Other readiness is found again: only edges of connections are lost, and connections are tried before the host
+        // parks.
         self.reactor.wait(step)
     }
 
-    /// The device of the tier, if there is one.
+    /// Returns the device of the tier, if there is one.
     pub const fn tier(&mut self) -> Option<&mut TierDevice> {
         self.tier.as_mut()
     }
 
-    /// The service.
+    /// Returns the service.
     pub const fn service(&mut self) -> &mut Service {
         self.service.service()
     }
 
-    /// The client that fetches, if there is one.
+    /// Returns the client that fetches, if there is one.
     pub fn client(&mut self) -> Option<&mut Client> {
         Some(self.fetcher.as_mut()?.side().client())
     }
 
-    /// The names of these objects: see [`kvplane_store::service::Inspection::names_of`].
+    /// Returns the names of these objects: see [`kvplane_store::service::Inspection::names_of`].
     #[must_use]
     pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         self.service.names_of(digests)
     }
 
-    /// Serves the slots that a map of this state of the control plane gives to this shard, and fetches what was in
-    /// those that came.
+    /// Serves the slots that a map of this cluster state gives to this shard, and fetches the objects of slots that it
+    /// gained.
     pub fn follow_owners(&mut self, state: u64, owners: &SlotOwners) {
         let now_ns = self.reactor.now_ns();
         let service = self.service.service();
@@ -400,52 +402,52 @@ impl ShardHost {
         }
     }
 
-    /// Rings `bell` when there are new events of the service's objects.
+    /// Sets the bell that rings on new events of the service's objects.
     pub fn follow(&mut self, bell: Option<SyncSender<()>>) {
         self.service.follow(bell);
     }
 
-    /// Rings the follower's bell if there is something new.
+    /// Rings the subscriber's bell if there are new events.
     pub(crate) fn ring_follower(&mut self) {
         self.service.ring_follower();
     }
 
-    /// Memory that peers may use.
+    /// Returns the memory that peers may use.
     pub const fn segments(&mut self) -> ServedSegments<'_> {
         let Self { reactor, reports, service, .. } = self;
         ServedSegments { connections: &mut reactor.connections, reports, service }
     }
 
-    /// The RDMA devices, for what stock engines need of them.
+    /// Returns the RDMA driver, for handshakes with stock engines.
     pub const fn rdma(&mut self) -> &mut Rdma {
         &mut self.reactor.connections.rdma
     }
 
-    /// What happened so far.
+    /// Returns the counters of this host.
     #[must_use]
     pub const fn counters(&self) -> &HostCounters {
         &self.reports.counters
     }
 
-    /// Faults made by plan so far.
+    /// Returns the counters of injected faults.
     #[must_use]
     pub fn faults(&self) -> FaultCounters {
         self.reactor.connections.tcp.counters()
     }
 
-    /// Requests of stock engines.
+    /// Returns the counters of requests of stock engines.
     #[must_use]
     pub const fn stock_served(&self) -> &ServerCounters {
         self.service.stock_server().counters()
     }
 
-    /// RDMA devices that are open, with what they did for peers.
+    /// Returns the open RDMA devices, with counters of payloads that they moved for peers.
     #[must_use]
     pub fn rdma_snapshot(&self) -> Vec<DeviceSnapshot> {
         self.service.rdma_snapshot(&self.reactor.connections)
     }
 
-    /// Connections open, by any driver.
+    /// Returns the number of open connections of all drivers.
     #[must_use]
     pub const fn connections(&self) -> usize {
         self.reactor.connections.open() + self.service.stock_server().open()
@@ -460,23 +462,24 @@ pub struct ServedSegments<'a> {
 }
 
 impl ServedSegments<'_> {
-    /// Gives a registered segment memory, which peers may use under this id.
+    /// Sets the memory of a registered segment, which peers may use under this id.
     pub fn add(&mut self, segment: SegmentId, region: Arc<Region>) {
         self.service.add_segment(self.connections, segment, region);
     }
 
-    /// Takes a segment from peers. [`Self::poll_unregistered`] says when nothing uses it any more; unregistered again,
-    /// it says so again.
+    /// Unregisters a segment. [`Self::poll_unregistered`] returns it when it is no longer in use; if it is unregistered
+    /// again, it is returned again.
     pub fn unregister(&mut self, segment: SegmentId) {
         self.service.unregister(self.connections, segment);
     }
 
-    /// A segment that nothing uses any more.
+    /// Returns a segment that is no longer in use.
     pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
         self.reports.take_free()
     }
 
-    /// The processes of this host that are using a segment by themselves; 0 for one that is not visible from here.
+    /// Returns the processes on this host that are copying from or to a segment; 0 for one that is not visible from
+    /// here.
     pub fn users(&mut self, segment: SegmentId) -> Vec<i32> {
         self.connections.shm.users(segment)
     }

@@ -1,4 +1,4 @@
-//! The SSD under the store: operations of the service's tier on their way to its device, and their completions.
+//! SSD tier of the store: operations of the service's tier on their way to its device, and their completions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,54 +12,54 @@ use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
 
 use super::reports::Reports;
 
-/// Blocks of a tier: what every device can, whatever its own are.
+/// Block size of a tier: every device supports it, whatever its own is.
 const BLOCK_BYTES: u32 = 4096;
-/// The least that a shard's part of a device may be: some segments of the smallest size.
+/// Least size of a shard's part of a device: some segments of the smallest size.
 pub const PART_LEAST_BYTES: u64 = 24 << 20;
-/// How long completions are gone through before the host looks at its peers again, in nanoseconds.
+/// Time for processing completions before the host serves its peers again, in nanoseconds.
 const ROUND_NS: u64 = 1_000_000;
-/// How long one step of waiting for the device is.
+/// Duration of one step of waiting for the device.
 pub(crate) const STEP: Duration = Duration::from_millis(20);
 
-/// A tier for a shard.
+/// Settings of a shard's tier.
 #[derive(Clone, Debug)]
 pub struct TierSetup {
-    /// Its part of a device.
+    /// Part of a device that the tier uses.
     pub part: Part,
-    /// How memory and SSD work together.
+    /// Policy of demotion and promotion between memory and SSD.
     pub policy: TierPolicy,
-    /// How long objects are on average: the index has room for so many as fill the part.
+    /// Average size of an object: the index has room for as many objects as fill the part.
     pub object_bytes: u32,
-    /// Whose it is: a device of anybody else is refused.
+    /// Identity of the owner: a device with another identity is refused.
     pub identity: Identity,
-    /// A random number: the uuid of the device, should it be blank.
+    /// Random number: the uuid of the device if it is blank.
     pub fresh_uuid: u128,
 }
 
-/// What to do about a device that is shorter than it was.
-const SHORTER: &str = "give it the size that it had, and as many shards and SSDs; if it was cut, what was there is \
-                       lost: remove the file, or wipe the device (blkdiscard -z), to start anew";
-/// And about one that was made for other shards.
-const OTHERWISE: &str = "start with as many shards and SSDs, and with the size, that it was made with";
+/// Advice for a device that is shorter than it was.
+const SHORTER: &str = "restore its former size, and start with as many shards and SSDs as before; if it was truncated, \
+                       its objects are lost: remove the file, or wipe the device (blkdiscard -z), to start anew";
+/// Advice for a device that was formatted for other shards or another size.
+const OTHERWISE: &str = "start with as many shards and SSDs as it was formatted for, and with the same size";
 
-/// The device of a host's tier.
+/// Device of a host's tier.
 pub struct TierDevice {
     nvme: Nvme,
-    /// Whether it is known how opening it has ended.
+    /// True if the result of opening is known.
     is_open: bool,
-    /// How many of the driver's remarks were taken.
+    /// Number of the driver's remarks that were taken.
     told: usize,
     notices: VecDeque<TierNotice>,
-    /// Which device it is, once that was read.
+    /// Uuid of the device, once it was read.
     device: Option<u128>,
 }
 
-/// Something about a tier for the log.
+/// Notice about a tier for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TierNotice {
-    /// Whether the operator should do something about it.
+    /// True if the operator should act on it.
     pub is_trouble: bool,
-    /// What there is to say.
+    /// Text of the notice.
     pub text: String,
 }
 
@@ -74,7 +74,7 @@ impl TierNotice {
 }
 
 impl TierDevice {
-    /// Gives the service a tier on this device.
+    /// Attaches a tier on this device to the service.
     pub(crate) fn new(
         setup: &TierSetup,
         service: &mut Service,
@@ -86,8 +86,8 @@ impl TierDevice {
         let bytes = setup.part.bytes();
         if bytes < PART_LEAST_BYTES {
             let text = format!(
-                "{path} gives {bytes} bytes to each shard, fewer than {PART_LEAST_BYTES}: give it more, or fewer \
-                 shards; what a file that was cut off has lost does not come back"
+                "{path} gives {bytes} bytes to each shard, fewer than {PART_LEAST_BYTES}: enlarge it, or start fewer \
+                 shards; objects in the lost part of a truncated file do not come back"
             );
             return Err(invalid(text));
         }
@@ -124,11 +124,12 @@ impl TierDevice {
         self.told = self.nvme.remarks().len();
     }
 
-    /// Takes what the device has done, lets the tier work, and gives the device what is next.
+    /// Handles completions of the device, runs the tier, and submits its next operations.
     pub(crate) fn drive(&mut self, service: &mut Service, reports: &mut Reports, now_ns: u64) -> io::Result<bool> {
         let nvme = &mut self.nvme;
         let mut progress = nvme.poll()?;
-        // What recovery reads takes time to go through: the rest waits for the next round, peers do not.
+        // Processing the reads of recovery takes time: the rest waits for the next round, so that peers are served in
+        // between.
         let until_ns = cpu::monotonic_ns() + ROUND_NS;
         while cpu::monotonic_ns() < until_ns
             && let Some((id, result)) = nvme.poll_done()
@@ -147,7 +148,7 @@ impl TierDevice {
             if let Some(problem) = self.nvme.take_problem() {
                 reports.problem(problem);
             }
-            // Whoever opens it wants to know first how that ended.
+            // The caller that opens the device must get the result of that first.
             while self.is_open
                 && let Some(event) = service.tier_mut().and_then(Tiering::poll_notice)
             {
@@ -160,10 +161,10 @@ impl TierDevice {
         Ok(progress)
     }
 
-    /// Goes through what the tier has said while it opens: nothing as long as that goes on.
+    /// Handles the tier's events while it opens; returns `None` as long as that is in progress.
     ///
     /// # Errors
-    /// When the device is another's or damaged: says what to do.
+    /// If the device belongs to another owner or is damaged: the text gives the next step.
     pub(crate) fn take_opening(&mut self, service: &mut Service, reports: &Reports) -> Result<Option<()>, String> {
         while let Some(event) = service.tier_mut().and_then(Tiering::poll_notice) {
             let path = self.path();
@@ -172,7 +173,7 @@ impl TierDevice {
                     let shorter = field == "segments" && expected < found;
                     return Err(format!("{path}: {error}; {}", if shorter { SHORTER } else { OTHERWISE }));
                 }
-                // A device that fails is no reason to do without the memory.
+                // A device that fails does not keep the node from serving from memory.
                 Event::Refused(error) if error.is_fault() => {
                     self.note(&event, reports);
                     self.is_open = true;
@@ -189,17 +190,17 @@ impl TierDevice {
         Ok(None)
     }
 
-    /// Says so when less is written than is wanted, and when that is over.
+    /// Adds a notice when the write budget restricts demotion, and when it no longer does.
     fn tell_admission(&mut self, service: &mut Service) {
         let Some(admission) = service.tier_mut().and_then(Tiering::poll_admission) else { return };
         let path = self.path();
         let what = match admission {
-            Admission::Full => "the bytes that may be written suffice again: all that is wanted is written",
+            Admission::Full => "the daily write budget suffices again: all demotions are made",
             Admission::Selective => {
-                "of the bytes that may be written a day many are used: only what was put or asked for twice is written"
+                "much of the daily write budget is used: only objects that were put or requested twice are written"
             }
             Admission::Promised => {
-                "the bytes that may be written a day are used up: only what was promised is written (see --ssd-budget)"
+                "the daily write budget is used up: only writes promised to callers are made (see --ssd-budget)"
             }
         };
         let text = format!("{path}: {what}");
@@ -222,25 +223,25 @@ impl TierDevice {
         });
     }
 
-    /// Says so when records are found that are not whole: the first time, and whenever there are twice as many.
+    /// Adds a notice when records are found that are not whole: the first time, and whenever their number has doubled.
     fn tell_harm(&mut self, service: &mut Service) {
         let Some(harm) = service.tier_mut().and_then(Tiering::poll_harm) else { return };
         let path = self.path();
-        let text = "they are misses, and can be put again; if there are more and more, replace the device";
+        let text = "they are misses and can be put again; if their number keeps growing, replace the device";
         self.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
     }
 
-    /// Says so when the first map of this incarnation left nothing of what the device had, or less than it had.
+    /// Adds a notice when the first map of this incarnation made all of the device's records void, or some of them.
     fn tell_voided(&mut self, service: &mut Service) {
         let text = match (
             service.tier_mut().and_then(Tiering::poll_voided),
             service.tier_mut().and_then(Tiering::poll_slots_voided),
         ) {
-            (Some(why), _) => format!("nothing of what it had counts any more, it is filled anew: {why}"),
+            (Some(why), _) => format!("all its records are void, it is filled anew: {why}"),
             (None, Some(slots)) => format!(
-                "what it had of {slots} slots counts no more: others owned them meanwhile, and none of them can tell \
-                 what they changed there, as the last one was killed or restarted since, or was asked to remove all \
-                 objects, or those of a pattern"
+                "its records of {slots} slots are void: other shards owned them meanwhile, and none of them can report \
+                 its changes, because the last owner was killed or restarted since, or removed all objects or those \
+                 that match a pattern"
             ),
             (None, None) => return,
         };
@@ -248,29 +249,29 @@ impl TierDevice {
         self.notices.push_back(TierNotice::trouble(format!("{path}: {text}")));
     }
 
-    /// Something about the tier that the operator should know.
+    /// Returns a notice about the tier for the operator.
     pub fn poll_notice(&mut self) -> Option<TierNotice> {
         self.notices.pop_front()
     }
 
-    /// Where the device is, for people.
+    /// Returns the path of the device, for people.
     pub(crate) fn path(&self) -> String {
         self.nvme.part().path().display().to_string()
     }
 
-    /// Which device it is, once it is open.
+    /// Returns the uuid of the device, once it is open.
     #[must_use]
     pub const fn device(&self) -> Option<u128> {
         self.device
     }
 
-    /// What the device did.
+    /// Returns the counters of the device.
     #[must_use]
     pub fn counters(&self) -> NvmeCounters {
         self.nvme.counters()
     }
 
-    /// Whether completions come only to a host that polls for them.
+    /// Returns true if completions arrive only if the host polls for them.
     pub(crate) fn must_be_polled(&self) -> bool {
         self.nvme.must_be_polled()
     }
@@ -278,5 +279,5 @@ impl TierDevice {
 
 fn alone(path: &str, why: &dyn std::fmt::Display, problem: Option<&str>) -> String {
     let problem = problem.map_or_else(String::new, |problem| format!(" ({problem})"));
-    format!("{path}: {why}; memory alone is used for what is new{problem}")
+    format!("{path}: {why}; new objects are kept in memory only{problem}")
 }

@@ -1,4 +1,4 @@
-//! Commands to a shard's thread, and how it carries them out.
+//! Commands to a shard's thread, and their execution.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::error::ShardError;
 use super::leaving::QuietWaiter;
 use crate::host::ShardHost;
 
-/// What a shard's thread is to do.
+/// Command to a shard's thread.
 pub(super) enum Command {
     Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
     Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
@@ -25,7 +25,7 @@ pub(super) enum Command {
     Ask(Box<dyn FnOnce(&mut ShardHost) + Send>),
 }
 
-/// Carries a command out.
+/// Executes a command.
 pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<QuietWaiter>) {
     match command {
         Command::Register { info, region, answer } => {
@@ -41,7 +41,7 @@ pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<Qui
             leaving.push(QuietWaiter::new(segment, within, answer));
         }
         Command::ListenShm { listener } => {
-            // Out of memory for a watch, the kernel gives nothing else either; peers then use TCP.
+            // If the kernel lacks memory for a watch, it lacks memory for everything else too; peers then use TCP.
             let _ = host.listen_shm(listener);
         }
         Command::BeginIncarnation { incarnation } => host.service().begin_incarnation(incarnation),

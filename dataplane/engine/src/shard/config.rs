@@ -11,34 +11,31 @@ use kvplane_sys::RegionOptions;
 use crate::host::HostConfig;
 use crate::pacing::Pacing;
 
-/// Where a shard listens.
+/// Addresses on which a shard listens.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// Its data port; port 0 picks one.
+    /// Data port; port 0 picks one.
     pub tcp: SocketAddr,
-    /// Path of its Unix socket.
+    /// Path of the Unix socket for peers on this host.
     pub shm: Option<PathBuf>,
-    /// Data port for stock Mooncake engines, which bring no authentication; port 0 picks one.
+    /// Data port for stock Mooncake engines, which do not authenticate; port 0 picks one.
     pub mooncake: Option<SocketAddr>,
 }
 
 /// Settings of a shard.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
-    /// Who it is.
     pub identity: Identity,
     /// Core to pin its thread to.
     pub core: Option<usize>,
-    /// How it waits.
     pub pacing: Pacing,
-    /// Where it listens.
     pub listen: Listen,
-    /// The memory of its store and how to get it; `None` for a shard that serves segments only.
+    /// Memory of its store and how to allocate it; `None` for a shard that serves segments only.
     pub pool: Option<RegionOptions>,
     /// Limits of its store; `pool_bytes` follows the memory.
     pub store: Option<StoreConfig>,
-    /// First version that its store gives: above all of its former incarnations.
+    /// First version that its store assigns: above all of its former incarnations.
     pub first_version: Version,
-    /// The host's settings.
     pub host: HostConfig,
 }

@@ -1,27 +1,27 @@
-//! Why a shard did not start, or did not carry out a command.
+//! Errors of starting a shard and of commands to it.
 
 use std::time::Duration;
 
 use super::limits::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
 
-/// Why a shard did not start, or did not answer.
+/// Reason why a shard did not start, or did not execute a command.
 #[derive(Debug)]
 pub enum ShardError {
-    /// It could not be set up: says what and why.
+    /// The shard could not be set up; with the reason.
     Start(String),
-    /// Its mailbox is full.
+    /// Backpressure: its mailbox is full.
     Busy,
-    /// It did not answer in time.
+    /// The shard did not answer in time.
     Timeout,
-    /// Its thread has ended: says why.
+    /// Its thread has ended; with the reason.
     Ended(String),
-    /// It refused: says why.
+    /// The shard refused the command; with the reason.
     Refused(String),
-    /// Memory that was taken from peers is still used by some.
+    /// Peers still use memory that was unregistered.
     Held {
-        /// Processes of this host that copy by themselves; 0 for one that is not visible from here.
+        /// Processes on this host that are copying; 0 for one that is not visible from here.
         pids: Vec<i32>,
-        /// How long they were waited for.
+        /// Time that the caller waited for them.
         waited: Duration,
     },
 }
@@ -30,7 +30,7 @@ impl core::fmt::Display for ShardError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Start(why) => write!(f, "a shard could not be started: {why}"),
-            Self::Busy => write!(f, "{MAILBOX_ENTRIES} commands wait for the shard already: try again"),
+            Self::Busy => write!(f, "the mailbox of the shard is full ({MAILBOX_ENTRIES} commands): retry"),
             Self::Timeout => write!(f, "the shard did not answer within {} s", ANSWER_DEADLINE.as_secs()),
             Self::Ended(why) => write!(f, "the shard has ended: {why}"),
             Self::Refused(why) => f.write_str(why),
@@ -42,7 +42,7 @@ impl core::fmt::Display for ShardError {
 fn held(f: &mut core::fmt::Formatter<'_>, pids: &[i32], waited: Duration) -> core::fmt::Result {
     let waited = waited.as_secs_f32();
     if pids.is_empty() {
-        return write!(f, "peers still use the memory after {waited} s; it stays theirs until they let go: try again");
+        return write!(f, "peers still use the memory after {waited} s; keep it mapped until they release it: retry");
     }
     let seen: Vec<String> = pids.iter().filter(|&&pid| pid > 0).map(i32::to_string).collect();
     let unseen = if seen.len() < pids.len() { " and one that is not visible from here" } else { "" };
@@ -50,8 +50,8 @@ fn held(f: &mut core::fmt::Formatter<'_>, pids: &[i32], waited: Duration) -> cor
     write!(
         f,
         "process {seen}{unseen} of this host has been in the middle of a copy from or to the memory for {waited} s, so \
-         it was probably stopped: let it go on (kill -CONT {seen}) or end it, and unregister again; until then the \
-         memory must stay"
+         it was probably stopped: continue it (kill -CONT {seen}) or end it, then unregister again; until then the \
+         memory must stay mapped"
     )
 }
 

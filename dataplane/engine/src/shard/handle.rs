@@ -1,4 +1,4 @@
-//! The handle of a running shard. Its methods may be called from any thread.
+//! Handle of a running shard. Its methods may be called from any thread.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,10 +23,10 @@ use super::snapshot::{self, ShardSnapshot};
 use super::thread::StartFacts;
 use crate::host::ShardHost;
 
-/// Between two attempts to put something into a full mailbox.
+/// Time between two attempts to send to a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 
-/// A running shard. Dropping it ends the thread.
+/// Running shard. Dropping the handle ends its thread.
 pub struct ShardHandle {
     mailbox: Mutex<Option<Producer<Command>>>,
     doorbell: Doorbell,
@@ -47,58 +47,59 @@ impl ShardHandle {
         Self { mailbox, doorbell, thread, facts, shm }
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.facts.address
     }
 
-    /// Where it listens for stock Mooncake engines.
+    /// Returns the address on which it listens for stock Mooncake engines.
     #[must_use]
     pub const fn mooncake(&self) -> Option<SocketAddr> {
         self.facts.mooncake
     }
 
-    /// Its Unix socket.
+    /// Returns the path of its Unix socket.
     #[must_use]
     pub fn shm(&self) -> Option<PathBuf> {
         self.shm.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What pages its pool lies on.
+    /// Returns the kind of pages of its pool.
     #[must_use]
     pub const fn page_kind(&self) -> Option<PageKind> {
         self.facts.page_kind
     }
 
-    /// Lets peers use this memory.
+    /// Registers memory, which peers may use from now on.
     ///
     /// # Errors
-    /// When the service refuses it, or the shard does not answer.
+    /// If the service refuses it, or the shard does not answer.
     pub fn register(&self, info: SegmentInfo, region: Arc<Region>) -> Result<SegmentId, ShardError> {
         let (answer, wait) = sync_channel(1);
         self.send(Command::Register { info, region, answer })?;
         self.wait_for(&wait, ANSWER_DEADLINE)?.map_err(ShardError::Refused)
     }
 
-    /// Takes memory from peers; returns when nothing uses it any more. See [`Self::unregister_within`].
+    /// Unregisters memory; returns when it is no longer in use. See [`Self::unregister_within`].
     ///
     /// # Errors
-    /// As there, after ten seconds.
+    /// See [`Self::unregister_within`], after ten seconds.
     pub fn unregister(&self, segment: SegmentId) -> Result<(), ShardError> {
         self.unregister_within(segment, ANSWER_DEADLINE)
     }
 
-    /// Takes memory from peers; returns when nothing uses it any more, or after about this time. It may be
-    /// called again after any error, and waits again for users that are left; no new one comes.
+    /// Unregisters memory; returns when it is no longer in use, or after about this time. It may be called again after
+    /// any error, and waits again for the remaining users; no new ones are admitted.
     ///
     /// # Errors
-    /// [`ShardError::Held`] when peers still use the memory: a process of this host that was stopped in the middle of a
-    /// copy has that effect. Any other when the shard does not answer; then the same is to be assumed.
+    /// [`ShardError::Held`] if peers still use the memory: a process on this host that was stopped in the middle of a
+    /// copy has that effect. Any other error if the shard does not answer; the memory must then be assumed to be in
+    /// use.
     pub fn unregister_within(&self, segment: SegmentId, within: Duration) -> Result<(), ShardError> {
         let (answer, wait) = sync_channel(1);
         let until = Instant::now() + ANSWER_DEADLINE;
-        // Given up for a full mailbox, the segment would stay open to peers for good.
+        // If the call gave up because of a full mailbox, the segment would stay open to peers for good.
         while let Err(error) = self.send(Command::Unregister { segment, within, answer: answer.clone() }) {
             if !matches!(error, ShardError::Busy) || Instant::now() >= until {
                 return Err(error);
@@ -108,43 +109,43 @@ impl ShardHandle {
         self.wait_for(&wait, within.saturating_add(ANSWER_DEADLINE))?
     }
 
-    /// The identity of the device of its tier: none without a tier, or when the device could not be read.
+    /// Returns the uuid of the device of its tier: `None` without a tier, or if the device could not be read.
     #[must_use]
     pub const fn device(&self) -> Option<u128> {
         self.facts.device
     }
 
-    /// Serves peers on this host at this path too.
+    /// Listens for peers on this host at this path too.
     ///
     /// # Errors
-    /// When another process listens there, or the shard's mailbox is full.
+    /// If another process listens there, or the shard's mailbox is full.
     pub fn listen_shm(&self, path: PathBuf) -> Result<(), ShardError> {
         let listener = when_free(|| listen_unix(&path)).map_err(|error| ShardError::Start(error.to_string()))?;
         *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
         self.send(Command::ListenShm { listener })
     }
 
-    /// Starts a new incarnation: objects are dropped, connections ended, nothing is owned until the next
+    /// Starts a new incarnation: objects are dropped, connections closed, and no slot is owned until the next
     /// [`Self::follow_owners`].
     ///
     /// # Errors
-    /// When its mailbox is full.
+    /// If its mailbox is full.
     pub fn begin_incarnation(&self, incarnation: Incarnation) -> Result<(), ShardError> {
         self.send(Command::BeginIncarnation { incarnation })
     }
 
-    /// Tells the owners of the slots by a map of this state of the control plane.
+    /// Sends the owners of the slots, by a map of this cluster state.
     ///
     /// # Errors
-    /// When its mailbox is full.
+    /// If its mailbox is full.
     pub fn follow_owners(&self, state: u64, owners: Arc<SlotOwners>) -> Result<(), ShardError> {
         self.send(Command::Follow { state, owners })
     }
 
-    /// Asks something of its tier; false when it has none.
+    /// Sends an order to its tier; returns false if it has none.
     ///
     /// # Errors
-    /// When the shard does not answer.
+    /// If the shard does not answer.
     pub fn order_tier(&self, order: TierOrder) -> Result<bool, ShardError> {
         self.ask(ANSWER_DEADLINE, move |host| {
             let now_ns = host.now_ns();
@@ -152,11 +153,11 @@ impl ShardHandle {
         })
     }
 
-    /// Gives the shard the keys that the control plane has, when its ticket time is so many seconds. Until the
-    /// first, a shard that wants tickets lets nobody in.
+    /// Sends the control plane's ticket keys, and its ticket time in seconds. Until the first keys arrive, a shard that
+    /// requires tickets admits no peer.
     ///
     /// # Errors
-    /// When its mailbox is full.
+    /// If its mailbox is full.
     pub fn learn_keys(&self, keys: Vec<TicketKey>, seconds: u64) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             let now_ns = host.now_ns();
@@ -164,10 +165,10 @@ impl ShardHandle {
         })))
     }
 
-    /// Gives the shard a ticket of its own, for the shards that it fetches from.
+    /// Sends a ticket for the shard's own requests to the shards that it fetches from.
     ///
     /// # Errors
-    /// When its mailbox is full.
+    /// If its mailbox is full.
     pub fn set_credential(&self, credential: Arc<Credential>) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             let now_ns = host.now_ns();
@@ -177,10 +178,10 @@ impl ShardHandle {
         })))
     }
 
-    /// What it tells about itself.
+    /// Returns a snapshot of the shard.
     ///
     /// # Errors
-    /// When the shard does not answer.
+    /// If the shard does not answer.
     pub fn snapshot(&self) -> Result<ShardSnapshot, ShardError> {
         self.ask(ANSWER_DEADLINE, snapshot::of)
     }
@@ -197,7 +198,7 @@ impl ShardHandle {
         Ok(())
     }
 
-    /// Has the shard's thread answer a question, at most within this time.
+    /// Runs a query on the shard's thread, and waits for its result at most this time.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         longest: Duration,
@@ -216,7 +217,7 @@ impl ShardHandle {
         })
     }
 
-    /// Why the shard has ended by itself, if it has.
+    /// Returns the reason why the shard has ended on its own, if it has.
     pub fn ended(&self) -> Option<ShardError> {
         let finished = {
             let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,7 +241,7 @@ impl ShardHandle {
         self.doorbell.ring();
         self.end();
         if let Some(path) = self.shm.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // It may be gone already; nobody listens there any more either way.
+            // The socket may be removed already; no thread listens on it any more either way.
             let _ = std::fs::remove_file(path);
         }
     }

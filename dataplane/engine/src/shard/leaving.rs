@@ -1,4 +1,4 @@
-//! Segments that peers are to let go, and callers that wait for that.
+//! Segments that are being unregistered, and callers that wait for that.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use kvplane_sys::cpu;
 use super::error::ShardError;
 use crate::host::ShardHost;
 
-/// How long the segment's users have before their connections are closed.
+/// Time that a segment's users have before their connections are closed.
 const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
 
-/// A caller that waits for a segment to fall quiet.
+/// Caller that waits for a segment to be released by its users.
 pub(super) struct QuietWaiter {
     segment: SegmentId,
-    /// When its users' connections are closed, and when the caller learns that they use it still.
+    /// Time at which its users' connections are closed, and time at which the wait fails.
     evict_ns: u64,
     give_up_ns: u64,
     within: Duration,
@@ -30,7 +30,7 @@ impl QuietWaiter {
     }
 }
 
-/// Answers callers that wait for a segment to fall quiet; hurries its users when that takes too long.
+/// Answers callers whose segments are no longer in use; closes the connections of users that take too long.
 pub(super) fn see_off(host: &mut ShardHost, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
     while let Some(segment) = host.segments().poll_unregistered() {
         leaving.retain(|one| {

@@ -1,8 +1,8 @@
-//! Limits of what waits for a shard, and of waiting for it.
+//! Limits of a shard's mailbox, and deadlines of its commands.
 
 use std::time::Duration;
 
-/// Commands that may wait for a shard.
+/// Commands that may be queued for a shard.
 pub(super) const MAILBOX_ENTRIES: usize = 256;
-/// How long a command may take to be answered.
+/// Deadline of the answer to a command.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);

@@ -1,17 +1,16 @@
-//! Listeners of a shard, where a dead process may have left its own behind.
+//! Listeners of a shard, at addresses where a dead process may have left its own behind.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often a port or path that is taken is tried again, and after what wait. The kernel takes the rings of a
-/// process that was killed down only after it is gone, and they hold its listeners until then: whoever starts it
-/// again at once must not fail.
+/// Number of attempts to listen on a port or path that is in use, and the wait between them. The kernel frees the rings
+/// of a killed process only after its end, and they hold its listeners until then: an immediate restart must not fail.
 const LISTEN_ATTEMPTS: u32 = 50;
 const LISTEN_RETRY: Duration = Duration::from_millis(20);
 
-/// What `listen` gives, tried again for a while as long as the address is in use.
+/// Returns the result of `listen`, which is retried for a while as long as the address is in use.
 pub(super) fn when_free<T>(mut listen: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..LISTEN_ATTEMPTS {
         match listen() {
@@ -22,7 +21,7 @@ pub(super) fn when_free<T>(mut listen: impl FnMut() -> io::Result<T>) -> io::Res
     listen()
 }
 
-/// A Unix listener at a path; what a dead process left there is replaced, a living one is not.
+/// Listens on a Unix socket at a path; replaces the socket of a dead process, but not of a living one.
 pub(super) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         let text = format!("{} is in use by another process", path.display());

@@ -1,4 +1,4 @@
-//! What is counted of a shard, at one moment.
+//! Counters of a shard at one moment.
 
 use kvplane_proto::Digest;
 use kvplane_store::service::{CopyCounters, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering};
@@ -9,40 +9,37 @@ use kvplane_transport::{FaultCounters, NvmeCounters};
 
 use crate::host::{DeviceSnapshot, HostCounters, ShardHost};
 
-/// What a shard tells about itself.
+/// Snapshot of a shard.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, Default)]
 pub struct ShardSnapshot {
-    /// Its objects.
     pub store: Option<StoreStats>,
-    /// Its tier.
     pub tier: Option<TierSnapshot>,
-    /// The device of its tier.
+    /// Device of its tier.
     pub device: Option<NvmeCounters>,
-    /// Its requests.
     pub service: ServiceCounters,
-    /// Slots that move.
+    /// Migration of slots.
     pub moves: MoveCounters,
-    /// Objects that two owners have.
+    /// Replicas of objects.
     pub copies: CopyCounters,
-    /// How long requests took.
+    /// Latencies of requests.
     pub times: ServiceTimes,
-    /// Names of the objects that those times speak of: tenant and key, as far as they are in memory with them.
+    /// Names of the objects that `times` mentions: tenant and key, for those whose tails are in memory.
     pub names: Vec<(Digest, Vec<u8>, Vec<u8>)>,
-    /// Its rounds.
+    /// Rounds and connections of its host.
     pub host: HostCounters,
-    /// Its RDMA devices.
     pub rdma: Vec<DeviceSnapshot>,
     /// Requests of stock Mooncake engines.
     pub mooncake: ServerCounters,
-    /// Faults that it made by plan.
+    /// Faults that it injected.
     pub faults: FaultCounters,
-    /// Connections open.
+    /// Open connections.
     pub connections: u64,
     /// CPU time of its thread in nanoseconds.
     pub cpu_ns: u64,
 }
 
-/// All of it.
+/// Takes the snapshot.
 pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let (counters, now_ns) = (*host.counters(), host.now_ns());
     let (faults, connections) = (host.faults(), host.connections() as u64);

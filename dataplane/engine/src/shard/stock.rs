@@ -1,6 +1,6 @@
-//! What the handshakes of stock Mooncake engines need of a shard: its devices, the keys of its memory, connections.
+//! Queries of a shard for the handshakes of stock Mooncake engines: its devices, the keys of its memory, connections.
 //!
-//! Callable from any thread. The shard answers within a time that a handshake can bear, or not at all.
+//! Callable from any thread. The shard answers within a time that a handshake can bear, or the call fails.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use kvplane_transport::{ForeignDevice, ForeignHalf};
 use super::error::ShardError;
 use super::handle::ShardHandle;
 
-/// How long a handshake waits for a shard. Whoever waits serves no other peer meanwhile.
+/// Deadline of a handshake's query to a shard. The waiting thread serves no other peer meanwhile.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The local and the remote key of a buffer on a device; none for a device that refused it.
+/// Local and remote key of a buffer on each device; `None` for a device that refused it.
 pub type StockKeys = Vec<Option<(u32, u32)>>;
 
 impl ShardHandle {
-    /// Its RDMA devices, by position.
+    /// Returns its RDMA devices, by index.
     ///
     /// # Errors
-    /// When the shard does not answer.
+    /// If the shard does not answer.
     pub fn stock_devices(&self) -> Result<Vec<ForeignDevice>, ShardError> {
         self.ask(HANDSHAKE_DEADLINE, |host| host.rdma().foreign_devices())
     }
 
-    /// The keys of each of these segments, on each device by position.
+    /// Returns the keys of each of these segments, on each device by index.
     ///
     /// # Errors
-    /// When the shard does not answer.
+    /// If the shard does not answer.
     pub fn stock_keys(&self, segments: Vec<SegmentId>) -> Result<Vec<StockKeys>, ShardError> {
         self.ask(HANDSHAKE_DEADLINE, move |host| {
             segments.into_iter().map(|segment| host.rdma().foreign_keys(segment)).collect()
@@ -38,7 +38,7 @@ impl ShardHandle {
     /// Connects a stock engine's device of this name to a device of ours.
     ///
     /// # Errors
-    /// When the device cannot, as [`ShardError::Refused`]; when the shard does not answer.
+    /// [`ShardError::Refused`] if the device fails; any other error if the shard does not answer.
     pub fn accept_stock(&self, device: &str, from: &str, half: &ForeignHalf) -> Result<ForeignHalf, ShardError> {
         let (device, from, half) = (device.to_owned(), from.to_owned(), half.clone());
         let accepted = self.ask(HANDSHAKE_DEADLINE, move |host| {
@@ -47,10 +47,10 @@ impl ShardHandle {
         accepted.map_err(ShardError::Refused)
     }
 
-    /// Whether a stock engine is connected from this device of its with these queue pairs.
+    /// Returns true if a stock engine is connected from its device of this name with these queue pairs.
     ///
     /// # Errors
-    /// When the shard does not answer.
+    /// If the shard does not answer.
     pub fn has_stock(&self, device: &str, from: &str, queue_pairs: &[u32]) -> Result<bool, ShardError> {
         let (device, from, queue_pairs) = (device.to_owned(), from.to_owned(), queue_pairs.to_vec());
         self.ask(HANDSHAKE_DEADLINE, move |host| host.rdma().has_foreign(&device, &from, &queue_pairs))

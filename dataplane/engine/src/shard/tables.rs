@@ -1,10 +1,11 @@
-//! A shard's store, its tables on huge pages where the system gives them: look-ups wait for memory most of their time.
+//! Store of a shard, with its tables on huge pages if the system provides them: look-ups spend most of their time
+//! waiting for memory.
 
 use kvplane_proto::{ConfigError, Version};
 use kvplane_store::{Store, StoreConfig};
 use kvplane_sys::advice::prefer_huge_pages;
 
-/// An empty store for a pool of so many bytes, above an SSD or not.
+/// Creates an empty store for a pool of `bytes`, with or without an SSD tier.
 pub(super) fn store(
     limits: Option<StoreConfig>,
     above_ssd: bool,
@@ -12,7 +13,7 @@ pub(super) fn store(
     first_version: Version,
 ) -> Result<Store, ConfigError> {
     let limits = limits.unwrap_or_else(|| StoreConfig::for_pool(bytes));
-    // Objects that move between memory and SSD without a copy lie as direct I/O wants them.
+    // Objects that move between memory and SSD without a copy are aligned for direct I/O.
     let unit_bytes = if above_ssd { 4096 } else { limits.unit_bytes };
     let pool_bytes = bytes / unit_bytes * unit_bytes;
     let store = Store::new(StoreConfig { pool_bytes, unit_bytes, ..limits }, first_version)?;

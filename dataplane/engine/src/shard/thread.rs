@@ -1,4 +1,4 @@
-//! The thread of a shard: how it is set up, and its loop.
+//! Thread of a shard: its setup and its loop.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,23 +16,23 @@ use super::tables;
 use crate::host::{ShardHost, TierDevice};
 use crate::pacing::Pacer;
 
-/// How long the tier's device may take to be opened (formatting a blank one included), and what waits to be written.
+/// Deadlines for opening the tier's device (formatting a blank one included), and for flushing pending writes.
 const TIER_OPEN: Duration = Duration::from_secs(60);
 const TIER_CLOSE: Duration = Duration::from_secs(10);
 
-/// What is known of a shard once it listens.
+/// Results of a shard's start.
 pub(super) struct StartFacts {
-    /// Where it listens.
+    /// Address on which it listens.
     pub(super) address: SocketAddr,
-    /// Where it listens for stock Mooncake engines.
+    /// Address on which it listens for stock Mooncake engines.
     pub(super) mooncake: Option<SocketAddr>,
-    /// What pages its pool lies on.
+    /// Kind of pages of its pool.
     pub(super) page_kind: Option<PageKind>,
-    /// The device of its tier.
+    /// Uuid of the device of its tier.
     pub(super) device: Option<u128>,
 }
 
-/// Sets a shard up, says how that went, and runs it to its end.
+/// Sets a shard up, reports the result, and runs it to its end.
 pub(super) fn run(
     config: ShardConfig,
     mut mailbox: Consumer<Command>,
@@ -76,7 +76,7 @@ pub(super) fn run(
         }
         if progress {
             pacer.busy(now_ns);
-        // Where nobody is connected there is nothing to be quick about, whatever the pacing.
+        // Without connections, latency does not matter, whatever the pacing.
         } else if pacer.idle(now_ns) || host.connections() == 0 {
             host.park(Duration::from_secs(1), || !mailbox.is_empty() || mailbox.peer_gone())?;
         } else {
@@ -87,7 +87,7 @@ pub(super) fn run(
 
 fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFacts), String> {
     if let Some(core) = config.core {
-        // A refusal (a changed cpuset, say) costs speed, not correctness.
+        // A refusal (for example after a change of the cpuset) costs speed, not correctness.
         let _ = cpu::pin_current_thread(core);
     }
     let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024)).map_err(|error| error.to_string())?;

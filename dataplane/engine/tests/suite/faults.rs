@@ -1,5 +1,5 @@
-//! A real shard and a real initiator over connections that fail by seeded plans: whatever is reported as done is
-//! right, whatever is not ends with an error, and nothing stays behind.
+//! Tests of a real shard and a real initiator over connections that fail by seeded plans: a completed transfer is
+//! right, every other one ends with an error, and no resource leaks.
 
 use crate::support;
 
@@ -23,22 +23,22 @@ use kvplane_proto::{Digest, Epoch, Status};
 use kvplane_store::service::SegmentInfo;
 
 const OBJECTS: u64 = 20;
-/// Place of each object in the caller's memory: its source, and where it is read back to.
+/// Distance of objects in the caller's memory: their source, and where they are read back to.
 const STRIDE_BYTES: u64 = 320_000;
 const BACK: u64 = OBJECTS * STRIDE_BYTES;
 const WRITE_BYTES: u64 = 200_000;
 const WRITES: u64 = 4;
-/// Nothing in these tests may take so long: a hang is better reported than suffered.
+/// No step of these tests may take this long: a hang is reported as a failure.
 const HANG: Duration = Duration::from_secs(60);
 
-/// One run: what fails, and how long each batch may take.
+/// Fault plans of a run, and the deadline of its batches.
 struct Drill {
     shard: FaultPlan,
     initiator: FaultPlan,
     deadline: Duration,
 }
 
-/// What came of some runs.
+/// Results of some runs.
 #[derive(Default)]
 struct Tally {
     done: u64,
@@ -138,7 +138,7 @@ impl Bed {
         });
     }
 
-    /// Runs a batch to its end, which comes whatever happens.
+    /// Runs a batch to its end, which always comes.
     fn run(&mut self, requests: &[Request], tally: &mut Tally) -> Vec<TaskResult> {
         let batch = self.initiator.submit(requests, self.deadline).expect("a valid batch");
         let limit = Instant::now() + HANG;
@@ -159,7 +159,7 @@ impl Bed {
         results
     }
 
-    /// Objects, put and got several times over.
+    /// Puts and gets objects several times.
     fn objects(&mut self, tally: &mut Tally) {
         let mut kept = [false; OBJECTS as usize];
         (0..OBJECTS).for_each(|n| self.fill(n, n * STRIDE_BYTES, object_bytes(n)));
@@ -172,7 +172,7 @@ impl Bed {
             let gets: Vec<Request> = (0..OBJECTS)
                 .map(|n| Request::Get(digest(n), self.local(BACK + n * STRIDE_BYTES, STRIDE_BYTES)))
                 .collect();
-            // What was got before must not be taken for what is got now.
+            // Earlier results must not be mistaken for those of this round.
             self.memory.fill_with(BACK as usize, BACK as usize, &mut |_, part| part.fill(0xa5));
             for (n, result) in (0..OBJECTS).zip(self.run(&gets, tally)) {
                 match result.status {
@@ -187,7 +187,7 @@ impl Bed {
         }
     }
 
-    /// Ranges of a segment, written and read back.
+    /// Writes ranges of a segment, and reads them back.
     fn ranges(&mut self, tally: &mut Tally) {
         let bytes = WRITES * WRITE_BYTES;
         let region = Region::allocate(&plain("target", bytes as usize)).expect("memory");
@@ -224,7 +224,7 @@ impl Bed {
         self.shard.unregister(segment).expect("a quiet segment");
     }
 
-    /// Ends the asking side: then the shard holds nothing for anybody.
+    /// Ends the initiator: then the shard holds no resource for it.
     fn end(self, tally: &mut Tally) {
         tally.initiator = sum(&tally.initiator, &self.initiator.faults());
         drop(self.initiator);
@@ -260,8 +260,8 @@ fn drill(seeds: core::ops::Range<u64>, plan: impl Fn(u64) -> Drill) -> Tally {
         let drill = plan(seed);
         let mut bed = Bed::new(&drill);
         bed.objects(&mut tally);
-        // A write that its sender has given up may still be arriving when the same range is written again. It brings
-        // the same bytes, unless the shard's own memory spoils them on the way, after the checked second write.
+        // A write that its sender has given up may still be arriving when the same range is written again. It has the
+        // same bytes, unless the shard's own memory corrupts them on the way, after the checked second write.
         if drill.shard.corrupt_per_payload == 0.0 {
             bed.ranges(&mut tally);
         }
@@ -270,7 +270,7 @@ fn drill(seeds: core::ops::Range<u64>, plan: impl Fn(u64) -> Drill) -> Tally {
     tally
 }
 
-/// Some of everything.
+/// A plan with some of every fault.
 fn mixed(seed: u64) -> FaultPlan {
     FaultPlan {
         seed,
@@ -307,14 +307,14 @@ fn a_failing_initiator_takes_no_wrong_bytes_and_leaves_nothing() {
 #[test]
 fn with_both_sides_failing_often_every_batch_still_ends() {
     let often = |seed| FaultPlan { cut_per_frame: 0.08, corrupt_per_payload: 0.3, ..mixed(seed) };
-    // Lost connections are made up for until the deadline, damaged payloads within the budget of attempts.
+    // Lost connections are retried until the deadline, corrupted payloads within the limit of attempts.
     let deadline = Duration::from_secs(5);
     let tally = drill(200..206, |seed| Drill { shard: often(seed), initiator: often(seed + 50), deadline });
     assert!(tally.failed > 0, "{} of these should have been too much for some request", tally.done);
 }
 
 #[test]
-fn deadlines_end_what_delays_hold_up() {
+fn deadlines_end_delayed_requests() {
     let slow = |seed| FaultPlan { seed, delay_per_frame: 0.1, delay_max_ns: 150_000_000, ..FaultPlan::default() };
     let deadline = Duration::from_millis(40);
     let tally = drill(300..305, |seed| Drill { shard: slow(seed), initiator: slow(seed + 50), deadline });
@@ -322,7 +322,7 @@ fn deadlines_end_what_delays_hold_up() {
     assert!(tally.late > 0, "{} done, none late", tally.done);
 }
 
-/// Greets a peer and answers its first put without having taken a byte of the payload, nor taking any until `done`.
+/// Greets a peer and answers its first put before reading any byte of the payload, and reads none until `done`.
 fn answer_too_early(mut stream: TcpStream, done: &AtomicBool) -> std::io::Result<()> {
     let frame = |stream: &mut TcpStream| -> std::io::Result<Header> {
         let mut header = [0; HEADER_BYTES];
@@ -346,7 +346,7 @@ fn answer_too_early(mut stream: TcpStream, done: &AtomicBool) -> std::io::Result
     stream.write_all(&welcome)?;
     let mut put = frame(&mut stream)?;
     if put.kind == Kind::Request(Operation::Fence) {
-        // The put was tried before, on a connection that is over.
+        // The put was tried before, on a connection that has ended.
         put = frame(&mut stream)?;
     }
     assert_eq!(put.kind, Kind::Request(Operation::Put));
@@ -359,7 +359,7 @@ fn answer_too_early(mut stream: TcpStream, done: &AtomicBool) -> std::io::Result
 
 #[test]
 fn an_answer_before_its_payload_has_left_is_not_taken() {
-    // More than the kernel keeps of a connection whose reader does not read.
+    // More than the kernel buffers for a connection whose reader does not read.
     const BYTES: usize = 64 << 20;
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -375,7 +375,7 @@ fn an_answer_before_its_payload_has_left_is_not_taken() {
                 let done = Arc::clone(&done);
                 threads.push(std::thread::spawn(move || answer_too_early(stream, &done)));
             }
-            // An end of the connection at any point is what the initiator is there to make.
+            // The initiator is expected to end the connection, at any point.
             threads.into_iter().for_each(|thread| drop(thread.join().expect("an honest initiator")));
         }
     });
@@ -383,7 +383,7 @@ fn an_answer_before_its_payload_has_left_is_not_taken() {
     let memory = Region::allocate(&plain("memory", BYTES)).expect("memory");
     let buffer = initiator.add_buffer(memory);
     let put = Request::Put(digest(1), Local { buffer, offset: 0, bytes: BYTES as u64 });
-    // Puts whose owner is lost are tried until their deadline.
+    // Puts whose owner is lost are retried until their deadline.
     let batch = initiator.submit(&[put], Duration::from_secs(1)).expect("a valid batch");
     initiator.wait(batch).expect("a working ring");
     assert_eq!(initiator.results(batch)[0].status, Status::DeadlineExceeded);

@@ -1,8 +1,9 @@
-//! Real sockets: bytes of a write that its asker has given up lie in the shard's receive buffer, or are half taken,
-//! when a fence and then a newer write come on another connection. The old ones never land.
+//! Tests of fences on real sockets: the bytes of a write that its sender has given up are in the shard's receive
+//! buffer, or half received, when a fence and then a newer write arrive on another connection. The old bytes never
+//! land.
 //!
-//! The test drives the host itself, so it decides what has arrived before the host looks. The other connection's bytes
-//! arrive first, so the host, which takes sockets in the order in which they became ready, meets the old ones last.
+//! The test drives the host itself, so it decides what has arrived before the host polls. The other connection's bytes
+//! arrive first, so the host, which serves sockets in the order in which they became ready, reaches the old ones last.
 
 use crate::support;
 
@@ -21,30 +22,30 @@ use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_store::service::{SegmentInfo, Service};
 use kvplane_sys::net;
 
-/// Bytes of the segment and of each write: more than is copied out of the staging, less than a socket's buffer.
+/// Bytes of the segment and of each write: more than is copied out of the staging buffer, less than a socket's buffer.
 const BYTES: usize = 40_000;
 const OLD: u64 = 1;
 const NEW: u64 = 2;
-/// Nothing here may take so long.
+/// No step may take this long.
 const HANG: Duration = Duration::from_secs(60);
 
-/// What becomes of the asker's end of the old connection.
+/// End of the sender's side of the old connection.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum End {
-    /// The network lost what says that it is over.
+    /// The network lost the packets that end it.
     Silent,
     /// A reset.
     Reset,
-    /// An orderly end.
+    /// An orderly close.
     Closed,
 }
 
-/// What has happened to the old write when the fence comes.
+/// Progress of the old write when the fence arrives.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum OldWrite {
-    /// All of it lies in the receive buffer.
+    /// All of it is in the receive buffer.
     No,
-    /// Its header was taken and a part of its payload, in place.
+    /// Its header and a part of its payload were received, in place.
     Half,
 }
 
@@ -86,7 +87,7 @@ impl Bed {
         Self { host, region, segment, address }
     }
 
-    /// Rounds until nothing happens any more.
+    /// Runs rounds until none makes progress.
     fn settle(&mut self) {
         let mut idle = 0;
         while idle < 40 {
@@ -95,12 +96,12 @@ impl Bed {
         }
     }
 
-    /// Reads exactly so much, letting the host go on meanwhile.
+    /// Reads one frame, running the host meanwhile.
     fn hear(&mut self, stream: &mut TcpStream) -> Header {
         let (mut bytes, mut at) = ([0; HEADER_BYTES], 0);
         let limit = Instant::now() + HANG;
         while at < HEADER_BYTES {
-            // Asked first, so that sockets come in the order in which they became ready.
+            // Parked first, so that sockets are served in the order in which they became ready.
             self.host.park(Duration::from_millis(1), || false).expect("a working poller");
             self.host.poll().expect("a working poller");
             match stream.read(&mut bytes[at..]) {
@@ -138,7 +139,7 @@ impl Bed {
         stream
     }
 
-    /// A write of the whole segment; gathered ones cover it in four ranges.
+    /// Encodes a write of the whole segment; gathered writes cover it in four ranges.
     fn write(&self, operation: Operation, number: u64) -> Vec<u8> {
         let mut body = Vec::new();
         if operation == Operation::Write {
@@ -151,7 +152,7 @@ impl Bed {
         frame(operation, &body, &bytes_of(number))
     }
 
-    /// Whose bytes are in the segment, if they are of one.
+    /// Returns the write whose bytes are in the segment, if they are all of one.
     fn found(&self) -> Option<u64> {
         let mut bytes = vec![0; BYTES];
         self.region.read_with(0, BYTES, &mut |at, part| {
@@ -170,8 +171,8 @@ fn frame(operation: Operation, body: &[u8], payload: &[u8]) -> Vec<u8> {
     [&header.encode()[..], body, payload].concat()
 }
 
-/// Whose bytes are there after an old write, given up, and a newer one; `named` is what the fence names, if there is
-/// one.
+/// Returns the write whose bytes are in the segment after an old write, given up, and a newer one; `named` is the
+/// connection that the fence names, if there is a fence.
 fn run(operation: Operation, begun: OldWrite, end: End, named: Option<u64>) -> Option<u64> {
     let mut bed = Bed::new();
     let mut old = bed.connect(77, 1);
@@ -224,7 +225,8 @@ fn what_was_given_up_never_lands_over_what_is_newer() {
 
 #[test]
 fn without_a_fence_or_with_one_of_another_connection_it_would() {
-    // Which socket a kernel announces first is its own affair: once is enough to show what the fence is for.
+    // The order in which a kernel announces sockets is undefined: one occurrence is enough to show the purpose of the
+    // fence.
     for named in [None, Some(3)] {
         for end in ENDS {
             let landed = (0..20).any(|_| run(Operation::Write, OldWrite::No, end, named) != Some(NEW));
@@ -244,7 +246,7 @@ fn a_connection_that_was_fenced_ends_and_gives_its_segment_back() {
     let segment = bed.segment;
     bed.host.service().unregister(segment);
     bed.settle();
-    assert_eq!(bed.host.segments().poll_unregistered(), None, "half a write is under way");
+    assert_eq!(bed.host.segments().poll_unregistered(), None, "half a write is in flight");
     let mut body = Vec::new();
     IdItem { id: 1 }.encode(&mut body);
     new.write_all(&frame(Operation::Fence, &body, &[])).expect("room in a socket");

@@ -1,4 +1,5 @@
-//! File segments through the whole client: cut into slices, moved by the kernel's queue, cancelled, refused.
+//! Tests of file segments through the whole client: split into slices, transferred by the kernel's queue, cancelled,
+//! refused.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -85,7 +86,7 @@ fn whole_files_and_odd_ranges_survive() {
         bed.fill(5);
         assert_eq!(bed.run(&[bed.request(true, 0, 0, FILE_BYTES)]), [Status::Ok], "{:?}", bed.initiator.last_problem());
         bed.fill(6);
-        // Odd ranges out of the middle, each into a place of its own.
+        // Odd ranges of the middle, each into another part of the memory.
         let ranges =
             [(1u64, 3u64, 1u64), (4095, 70_000, 9_000), (1 << 20, 1 << 20, 1 << 20), (5_000_001, 3 << 20, 999_999)];
         let requests: Vec<Request> =

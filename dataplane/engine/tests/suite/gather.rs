@@ -1,5 +1,5 @@
-//! Many small ranges over real TCP: thousands of any size and place, in one batch, with and without checksums, over
-//! connections that fail, and among ranges that are refused.
+//! Tests of many small ranges over real TCP: thousands of any size and offset, in one batch, with and without
+//! checksums, over connections that fail, and among ranges that are refused.
 
 use crate::support;
 
@@ -19,11 +19,11 @@ use kvplane_proto::rng::{Rng, mix64};
 use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_store::service::SegmentInfo;
 
-/// Nothing in these tests may take so long: a hang is better reported than suffered.
+/// No step of these tests may take this long: a hang is reported as a failure.
 const HANG: Duration = Duration::from_secs(60);
 const BYTES: usize = 48 << 20;
 
-/// Seeds of what lies in each memory at first.
+/// Seeds of the initial contents of each memory.
 const TARGET: u64 = 1;
 const SOURCE: u64 = 2;
 const BACK: u64 = 3;
@@ -39,7 +39,7 @@ struct Bed {
     buffers: [u32; 2],
 }
 
-/// One range: where it is in the segment, and where in the caller's memories.
+/// Range, with its offsets in the segment and in the caller's memories.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     remote: u64,
@@ -56,7 +56,7 @@ fn pattern(seed: u64, at: u64) -> u8 {
     mix64(seed << 48 ^ (at / 8)).to_le_bytes()[(at % 8) as usize]
 }
 
-/// The same from `at` on, eight bytes of it computed at once.
+/// Returns the pattern from `at` on, eight bytes of it computed at once.
 fn patterns(seed: u64, at: u64) -> impl Iterator<Item = u8> {
     let words = (at / 8..).flat_map(move |word| mix64(seed << 48 ^ word).to_le_bytes());
     words.skip((at % 8) as usize)
@@ -68,7 +68,7 @@ fn fill(region: &Region, seed: u64) {
     });
 }
 
-/// The bytes from `offset` are those that `seed` gives from `from`.
+/// Checks that the bytes from `offset` are those of `seed` from `from`.
 fn check(region: &Region, offset: u64, bytes: u64, (seed, from): (u64, u64)) {
     region.read_with(offset as usize, bytes as usize, &mut |at, part| {
         let wrong = part.iter().zip(patterns(seed, from + at)).position(|(&byte, wanted)| byte != wanted);
@@ -124,7 +124,7 @@ impl Bed {
         results
     }
 
-    /// Everything arrives, and nothing beside it is touched.
+    /// Writes and reads all ranges, and checks that they arrive and that no other byte is touched.
     fn there_and_back(&mut self, ranges: &[Range]) {
         for write in [true, false] {
             for (range, result) in ranges.iter().zip(self.run(ranges, write, HANG)) {
@@ -152,7 +152,7 @@ impl Bed {
     }
 }
 
-/// Ranges of any length that do not overlap, some of them touching, in any order.
+/// Draws ranges of any length that do not overlap, some of them adjacent, in any order.
 fn scattered(rng: &mut Rng, count: usize) -> Vec<Range> {
     let mut sizes: Vec<u64> = (0..count)
         .map(|_| match rng.below(20) {
@@ -178,7 +178,7 @@ fn scattered(rng: &mut Rng, count: usize) -> Vec<Range> {
     let remote = place(&sizes, rng);
     let mut ranges: Vec<Range> =
         remote.iter().zip(&sizes).map(|(&remote, &bytes)| Range { remote, local: 0, bytes }).collect();
-    // Runs of neighbours stay together here and there.
+    // Some runs of neighbours stay together.
     for _ in 0..count / 8 {
         let (a, b) = (rng.below(count as u64) as usize, rng.below(count as u64) as usize);
         ranges.swap(a, b);
@@ -259,7 +259,7 @@ fn memory_that_is_unregistered_meanwhile_is_not_touched_afterwards() {
 }
 
 #[test]
-fn over_failing_connections_what_is_reported_as_done_is_right() {
+fn transfers_completed_over_failing_connections_are_right() {
     let (mut done, mut failed, mut faults) = (0, 0, 0);
     for seed in 0..6 {
         let plan = FaultPlan {
@@ -304,7 +304,7 @@ fn ask(stream: &mut TcpStream, operation: Operation, number: u32, body: &[u8]) {
     stream.write_all(body).expect("an open connection");
 }
 
-/// The next answer and what comes with it.
+/// Reads the next answer with its body and payload.
 fn hear(stream: &mut TcpStream) -> (Header, Vec<u8>) {
     let mut bytes = [0; HEADER_BYTES];
     stream.read_exact(&mut bytes).expect("an answer");
@@ -315,7 +315,7 @@ fn hear(stream: &mut TcpStream) -> (Header, Vec<u8>) {
 }
 
 #[test]
-fn a_peer_that_asks_for_much_and_reads_nothing_waits() {
+fn a_peer_that_requests_much_and_reads_nothing_gets_backpressure() {
     const REQUESTS: u32 = 2000;
     let bed = bed(Config::default(), None);
     let mut stream = TcpStream::connect(bed.shard.address()).expect("a listening shard");
@@ -334,7 +334,7 @@ fn a_peer_that_asks_for_much_and_reads_nothing_waits() {
     };
     ask(&mut stream, Operation::Hello, 0, &hello.encode());
     assert_eq!(hear(&mut stream).0.status, Status::Ok);
-    // A hundred bytes that ask for 4096 pieces of memory.
+    // A hundred bytes that request 4096 pieces of memory.
     let run = RunItem { segment: bed.segment, offset: 0, stride_bytes: 8192, bytes: 16, ranges: 4096 };
     let mut body = Vec::new();
     run.encode(&mut body);

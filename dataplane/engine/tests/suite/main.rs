@@ -1,4 +1,4 @@
-//! Tests of shards and hosts from outside, in one binary: a module for each subject.
+//! Integration tests of shards and hosts, in one binary: a module for each subject.
 
 mod faults;
 mod fences;

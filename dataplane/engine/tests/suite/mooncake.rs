@@ -1,9 +1,9 @@
-//! Mooncake's data protocol end to end: real shards and initiators, against each other and against raw peers.
+//! End-to-end tests of Mooncake's data protocol: real shards and initiators, against each other and against raw peers.
 //!
-//! What the stock engine's tests ask of a whole engine: addresses are checked against registered memory, a completed
-//! write is visible by every path, lanes and queues keep their bounds under load, a deadline ends each request exactly
-//! once, a peer that is back is found again, and shutdown ends everything. The protocol's details are tested with its
-//! driver, `transport/tests/suite/mooncake`.
+//! They cover the requirements of the stock engine's tests on a whole engine: addresses are checked against registered
+//! memory, a completed write is visible on every path, lanes and queues keep their bounds under load, a deadline ends
+//! each request exactly once, a restarted peer is found again, and shutdown ends all requests. The protocol's details
+//! are tested with its driver, `transport/tests/suite/mooncake`.
 
 use crate::{raw, support};
 
@@ -40,7 +40,7 @@ const fn info(address: u64, bytes: u64) -> SegmentInfo {
     SegmentInfo { address, bytes, writable: true, shareable: false, remote_accessible: true }
 }
 
-/// A caller with memory.
+/// Caller with memory.
 struct Asker {
     initiator: Initiator,
     memory: Arc<Region>,
@@ -79,7 +79,7 @@ impl Asker {
     }
 }
 
-/// An absolute address of a peer; it names no segment.
+/// Returns the target of an absolute address of a peer, without a segment.
 fn target(peer: PeerId, address: u64) -> SegmentTarget {
     SegmentTarget {
         peer,
@@ -91,7 +91,7 @@ fn target(peer: PeerId, address: u64) -> SegmentTarget {
 }
 
 #[test]
-fn what_is_written_is_read_by_every_path() {
+fn writes_are_read_over_every_path() {
     let shard = shard(anywhere());
     let region = memory(BYTES as usize);
     let base = region.address();
@@ -124,7 +124,7 @@ fn what_is_written_is_read_by_every_path() {
         let start = content(&asker.memory, 0, BYTES as usize);
         assert!(asker.run(&writes, PATIENCE).iter().all(|&status| status == Status::Ok));
         for requests in [native_reads, reads] {
-            // Over other bytes, so that what is read was read.
+            // Over other bytes, so that the check finds only bytes that were read.
             asker.fill(seed + 1, base);
             let before = content(&asker.memory, 0, BYTES as usize);
             assert!(asker.run(&requests, PATIENCE).iter().all(|&status| status == Status::Ok));
@@ -142,7 +142,7 @@ fn what_is_written_is_read_by_every_path() {
 }
 
 #[test]
-fn addresses_are_checked_against_what_is_registered() {
+fn addresses_are_checked_against_registered_memory() {
     let shard = shard(anywhere());
     let region = memory(1 << 20);
     let base = region.address();
@@ -188,7 +188,8 @@ fn addresses_are_checked_against_what_is_registered() {
     }
 }
 
-/// A stock peer stops within a payload. Unregistering waits, then cuts it off; what it sends later changes nothing.
+/// A stock peer stops within a payload. Unregistering waits, then closes its connection; later bytes of the peer change
+/// nothing.
 #[test]
 fn unregistering_waits_for_stock_peers_and_then_ends_them() {
     let shard = shard(anywhere());
@@ -232,7 +233,7 @@ fn bad_requests_fail_alone() {
     }
 }
 
-/// What a peer saw of us.
+/// Observations of a peer.
 #[derive(Default)]
 struct PeerView {
     connections: AtomicUsize,
@@ -241,7 +242,7 @@ struct PeerView {
     requests: AtomicUsize,
 }
 
-/// A peer of version 2 with memory everywhere that answers while `answering`.
+/// Peer of version 2 with memory at every address, which answers while `answering`.
 struct Peer {
     address: SocketAddr,
     seen: Arc<PeerView>,
@@ -257,7 +258,7 @@ impl Peer {
             Self { address, seen: Arc::default(), answering: Arc::new(AtomicBool::new(true)), written: Arc::default() };
         let (seen, answering, written) =
             (Arc::clone(&peer.seen), Arc::clone(&peer.answering), Arc::clone(&peer.written));
-        // Ends with the process: it waits for connections for good.
+        // The thread ends with the process: it waits for connections forever.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut raw = Raw::of(stream.expect("a connection"));
@@ -293,7 +294,7 @@ fn serve_one(
         *written.lock().expect("not poisoned").entry(request.address).or_default() += 1;
     }
     while !answering.load(Ordering::SeqCst) {
-        // As long as the other side is there.
+        // Until the other side closes.
         raw.0.set_read_timeout(Some(Duration::from_millis(5)))?;
         let gone = matches!(raw.0.peek(&mut [0]), Ok(0));
         raw.0.set_read_timeout(None)?;
@@ -323,7 +324,7 @@ fn lanes_keep_their_bounds_under_load() {
     assert!(asker.run(&requests, PATIENCE).iter().all(|&status| status == Status::Ok));
     assert_eq!(peer.seen.most_open.load(Ordering::SeqCst), 3);
     assert_eq!(peer.seen.connections.load(Ordering::SeqCst), 3, "connections are kept");
-    // Each once; before the first write over each new lane there may be a look at how the peer answers.
+    // Each write exactly once; before the first write over each new lane there may be a probe of the peer's version.
     let extra = peer.seen.requests.load(Ordering::SeqCst) - 3000;
     assert!(extra <= 3, "{extra} more requests than asked for");
     assert!(peer.written.lock().expect("not poisoned").values().all(|&times| times == 1));
@@ -346,7 +347,7 @@ fn a_deadline_ends_each_request_once_and_the_peer_is_found_again() {
     let statuses = asker.run(&requests, Duration::from_millis(300));
     assert_eq!(statuses, vec![Status::DeadlineExceeded; 50]);
     peer.answering.store(true, Ordering::SeqCst);
-    // What it says now is said to nobody.
+    // Answers that arrive now belong to no request.
     for _ in 0..20 {
         asker.initiator.poll().expect("a working poller");
         std::thread::sleep(Duration::from_millis(2));
@@ -404,10 +405,10 @@ fn cancelling_ends_everything_once() {
     asker.initiator.release(batch);
 }
 
-/// The descriptor is stale: the server there was started anew with an older version. As that one does, it takes
-/// whatever is no write of version 1 for a read.
+/// The descriptor is stale: the server was restarted with an older version. Like that version, it treats every request
+/// that is not a write of version 1 as a read.
 #[test]
-fn a_version_1_server_said_to_speak_version_2_is_served_as_what_it_is() {
+fn a_version_1_server_with_a_stale_descriptor_is_detected() {
     let listener = TcpListener::bind(anywhere()).expect("a port");
     let address = listener.local_addr().expect("bound");
     let store = Arc::new(Mutex::new(vec![0x55; 1 << 20]));

@@ -1,7 +1,7 @@
-"""The stock side of mooncake_stock.rs: an engine of the wheel, on loopback.
+"""Stock engine for mooncake_stock.rs: an engine of the wheel, on loopback.
 
-initiate PORT ADDRESS BYTES   reads and writes the memory that a data server at PORT serves.
-serve BYTES                   serves memory of its own; prints where, then checks what was written there.
+initiate PORT ADDRESS BYTES   reads and writes memory of a data server at PORT.
+serve BYTES                   serves memory of its own; prints its address, then checks what was written to it.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def receive(connection, size):
 
 
 def daemon(port, address, size):
-    """Answers a stock engine's question for the descriptor of the served memory."""
+    """Answers a stock engine's request for the descriptor of the served memory."""
     listener = socket.create_server(("127.0.0.1", 0))
     name = "127.0.0.1:%d" % listener.getsockname()[1]
     descriptor = {
@@ -91,7 +91,7 @@ def initiate(port, address, size):
         offset = (size - count) // 2
         area[:count] = wanted
         assert engine.transfer_sync_write(name, local, address + offset, count) == 0, count
-        # In version 1 a write is complete when it is in the writer's socket: it is in place a moment later.
+        # In version 1 a write is complete when it is in the writer's socket buffer: it lands a moment later.
         for attempt in range(200 if unanswered else 1):
             area[:count] = b"\0" * count
             assert engine.transfer_sync_read(name, local, address + offset, count) == 0, count
@@ -103,7 +103,7 @@ def initiate(port, address, size):
     many = [(local + i, address + i * 1000, 1) for i in range(100)]
     assert engine.batch_transfer_sync_write(name, *[list(part) for part in zip(*many)]) == 0
     for bad, count in [(address - 1, 10), (address + size - 5, 10), (address + size, 1 << 20), (8, 8)]:
-        # Nor does it learn of a rejection.
+        # In version 1 the writer is not notified of a rejection.
         assert unanswered or engine.transfer_sync_write(name, local, bad, count) != 0, "a write outside"
         assert engine.transfer_sync_read(name, local, bad, count) != 0, "a read outside"
     time.sleep(0.2 if unanswered else 0)
@@ -128,5 +128,5 @@ def serve(size):
 arguments = [int(word) for word in sys.argv[2:]]
 {"initiate": initiate, "serve": serve}[sys.argv[1]](*arguments)
 sys.stdout.flush()
-# A stock engine does not always end by itself.
+# A stock engine does not always end on its own.
 os._exit(0)

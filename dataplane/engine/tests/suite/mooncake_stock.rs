@@ -1,7 +1,7 @@
-//! Our shard and our initiator against a stock Mooncake engine.
+//! Tests of our shard and our initiator against a stock Mooncake engine.
 //!
-//! It runs where `KVPLANE_MOONCAKE_PYTHON` names a Python that can import `mooncake.engine`, and is skipped elsewhere.
-//! Stock engines listen on all addresses, so run it where only loopback exists.
+//! They run if `KVPLANE_MOONCAKE_PYTHON` names a Python that can import `mooncake.engine`, and are skipped otherwise.
+//! Stock engines listen on all addresses, so run them where only loopback exists.
 
 use crate::{raw, support};
 
@@ -18,7 +18,7 @@ use raw::{PATIENCE, content, memory};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/mooncake_stock.py");
 
-/// A process that is gone with the test.
+/// Process that is killed at the end of the test.
 struct Stock(Child);
 
 impl Drop for Stock {
@@ -28,7 +28,7 @@ impl Drop for Stock {
     }
 }
 
-/// Starts the stock side; `None` where there is none, after having said so.
+/// Starts the stock engine; prints a message and returns `None` if there is none.
 fn stock(arguments: &[&str], extra: Option<(&str, &str)>) -> Option<Stock> {
     let Ok(python) = std::env::var("KVPLANE_MOONCAKE_PYTHON") else {
         println!("skipped: KVPLANE_MOONCAKE_PYTHON names no Python with the stock Mooncake engine");
@@ -40,7 +40,7 @@ fn stock(arguments: &[&str], extra: Option<(&str, &str)>) -> Option<Stock> {
     Some(Stock(command.spawn().expect("the Python that was named")))
 }
 
-/// The next line that is for us; the engine prints lines of its own.
+/// Returns the next line that is meant for the test; the engine prints lines of its own.
 fn line(output: &mut impl BufRead, wanted: impl Fn(&str) -> bool) -> String {
     let mut line = String::new();
     loop {
@@ -58,7 +58,7 @@ fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn a_stock_engine_uses_our_memory() {
-    // Both versions of the protocol, and connections that are kept.
+    // Both versions of the protocol, and pooled connections.
     for extra in [None, Some(("MC_TCP_PROTO", "1")), Some(("MC_TCP_ENABLE_CONNECTION_POOL", "1"))] {
         let shard = Shard::start(ShardConfig {
             listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: Some(([127, 0, 0, 1], 0).into()) },
@@ -78,8 +78,8 @@ fn a_stock_engine_uses_our_memory() {
         let scattered: Vec<u8> = (0..100).map(|i| content(&region, i * 1000, 1)[0]).collect();
         assert_eq!(scattered, pattern(99, 100));
         let counters = shard.snapshot().expect("alive").mooncake;
-        // Eight are outside, four of them reads. After some rejections a stock engine has no lane left for a second,
-        // and gives requests up by itself.
+        // Eight requests are out of range, four of them reads. After some rejections a stock engine has no lane left
+        // for another one, and gives requests up on its own.
         assert!((1..=8).contains(&counters.rejected) && counters.torn == 0, "{counters:?}");
     }
 }
@@ -114,7 +114,8 @@ fn we_use_a_stock_engines_memory() {
             initiator.release(batch);
             statuses
         };
-        // As it is, then as it is to be, by pieces of all lengths; then as it was, for the next.
+        // The initial contents, then new contents in pieces of all lengths; then the initial ones again, for the next
+        // round.
         assert_eq!(run(&[Request::Read(target(0), local(0, bytes as u64))]), [Status::Ok]);
         assert!(content(&region, 0, bytes) == pattern(1, bytes), "version {version}, depth {depth}");
         for seed in [2, 1] {

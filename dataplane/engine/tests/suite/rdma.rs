@@ -1,4 +1,4 @@
-//! A shard and an initiator with two RDMA devices each, and what becomes of requests when devices fail.
+//! Tests of a shard and an initiator with two RDMA devices each, and of requests when devices fail.
 
 use crate::support;
 
@@ -46,7 +46,7 @@ fn host(fabric: &Loopback, names: [&str; 2]) -> HostConfig {
     HostConfig { rdma: Some(devices), ..HostConfig::default() }
 }
 
-/// The initiator has the devices 0 and 1 of the fabric, the shard 2 and 3, if any.
+/// Creates a bed in which the initiator has the devices 0 and 1 of the fabric, the shard 2 and 3, if any.
 fn bed(shard_has_devices: bool) -> Bed {
     let fabric = Loopback::new(&[SoftPort::default(); 4]);
     let shard = Shard::start(ShardConfig {
@@ -63,7 +63,7 @@ fn bed(shard_has_devices: bool) -> Bed {
         remote_accessible: true,
     };
     let segment = shard.register(info, Arc::clone(&theirs)).expect("a free range");
-    // Little is posted ahead, so that one rail is never enough for all.
+    // Little is posted ahead, so that one rail is never enough for all slices.
     let config = Config { cluster: "test".to_owned(), post_ahead_ns: 50_000, ..Config::default() };
     let mut initiator = Initiator::new(config, &host(&fabric, ["loop0", "loop1"]), Pacing::Park).expect("an initiator");
     let memory = region("ours");
@@ -112,7 +112,8 @@ impl Bed {
         self.initiator.wait(batch).expect("a working host");
         let status = self.initiator.results(batch)[0].status;
         self.initiator.release(batch);
-        // Filling and comparing take longer than a peer may take to greet: what is being connected comes first.
+        // Filling and comparing take longer than the deadline of a handshake: connections in progress are completed
+        // first.
         let until = Instant::now() + Duration::from_millis(50);
         while Instant::now() < until {
             self.initiator.poll().expect("a working host");
@@ -131,7 +132,7 @@ impl Bed {
         check(&self.memory, seed);
     }
 
-    /// Bytes that each rail of a path has moved.
+    /// Returns the bytes that each rail of a path has moved.
     fn moved(&mut self, path: Path) -> Vec<u64> {
         let metrics = self.initiator.books().rail_metrics();
         metrics.filter(|rail| rail.path == path).map(|rail| rail.counts.bytes).collect()
@@ -155,11 +156,11 @@ fn both_devices_carry_one_request() {
 }
 
 #[test]
-fn ports_that_go_down_are_replaced_and_come_back() {
+fn failed_ports_are_replaced_and_used_again() {
     let mut bed = bed(true);
     bed.round_trip(1);
     for (seed, port) in [(10, 0), (20, 3), (30, 1), (40, 2)] {
-        // While something is under way for certain.
+        // While a transfer is in flight for certain.
         fill(&bed.memory, seed);
         bed.fabric.pause(0, true);
         let batch = bed.start(true);
@@ -188,7 +189,7 @@ fn ports_that_go_down_are_replaced_and_come_back() {
 }
 
 #[test]
-fn without_any_device_left_it_goes_over_tcp_and_comes_back() {
+fn without_devices_transfers_use_tcp_until_one_is_back() {
     let mut bed = bed(true);
     bed.round_trip(1);
     bed.fabric.set_port(2, false);
@@ -230,7 +231,7 @@ fn a_shard_that_ends_in_the_middle_leaves_nothing_under_way() {
     bed.fabric.pause(1, false);
     let status = bed.end(batch);
     assert!(matches!(status, Status::Unreachable | Status::DeadlineExceeded | Status::Ok), "{status}");
-    // Nothing comes any more.
+    // No bytes arrive any more.
     fill(&bed.memory, 9);
     for _ in 0..1000 {
         bed.initiator.poll().expect("a working host");
@@ -249,7 +250,7 @@ fn a_segment_is_let_go_under_traffic() {
             bed.initiator.poll().expect("a working host");
         }
         bed.shard.unregister(bed.segment).expect("an answer");
-        // Whatever the device still had for it, it is not done after this.
+        // Transfers that the device still had queued are not done after this.
         fill(&bed.theirs, 5);
         let status = bed.end(batch);
         assert!(matches!(status, Status::Ok | Status::Stale | Status::Unreachable), "{status}");
@@ -267,14 +268,15 @@ fn a_segment_is_let_go_under_traffic() {
     assert_eq!(bed.fabric.violations(), 0);
 }
 
-/// More than a connection has room for, in places that do not touch: what it does not take at once is not lost.
+/// More slices than a connection has room for, at offsets that are not adjacent: those that it does not take at once
+/// are not lost.
 #[test]
 fn more_requests_than_a_connection_has_room_for_all_end() {
     const SLICE: u64 = 4 << 10;
     const COUNT: u64 = BYTES / SLICE;
     let mut bed = bed(true);
     let requests = |bed: &Bed, write| -> Vec<_> {
-        // From the end to the start: none continues the one before.
+        // From the end to the start: no slice continues the one before.
         let part = |at: u64| match bed.whole(write) {
             Request::Write(target, local) => {
                 Request::Write(SegmentTarget { offset: at, ..target }, Local { offset: at, bytes: SLICE, ..local })

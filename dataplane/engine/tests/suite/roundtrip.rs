@@ -1,4 +1,5 @@
-//! A real shard and a real initiator: every operation over both paths, with bytes checked by address-derived patterns.
+//! Tests of a real shard and a real initiator: every operation over each path, with bytes checked by address-derived
+//! patterns.
 
 use crate::support;
 
@@ -42,7 +43,7 @@ fn plain(name: &str, bytes: usize) -> RegionOptions {
     RegionOptions { shared: true, huge: HugePages::Never, prefault: false, ..RegionOptions::new(name, bytes) }
 }
 
-/// How the bed's initiator reaches its shard.
+/// Path by which the bed's initiator reaches its shard.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Tcp,
@@ -51,7 +52,7 @@ enum Way {
     Rdma,
 }
 
-/// Software devices; where tests run again over RDMA (docs/rig.md), this one of the machine.
+/// Returns software devices, or this device of the machine when the tests are repeated over RDMA (docs/rig.md).
 fn devices(name: &str) -> RdmaDevices {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default()]));
     let options = RdmaOptions::default();
@@ -150,7 +151,7 @@ fn digest(number: u64) -> Digest {
 }
 
 fn every_operation(mut bed: Bed) {
-    // Sizes around the staging, streaming and chunk borders.
+    // Sizes around the limits of staging, streaming and chunks.
     let sizes = [1u64, 64, 4096, 16_320, 65_536, 262_144, 262_145, 1 << 20, 3 << 20];
     for (number, &bytes) in sizes.iter().enumerate() {
         let number = number as u64;
@@ -162,7 +163,7 @@ fn every_operation(mut bed: Bed) {
         assert_eq!((got[0].status, got[0].bytes), (Status::Ok, bytes), "get of {bytes} bytes");
         assert_eq!(got[0].version, put[0].version);
         bed.check(number, 8 << 20, bytes as usize);
-        // Nothing past the object's end was touched.
+        // No byte past the object's end was touched.
         let mut after = [0; 32];
         bed.memory.copy_out((8 << 20) + bytes as usize, &mut after);
         assert!(after.iter().enumerate().all(|(i, &byte)| byte == pattern(99, bytes + i as u64)));
@@ -236,7 +237,7 @@ fn large_batches_over_shm() {
     many_small(bed("many-shm", Way::Shm, 32 << 20));
 }
 
-/// A thread's own initiator over shared memory, and what it puts and gets.
+/// Initiator of a thread, over shared memory.
 struct Worker {
     initiator: Initiator,
     memory: Arc<Region>,
@@ -285,8 +286,9 @@ impl Worker {
     }
 }
 
-/// Puts that replace the same few keys free room all the time, and puts of other objects take it at once, several of
-/// them in one round of the shard. A tail that was written late, into room that its put no longer held, damaged those.
+/// Puts that replace the same few keys free memory all the time, and puts of other objects take it at once, several of
+/// them in one round of the shard. A tail that was written late, into memory that its put no longer held, damaged
+/// those.
 #[test]
 fn objects_keep_their_bytes_while_others_are_replaced_over_shm() {
     const ROUNDS: u64 = 4000;
@@ -404,8 +406,8 @@ fn a_port_in_use_is_named() {
     assert!(error.contains(&bed.shard.address().to_string()), "{error}");
 }
 
-/// A shard answers where an object is, and is gone before the object is copied: that is not what it had to say of it.
-/// The client sees both at once only where they come together; which of many gets does, is tried.
+/// A shard answers with the location of an object, and ends before the object is copied: that must not become the
+/// result of the get. The client sees both at once only if they coincide; many gets are tried.
 #[test]
 fn a_get_from_a_shard_that_ends_over_shared_memory_is_unreachable() {
     for number in 0..12 {

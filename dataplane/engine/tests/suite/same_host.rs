@@ -1,5 +1,5 @@
-//! Segments of peers on this host, and of this process: which way they take, that bytes arrive, and that nothing
-//! touches memory after it was unregistered.
+//! Tests of segments of peers on this host, and of this process: the path taken, the arrival of the bytes, and that no
+//! memory is touched after it was unregistered.
 
 use crate::support;
 
@@ -20,7 +20,7 @@ use kvplane_store::service::SegmentInfo;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const BYTES: usize = 4 << 20;
-/// Where the other process finds the shard, and which segment it writes.
+/// Variable with the addresses of the shard for the other process, and the segment that it writes.
 const PART: &str = "KVPLANE_ENGINE_TEST_SAME_HOST";
 
 struct Owner {
@@ -61,14 +61,14 @@ impl Owner {
         self.shard.register(info, Arc::clone(region)).expect("a free range")
     }
 
-    /// Payload bytes that went over the shard's connections.
+    /// Returns the payload bytes that went over the shard's connections.
     fn streamed(&self) -> u64 {
         let counters = self.shard.snapshot().expect("a living shard").service;
         counters.read_bytes + counters.write_bytes
     }
 }
 
-/// Memory that can be mapped by others, or that is ours alone.
+/// Allocates memory that others can map, or private memory.
 fn memory(shared: bool, bytes: usize) -> Arc<Region> {
     let options = RegionOptions { shared, huge: HugePages::Never, ..RegionOptions::new("memory", bytes) };
     Region::allocate(&options).expect("memory")
@@ -118,7 +118,7 @@ impl Asker {
         results
     }
 
-    /// The same by the client's books: slices that were copied in these ways are slices whose times were taken.
+    /// Returns the bytes by transport from the client's metrics, and checks that every slice copied was timed.
     fn counted(&mut self) -> [u64; 3] {
         let books = self.initiator.books();
         let by = [Transport::Shm, Transport::Cma, Transport::Local];
@@ -133,7 +133,7 @@ impl Asker {
         })
     }
 
-    /// Map, cma and own bytes so far.
+    /// Returns the bytes copied so far by mapping, by CMA, and within this process.
     fn moved(&self) -> [u64; 3] {
         let counters = self.initiator.host_counters();
         [counters.map_bytes, counters.cma_bytes, counters.local_bytes]
@@ -150,7 +150,7 @@ fn fill(region: &Region, seed: u64) {
     });
 }
 
-/// The first byte of a range that is not as it was at `from` of the pattern.
+/// Returns the first byte of a range that differs from the pattern from `from` on.
 fn wrong(region: &Region, seed: u64, offset: usize, bytes: usize, from: u64) -> Option<u64> {
     let mut first = None;
     region.read_with(offset, bytes, &mut |at, part| {
@@ -160,7 +160,7 @@ fn wrong(region: &Region, seed: u64, offset: usize, bytes: usize, from: u64) -> 
     first
 }
 
-/// Writes and reads whole, odd and many small ranges; says what went which way.
+/// Writes and reads whole, odd and many small ranges; returns the bytes that were copied on this host.
 fn exchange(asker: &mut Asker, theirs: &Region, segment: SegmentId, shareable: bool) -> u64 {
     let before: u64 = asker.moved().iter().sum();
     fill(&asker.memory, 3);
@@ -221,17 +221,17 @@ fn closed_ways_lead_to_the_stream() {
     let owner = Owner::new("ways");
     let theirs = memory(false, BYTES);
     let segment = owner.register(&theirs, |_| ());
-    // Without cma, memory that cannot be mapped travels.
+    // Without CMA, memory that cannot be mapped goes over the stream.
     let mut asker = Asker::new(owner.address(), config(|config| config.cma = false));
     assert_eq!(exchange(&mut asker, &theirs, segment, false), 0);
     assert_eq!((asker.moved(), owner.streamed()), ([0; 3], EXCHANGED));
-    // The descriptor may promise what the owner does not keep: the next way is taken.
+    // The descriptor may state properties that the owner does not provide: the next path is taken.
     assert_eq!(exchange(&mut asker, &theirs, segment, true), 0);
     assert_eq!((asker.moved(), owner.streamed()), ([0; 3], 2 * EXCHANGED));
     let mut only = Asker::new(owner.address(), config(|config| (config.cma, config.stream) = (false, false)));
     let (from, to) = (only.at(segment, 0, false), only.local(0, 100));
     assert_eq!(only.run(&[Request::Read(from, to)]), [Status::Unsupported], "never a way that was not asked for");
-    // Without mappings, memory that could be mapped is copied by the kernel, or travels.
+    // Without mappings, memory that could be mapped is copied by the kernel, or goes over the stream.
     let shared = memory(true, BYTES);
     let segment = owner.register(&shared, |_| ());
     let mut asker = Asker::new(owner.address(), config(|config| config.shared = false));
@@ -263,8 +263,8 @@ fn rights_hold_on_every_way() {
     }
 }
 
-/// Peers that may only read map memory that cannot be mapped writable again. Those that may write it later use another
-/// way.
+/// Peers that may only read map memory that cannot be made writable again. If they may write it later, they use another
+/// path.
 #[test]
 fn memory_may_be_for_readers_first_and_for_writers_later() {
     let owner = Owner::new("turns");
@@ -284,8 +284,8 @@ fn memory_may_be_for_readers_first_and_for_writers_later() {
     assert_eq!(moved + owner.streamed(), EXCHANGED);
 }
 
-/// A host that is kept from its rounds has not been answered sooner for that: the clock of a round before the request
-/// was sent would say so.
+/// A host that is kept from its rounds has not been answered sooner for that: with the clock of a round before the
+/// request was sent, it would appear so.
 #[test]
 fn the_time_of_an_answer_is_when_it_is_taken() {
     const APART: Duration = Duration::from_millis(1);
@@ -303,7 +303,7 @@ fn the_time_of_an_answer_is_when_it_is_taken() {
     for round in 0..20 {
         let before_ns = served(&mut asker);
         let batch = asker.initiator.submit(&[read], DEADLINE).expect("a valid batch");
-        // What a round sends is not answered before the next.
+        // A request that a round sends is not answered before the next.
         while !asker.initiator.is_complete(batch) {
             asker.initiator.poll().expect("a working poller");
             std::thread::sleep(APART);
@@ -315,8 +315,8 @@ fn the_time_of_an_answer_is_when_it_is_taken() {
     }
 }
 
-/// Copies that come up in the round that finds the connection's end are not what the owner has to say of its memory.
-/// That round is one of the first few; which one, is tried.
+/// Failures of copies in the round that detects the connection's end must not be reported as the end of the segment.
+/// That round is one of the first few; all are tried.
 #[test]
 fn the_end_of_a_connection_is_not_the_end_of_a_segment() {
     for rounds in 0..20 {
@@ -351,9 +351,10 @@ fn this_process_is_a_peer_too() {
     assert_eq!(asker.run(&[Request::OpenSegment(peer)]), [Status::Unsupported]);
 }
 
-/// Another thread writes a segment as fast as it can while it is unregistered. What is ours again stays as we left it.
+/// Another thread writes a segment as fast as it can while it is unregistered. Memory that is ours again stays
+/// unchanged.
 #[test]
-fn nothing_is_written_after_unregister_returned() {
+fn no_byte_is_written_after_unregister_returned() {
     let owner = Owner::new("hammer");
     for (round, shared) in [true, false].into_iter().cycle().take(12).enumerate() {
         let theirs = memory(shared, BYTES);
@@ -387,7 +388,7 @@ fn nothing_is_written_after_unregister_returned() {
     }
 }
 
-/// The parent's other process: writes what it is told for ever.
+/// Body of the child process: writes the given segment forever.
 #[test]
 fn the_other_process() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -421,13 +422,14 @@ fn start_writer(owner: &Owner, segment: SegmentId, shared: bool) -> (Child, Stri
         line.clear();
         assert_ne!(output.read_line(&mut line).expect("a line"), 0, "the child ended early");
     }
-    // The rest is nobody's to read: the child ends at the first line that nobody takes, or is killed before.
+    // The rest of the output is not read: the child ends when it writes its next line to the closed pipe, or is killed
+    // before.
     child.stdout = Some(output.into_inner());
     (child, line)
 }
 
 #[test]
-fn another_process_writes_and_its_death_blocks_nobody() {
+fn another_process_writes_and_its_death_blocks_no_unregistering() {
     let owner = Owner::new("killed");
     for shared in [true, false] {
         for _ in 0..5 {

@@ -1,4 +1,5 @@
-//! A shard that wants tickets, on real sockets: holders over every path, strangers, recorded greetings, floods.
+//! Tests of a shard that requires tickets, on real sockets: holders over every path, unauthenticated peers, replayed
+//! handshakes, floods.
 
 use crate::support;
 
@@ -60,7 +61,7 @@ struct Bed {
     mint: Mint,
 }
 
-/// A shard that wants tickets, with a segment; it was given the keys.
+/// Creates a shard that requires tickets, with a segment; it has the keys.
 fn bed(strangers: StrangerLimits, shm: Option<std::path::PathBuf>) -> Bed {
     let (fabric, mint) = (Loopback::new(&[SoftPort::default(); 4]), mint(1));
     let tickets = Some(Challenges::new([7; 32]));
@@ -134,7 +135,7 @@ impl Asker {
     }
 }
 
-/// A peer that says what it likes.
+/// Peer that sends arbitrary frames.
 struct Raw(TcpStream);
 
 impl Raw {
@@ -146,11 +147,11 @@ impl Raw {
 
     fn ask(&mut self, operation: Operation, body: &[u8]) {
         let header = Header::request(Kind::Request(operation), RequestId::default()).with_body(body, 1);
-        // It may have been closed; then there is no answer.
+        // The connection may have been closed; then there is no answer.
         let _ = self.0.write_all(&header.encode()).and_then(|()| self.0.write_all(body));
     }
 
-    /// The next answer; `None` at the connection's end.
+    /// Reads the next answer; `None` at the connection's end.
     fn answer(&mut self) -> Option<(Status, Vec<u8>)> {
         let mut bytes = [0; HEADER_BYTES];
         self.0.read_exact(&mut bytes).ok()?;
@@ -206,14 +207,14 @@ fn holders_get_in_over_every_path() {
 }
 
 #[test]
-fn who_has_no_ticket_or_a_wrong_one_is_told_so_over_every_path() {
+fn peers_without_a_valid_ticket_are_refused_over_every_path() {
     let bed = bed(StrangerLimits::default(), None);
     let foreign = mint(2).issue(&terms(), NOW);
     let seen = bed.mint.issue(&terms(), NOW);
     let made_up = Credential::from_parts(seen.parts().0, &[9; 32]).expect("the form is right");
     for path in [Path::Stream, Path::Rdma] {
         assert_eq!(bed.asker(path, Some(&made_up)).write(DEADLINE), Status::Unauthorized, "{path:?}");
-        // Its key may be on its way, so that is waited for.
+        // The shard may not have the key yet, so the client retries.
         let waited = bed.asker(path, Some(&foreign)).write(Duration::from_millis(300));
         assert_eq!(waited, Status::DeadlineExceeded, "{path:?}");
     }
@@ -234,7 +235,7 @@ fn an_rdma_connection_is_not_made_for_a_stranger() {
     let (status, _) = raw.answer().expect("an answer");
     assert_eq!(status, Status::Prove);
     assert!(raw.answer().is_none(), "it is closed");
-    // Nor for one that was challenged and proves nothing.
+    // Nor for a peer that was challenged and sends no proof.
     let mut raw = Raw::connect(bed.shard.address());
     raw.challenge();
     raw.ask(Operation::Rdma, &[0; 64]);
@@ -242,7 +243,7 @@ fn an_rdma_connection_is_not_made_for_a_stranger() {
 }
 
 #[test]
-fn what_was_recorded_changed_or_made_up_is_refused() {
+fn replayed_changed_and_forged_proofs_are_refused() {
     let bed = bed(StrangerLimits::default(), None);
     let credential = bed.mint.issue(&terms(), NOW);
     let at = bed.shard.address();
@@ -250,7 +251,7 @@ fn what_was_recorded_changed_or_made_up_is_refused() {
     let challenge = honest.challenge();
     let recorded = prove(&credential, &challenge);
     assert_eq!(honest.proof(&recorded), Some(Status::Ok));
-    // The whole conversation again, and each byte of a good one changed.
+    // The whole handshake replayed, and each byte of a valid one changed.
     let mut replayed = Raw::connect(at);
     assert_ne!(replayed.challenge(), challenge);
     assert_eq!(replayed.proof(&recorded), Some(Status::Unauthorized));
@@ -262,7 +263,7 @@ fn what_was_recorded_changed_or_made_up_is_refused() {
         let status = other.proof(&body);
         assert!(matches!(status, Some(Status::Unauthorized | Status::NoKey)), "byte {byte}: {status:?}");
     }
-    // A question before the proof, and a frame that is too long for a stranger.
+    // A request before the proof, and a frame that is too long for an unauthenticated peer.
     let mut early = Raw::connect(at);
     let mut question = Vec::new();
     DigestItem { digest: Digest(1) }.encode(&mut question);
@@ -271,7 +272,7 @@ fn what_was_recorded_changed_or_made_up_is_refused() {
     let mut long = Raw::connect(at);
     long.ask(Operation::Hello, &[0; 4096]);
     assert!(long.answer().is_none());
-    // The honest one goes on.
+    // The honest connection is unaffected.
     honest.ask(Operation::OpenSegment, b"segment");
     assert_eq!(honest.answer().map(|(status, _)| status), Some(Status::Ok));
 }
@@ -283,7 +284,7 @@ fn a_shard_that_knows_no_key_is_waited_for() {
     let mut asker = bed.asker(Path::Stream, Some(&late.issue(&terms(), NOW)));
     std::thread::scope(|scope| {
         let written = scope.spawn(|| asker.write(DEADLINE));
-        // It was refused at least once before the keys come.
+        // The client was refused at least once before the keys arrive.
         let until = Instant::now() + DEADLINE;
         while bed.shard.snapshot().expect("it answers").service.strangers == 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
@@ -294,7 +295,7 @@ fn a_shard_that_knows_no_key_is_waited_for() {
 }
 
 #[test]
-fn a_shard_that_asks_for_no_ticket_is_not_believed() {
+fn a_shard_that_requires_no_ticket_is_not_trusted() {
     let shard = Shard::start(support::config()).expect("a shard on loopback");
     let bed = bed(StrangerLimits::default(), None);
     let credential = bed.mint.issue(&terms(), NOW);
@@ -320,7 +321,7 @@ fn a_newer_ticket_is_shown_on_the_connection_that_there_is() {
 }
 
 #[test]
-fn a_flood_of_silent_connections_is_bounded_and_keeps_nobody_out() {
+fn a_flood_of_silent_connections_is_bounded_and_blocks_no_client() {
     let limits = StrangerLimits { of_address: 24, total: 32, ..StrangerLimits::default() };
     let bed = bed(limits, None);
     let credential = bed.mint.issue(&terms(), NOW);
@@ -348,7 +349,7 @@ fn a_flood_of_silent_connections_is_bounded_and_keeps_nobody_out() {
     }
     let snapshot = bed.shard.snapshot().expect("it answers");
     assert!(snapshot.host.crowded_out > 0, "nobody had to go");
-    // What is open: strangers up to the limit, and two lanes of who is known.
+    // Open connections: unauthenticated ones up to the limit, and two lanes of the authenticated client.
     assert!(snapshot.connections <= 24 + 16, "{} connections are open", snapshot.connections);
     assert_eq!(known.write(DEADLINE), Status::Ok);
 }

@@ -1,4 +1,4 @@
-//! Connections over streams that give and take a few bytes at a time. Not the daemon around them.
+//! Tests of connections over streams that transfer a few bytes at a time, without the daemon.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::{Descriptor, NoticeLimits, PublishedEngine};
 
 const LIMIT: usize = 1 << 20;
 
-/// A stream that gives its input in pieces and takes a few bytes at a time, with a "not now" between.
+/// Stream that returns its input in pieces and takes a few bytes at a time, with a `WouldBlock` in between.
 struct Pieces {
     input: VecDeque<Vec<u8>>,
     output: Vec<u8>,
@@ -70,7 +70,7 @@ fn published() -> PublishedEngine {
     PublishedEngine::new(&descriptor, LIMIT, NoticeLimits { notices: 1, bytes: 100 }).expect("a good one")
 }
 
-/// All that comes back, how it ended, and what was answered.
+/// Returns the output, the last step, and the outcome.
 fn talk(local: &PublishedEngine, stream: Pieces) -> (Vec<u8>, Step, Option<ConnectionOutcome>) {
     let mut connection = Connection::new(stream);
     let mut answered = None;
@@ -166,7 +166,7 @@ fn other_protocols_get_nothing() {
 }
 
 #[test]
-fn what_follows_the_request_is_not_read_as_another() {
+fn bytes_after_the_request_are_not_another_request() {
     let local = published();
     let request = frame::typed(Kind::Probe, "{}").repeat(3);
     let (output, _, _) = talk(&local, Pieces::new(&request, 5, 50));

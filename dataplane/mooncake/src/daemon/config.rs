@@ -1,4 +1,4 @@
-//! How a handshake daemon is set up, why it does not start, and how it finds its port.
+//! Settings of a handshake daemon, errors of its start, and the choice of its port.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -12,27 +12,27 @@ use kvplane_sys::net::tcp_listener;
 
 use crate::environment::{DEFAULT_MESSAGE_BYTES, DEFAULT_PORTS, Environment};
 
-/// Connections that may wait to be accepted.
+/// Connections that may be queued before they are accepted.
 const BACKLOG: u32 = 1024;
 
 /// Settings of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// The address to listen on. The protocol has no authentication, so it must be a loopback one.
+    /// Address to listen on. The protocol has no authentication, so it must be a loopback one.
     pub address: IpAddr,
     /// Lifts the restriction on `address`, for networks that are trusted as a whole.
     pub without_authentication_anywhere: bool,
-    /// The ports of which to take a free one at random; `0..=0` lets the system choose.
+    /// Ports of which a free one is taken at random; `0..=0` lets the system choose.
     pub ports: RangeInclusive<u16>,
     /// Longest request.
     pub max_message_bytes: usize,
-    /// Memory for requests that have not arrived whole, of all connections together.
+    /// Memory for incomplete requests, of all connections together.
     pub max_held_bytes: usize,
-    /// Connections at a time.
+    /// Most connections at a time.
     pub max_connections: usize,
-    /// How long a connection may be silent.
+    /// Longest idle time of a connection.
     pub idle: Duration,
-    /// How long a connection may last.
+    /// Longest duration of a connection.
     pub total: Duration,
 }
 
@@ -52,8 +52,8 @@ impl Default for DaemonConfig {
 }
 
 impl DaemonConfig {
-    /// With the address, ports and limits that the environment sets. An address in `MC_TCP_BIND_ADDRESS` does not lift
-    /// the restriction to loopback.
+    /// Creates settings with the address, ports and limits of the environment. An address in `MC_TCP_BIND_ADDRESS` does
+    /// not lift the restriction to loopback.
     #[must_use]
     pub fn new(environment: &Environment) -> Self {
         let default = Self::default();
@@ -78,10 +78,10 @@ impl DaemonConfig {
         if count == 0 {
             return Err(StartError::NoPort(self.ports.clone()));
         }
-        // Everybody begins somewhere else, so that engines that start together do not try the same ports.
+        // Each process begins at another port, so that engines that start together do not try the same ones.
         let start = (RandomState::new().hash_one(std::process::id()) % u64::from(count)) as u32;
         for index in 0..count {
-            // Not more than the last port, which is a u16.
+            // At most the last port, which is a u16.
             let port = (first + (start + index) % count) as u16;
             match tcp_listener(SocketAddr::new(self.address, port), BACKLOG) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && count > 1 => {}
@@ -92,16 +92,16 @@ impl DaemonConfig {
     }
 }
 
-/// Why a daemon does not start.
+/// Reason why a daemon does not start.
 #[derive(Debug)]
 pub enum StartError {
-    /// The port would be open to others.
+    /// The port would be open to other hosts.
     NotLoopback(IpAddr),
     /// A limit is 0.
     Limits,
-    /// Every port of the range is taken, or there is none in it.
+    /// All ports of the range are in use, or the range is empty.
     NoPort(RangeInclusive<u16>),
-    /// The system refuses.
+    /// The system refused a resource.
     System(io::Error),
 }
 
@@ -116,7 +116,7 @@ impl fmt::Display for StartError {
             Self::Limits => f.write_str("the handshake daemon's limits of connections and message bytes must not be 0"),
             Self::NoPort(ports) => write!(
                 f,
-                "no port from {} to {} is free: end engines that are not needed, or set MC_MIN_RPC_PORT and \
+                "no port from {} to {} is free: stop engines that are not needed, or set MC_MIN_RPC_PORT and \
                  MC_MAX_RPC_PORT",
                 ports.start(),
                 ports.end()

@@ -1,32 +1,32 @@
-//! What a handshake daemon counts. One thread writes, anybody reads.
+//! Counters of a handshake daemon. One thread writes, any thread reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::connection::ConnectionOutcome;
 use crate::frame::Kind;
 
-/// What a daemon has done since its start.
+/// Counters of a daemon since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections accepted.
     pub accepted: u64,
-    /// Descriptors given.
+    /// Descriptors sent.
     pub descriptors: u64,
-    /// Notices taken.
+    /// Notices accepted.
     pub notices: u64,
-    /// Notices refused for want of room, or as malformed.
+    /// Notices refused because there was no room, or as malformed.
     pub refused_notices: u64,
     /// Probes answered.
     pub probes: u64,
-    /// RDMA connections made, and messages that a peer's side of one is connected.
+    /// RDMA connections made, and confirmations that a peer's half of one is connected.
     pub connections: u64,
-    /// RDMA connections turned down.
+    /// RDMA connections refused.
     pub refused_connections: u64,
-    /// Connections closed because the peer speaks something else.
+    /// Connections closed because the peer speaks another protocol.
     pub malformed: u64,
     /// Connections closed at a deadline.
     pub expired: u64,
-    /// Connections closed to make room for new ones or for requests.
+    /// Connections evicted to make room for new ones or for requests.
     pub evicted: u64,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Tally {
     pub(super) evicted: AtomicU64,
 }
 
-/// Counts one.
+/// Increments a counter.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,5 +1,5 @@
-//! The connections of a handshake daemon with their deadlines. Tokens are never used twice, so a late event of a
-//! closed connection finds nothing.
+//! Connections of a handshake daemon with their deadlines. Tokens are never reused, so a late event of a closed
+//! connection finds nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::TcpStream;
@@ -18,8 +18,8 @@ pub(super) struct Table {
     local: Arc<dyn Local>,
     tally: Arc<Tally>,
     entries: HashMap<u64, Entry>,
-    /// When to look at which connection: one entry for each. Progress does not move it; a look that finds progress
-    /// does.
+    /// Times at which the deadlines of connections are checked: one entry for each. Progress does not move it; a check
+    /// that finds progress does.
     due: BTreeSet<(u64, u64)>,
     next_token: u64,
     held_bytes: usize,
@@ -39,7 +39,7 @@ impl Table {
         Self { config, local, tally, entries, due, next_token: 0, held_bytes: 0 }
     }
 
-    /// Takes a connection in; none when the system does not let it be watched.
+    /// Adds a connection; returns `None` if the system refuses to watch it.
     pub(super) fn insert(&mut self, stream: TcpStream, poller: &Poller, now_ns: u64) -> Option<u64> {
         count(&self.tally.accepted);
         if self.entries.len() >= self.config.max_connections {
@@ -57,7 +57,7 @@ impl Table {
         Some(token)
     }
 
-    /// Moves a connection on. None when it is gone, now or before.
+    /// Advances a connection. Returns `None` if it is gone, now or before.
     pub(super) fn advance(&mut self, token: u64, now_ns: u64) -> Option<Step> {
         let entry = self.entries.get_mut(&token)?;
         let (step, progress) = entry.connection.advance(&*self.local, self.config.max_message_bytes);
@@ -81,12 +81,12 @@ impl Table {
         None
     }
 
-    /// When to look at deadlines next.
+    /// Returns the time of the next check of deadlines.
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         self.due.first().map(|&(due_ns, _)| due_ns)
     }
 
-    /// Closes what has reached a deadline.
+    /// Closes connections that have reached a deadline.
     pub(super) fn expire(&mut self, now_ns: u64) {
         while let Some(&(look_ns, token)) = self.due.first()
             && look_ns <= now_ns
@@ -111,8 +111,8 @@ impl Table {
         progress_ns.saturating_add(idle_ns).min(started_ns.saturating_add(total_ns))
     }
 
-    /// Makes room: whoever has been silent longest goes, if that is since `before_ns` or earlier. Whether there was
-    /// one.
+    /// Evicts the connection that has been idle longest, if it has been since `before_ns` or earlier. Returns true if
+    /// there was one.
     pub(super) fn evict(&mut self, before_ns: u64) -> bool {
         let silent = self.entries.iter().min_by_key(|(token, entry)| (entry.progress_ns, **token));
         let Some((&token, _)) = silent.filter(|(_, entry)| entry.progress_ns <= before_ns) else { return false };
@@ -121,7 +121,7 @@ impl Table {
         true
     }
 
-    /// Closes a connection, which also takes it from the poller: the descriptor has no duplicates.
+    /// Closes a connection, which also removes it from the poller: the descriptor has no duplicates.
     fn remove(&mut self, token: u64) {
         if let Some(entry) = self.entries.remove(&token) {
             self.due.remove(&(entry.look_ns, token));

@@ -1,4 +1,4 @@
-//! The daemon over real sockets on loopback. Not the stock engine at the other end.
+//! Tests of the daemon over real sockets on loopback, without a stock engine at the other end.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream};
@@ -30,7 +30,7 @@ fn patient() -> Caller {
     Caller { timeout: LONG, ..Caller::default() }
 }
 
-/// Waits for what another thread counts.
+/// Waits for a count of another thread.
 fn until(daemon: &Daemon, what: &str, reached: impl Fn(Counts) -> bool) {
     let deadline = Instant::now() + LONG;
     while !reached(daemon.counts()) {
@@ -45,7 +45,7 @@ fn connect(name: &str) -> TcpStream {
     stream
 }
 
-/// What the daemon sends until it closes; a reset counts as the end.
+/// Reads until the daemon closes; a reset counts as the end.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes);
@@ -67,7 +67,7 @@ fn callers_get_descriptor_life_and_notices() {
     caller.notify(&name, &notice("1")).expect("room");
     caller.notify(&name, &notice("2")).expect("room");
     let error = caller.notify(&name, &notice("3")).expect_err("full");
-    assert!(error.to_string().contains(&name) && error.to_string().contains("no room"), "{error}");
+    assert!(error.to_string().contains(&name) && error.to_string().contains("is full"), "{error}");
     assert_eq!(published.take_notices(), [notice("1"), notice("2")]);
     caller.notify(&name, &notice("4")).expect("room again");
     until(&daemon, "all counted", |counts| {
@@ -93,7 +93,7 @@ fn bytes_on_the_wire_are_as_stock_engines_expect_them() {
     for (request, reply) in cases {
         let mut stream = connect(&name);
         stream.write_all(&request).expect("sent");
-        // The daemon closes its half by itself, without waiting for ours.
+        // The daemon closes its half on its own, without waiting for ours.
         assert_eq!(rest(&mut stream), reply);
     }
     for request in [frame::typed(Kind::Connection, "{}"), frame::untyped("{}")] {
@@ -107,7 +107,7 @@ fn bytes_on_the_wire_are_as_stock_engines_expect_them() {
 }
 
 #[test]
-fn other_protocols_are_turned_away() {
+fn other_protocols_are_rejected() {
     let (daemon, _, name) = start(any_port());
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03", &[0; 9]] {
         let mut stream = connect(&name);
@@ -118,8 +118,8 @@ fn other_protocols_are_turned_away() {
     patient().probe(&name).expect("others are served");
 }
 
-/// Neighbours that are idle, half-open or send garbage: everybody else is served while they are there. The time that it
-/// takes is shown, not checked: machines differ.
+/// Neighbours that are idle, half-open or send garbage: all other peers are served meanwhile. The time that this takes
+/// is printed, not checked: machines differ.
 #[test]
 fn blocked_neighbours_delay_nobody() {
     let (daemon, _, name) = start(any_port());
@@ -142,7 +142,7 @@ fn blocked_neighbours_delay_nobody() {
     drop((idle, half));
 }
 
-/// Probes one after the other; the longest time.
+/// Probes one after the other; returns the longest time.
 fn probe_all(name: &str) -> Duration {
     let one = |_| {
         let start = Instant::now();
@@ -177,7 +177,7 @@ fn silence_and_slowness_have_deadlines() {
     replied.write_all(&frame::typed(Kind::Probe, "{}")).expect("sent");
     assert_eq!(rest(&mut silent), b"", "closed by the daemon");
     until(&daemon, "both have expired", |counts| counts.expired == 2);
-    // One byte in time again and again is not silence, but does not last for ever.
+    // Single bytes in time are not idleness, but the total deadline ends the connection.
     let mut slow = connect(&name);
     let request = frame::typed(Kind::Notify, &"x".repeat(1 << 16));
     for byte in request {
@@ -190,7 +190,7 @@ fn silence_and_slowness_have_deadlines() {
 }
 
 #[test]
-fn the_most_silent_makes_room() {
+fn the_connection_idle_longest_is_evicted() {
     let (daemon, _, name) = start(DaemonConfig { max_connections: 3, ..any_port() });
     let mut silent: Vec<TcpStream> = Vec::new();
     for index in 0..3 {
@@ -209,7 +209,7 @@ fn memory_for_requests_is_limited() {
     let (daemon, _, name) = start(DaemonConfig { max_held_bytes: 100_000, ..any_port() });
     let request = frame::typed(Kind::Notify, &"x".repeat(200_000));
     let mut stream = connect(&name);
-    // Whole, it could be read in one turn.
+    // The whole request could be read in one turn.
     let _ = stream.write_all(&request[..150_000]);
     assert_eq!(rest(&mut stream), b"");
     until(&daemon, "refused", |counts| counts.evicted == 1);
@@ -256,7 +256,7 @@ fn a_peer_that_is_no_daemon_is_named() {
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut stream, _) = listener.accept().expect("a caller");
-                // All of the request, so that closing does not reset the connection.
+                // Reads the whole request, so that closing does not reset the connection.
                 stream.read_exact(&mut [0; 11]).expect("a probe");
                 stream.write_all(reply).expect("sent");
             });
@@ -270,7 +270,7 @@ fn a_peer_that_is_no_daemon_is_named() {
     assert_eq!(error.source.map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
 }
 
-/// A daemon that parks costs nothing and stops when told, also with connections open.
+/// A parked daemon stops at once, also with connections open.
 #[test]
 fn it_stops_with_connections_open() {
     let (daemon, _, name) = start(any_port());
@@ -283,7 +283,7 @@ fn it_stops_with_connections_open() {
     assert!(TcpStream::connect(&name).is_err(), "the port is closed");
 }
 
-/// A user's code that does not return is waited for no longer than allowed.
+/// A stop waits for a call of the user's code that does not return no longer than its deadline.
 #[test]
 fn stopping_has_a_deadline() {
     struct Stuck(std::sync::Mutex<mpsc::Receiver<()>>);

@@ -1,31 +1,27 @@
-//! What is wrong with a descriptor.
+//! Errors of descriptors.
 
 use std::fmt;
 
-/// Why a descriptor is refused.
+/// Reason why a descriptor is refused.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DescriptorError {
-    /// Longer than allowed.
-    TooLong {
-        /// Its length.
-        bytes: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// Not JSON, or JSON of another shape.
+    /// The descriptor is longer than allowed.
+    TooLong { bytes: usize, limit: usize },
+    /// The text is not JSON, or JSON of another shape.
     Json {
         /// Line, from 1.
         line: usize,
         /// Column in bytes, from 1.
         column: usize,
-        /// What was found.
+        /// Error of the parser.
         reason: String,
     },
-    /// A value that cannot be.
+    /// A value is invalid.
     Invalid {
         /// Path of the key, such as `buffers[3].addr`.
         key: String,
-        /// What is wrong with it.
+        /// Text that follows the key in the message.
         reason: String,
     },
 }

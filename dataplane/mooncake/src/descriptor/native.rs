@@ -1,7 +1,7 @@
-//! The key `kvplane` of a descriptor: how engines of ours reach each other by their own protocol.
+//! Key `kvplane` of a descriptor: the addresses at which our engines reach each other by their own protocol.
 //!
-//! A reader ignores keys it does not know. What an older reader could not do without raises the version, and a reader
-//! that finds another version than its own treats the peer as a stock one.
+//! A reader ignores unknown keys. A change that older readers cannot ignore raises the version, and a reader that finds
+//! another version than its own treats the peer as a stock one.
 
 use std::net::SocketAddr;
 
@@ -12,33 +12,33 @@ use super::error::invalid;
 use super::rails::NativeRails;
 use super::{DescriptorError, MAX_NAME_BYTES, short};
 
-/// The version of the key that this crate writes and reads.
+/// Version of the key that this crate writes and reads.
 pub const NATIVE_VERSION: u32 = 1;
 
-/// How to reach an engine by our own protocol.
+/// Addresses of an engine for our own protocol.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Native {
-    /// Where its data protocol listens on TCP, if it does.
+    /// Address on which its data protocol listens on TCP, if it does.
     #[serde(with = "address")]
     pub tcp: Option<SocketAddr>,
-    /// Path of the Unix socket for peers on the same host; empty when there is none.
+    /// Path of the Unix socket for peers on the same host; empty if there is none.
     #[serde(default)]
     pub shm: String,
-    /// Which host it runs on: the kernel's boot id.
+    /// Identity of its host: the kernel's boot id.
     #[serde(default)]
     pub host: String,
-    /// Its process id, as it sees it.
+    /// Process id of the engine, in its own namespace.
     #[serde(default)]
     pub pid: u32,
-    /// Which incarnation of the engine this is, so that a restarted one is not taken for its predecessor.
+    /// Incarnation of the engine, so that a restarted one is not mistaken for its predecessor.
     pub incarnation: u64,
-    /// The region id of each buffer, in the order of `buffers`; or none at all.
+    /// Region id of each buffer, in the order of `buffers`; or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<u64>,
-    /// Its RDMA devices, where it has some and knows where they are.
+    /// RDMA devices of the engine, if it has some and knows their locations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rails: Option<NativeRails>,
-    /// Keys not known here, as they came.
+    /// Unknown keys, unchanged.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -63,7 +63,7 @@ impl Native {
         Ok(())
     }
 
-    /// From the JSON value of the key. None when its version is not ours.
+    /// Decodes the JSON value of the key. Returns `None` if its version differs from ours.
     pub(super) fn from_value(mut value: Value) -> Result<Option<Self>, DescriptorError> {
         let version = value.as_object_mut().and_then(|map| map.remove("version"));
         let Some(version) = version.as_ref().and_then(Value::as_u64) else {
@@ -76,7 +76,7 @@ impl Native {
     }
 }
 
-/// An address as `ip:port`, and none as the empty string.
+/// Encoding of an address as `ip:port`, and of `None` as the empty string.
 mod address {
     use super::{MAX_NAME_BYTES, SocketAddr};
     use serde::{Deserialize, Deserializer, Serializer, de};

@@ -1,42 +1,43 @@
-//! In the key `kvplane`: which RDMA devices an engine has, and which of them are to be used for which of its buffers.
+//! Part of the key `kvplane`: the RDMA devices of an engine, and which of them to prefer for which of its buffers.
 
 use serde::{Deserialize, Serialize};
 
 use super::error::invalid;
 use super::{DescriptorError, MAX_NAME_BYTES};
 
-/// Most devices that an engine tells of.
+/// Most devices that an engine lists.
 const MAX_RAILS: usize = 64;
-/// Most places that it tells of.
+/// Most places that an engine lists.
 const MAX_PLACES: usize = 254;
 
-/// The RDMA devices of an engine.
+/// RDMA devices of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NativeRails {
-    /// The devices, in the order of their numbers.
+    /// Devices, in the order of their numbers.
     pub devices: Vec<NativeDevice>,
     /// Places where its buffers may be.
     pub places: Vec<NativePlace>,
-    /// For each buffer, in the order of `buffers`, the number of its place from 1 on, or 0; or nothing at all.
+    /// For each buffer, in the order of `buffers`, the number of its place from 1 on, or 0 if unknown; or an empty
+    /// list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buffers: Vec<u8>,
 }
 
-/// An RDMA device of an engine.
+/// RDMA device of an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NativeDevice {
-    /// Its name there.
+    /// Name of the device on its host.
     pub name: String,
 }
 
-/// A place where an engine's buffers may be.
+/// Place where an engine's buffers may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NativePlace {
-    /// Its name, such as `cpu:0`.
+    /// Name of the place, such as `cpu:0`.
     pub name: String,
-    /// For each device its tier: 0 for those to be used first.
+    /// Tier of each device: 0 for those to be used first.
     pub tiers: Vec<u8>,
-    /// For each device whether it is on the same NUMA node; `null` where that is not known.
+    /// For each device, true if it is on the same NUMA node; `null` if unknown.
     pub same_node: Vec<Option<bool>>,
 }
 

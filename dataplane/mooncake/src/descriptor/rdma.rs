@@ -1,7 +1,7 @@
-//! What a descriptor says of RDMA: devices, the keys of buffers on each, and the matrix of locations and devices.
+//! RDMA part of a descriptor: devices, the keys of buffers on each, and the matrix of locations and devices.
 //!
-//! Stock engines find the key of a buffer by the number of a device, and count devices in the order in which the matrix
-//! names them first, its rows sorted. So the lists of devices and of keys are written in that order.
+//! Stock engines find the key of a buffer by the number of a device, and number devices in the order of their first
+//! occurrence in the matrix, its rows sorted. So the lists of devices and of keys are written in that order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,48 +13,48 @@ use super::error::invalid;
 use super::{Descriptor, DescriptorError, Protocol};
 use crate::rdma_handshake::{GidBytes, gid_from_text, gid_to_text};
 
-/// The name of the transport over RDMA.
+/// Name of the transport over RDMA.
 pub const RDMA: &str = "rdma";
 /// Most devices of a segment.
 const MAX_DEVICES: usize = 256;
 
-/// A device of a segment.
+/// Device of a segment.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaDevice {
-    /// Its name.
     pub name: String,
-    /// Its port's address in an InfiniBand subnet; 0 for Ethernet.
+    /// LID of its port in an InfiniBand subnet; 0 for Ethernet.
     pub lid: u16,
-    /// Its port's address.
+    /// GID of its port.
     pub gid: GidBytes,
 }
 
-/// The keys of a buffer on one device.
+/// Keys of a buffer on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaKey {
-    /// For the engine's own requests; nobody else needs it, but stock engines want it.
+    /// Key for the engine's own requests; peers do not need it, but stock engines require it.
     pub local: u32,
-    /// For those of peers.
+    /// Key for the requests of peers.
     pub remote: u32,
 }
 
-/// The devices of a segment and the keys of its buffers.
+/// Devices of a segment and the keys of its buffers.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RdmaSegment {
-    /// The devices.
     pub devices: Vec<RdmaDevice>,
-    /// For each buffer, in the descriptor's order, its key on each device; or none at all.
+    /// Key of each buffer, in the descriptor's order, on each device; or none at all.
     pub keys: Vec<Vec<RdmaKey>>,
 }
 
-/// Which devices serve which memory: for each location the preferred devices, then the others.
+/// Matrix of locations and devices: for each location the preferred devices, then the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Matrix {
     rows: BTreeMap<String, [Vec<String>; 2]>,
 }
 
-/// A text that is no matrix.
+/// Error of a text that is not a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MalformedMatrix(String);
 
@@ -67,10 +67,10 @@ impl fmt::Display for MalformedMatrix {
 impl std::error::Error for MalformedMatrix {}
 
 impl Matrix {
-    /// From JSON: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}`.
+    /// Decodes JSON: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}`.
     ///
     /// # Errors
-    /// When it has another shape, or names no device.
+    /// If it has another shape, or names no device.
     pub fn decode(text: &str) -> Result<Self, MalformedMatrix> {
         let matrix: Self = serde_json::from_str(text).map_err(|error| MalformedMatrix(error.to_string()))?;
         match matrix.devices().len() {
@@ -80,14 +80,14 @@ impl Matrix {
         }
     }
 
-    /// The same devices for all of these locations.
+    /// Creates a matrix with the same devices for all of these locations.
     #[must_use]
     pub fn uniform<'a>(locations: impl IntoIterator<Item = &'a str>, devices: &[String]) -> Self {
         let row = |location: &str| (location.to_owned(), [devices.to_vec(), Vec::new()]);
         Self { rows: locations.into_iter().map(row).collect() }
     }
 
-    /// The devices, in the order in which stock engines number them.
+    /// Returns the devices, in the order in which stock engines number them.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         let mut devices: Vec<String> = Vec::new();
@@ -109,10 +109,10 @@ struct Device {
 }
 
 impl Descriptor {
-    /// What it says of RDMA.
+    /// Returns the RDMA part of the descriptor.
     ///
     /// # Errors
-    /// When that cannot be: a device without an address, or keys that are not one for each device.
+    /// If it is invalid: a device without an address, or keys that are not one for each device.
     pub fn rdma(&self) -> Result<RdmaSegment, DescriptorError> {
         let listed = self.other.get("devices").cloned().unwrap_or(Value::Array(Vec::new()));
         let listed: Vec<Device> =
@@ -140,8 +140,8 @@ impl Descriptor {
         Ok(RdmaSegment { devices, keys })
     }
 
-    /// Makes it that of a segment over RDMA, as stock engines write it. Its devices are those of the matrix, in the
-    /// order of [`Matrix::devices`].
+    /// Makes this a descriptor of a segment over RDMA, as stock engines write it. Its devices are those of the matrix,
+    /// in the order of [`Matrix::devices`].
     pub fn set_rdma(&mut self, segment: &RdmaSegment, matrix: &Matrix) {
         self.protocol = Protocol::One(RDMA.to_owned());
         let device = |device: &RdmaDevice| {
@@ -157,7 +157,7 @@ impl Descriptor {
     }
 }
 
-/// The numbers of a list; what is none is left out, so that the count tells.
+/// Returns the numbers of a list; other values are skipped, so that the count shows them.
 fn numbers(map: &Map<String, Value>, key: &str) -> Vec<u32> {
     let list = map.get(key).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(|value| u32::try_from(value.as_u64()?).ok()).collect()
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_rdma_is_read_as_it_was_written() {
+    fn the_rdma_part_survives_encoding() {
         let mut descriptor = descriptor();
         let names = ["m0".to_owned(), "m1".to_owned()];
         descriptor.set_rdma(&segment(), &Matrix::uniform(["cpu:0", "cpu:1"], &names));

@@ -1,4 +1,4 @@
-//! Descriptors: a stock engine's bytes, our key, what is refused, and arbitrary bytes.
+//! Tests of descriptors: a stock engine's bytes, our key, refusals, and arbitrary bytes.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 
 const LIMIT: usize = 1 << 20;
 
-/// What a stock engine, version 0.3.13, published over TCP.
+/// Descriptor that a stock engine, version 0.3.13, published over TCP.
 const STOCK: &str = include_str!("../../tests/stock_tcp.json");
 
 fn decode(text: &str) -> Result<Descriptor, DescriptorError> {
@@ -68,7 +68,7 @@ fn keys_of_other_transports_are_kept() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_place() {
+fn invalid_descriptors_are_refused_with_the_key() {
     let cases = [
         (r#"{"protocol":"tcp","buffers":[{"addr":0,"length":1,"name":"a"}]}"#, "buffers[0].addr is 0"),
         (r#"{"protocol":"tcp","buffers":[{"addr":1,"length":0,"name":"a"}]}"#, "buffers[0].length is 0"),
@@ -96,7 +96,7 @@ fn what_cannot_be_is_refused_with_its_place() {
 }
 
 #[test]
-fn what_would_be_refused_is_not_written() {
+fn invalid_descriptors_are_not_encoded() {
     let mut descriptor = Descriptor::tcp("127.0.0.1:1", "127.0.0.1", 2);
     descriptor.buffers.push(Buffer::new("cpu:0", 4096, 0));
     assert!(descriptor.encode(LIMIT).is_err());
@@ -181,7 +181,7 @@ proptest! {
 }
 
 #[test]
-fn rails_are_told_and_what_does_not_fit_together_is_refused() {
+fn rails_survive_encoding_and_inconsistent_ones_are_refused() {
     use super::rails::{NativeDevice, NativePlace, NativeRails};
     let device = |name: &str| NativeDevice { name: name.to_owned() };
     let place = NativePlace { name: "cpu:0".to_owned(), tiers: vec![0, 1], same_node: vec![Some(true), None] };

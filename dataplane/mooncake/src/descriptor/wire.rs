@@ -1,4 +1,4 @@
-//! The descriptor's JSON: names and order of keys as stock engines write them.
+//! JSON of the descriptor: names and order of keys as stock engines write them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::error::invalid;
 use super::{DescriptorError, NATIVE_VERSION, Native, Protocol};
 
-/// What is read: everything that a stock engine may leave out is optional.
+/// Descriptor as it is read: every key that a stock engine may omit is optional.
 #[derive(Deserialize)]
 pub(super) struct Descriptor {
     #[serde(default)]
@@ -79,7 +79,7 @@ impl Descriptor {
     }
 }
 
-/// What is written. Stock engines sort the keys of objects, and so does this.
+/// Descriptor as it is written. Keys of objects are sorted, as stock engines do.
 #[derive(Serialize)]
 pub(super) struct DescriptorFields<'a> {
     buffers: Vec<BorrowedBuffer<'a>>,

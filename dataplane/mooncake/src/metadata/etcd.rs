@@ -7,7 +7,7 @@ use kvplane_etcd::{Gateway, GatewayError, Http, Range};
 use super::{MetadataStore, StoreError, text};
 use crate::names::Peer;
 
-/// A client of an etcd cluster. Endpoints are tried in order and share the time.
+/// Client of an etcd cluster. Endpoints are tried in order and share the deadline.
 #[derive(Debug)]
 pub(crate) struct Etcd {
     gateway: Gateway,
@@ -16,7 +16,7 @@ pub(crate) struct Etcd {
 
 impl Etcd {
     pub(crate) fn new(endpoints: &[Peer], timeout: Duration, max_bytes: usize) -> Self {
-        // Base64 and the frame around it.
+        // Room for base64 and the enclosing JSON.
         let answer_bytes = max_bytes.saturating_mul(4) / 3 + 4096;
         let urls = endpoints.iter().map(|peer| format!("http://{peer}")).collect();
         Self { gateway: Gateway::new(urls, Http::new(answer_bytes)), timeout }

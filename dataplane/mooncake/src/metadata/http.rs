@@ -1,4 +1,4 @@
-//! The metadata store that speaks HTTP.
+//! Metadata store over HTTP.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{MetadataStore, StoreError, excerpt, text};
 
-/// What stays as it is in a query: RFC 3986's unreserved characters.
+/// Characters that are not escaped in a query: RFC 3986's unreserved ones.
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// What happened, and what can be done about it.
+/// Formats an error with the next step.
 pub(crate) fn in_words(error: &HttpError) -> String {
     match error {
         HttpError::TooLong { .. } => format!("{error}: raise MC_HANDSHAKE_MAX_LENGTH"),
@@ -18,7 +18,7 @@ pub(crate) fn in_words(error: &HttpError) -> String {
     }
 }
 
-/// Mooncake's metadata over HTTP: `GET`, `PUT` and `DELETE` of `{base}?key=`.
+/// Client of Mooncake's metadata over HTTP: `GET`, `PUT` and `DELETE` of `{base}?key=`.
 #[derive(Debug)]
 pub(crate) struct HttpStore {
     http: Http,

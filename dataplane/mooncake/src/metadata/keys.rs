@@ -1,22 +1,22 @@
-//! Keys and values of central metadata: where an engine's daemon is, and what its segment is.
+//! Keys and values of central metadata: addresses of daemons, and descriptors of segments.
 //!
 //! | key | value |
 //! |---|---|
 //! | `mooncake/[cluster/]rpc_meta/<server>` | [`RpcMeta`] |
 //! | `mooncake/[cluster/]ram/<segment>` | the segment's descriptor |
-//! | `mooncake/[cluster/]<segment>` | the same for segments whose name contains `/`, such as `nvmeof/x` |
+//! | `mooncake/[cluster/]<segment>` | the descriptor of a segment whose name contains `/`, such as `nvmeof/x` |
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The key of a server's [`RpcMeta`]. `cluster` is empty for none.
+/// Returns the key of a server's [`RpcMeta`]. `cluster` is empty for none.
 #[must_use]
 pub fn rpc_meta(cluster: &str, server: &str) -> String {
     format!("{}rpc_meta/{server}", prefix(cluster))
 }
 
-/// The key of a segment's descriptor. `cluster` is empty for none.
+/// Returns the key of a segment's descriptor. `cluster` is empty for none.
 #[must_use]
 pub fn segment(cluster: &str, segment: &str) -> String {
     let ram = if segment.contains('/') { "" } else { "ram/" };
@@ -30,18 +30,18 @@ fn prefix(cluster: &str) -> String {
     }
 }
 
-/// Where a server's handshake daemon listens.
+/// Address on which a server's handshake daemon listens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RpcMeta {
-    /// An address or a host name, without brackets.
+    /// IP address or host name, without brackets.
     #[serde(rename = "ip_or_host_name")]
     pub host: String,
-    /// The daemon's port.
+    /// Port of the daemon.
     #[serde(rename = "rpc_port")]
     pub port: u16,
 }
 
-/// A value that does not say where a daemon listens.
+/// Error of a value that is not the address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MalformedRpcMeta(String);
 
@@ -54,15 +54,15 @@ impl fmt::Display for MalformedRpcMeta {
 impl std::error::Error for MalformedRpcMeta {}
 
 impl RpcMeta {
-    /// From JSON.
+    /// Decodes JSON.
     ///
     /// # Errors
-    /// When it is not an object with host and port.
+    /// If it is not an object with host and port.
     pub fn decode(bytes: &[u8]) -> Result<Self, MalformedRpcMeta> {
         serde_json::from_slice(bytes).map_err(|error| MalformedRpcMeta(error.to_string()))
     }
 
-    /// As JSON.
+    /// Encodes JSON.
     #[must_use]
     pub fn encode(&self) -> String {
         serde_json::json!({ "ip_or_host_name": self.host, "rpc_port": self.port }).to_string()

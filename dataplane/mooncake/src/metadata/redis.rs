@@ -12,7 +12,7 @@ use crate::timed::TimedStream;
 /// Longest line of an answer; values are not lines.
 const LINE_BYTES: u64 = 4096;
 
-/// A client of one redis server.
+/// Client of one redis server.
 pub(crate) struct Redis {
     peer: Peer,
     timeout: Duration,
@@ -29,7 +29,7 @@ impl fmt::Debug for Redis {
     }
 }
 
-/// An answer.
+/// Answer of the server.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Simple(String),
@@ -49,7 +49,7 @@ impl Redis {
         }
     }
 
-    /// Sends everything at once and reads the answers in order; the last one is the command's.
+    /// Sends the command, with the setup commands before it, and reads the answers in order; returns the last one.
     fn call(&self, command: &[&str], limit: Duration) -> Result<Answer, String> {
         let database = self.database.to_string();
         let mut commands: Vec<Vec<&str>> = Vec::new();
@@ -93,7 +93,7 @@ impl Redis {
     }
 }
 
-/// A command as an array of bulk strings.
+/// Encodes a command as an array of bulk strings.
 fn encode(command: &[&str]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", command.len()).into_bytes();
     for word in command {
@@ -104,7 +104,7 @@ fn encode(command: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// One answer; redis's own errors are errors.
+/// Decodes one answer; errors of redis are returned as errors.
 fn decode(from: &mut impl BufRead, max_bytes: usize) -> Result<Answer, String> {
     let lost = |error: io::Error| error.to_string();
     let mut line = Vec::new();

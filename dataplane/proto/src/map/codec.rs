@@ -1,24 +1,24 @@
-//! The parts that encodings of maps, and of other durable records, are made of: numbers, texts, addresses, and the
-//! seal.
+//! Primitives of the encodings of maps and of other durable records: numbers, texts, addresses, and the seal.
 //!
 //! All numbers are little-endian and of fixed width; a text is its length in one byte and its UTF-8 bytes. A sealed
-//! encoding is: magic (4 bytes), format version (2), contents, CRC-64/NVME of all before it (8).
+//! encoding is: magic (4 bytes), format version (2), contents, CRC-64/NVME of everything before it (8).
 //!
 //! ```text
 //! address: 4 u8 | 4 bytes | port u16, or 6 u8 | 16 bytes | port u16 | flow u32 | scope u32
 //! ```
 //!
 //! Invariants: one value has one encoding; decoding never panics, and never reserves memory for more items than the
-//! bytes at hand can hold. The checksum finds accidents, not forgers: connections are authenticated elsewhere.
+//! remaining bytes can hold. The checksum detects accidental damage, not forgery: connections are authenticated
+//! elsewhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 pub use super::error::DecodeError;
 pub use super::layout::{MAX_MAP_BYTES, put_member};
 
-/// Bytes around the contents of a sealed encoding.
+/// Overhead of a sealed encoding in bytes: magic, format and checksum.
 pub const SEAL_BYTES: usize = 4 + 2 + 8;
-/// Starts a sealed encoding at the end of `out`; pass the result to [`seal`].
+/// Begins a sealed encoding at the end of `out`. The result is to be passed to [`seal`].
 pub fn begin(out: &mut Vec<u8>, magic: u32, format: u16) -> usize {
     let start = out.len();
     out.extend_from_slice(&magic.to_le_bytes());
@@ -26,7 +26,7 @@ pub fn begin(out: &mut Vec<u8>, magic: u32, format: u16) -> usize {
     start
 }
 
-/// Ends a sealed encoding that [`begin`] started: appends the checksum.
+/// Completes a sealed encoding that [`begin`] began: appends the checksum.
 pub fn seal(out: &mut Vec<u8>, start: usize) {
     let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &out[start..]);
     out.extend_from_slice(&checksum.to_le_bytes());
@@ -35,7 +35,7 @@ pub fn seal(out: &mut Vec<u8>, start: usize) {
 /// Appends a text: its length in one byte, then its bytes.
 ///
 /// # Panics
-/// When the text is longer than 255 bytes: limits are checked before anything is encoded.
+/// If the text is longer than 255 bytes: limits are checked before anything is encoded.
 pub fn put_text(out: &mut Vec<u8>, text: &str) {
     assert!(text.len() <= 255, "a text of {} bytes reached the encoder", text.len());
     out.push(text.len() as u8);
@@ -45,7 +45,7 @@ pub fn put_text(out: &mut Vec<u8>, text: &str) {
 /// Appends a text that may be longer than 255 bytes: its length in two bytes, then its bytes.
 ///
 /// # Panics
-/// When the text is longer than 65,535 bytes: limits are checked before anything is encoded.
+/// If the text is longer than 65,535 bytes: limits are checked before anything is encoded.
 pub fn put_long_text(out: &mut Vec<u8>, text: &str) {
     let length = u16::try_from(text.len()).expect("a text over its limit reached the encoder");
     out.extend_from_slice(&length.to_le_bytes());
@@ -71,18 +71,18 @@ pub fn put_address(out: &mut Vec<u8>, address: &SocketAddr) {
     }
 }
 
-/// Takes fields off the front of bytes that a peer or a disk delivered.
+/// Decoder that takes fields from the front of bytes received from a peer or read from a disk.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the contents of a sealed encoding: checks magic, format and checksum first, in this order, so that a
-    /// peer of another version is told so.
+    /// Opens a sealed encoding. Checks magic, format and checksum first, in this order, so that an encoding of another
+    /// version is reported as such, not as damage.
     ///
     /// # Errors
-    /// When any of the three does not fit, or the bytes cannot hold them.
+    /// Returns an error if one of the three does not match, or the bytes are too short to hold them.
     pub fn open(bytes: &'a [u8], magic: u32, format: u16) -> Result<Self, DecodeError> {
         let left_bytes = bytes.len();
         let short = DecodeError::Truncated { wanted_bytes: SEAL_BYTES, left_bytes };
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         Ok(reader)
     }
 
-    /// Bytes not read yet.
+    /// Returns the number of bytes not read yet.
     #[must_use]
     pub const fn left_bytes(&self) -> usize {
         self.rest.len()
@@ -121,39 +121,39 @@ impl<'a> Reader<'a> {
         Ok(*field)
     }
 
-    /// The next byte.
+    /// Reads the next byte.
     ///
     /// # Errors
-    /// [`DecodeError::Truncated`]; so do the other readers of numbers.
+    /// Returns [`DecodeError::Truncated`], as do the other readers of numbers.
     pub fn u8(&mut self) -> Result<u8, DecodeError> {
         self.take().map(u8::from_le_bytes)
     }
 
-    /// The next 16 bits. Errors as [`Self::u8`].
+    /// Reads the next 16 bits. Errors as [`Self::u8`].
     pub fn u16(&mut self) -> Result<u16, DecodeError> {
         self.take().map(u16::from_le_bytes)
     }
 
-    /// The next 32 bits. Errors as [`Self::u8`].
+    /// Reads the next 32 bits. Errors as [`Self::u8`].
     pub fn u32(&mut self) -> Result<u32, DecodeError> {
         self.take().map(u32::from_le_bytes)
     }
 
-    /// The next 64 bits. Errors as [`Self::u8`].
+    /// Reads the next 64 bits. Errors as [`Self::u8`].
     pub fn u64(&mut self) -> Result<u64, DecodeError> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// The next text; `what` names it in errors.
+    /// Reads the next text; `what` names it in errors.
     ///
     /// # Errors
-    /// When it is cut off or not UTF-8.
+    /// Returns an error if the text is truncated or not UTF-8.
     pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
         let wanted_bytes = usize::from(self.u8()?);
         self.text_of(wanted_bytes, what)
     }
 
-    /// The next text of [`put_long_text`]. Errors as [`Self::text`].
+    /// Reads the next text of [`put_long_text`]. Errors as [`Self::text`].
     pub fn long_text(&mut self, what: &'static str) -> Result<String, DecodeError> {
         let wanted_bytes = usize::from(self.u16()?);
         self.text_of(wanted_bytes, what)
@@ -167,10 +167,10 @@ impl<'a> Reader<'a> {
         Ok(core::str::from_utf8(text).map_err(|_| DecodeError::Utf8 { what })?.to_owned())
     }
 
-    /// The next socket address.
+    /// Reads the next socket address.
     ///
     /// # Errors
-    /// When it is cut off or its family is neither 4 nor 6.
+    /// Returns an error if the address is truncated or its family is neither 4 nor 6.
     pub fn address(&mut self) -> Result<SocketAddr, DecodeError> {
         match self.u8()? {
             4 => {
@@ -186,7 +186,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses a count that the remaining bytes cannot hold, before memory is reserved for it.
+    /// Rejects a count of items that the remaining bytes cannot hold, before memory is reserved for them.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`].
@@ -198,10 +198,10 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// Ends reading.
+    /// Completes decoding.
     ///
     /// # Errors
-    /// When bytes are left.
+    /// Returns an error if bytes are left.
     pub const fn finish(&self) -> Result<(), DecodeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(DecodeError::Trailing { left_bytes: self.rest.len() }) }
     }

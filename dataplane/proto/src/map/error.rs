@@ -1,63 +1,53 @@
-//! Why bytes or a cluster map are refused. Every error names the number that is wrong and what was expected.
+//! Errors of decoding and validating a cluster map. Every error names the invalid number and the expected one.
 
 use core::fmt;
 
 use super::{MAX_MAP_SHARDS, MAX_MEMBER_SHARDS, MAX_MEMBERS, MAX_REPLICAS};
 use crate::ids::NodeId;
 
-/// Why bytes could not be decoded.
+/// Error of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// The bytes end too early.
+    /// The bytes end before the next field.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     Truncated {
-        /// Bytes the next field needs.
+        /// Length of the next field.
         wanted_bytes: usize,
-        /// Bytes that are left.
         left_bytes: usize,
     },
     /// Bytes follow the last field.
-    Trailing {
-        /// How many.
-        left_bytes: usize,
-    },
-    /// More bytes than any valid encoding has.
-    TooLong {
-        /// Length of the input.
-        bytes: usize,
-        /// The limit.
-        limit_bytes: usize,
-    },
-    /// Another kind of data.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Trailing { left_bytes: usize },
+    /// The input is longer than any valid encoding.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    TooLong { bytes: usize, limit_bytes: usize },
+    /// The input is another kind of data.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     Magic {
-        /// The first four bytes.
+        /// First four bytes of the input.
         found: u32,
-        /// What they should be.
         expected: u32,
     },
-    /// A format this program does not read.
-    Format {
-        /// What the bytes say.
-        found: u16,
-        /// What is read.
-        expected: u16,
-    },
-    /// The bytes were damaged.
+    /// The input has a format version that this program does not read.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Format { found: u16, expected: u16 },
+    /// The bytes are damaged.
     Checksum {
-        /// In the bytes.
+        /// Checksum in the input.
         stored: u64,
-        /// Of the bytes.
+        /// Checksum of the input.
         computed: u64,
     },
-    /// A field holds a number it must not hold.
+    /// A field has an invalid value.
     Field {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
-        /// The number.
+        /// Value in the input.
         found: u64,
     },
     /// A text is not UTF-8.
     Utf8 {
-        /// Which text.
+        /// Name of the text.
         what: &'static str,
     },
 }
@@ -66,20 +56,20 @@ impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated { wanted_bytes, left_bytes } => {
-                write!(f, "{wanted_bytes} bytes are wanted and {left_bytes} are left")
+                write!(f, "truncated: the next field needs {wanted_bytes} bytes and {left_bytes} are left")
             }
             Self::Trailing { left_bytes } => write!(f, "{left_bytes} bytes follow the last field"),
             Self::TooLong { bytes, limit_bytes } => {
                 write!(f, "{bytes} bytes are over the limit of {limit_bytes}")
             }
             Self::Magic { found, expected } => {
-                write!(f, "it begins with {found:#010x}, not {expected:#010x}: other data")
+                write!(f, "wrong kind of data: it begins with {found:#010x}, not {expected:#010x}")
             }
             Self::Format { found, expected } => {
-                write!(f, "format {found} was written by another version; this one reads format {expected}")
+                write!(f, "format {found} was written by another version; this version reads format {expected}")
             }
             Self::Checksum { stored, computed } => {
-                write!(f, "damaged: checksum {stored:#018x} is stored, {computed:#018x} computed")
+                write!(f, "damaged: the stored checksum is {stored:#018x}, the computed one {computed:#018x}")
             }
             Self::Field { what, found } => write!(f, "{what} cannot be {found}"),
             Self::Utf8 { what } => write!(f, "{what} is not UTF-8"),
@@ -89,61 +79,45 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Why a map, or a member of one, is refused.
+/// Error of an invalid map, or of an invalid member of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapError {
-    /// The bytes are not a map at all.
+    /// The bytes are not a map.
     Decode(DecodeError),
-    /// The number of copies per slot is out of range.
-    Replicas {
-        /// What the map says.
-        found: u8,
-    },
-    /// Too many members.
-    Members {
-        /// How many there are.
-        found: usize,
-    },
+    /// The number of replicas per slot is out of range.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Replicas { found: u8 },
+    /// The map has too many members.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Members { found: usize },
     /// Members are not in strictly ascending order of node id, so one id may occur twice.
     Order {
-        /// The member that is out of place.
+        /// Member that is out of order.
         node: NodeId,
-        /// The one before it.
+        /// Member before it.
         after: NodeId,
     },
-    /// One member has too many shards.
-    Shards {
-        /// The member.
-        node: NodeId,
-        /// How many shards it has.
-        found: usize,
-    },
+    /// A member has too many shards.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Shards { node: NodeId, found: usize },
     /// All members together have too many shards.
-    MapShards {
-        /// How many there are.
-        found: usize,
-    },
-    /// The former layout is over a limit or not in order.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    MapShards { found: usize },
+    /// The former layout exceeds a limit or is not in order.
     Former {
-        /// How many claims it has.
+        /// Number of claims in it.
         claims: usize,
     },
-    /// A member claims slots but has no shard to own them.
-    NoShards {
-        /// The member.
-        node: NodeId,
-        /// Its weight.
-        weight: u32,
-    },
+    /// A member has a weight but no shard to own its slots.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    NoShards { node: NodeId, weight: u32 },
     /// A text of a member is too long.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     Text {
-        /// The member.
         node: NodeId,
-        /// Which text.
+        /// Name of the text.
         what: &'static str,
-        /// Its length.
         bytes: usize,
-        /// The limit.
         limit_bytes: usize,
     },
 }
@@ -159,7 +133,7 @@ impl fmt::Display for MapError {
         match self {
             Self::Decode(error) => write!(f, "cluster map: {error}"),
             Self::Replicas { found } => {
-                write!(f, "a cluster keeps 1 to {MAX_REPLICAS} copies per slot, not {found}")
+                write!(f, "a cluster keeps 1 to {MAX_REPLICAS} replicas per slot, not {found}")
             }
             Self::Members { found } => {
                 write!(f, "{found} members are more than the {MAX_MEMBERS} a cluster map holds")

@@ -1,10 +1,11 @@
-//! Who owned the slots before the last change of owners: with it, everybody sees from one map which slots have moved,
-//! and from whom to whom.
+//! Former owners of slots, before the last change of owners. With them every reader of one map sees which slots have
+//! moved, and from which shard to which.
 //!
-//! A change of owners makes a new *layout*. A map carries, beside its members, the claims from which the owners of the
-//! layout before follow, and who was there when the present one began. So an owner that got a slot knows whom to ask
-//! for what was in it; and it knows whether that is still true: only whoever has been there, in one incarnation, since
-//! the layout began may ask, and only a former owner that is still in the same incarnation has anything to tell.
+//! A change of owners begins a new *layout*. Besides its members a map carries the claims from which the owners of the
+//! former layout follow, and the incarnations that owned slots when the present layout began. So an importer, the new
+//! owner of a slot, knows the shard to pull the slot's objects from. It also knows whether that is still valid: only an
+//! owner that has run in one incarnation since the layout began may pull, and only a former owner that still runs in
+//! the same incarnation has objects to export.
 
 use super::codec::{DecodeError, Reader};
 use super::{ClusterMap, MAX_MEMBER_SHARDS, MAX_MEMBERS, Member, OwnerTable, ShardAddress};
@@ -13,51 +14,51 @@ use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
 /// Bytes of a claim on the wire, and of an incarnation.
 const CLAIM_BYTES: usize = 8 + 8 + 4 + 2;
 const INCARNATION_BYTES: usize = 8 + 8;
-/// Most bytes of it in a map.
+/// Most bytes of a former layout in a map.
 pub(super) const MAX_FORMER_BYTES: usize =
     8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + INCARNATION_BYTES) + 8 + 8 + 2 + MAX_MEMBERS * INCARNATION_BYTES;
 
-/// What a member brought to the draw of owners.
+/// Claim of a member in the draw of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Claim {
-    /// Who.
     pub node: NodeId,
-    /// Which incarnation, when the layout ended.
+    /// Incarnation of the node when the layout ended.
     pub incarnation: Incarnation,
-    /// Its share.
+    /// Weight of the member.
     pub weight: u32,
-    /// Its shards.
+    /// Number of shards of the member.
     pub shards: u16,
 }
 
-/// The layout before the present one, and the beginning of the present one.
+/// The former layout, and the beginning of the present one.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Former {
-    /// The epoch in which the present layout began.
+    /// Epoch in which the present layout began.
     pub since: Epoch,
-    /// The epoch in which the former one began.
+    /// Epoch in which the former layout began.
     pub from: Epoch,
-    /// What the owners of the former one follow from, ordered by node.
+    /// Claims from which the owners of the former layout follow, ordered by node.
     pub claims: Vec<Claim>,
-    /// Who owned slots when the present one began, ordered by node.
+    /// Owners of slots when the present layout began, ordered by node.
     pub began: Vec<(NodeId, Incarnation)>,
-    /// Owners that went on with their slots in another incarnation, where slots have two owners.
+    /// Owners that kept their slots across a restart, in clusters where slots have replica owners.
     pub restarts: Option<Restarts>,
 }
 
 /// Members whose incarnations changed from one map to the next, while the layout stayed.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Restarts {
-    /// The epoch in which they were seen in their present incarnations first.
+    /// Epoch in which the present incarnations appeared first.
     pub at: Epoch,
-    /// The epoch of the change before that, of incarnations or of the layout.
+    /// Epoch of the previous change, of incarnations or of the layout.
     pub from: Epoch,
-    /// Who, and in which lives they were before, ordered by node.
+    /// Nodes that restarted, with their former incarnations, ordered by node.
     pub incarnations: Vec<(NodeId, Incarnation)>,
 }
 
 impl Former {
-    /// Appends its encoding.
+    /// Appends the encoding of the former layout.
     pub fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.since.0.to_le_bytes());
         out.extend_from_slice(&self.from.0.to_le_bytes());
@@ -73,7 +74,7 @@ impl Former {
             out.extend_from_slice(&node.0.to_le_bytes());
             out.extend_from_slice(&incarnation.0.to_le_bytes());
         }
-        // A node that does not know it takes none of this: slots that have two owners need nodes of this version.
+        // A node that does not know this part rejects the map: replica owners need nodes of this version.
         if let Some(Restarts { at, from, incarnations }) = &self.restarts {
             out.extend_from_slice(&at.0.to_le_bytes());
             out.extend_from_slice(&from.0.to_le_bytes());
@@ -85,7 +86,8 @@ impl Former {
         }
     }
 
-    /// Whether it is one that can be encoded and drawn from.
+    /// Returns true if the layout is within the limits and its lists are ordered, so that it can be encoded and drawn
+    /// from.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.claims.len() <= MAX_MEMBERS
@@ -99,7 +101,7 @@ impl Former {
             && self.claims.iter().all(|claim| usize::from(claim.shards) <= MAX_MEMBER_SHARDS)
     }
 
-    /// The first owners of the former layout, by slot: the position of the claim and the shard.
+    /// Returns the owners of the former layout by slot: the position of the claim, and the shard.
     fn owners(&self) -> Vec<Option<(u16, ShardId)>> {
         let address = ShardAddress { tcp: std::net::SocketAddr::from(([0, 0, 0, 0], 0)), shm: None };
         let member = |claim: &Claim| Member {
@@ -117,7 +119,7 @@ impl Former {
         (0..SLOTS as u16).map(first).collect()
     }
 
-    /// The same, as who they were when the layout ended.
+    /// Returns the owners of the former layout by slot, in their incarnations when the layout ended.
     fn keys(&self) -> Vec<Option<ShardKey>> {
         let key = |owner: Option<(u16, ShardId)>| {
             let (claim, shard) = owner?;
@@ -129,7 +131,7 @@ impl Former {
 }
 
 impl Restarts {
-    /// In which incarnation a node was before, if it is one of them.
+    /// Returns the former incarnation of a node; `None` if the node has not restarted.
     fn before(&self, node: NodeId) -> Option<Incarnation> {
         let at = self.incarnations.binary_search_by_key(&node, |(node, _)| *node).ok()?;
         Some(self.incarnations[at].1)
@@ -137,10 +139,10 @@ impl Restarts {
 }
 
 impl Reader<'_> {
-    /// The next former layout.
+    /// Decodes the next former layout.
     ///
     /// # Errors
-    /// When it is cut off, or is none.
+    /// Returns an error if the layout is truncated or invalid.
     pub fn former(&mut self) -> Result<Former, DecodeError> {
         let (since, from) = (Epoch(self.u64()?), Epoch(self.u64()?));
         let (claims, began) = (usize::from(self.u16()?), usize::from(self.u16()?));
@@ -176,45 +178,43 @@ impl Reader<'_> {
 
 /// A shard of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardKey {
-    /// The node.
     pub node: NodeId,
-    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// The shard.
     pub shard: ShardId,
 }
 
-/// Who owns each slot by a map, and who owned it before. Made once for each map, for all who want to know.
+/// Present and former owner of each slot. Computed once for each map and shared by all readers.
 #[derive(Clone, Debug)]
 pub struct SlotOwners {
-    /// The map's epoch.
+    /// Epoch of the map.
     pub epoch: Epoch,
-    /// The epochs in which the map's layout began, and the one before it.
+    /// Epoch in which the present layout began.
     pub since: Epoch,
-    /// See [`Self::since`].
+    /// Epoch in which the former layout began.
     pub from: Epoch,
-    /// What the devices of this node hold counts only if they knew a map of this epoch or of a later one: an
-    /// incarnation of the node may have gone without them before. Not in the map: the control plane tells it to each
-    /// node. 0 for nothing.
+    /// Least epoch that this node's SSDs must have recorded for their contents to be valid: before it, another
+    /// incarnation of the node may have run without them. Not part of the map; the control plane sends it to each node.
+    /// 0 if there is no such epoch.
     pub kept: Epoch,
     now: Vec<Option<ShardKey>>,
-    /// The second owners; empty where slots have one.
+    /// Replica owners; empty if slots have none.
     next: Vec<Option<ShardKey>>,
     before: Vec<Option<ShardKey>>,
-    /// Who owned slots in the layout before, wherever it is now.
+    /// Owners of the former layout, wherever they are now; for an owner that has restarted, its own former incarnation.
     past: Vec<Option<ShardKey>>,
-    /// The same, also of owners that go on in another incarnation since. Empty where it is the same.
+    /// Copy of `past` without the exception for restarted owners. Empty if it is equal to `past`.
     laid: Vec<Option<ShardKey>>,
-    /// Owners that go on in another incarnation.
+    /// Owners that kept their slots across a restart.
     restarts: Option<Restarts>,
-    /// Who owned slots when the layout began.
+    /// Owners of slots when the present layout began.
     began: Vec<(NodeId, Incarnation)>,
     addresses: Vec<(ShardKey, String, ShardAddress)>,
 }
 
 impl SlotOwners {
-    /// The owners by a map. One that does not say when its layout began is taken to have made one.
+    /// Computes the owners by a map. A map that does not say when its layout began is taken to have begun one.
     #[must_use]
     pub fn of(map: &ClusterMap) -> Self {
         let table = OwnerTable::compute(map);
@@ -265,39 +265,40 @@ impl SlotOwners {
         }
     }
 
-    /// The first owner of a slot.
+    /// Returns the owner of a slot.
     #[must_use]
     pub fn owner(&self, slot: Slot) -> Option<ShardKey> {
         *self.now.get(usize::from(slot.0))?
     }
 
-    /// The second owner of a slot: it may hold copies of what the first has.
+    /// Returns the replica owner of a slot, which may hold replicas of the owner's objects.
     #[must_use]
     pub fn second(&self, slot: Slot) -> Option<ShardKey> {
         *self.next.get(usize::from(slot.0))?
     }
 
-    /// Whether a slot changed hands, or its owner its incarnation, exactly once since this epoch, by the map: then
-    /// [`Self::past`] says from whom.
+    /// Returns true if, by this map, the slot's owner or its incarnation has changed exactly once since epoch `heard`:
+    /// then [`Self::past`] is the owner at `heard`.
     #[must_use]
     pub fn changed_once(&self, slot: Slot, heard: Epoch) -> bool {
         let (at, from) = self.change_of(slot);
         at > heard && (from <= heard || self.epoch.0 == heard.0 + 1)
     }
 
-    /// Whether there is any slot of which [`Self::former`] says something that was not so by the map of this epoch.
+    /// Returns true if the result of [`Self::former`] may differ, for any slot, from that by the map of epoch `heard`.
     #[must_use]
     pub fn has_changed(&self, heard: Epoch) -> bool {
         self.since > heard || self.restarts.as_ref().is_some_and(|restarts| restarts.at > heard)
     }
 
-    /// The same of one slot.
+    /// Returns true if the owner of this slot, or its incarnation, has changed since epoch `heard`.
     #[must_use]
     pub fn slot_has_changed(&self, slot: Slot, heard: Epoch) -> bool {
         self.change_of(slot).0 > heard
     }
 
-    /// When a slot changed hands, or its owner its incarnation, and the last such change anywhere before that.
+    /// Returns the epoch in which a slot's owner, or its incarnation, changed last, and the epoch of the change before
+    /// it, of any slot.
     fn change_of(&self, slot: Slot) -> (Epoch, Epoch) {
         let owner = self.owner(slot);
         let incarnation = |restarts: &&Restarts| owner.is_some_and(|owner| restarts.before(owner.node).is_some());
@@ -305,41 +306,42 @@ impl SlotOwners {
         restarts.map_or((self.since, self.from), |restarts| (restarts.at, restarts.from))
     }
 
-    /// Who owned a slot when the layout before ended, in the incarnation that it was in then. It may be gone. Of an
-    /// owner that goes on with its slots in another incarnation: its incarnation before.
+    /// Returns the owner of a slot when the former layout ended, in its incarnation at that time; the shard may be
+    /// gone. For an owner that kept its slots across a restart, returns its former incarnation.
     #[must_use]
     pub fn past(&self, slot: Slot) -> Option<ShardKey> {
         *self.past.get(usize::from(slot.0))?
     }
 
-    /// Whether an owner has been one, in its present incarnation, since the layout began.
+    /// Returns true if an owner has owned slots, in its present incarnation, since the layout began.
     #[must_use]
     pub fn has_lasted(&self, owner: ShardKey) -> bool {
         self.began.binary_search(&(owner.node, owner.incarnation)).is_ok()
     }
 
-    /// Who owned a slot when the layout before ended, in the incarnation that it was in then, whatever became of it
-    /// since.
+    /// Returns the owner of a slot when the former layout ended, in its incarnation at that time, regardless of
+    /// restarts since.
     #[must_use]
     pub fn owner_before(&self, slot: Slot) -> Option<ShardKey> {
         let laid = if self.laid.is_empty() { &self.past } else { &self.laid };
         *laid.get(usize::from(slot.0))?
     }
 
-    /// Who owned a slot in the layout before, if its present owner may ask it for what was in it: both have been there
-    /// since, in one incarnation. An owner that had it before is its own. Where that one is gone, it is the second
-    /// owner: it was that before too, unless it has become the first, and may have copies.
+    /// Returns the shard from which the present owner of a slot may import the slot's objects: its owner in the former
+    /// layout, if both have run in one incarnation since. An owner that keeps its slot is its own former owner. If the
+    /// former owner is gone, this is the replica owner, which may hold replicas, as it was the replica owner before too
+    /// unless it has become the owner.
     #[must_use]
     pub fn former(&self, slot: Slot) -> Option<ShardKey> {
         *self.before.get(usize::from(slot.0))?
     }
 
-    /// The incarnations of the map's members that have shards, in the order of their numbers; some more than once.
+    /// Returns the incarnations of the map's members that have shards, ordered by node; some more than once.
     pub fn incarnations(&self) -> impl Iterator<Item = (NodeId, Incarnation)> {
         self.addresses.iter().map(|(key, ..)| (key.node, key.incarnation))
     }
 
-    /// Where a shard of the map listens, and on which host.
+    /// Returns the host and the address of a shard of the map.
     #[must_use]
     pub fn address(&self, key: ShardKey) -> Option<(&str, &ShardAddress)> {
         let at = self.addresses.binary_search_by_key(&key, |(key, ..)| *key).ok()?;
@@ -348,7 +350,7 @@ impl SlotOwners {
     }
 }
 
-/// The former owners that may be asked.
+/// Returns, for each slot, the former owner that its present owner may import from.
 fn before(map: &ClusterMap, former: &Former, past: &[Option<ShardKey>], table: &OwnerTable) -> Vec<Option<ShardKey>> {
     let was_there = |member: &Member| former.began.binary_search(&(member.node, member.incarnation)).is_ok();
     let lasting: Vec<bool> = map.members.iter().map(was_there).collect();

@@ -1,14 +1,16 @@
-//! Bytes of a cluster map and of its members, in the parts that [`super::codec`] provides.
+//! Binary encoding of a cluster map and of its members, built from the primitives of [`super::codec`].
 //!
-//! ```text map:    sealed: replicas u8 | 0 u8 | members u16 | epoch u64 | member... | former, or nothing member: node
-//! u64 | incarnation u64 | weight u32 | shards u16 | failure domain text | host text | shard... former: since u64 |
-//! from u64 | claims u16 | incarnations u16 | (node u64 | incarnation u64 | weight u32 | shards u16)... |
-//!         (node u64 | incarnation u64)... | restarts, or nothing
+//! ```text
+//! map:      sealed: replicas u8 | 0 u8 | members u16 | epoch u64 | member... | former, or nothing
+//! member:   node u64 | incarnation u64 | weight u32 | shards u16 | failure domain text | host text | shard...
+//! former:   since u64 | from u64 | claims u16 | incarnations u16 |
+//!           (node u64 | incarnation u64 | weight u32 | shards u16)... | (node u64 | incarnation u64)... |
+//!           restarts, or nothing
 //! restarts: at u64 | from u64 | incarnations u16 | (node u64 | incarnation u64)...
-//! shard:  address | 0 u8, or 1 u8 and the path of the shared-memory socket as text
+//! shard:    address | 0 u8, or 1 u8 and the path of the shared-memory socket as text
 //! ```
 //!
-//! What was decoded is valid: counts and texts are checked against the limits of a map as they arrive.
+//! A decoded map is valid: counts and texts are checked against the limits of a map as they are read.
 
 use super::codec::{DecodeError, Reader, SEAL_BYTES, begin, put_address, put_text, seal};
 use super::{ClusterMap, MAX_MAP_SHARDS, MAX_MEMBER_SHARDS, MAX_MEMBERS, MapError, Member, ShardAddress};
@@ -16,28 +18,28 @@ use crate::ids::{Epoch, Incarnation, NodeId};
 
 /// "KVCM" on the wire.
 const MAP_MAGIC: u32 = u32::from_le_bytes(*b"KVCM");
-/// Format of a map.
+/// Format version of a map.
 const MAP_FORMAT: u16 = 1;
-/// Fewest bytes of a member.
+/// Least bytes of a member.
 const MIN_MEMBER_BYTES: usize = 8 + 8 + 4 + 2 + 1 + 1;
-/// Fewest bytes of a shard.
+/// Least bytes of a shard.
 const MIN_SHARD_BYTES: usize = 1 + 4 + 2 + 1;
 /// Most bytes of a shard: IPv6 and the longest path.
 const MAX_SHARD_BYTES: usize = 1 + 16 + 2 + 4 + 4 + 2 + super::MAX_SHM_PATH_BYTES;
 /// Most bytes of a member without its shards.
 const MAX_MEMBER_BYTES: usize = MIN_MEMBER_BYTES + super::MAX_FAILURE_DOMAIN_BYTES + super::MAX_HOST_BYTES;
 
-/// Most bytes of an encoded map: the limit for whoever carries one.
+/// Most bytes of an encoded map: the limit for every transport that carries one.
 pub const MAX_MAP_BYTES: usize = SEAL_BYTES
     + 12
     + MAX_MEMBERS * MAX_MEMBER_BYTES
     + MAX_MAP_SHARDS * MAX_SHARD_BYTES
     + super::former::MAX_FORMER_BYTES;
 
-/// Appends a member.
+/// Appends the encoding of a member.
 ///
 /// # Panics
-/// When the member is not valid ([`Member::validate`]).
+/// If the member is not valid ([`Member::validate`]).
 pub fn put_member(out: &mut Vec<u8>, member: &Member) {
     if let Err(error) = member.validate() {
         panic!("an invalid member reached the encoder: {error}");
@@ -58,10 +60,10 @@ pub fn put_member(out: &mut Vec<u8>, member: &Member) {
 }
 
 impl Reader<'_> {
-    /// The next member, checked against the limits of a map.
+    /// Decodes the next member and checks it against the limits of a map.
     ///
     /// # Errors
-    /// When it is cut off, malformed or over a limit.
+    /// Returns an error if the member is truncated, malformed or over a limit.
     pub fn member(&mut self) -> Result<Member, MapError> {
         let node = NodeId(self.u64()?);
         let incarnation = Incarnation(self.u64()?);
@@ -94,7 +96,7 @@ impl ClusterMap {
     /// Appends the encoding of this map, at most [`MAX_MAP_BYTES`].
     ///
     /// # Panics
-    /// When the map is not valid ([`Self::validate`]): whoever builds a map checks it first.
+    /// If the map is not valid ([`Self::validate`]): the code that builds a map validates it first.
     pub fn encode(&self, out: &mut Vec<u8>) {
         if let Err(error) = self.validate() {
             panic!("an invalid map reached the encoder: {error}");
@@ -111,10 +113,10 @@ impl ClusterMap {
         seal(out, start);
     }
 
-    /// The inverse of [`Self::encode`]; the result is valid.
+    /// Decodes a map, the inverse of [`Self::encode`]; the result is valid.
     ///
     /// # Errors
-    /// When the bytes are damaged, of another format, or say a map that is over a limit.
+    /// Returns an error if the bytes are damaged, of another format, or encode a map that exceeds a limit.
     pub fn decode(bytes: &[u8]) -> Result<Self, MapError> {
         if bytes.len() > MAX_MAP_BYTES {
             return Err(DecodeError::TooLong { bytes: bytes.len(), limit_bytes: MAX_MAP_BYTES }.into());

@@ -1,14 +1,15 @@
-//! The cluster map: who is a member, and who owns which slot.
+//! Cluster map: the members and, by computation, the owners of every slot.
 //!
-//! Owners follow from the members alone (weighted rendezvous hashing per slot, distinct failure domains), so the map
-//! on the wire is only `{epoch, replicas, members}` and every reader computes, and can check, the same owners: see
+//! Owners follow from the members alone (weighted rendezvous hashing per slot, distinct failure domains). So the map on
+//! the wire is only `{epoch, replicas, members}`, and every reader computes, and can check, the same owners: see
 //! [`OwnerTable`].
 //!
-//! Invariants of a valid map ([`ClusterMap::validate`]): members are ordered by node id without repetition, every
-//! count and every text is within the limits below, and whoever has a weight has a shard. A map that was decoded is
-//! valid.
+//! Invariants of a valid map ([`ClusterMap::validate`]): members are ordered by node id without repetition, every count
+//! and every text is within the limits below, and a member with a weight above 0 has at least one shard. A decoded map
+//! is valid.
 //!
-//! The map does not say who is healthy: whoever publishes it decides that, and leaves the dead out.
+//! The map does not contain the health of members: the control plane decides on it before it publishes a map, and
+//! leaves dead members out.
 
 use std::net::SocketAddr;
 
@@ -26,79 +27,79 @@ pub use error::MapError;
 pub use former::{Claim, Former, Restarts, ShardKey, SlotOwners};
 pub use rendezvous::OwnerTable;
 
-/// Most members of one cluster.
+/// Most members of a cluster.
 pub const MAX_MEMBERS: usize = 4096;
-/// Most shards of one member.
+/// Most shards of a member.
 pub const MAX_MEMBER_SHARDS: usize = 256;
 /// Most shards of all members together; it bounds the size of a map.
 pub const MAX_MAP_SHARDS: usize = 65_536;
-/// Most copies per slot.
+/// Most replicas of a slot.
 pub const MAX_REPLICAS: u8 = 8;
 /// Longest name of a failure domain.
 pub const MAX_FAILURE_DOMAIN_BYTES: usize = 128;
 /// Longest host identity.
 pub const MAX_HOST_BYTES: usize = 64;
-/// Longest path of a Unix socket: what the kernel's `sun_path` holds besides its final zero.
+/// Longest path of a Unix socket: what the kernel's `sun_path` holds besides its terminating zero.
 pub const MAX_SHM_PATH_BYTES: usize = 107;
 
-// An owner names its member in 16 bits and a text is written with its length in one byte.
+// An owner refers to its member in 16 bits, and a text has its length in one byte.
 const _: () = assert!(MAX_MEMBERS <= u16::MAX as usize + 1);
 const _: () = assert!(MAX_MEMBER_SHARDS <= u16::MAX as usize && MAX_MEMBER_SHARDS <= MAX_MAP_SHARDS);
 const _: () = assert!(MAX_FAILURE_DOMAIN_BYTES <= 255 && MAX_HOST_BYTES <= 255 && MAX_SHM_PATH_BYTES <= 255);
 
-/// Where one shard listens.
+/// Addresses on which a shard listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardAddress {
-    /// Data port of this shard.
+    /// TCP address of the shard's data port.
     pub tcp: SocketAddr,
     /// Path of the Unix socket that hands out shared memory, for peers on the same host.
     pub shm: Option<String>,
 }
 
-/// A member that owns slots.
+/// A member of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Stable identity.
+    /// Stable id of the node.
     pub node: NodeId,
-    /// Which incarnation of the node.
+    /// Present incarnation of the node.
     pub incarnation: Incarnation,
-    /// Share of the slots relative to the other members; 0 owns none.
+    /// Share of the slots relative to the other members; a member of weight 0 owns none.
     pub weight: u32,
-    /// Two owners of one slot never share a failure domain while there is another choice.
+    /// Failure domain: owners of one slot are in different ones if possible.
     pub failure_domain: String,
-    /// The kernel's boot id: peers with an equal one are on the same host and may use shared memory.
+    /// Boot id of the member's kernel: peers with an equal one are on the same host and may use shared memory.
     pub host: String,
     /// One address per shard, in shard order; never empty for a weight above 0.
     pub shards: Vec<ShardAddress>,
 }
 
-/// An owner of a slot: a shard of a member.
+/// Owner of a slot: a shard of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// Index into [`ClusterMap::members`].
     pub member: u16,
-    /// Shard within that member.
+    /// Index of the shard within that member.
     pub shard: ShardId,
 }
 
-/// What clients route by.
+/// The cluster map, by which clients route requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterMap {
-    /// Version; grows with every change.
+    /// Epoch of the map; grows with every change.
     pub epoch: Epoch,
-    /// Copies per slot, at least 1.
+    /// Replicas per slot, the owner's included; at least 1.
     pub replicas: u8,
     /// All members, ordered by node id.
     pub members: Vec<Member>,
-    /// Who owned the slots before their owners changed last.
+    /// Owners of the slots before the last change of owners.
     pub former: Option<Former>,
 }
 
 impl Member {
-    /// Checks this member's counts and texts against the limits of a map.
+    /// Checks the counts and texts of this member against the limits of a map.
     ///
     /// # Errors
-    /// Names the node, what is out of bounds, and by how much.
+    /// Returns the node and the value that exceeds its limit.
     pub fn validate(&self) -> Result<(), MapError> {
         let node = self.node;
         let text = |what, text: &str, limit_bytes| {
@@ -127,7 +128,7 @@ impl ClusterMap {
     /// Checks the whole map: limits, order and uniqueness of the node ids.
     ///
     /// # Errors
-    /// The first violation, with its numbers.
+    /// Returns the first violation, with its numbers.
     pub fn validate(&self) -> Result<(), MapError> {
         if self.replicas == 0 || self.replicas > MAX_REPLICAS {
             return Err(MapError::Replicas { found: self.replicas });
@@ -152,14 +153,14 @@ impl ClusterMap {
         }
     }
 
-    /// The member with this id: a binary search over the ordered members.
+    /// Returns the member with this id, by a binary search over the ordered members.
     #[must_use]
     pub fn member(&self, node: NodeId) -> Option<&Member> {
         let index = self.members.binary_search_by_key(&node, |member| member.node).ok()?;
         Some(&self.members[index])
     }
 
-    /// The member and the address behind an owner; `None` when the owner was computed from another map.
+    /// Returns the member and the address of an owner; `None` if the owner was computed from another map.
     #[must_use]
     pub fn locate(&self, owner: Owner) -> Option<(&Member, &ShardAddress)> {
         let member = self.members.get(usize::from(owner.member))?;

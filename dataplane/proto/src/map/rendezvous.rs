@@ -1,22 +1,21 @@
-//! Who owns a slot: weighted rendezvous hashing, the same on every machine.
+//! Owners of a slot: weighted rendezvous hashing, with the same result on every machine.
 //!
-//! For a slot, every member draws a number `h` in (0, 1) from (slot, node id) and scores `weight / -ln(h)`; the
-//! highest score owns the slot, the next ones hold its copies (highest random weight: Thaler and Ravishankar, 1998;
-//! the logarithmic form that makes shares proportional to weights: Schindelhauer and Schomaker, 2005). A member that
-//! comes or goes moves only the slots it wins or held. The incarnation does not enter, so that a restart moves
-//! nothing. Shares are those of a random draw: among `n` equal members they differ from the mean by about `sqrt(n /
-//! 16384)` (one standard deviation).
+//! For a slot, every member draws a number `h` in (0, 1) from (slot, node id) and scores `weight / -ln(h)`. The member
+//! with the highest score owns the slot, the next ones hold its further replicas (highest random weight: Thaler and
+//! Ravishankar, 1998; the logarithmic form that makes shares proportional to weights: Schindelhauer and Schomaker,
+//! 2005). A member that joins or leaves moves only the slots that it wins or owned. The incarnation takes no part, so a
+//! restart moves nothing. Shares are those of a random draw: among `n` equal members they differ from the mean by about
+//! `sqrt(n / 16384)` (one standard deviation).
 //!
-//! **No floating point**: libm may differ between machines, and two readers that disagree about one owner disagree
-//! about where an object is. `L = -log2(h)` is an integer with 57 fraction bits, and two scores are compared without
+//! **No floating point**: libm may differ between machines, and two readers that disagree about an owner disagree about
+//! the location of an object. `L = -log2(h)` is an integer with 57 fraction bits, and two scores are compared without
 //! division, `w_a * L_b > w_b * L_a`, in 128 bits. `L` is found by repeated squaring, one bit per square, always
 //! rounded up: it is at least the true value and less than 2^-56 above it. A winner among `n` equal members has `L`
-//! near `1/n`, so that even at the member limit its relative error is below 2^-43; equal scores go to the lower node
-//! id.
+//! near `1/n`, so even at the member limit its relative error is below 2^-43; equal scores go to the lower node id.
 //!
 //! Most members are rejected without a logarithm: `-log2(h) >= (1 - h) / ln 2`, so a member whose score would lose even
-//! with 23/16 `(1 - h)` for its `L` loses. As `L` is rounded up, this never changes who wins. Nor does it that most
-//! others are compared by the first bits of their `L`, which say between which bounds it is.
+//! with 23/16 `(1 - h)` for its `L` loses. As `L` is rounded up, this never changes the winner. Most other members are
+//! compared by bounds that follow from the leading bits of their `h`, which does not change the winner either.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +30,7 @@ const SHARD_SALT: u64 = 0x5348_4152_4453_4c54;
 /// Fraction bits of `L`. The largest, 64 for `h = 2^-64`, still fits a word.
 const FRACTION_BITS: u32 = 57;
 
-/// Bits of a number behind its first that nearly always tell two scores apart.
+/// Bits behind the leading one of a number that suffice, nearly always, to order two scores.
 const COARSE_BITS: u32 = 10;
 
 /// `log2(1 + i / 2^COARSE_BITS)`, rounded down like all of `-L`, hence at most [`SLACK`] below the true value.
@@ -46,19 +45,19 @@ static COARSE: [u64; (1 << COARSE_BITS) + 1] = {
     logs
 };
 
-/// How far a logarithm may be from the true value, 2^-56, in its last fraction bits.
+/// Most by which a logarithm differs from the true value, 2^-56, in units of the last fraction bit.
 const SLACK: u64 = 2;
 
-/// The owners of every slot, computed from one cluster map.
+/// Owners of every slot, computed from one cluster map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerTable {
-    /// Owners per slot: the map's replicas, or the number of members that can own if that is less.
+    /// Owners per slot: the map's replicas, or the number of members that can own slots if that is less.
     per_slot: usize,
-    /// `SLOTS * per_slot` owners, those of one slot together and the first owner first.
+    /// `SLOTS * per_slot` owners, grouped by slot, the owner first and then the replica owners.
     owners: Vec<Owner>,
 }
 
-/// What the draw needs to know of a member with a weight.
+/// Properties of a member with a weight that the draw needs.
 struct Candidate {
     member: u16,
     node: NodeId,
@@ -68,7 +67,7 @@ struct Candidate {
     seed: u64,
 }
 
-/// What a member brings to the draw of one slot.
+/// Score of a member in the draw of one slot.
 #[derive(Clone, Copy)]
 pub(super) struct Score {
     pub(super) weight: u32,
@@ -78,7 +77,7 @@ pub(super) struct Score {
 }
 
 impl Score {
-    /// Whether `weight / log` is greater than the rival's, or equal under a lower node id.
+    /// Returns true if `weight / log` is greater than the rival's, or equal under a lower node id.
     pub(super) fn beats(&self, rival: &Self) -> bool {
         let mine = u128::from(self.weight) * u128::from(rival.log);
         let theirs = u128::from(rival.weight) * u128::from(self.log);
@@ -86,7 +85,7 @@ impl Score {
     }
 }
 
-/// A member in the draw of one slot, with bounds of its `L`.
+/// A member in the draw of one slot, with bounds on its `L`.
 #[derive(Clone, Copy)]
 struct Contender {
     index: usize,
@@ -105,7 +104,7 @@ impl Contender {
         self.best.beats(&rival.worst)
     }
 
-    /// Finds closer bounds.
+    /// Tightens the bounds.
     fn refine(&mut self) {
         if self.worst.log == u64::MAX {
             let (least, most) = coarse_bounds(self.hash);
@@ -134,12 +133,12 @@ impl Contender {
 impl OwnerTable {
     /// Draws the owners of all slots. Costs one hash per slot, member and replica.
     ///
-    /// Owners of one slot are distinct members, and in distinct failure domains while there is a member in an unused
-    /// domain left; after that every domain may be used a second time, and so on. Without a member of positive weight
-    /// the table is empty.
+    /// Owners of one slot are distinct members. They are in distinct failure domains as long as a member in an unused
+    /// domain is left; after that every domain may be used a second time, and so on. Without a member of positive
+    /// weight the table is empty.
     ///
     /// # Panics
-    /// When the map has more members than a valid one.
+    /// If the map has more members than a valid one.
     #[must_use]
     pub fn compute(map: &ClusterMap) -> Self {
         assert!(map.members.len() <= MAX_MEMBERS, "owners of a map with {} members", map.members.len());
@@ -158,21 +157,22 @@ impl OwnerTable {
         Self { per_slot, owners }
     }
 
-    /// The owners of a slot, first owner first; empty when no member owns slots, or for a number that is no slot.
+    /// Returns the owners of a slot, the owner first and then the replica owners; empty if no member owns slots, or if
+    /// the number is not that of a slot.
     #[must_use]
     pub fn owners(&self, slot: Slot) -> &[Owner] {
         let start = usize::from(slot.0) * self.per_slot;
         self.owners.get(start..start + self.per_slot).unwrap_or(&[])
     }
 
-    /// The first owner of an object.
+    /// Returns the owner of an object.
     #[must_use]
     pub fn owner_of(&self, digest: Digest) -> Option<Owner> {
         self.owners(digest.slot()).first().copied()
     }
 }
 
-/// The members that can own slots, and the number of failure domains among them.
+/// Returns the members that can own slots, and the number of failure domains among them.
 fn candidates(map: &ClusterMap) -> (Vec<Candidate>, usize) {
     let mut domains = BTreeMap::new();
     let mut candidates = Vec::with_capacity(map.members.len());
@@ -194,19 +194,19 @@ fn candidates(map: &ClusterMap) -> (Vec<Candidate>, usize) {
 }
 
 impl Candidate {
-    /// This member's draw for a slot: `h * 2^64`, never 0.
+    /// Returns this member's draw for a slot: `h * 2^64`, never 0.
     fn hash(&self, slot: u64) -> u64 {
         mix64(self.seed ^ slot).max(1)
     }
 
-    /// The shard that holds the slot if this member owns it: fixed by (slot, node) and the number of shards.
+    /// Returns the shard that owns the slot if this member does: fixed by (slot, node) and the number of shards.
     fn shard_of(&self, slot: u64) -> ShardId {
         let word = mix64(self.seed ^ slot ^ SHARD_SALT);
         ShardId(((u128::from(word) * u128::from(self.shards)) >> 64) as u16)
     }
 }
 
-/// The draw of one slot: who was chosen so far, and which domains they used.
+/// Draw of one slot: the candidates chosen so far, and the failure domains that they use.
 struct Draw<'a> {
     candidates: &'a [Candidate],
     chosen: Vec<usize>,
@@ -214,7 +214,7 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    /// Chooses the next owner. The caller asks for no more owners than there are candidates.
+    /// Chooses the next owner. The caller never requests more owners than there are candidates.
     fn next(&mut self, slot: u64) -> usize {
         let best = self.best(slot).or_else(|| {
             self.used.fill(false);
@@ -226,7 +226,7 @@ impl Draw<'_> {
         chosen
     }
 
-    /// The member of the highest score among those not chosen yet, in domains not used yet.
+    /// Returns the candidate with the highest score among those not chosen yet, in domains not used yet.
     fn best(&self, slot: u64) -> Option<usize> {
         let mut best: Option<Contender> = None;
         for (index, candidate) in self.candidates.iter().enumerate() {
@@ -242,14 +242,13 @@ impl Draw<'_> {
     }
 }
 
-/// A quick number that is at most `negative_log2(hash)`.
+/// Returns a cheap lower bound of `negative_log2(hash)`.
 pub(super) fn least_log2(hash: u64) -> u64 {
     let complement = (1u128 << 64) - u128::from(hash);
     ((complement * 23) >> (4 + 64 - FRACTION_BITS)) as u64
 }
 
-/// What [`negative_log2`] of a number is at least and at most, from the logarithms beside it in a table, and a little
-/// more, as all of them are rounded.
+/// Returns bounds of [`negative_log2`], from the adjacent logarithms in a table, widened as all of them are rounded.
 pub(super) fn coarse_bounds(hash: u64) -> (u64, u64) {
     let zeros = hash.leading_zeros();
     let index = ((hash << zeros) << 1 >> (64 - COARSE_BITS)) as usize;
@@ -257,10 +256,10 @@ pub(super) fn coarse_bounds(hash: u64) -> (u64, u64) {
     ((whole - COARSE[index + 1]).saturating_sub(SLACK), whole - COARSE[index] + SLACK)
 }
 
-/// `-log2(hash / 2^64)` with [`FRACTION_BITS`] fraction bits, rounded up; `hash` is not 0.
+/// Returns `-log2(hash / 2^64)` with [`FRACTION_BITS`] fraction bits, rounded up; `hash` is not 0.
 ///
-/// With `m` in [1, 2): squaring doubles the logarithm, so whether `m * m` reaches 2 is the next bit of `log2(m)`.
-/// Products are cut at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever
+/// With `m` in [1, 2), squaring doubles the logarithm, so the next bit of `log2(m)` is set if `m * m` reaches 2.
+/// Products are truncated at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever
 /// downwards.
 pub(super) const fn negative_log2(hash: u64) -> u64 {
     let zeros = hash.leading_zeros();

@@ -1,5 +1,5 @@
-//! Properties of maps: bytes that come back, damage that is noticed, shares that follow weights, and changes that move
-//! no more than they must.
+//! Properties of maps: encodings round-trip, damage is detected, shares follow weights, and a change of members moves
+//! no more slots than necessary.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ fn slots() -> impl Iterator<Item = Slot> {
     (0..SLOTS as u16).map(Slot)
 }
 
-/// The nodes that own a slot, first owner first.
+/// Returns the nodes that own a slot, the owner first.
 fn nodes(map: &ClusterMap, table: &OwnerTable, slot: Slot) -> Vec<NodeId> {
     table.owners(slot).iter().map(|owner| map.members[usize::from(owner.member)].node).collect()
 }
@@ -129,7 +129,7 @@ const GOLDEN_MAP: &str = concat!(
 
 #[test]
 fn golden_owners() {
-    // Where objects are depends on these: another draw needs another format of the map.
+    // Locations of objects depend on these owners: another draw needs another map format.
     let map = map(2, vec![member(1, 1, "a", 4), member(2, 2, "b", 4), member(3, 3, "c", 4)]);
     let table = OwnerTable::compute(&map);
     let found: Vec<(u16, u16)> = [0, 1, 2, 8191, 16_383]
@@ -160,7 +160,7 @@ fn equal_scores_go_to_the_lower_node_id() {
 }
 
 #[test]
-fn the_greatest_score_wins_however_few_of_its_bits_were_needed() {
+fn the_greatest_score_wins_with_coarse_bounds() {
     let members: Vec<Member> = (1..=12).map(|node| member(node, 1 + (node as u32 * 7) % 5, "", 1)).collect();
     let table = OwnerTable::compute(&map(1, members.clone()));
     for slot in slots() {
@@ -204,7 +204,7 @@ fn shards_of_a_member_share_its_slots() {
 }
 
 #[test]
-fn who_cannot_own_does_not() {
+fn members_without_weight_own_no_slots() {
     let table = OwnerTable::compute(&map(3, vec![member(1, 0, "a", 2), member(2, 5, "b", 1)]));
     assert!(slots().all(|slot| table.owners(slot) == [Owner { member: 1, shard: ShardId(0) }]));
     let none = OwnerTable::compute(&map(3, vec![member(1, 0, "a", 2)]));
@@ -227,7 +227,7 @@ fn domains_repeat_only_when_all_are_used() {
 #[test]
 fn validation_names_the_numbers() {
     let refuse = |map: ClusterMap| map.validate().unwrap_err().to_string();
-    assert_eq!(refuse(map(0, vec![])), "a cluster keeps 1 to 8 copies per slot, not 0");
+    assert_eq!(refuse(map(0, vec![])), "a cluster keeps 1 to 8 replicas per slot, not 0");
     assert_eq!(
         refuse(map(1, vec![member(4, 1, "", 1), member(4, 1, "", 1)])),
         "node 4 comes after node 4: members must ascend by node id"
@@ -260,7 +260,7 @@ fn a_count_beyond_the_bytes_reserves_nothing() {
     let mut bytes = Vec::new();
     map(1, vec![member(1, 0, "", 0)]).encode(&mut bytes);
     bytes.truncate(bytes.len() - 8);
-    // After seal, map and the member's node, incarnation and weight.
+    // Behind the seal, the map's fields and the member's node, incarnation and weight.
     bytes[38..40].copy_from_slice(&256u16.to_le_bytes());
     codec::seal(&mut bytes, 0);
     let wanted = codec::DecodeError::Truncated { wanted_bytes: 256 * 8, left_bytes: 0 };
@@ -297,7 +297,7 @@ proptest! {
         prop_assert!(ClusterMap::decode(&bytes[..at]).is_err());
     }
 
-    /// Arbitrary contents under a good seal, which is what a hostile or confused peer can make.
+    /// Arbitrary contents under a valid seal, as a hostile or faulty peer can send.
     #[test]
     fn arbitrary_bytes_never_panic(contents in prop::collection::vec(any::<u8>(), 0..600), count in 0u16..6) {
         let _ = ClusterMap::decode(&contents);
@@ -316,7 +316,7 @@ proptest! {
 
     #[test]
     fn the_quick_bounds_hold_the_logarithm(hash in 1u64.., shift in 0u32..64, step in 0u64..1 << 10, off in 0u64..3) {
-        // Also beside the steps of the table, where its bounds are closest.
+        // Also next to the steps of the table, where its bounds are tightest.
         let beside = ((1 << 63 | step << 53).saturating_add(off) - 1) >> shift;
         for hash in [hash >> shift, !(hash >> shift), beside] {
             let hash = hash.max(1);
@@ -343,15 +343,15 @@ proptest! {
         for (count, &weight) in first_owner_counts(&map(1, members)).into_iter().zip(weights.values()) {
             let share = f64::from(weight) / total;
             let due = SLOTS as f64 * share;
-            // Six standard deviations of the binomial draw.
+            // Six standard deviations of the binomial distribution.
             let slack = 6.0 * (due * (1.0 - share)).sqrt() + 6.0;
             prop_assert!((count as f64 - due).abs() <= slack, "{} slots, {} due", count, due);
         }
     }
 
-    /// Without one member, a slot keeps every other owner it had, in order; only who is needed to fill up is new.
+    /// After a member leaves, a slot keeps all its other owners, in order; only a replacement is new.
     #[test]
-    fn a_departure_moves_only_what_it_held(
+    fn a_departure_moves_only_the_slots_of_the_member(
         ids in prop::collection::btree_set(any::<u64>(), 4..10), gone: prop::sample::Index, weight in 1u32..5,
     ) {
         let gone = *ids.iter().nth(gone.index(ids.len())).unwrap();
@@ -410,9 +410,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// What moved is what the two layouts say, and only who has been there all the while is told of it.
+    /// The former owners follow from the two layouts, and only owners that have not restarted may import from them.
     #[test]
-    fn former_owners_are_those_of_the_layout_before(
+    fn former_owners_follow_from_the_former_layout(
         before in prop::collection::btree_map(1..12u64, 1..4u32, 1..6),
         came in 20..30u64,
         restarted in any::<prop::sample::Index>(),

@@ -1,65 +1,66 @@
-//! The handshake: who speaks, to whom, and which protocol version.
+//! Handshake: ids of client and shard, and the protocol version.
 //!
-//! A client says [`Hello`] with the cluster, node and shard it believes to reach; the shard answers [`Welcome`] or
-//! refuses, so that a reused port of another cluster or another incarnation of the node is noticed before any object
-//! moves.
+//! The client sends a [`Hello`] with the cluster, node and shard that it expects to reach; the shard answers with a
+//! [`Welcome`] or refuses. So a client that reaches a reused port, of another cluster or of another incarnation of the
+//! node, fails before any object moves.
 
 use core::fmt;
 
 use crate::ids::{Epoch, Incarnation, NodeId, ShardId};
 use crate::limits::Limits;
 
-/// The asker's side of the handshake.
+/// Client's side of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Oldest message version the asker speaks.
+    /// Oldest message version that the client supports.
     pub version_min: u8,
-    /// Newest message version the asker speaks.
+    /// Newest message version that the client supports.
     pub version_max: u8,
-    /// Random id of the asker, which no other may know: connections that say the same are one asker's.
+    /// Random id of the client, kept secret from other clients: all connections with this id belong to one client.
     pub client: u64,
-    /// Which of all connections of the asker this is: no two are named alike. [`Operation::Fence`] names it so.
+    /// Number of this connection, unique among all connections of the client. [`Operation::Fence`] names connections by
+    /// it.
     ///
     /// [`Operation::Fence`]: crate::message::Operation::Fence
     pub connection: u64,
-    /// The node it wants; `NodeId(0)` for any.
+    /// Node that the client expects; `NodeId(0)` for any.
     pub node: NodeId,
-    /// The incarnation of that node; `Incarnation(0)` for any.
+    /// Incarnation of that node that the client expects; `Incarnation(0)` for any.
     pub incarnation: Incarnation,
-    /// The shard it wants.
+    /// Shard that the client expects.
     pub shard: ShardId,
-    /// Which of its connections to that shard this is.
+    /// Index of this connection among the client's connections to that shard.
     pub lane: u16,
-    /// Whether the asker is the new owner of slots that the shard had, and asks for what was in them. It is told of
-    /// nothing else.
+    /// True if the client is an importer: the new owner of slots that the shard owned, which pulls the objects of these
+    /// slots and sees no others.
     pub fetches: bool,
     /// Name of the cluster.
     pub cluster: String,
 }
 
-/// The shard's side of the handshake.
+/// Shard's side of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Message version to use.
+    /// Message version of this connection.
     pub version: u8,
-    /// Who answers.
+    /// Node of the shard.
     pub node: NodeId,
-    /// Its incarnation.
+    /// Incarnation of the node.
     pub incarnation: Incarnation,
-    /// Its shard.
+    /// Shard that answers.
     pub shard: ShardId,
-    /// The map epoch it serves by.
+    /// Epoch of the map that the shard follows.
     pub epoch: Epoch,
-    /// Bytes of the shard's pool: the length of the mapping, over shared memory.
+    /// Bytes of the shard's pool, which is the length of its mapping over shared memory.
     pub pool_bytes: u64,
 }
 
-/// Why a handshake body is not one.
+/// Error of a malformed handshake body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HelloError {
-    /// Shorter or longer than it says.
+    /// The body is shorter or longer than its fields require.
     Length(usize),
-    /// A flag this version does not know.
+    /// A flag is unknown to this version.
     Flags(u8),
     /// The cluster's name is not UTF-8.
     Cluster,
@@ -68,7 +69,7 @@ pub enum HelloError {
 impl fmt::Display for HelloError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length(bytes) => write!(f, "a handshake of {bytes} bytes is not what it says it is"),
+            Self::Length(bytes) => write!(f, "a handshake of {bytes} bytes has the wrong length"),
             Self::Flags(found) => write!(f, "unknown flags {found:#x} in a handshake"),
             Self::Cluster => write!(f, "the cluster's name in a handshake is not UTF-8"),
         }
@@ -78,13 +79,13 @@ impl fmt::Display for HelloError {
 impl std::error::Error for HelloError {}
 
 const HELLO_FIXED_BYTES: usize = 1 + 1 + 2 + 2 + 1 + 1 + 8 + 8 + 8 + 8;
-/// Flag of a hello: the client is the new owner of slots that left the shard.
+/// Flag of a hello from an importer, the new owner of slots that left the shard.
 const FETCHES: u8 = 1;
 const _: () = assert!(Limits::NAME_BYTES <= u8::MAX as usize, "a cluster's name has its length in one byte");
 const WELCOME_BYTES: usize = 1 + 5 + 2 + 8 + 8 + 8 + 8;
 
 impl Hello {
-    /// Wire form.
+    /// Encodes the hello for the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.cluster.len() <= Limits::NAME_BYTES, "cluster name of {} bytes", self.cluster.len());
@@ -100,10 +101,10 @@ impl Hello {
         out
     }
 
-    /// Reads it back.
+    /// Decodes a hello.
     ///
     /// # Errors
-    /// When the body is not a whole handshake within the limits.
+    /// Returns an error if the body is not a complete handshake within the limits.
     pub fn decode(body: &[u8]) -> Result<Self, HelloError> {
         let (fixed, name) = body.split_at_checked(HELLO_FIXED_BYTES).ok_or(HelloError::Length(body.len()))?;
         let short = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
@@ -129,7 +130,7 @@ impl Hello {
 }
 
 impl Welcome {
-    /// Wire form.
+    /// Encodes the welcome for the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![self.version, 0, 0, 0, 0, 0];
@@ -140,10 +141,10 @@ impl Welcome {
         out
     }
 
-    /// Reads it back.
+    /// Decodes a welcome.
     ///
     /// # Errors
-    /// When the body has another length.
+    /// Returns an error if the body has another length.
     pub fn decode(body: &[u8]) -> Result<Self, HelloError> {
         if body.len() != WELCOME_BYTES {
             return Err(HelloError::Length(body.len()));

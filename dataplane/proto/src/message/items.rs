@@ -1,4 +1,4 @@
-//! The fixed-size records that bodies are made of.
+//! Fixed-size records that bodies consist of.
 
 use super::put::{PutFlags, Zeros};
 use crate::digest::Digest;
@@ -9,22 +9,22 @@ use crate::status::Status;
 
 /// A record with a fixed size on the wire.
 pub trait Item: Sized {
-    /// Its size.
+    /// Size of the record in bytes.
     const BYTES: usize;
-    /// Appends exactly [`Self::BYTES`].
+    /// Appends exactly [`Self::BYTES`] bytes.
     fn encode(&self, out: &mut Vec<u8>);
-    /// Reads back what `encode` wrote; `bytes` has exactly [`Self::BYTES`]. `None` when a field has no meaning.
+    /// Decodes a record; `bytes` has exactly [`Self::BYTES`]. Returns `None` if a field has an invalid value.
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// Iterator over the records of a checked body.
+/// Iterator over the records of a validated body.
 #[derive(Clone, Debug)]
 pub struct Items<'a, T> {
     bytes: &'a [u8],
     marker: core::marker::PhantomData<T>,
 }
 
-/// The records of a body that states `items` of them; `None` when its length says otherwise or one has no meaning.
+/// Returns the `items` records of a body; `None` if the body has another length or a record is invalid.
 #[must_use]
 pub fn decode_items<T: Item>(body: &[u8], items: u32) -> Option<Items<'_, T>> {
     let count = items as usize;
@@ -60,7 +60,7 @@ impl<T: Item> Iterator for Items<'_, T> {
 
 impl<T: Item> ExactSizeIterator for Items<'_, T> {}
 
-/// A field of a record.
+/// Field of a record.
 trait Field: Copy {
     const BYTES: usize;
     fn put(self, out: &mut Vec<u8>);
@@ -139,205 +139,203 @@ macro_rules! records {
 }
 
 records! {
-    /// Names one object.
+    /// Object to act on.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     DigestItem {
-        /// The object.
         digest: Digest,
     }
-    /// Names one version of an object.
+    /// One version of an object.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     VersionItem {
-        /// The object.
         digest: Digest,
-        /// The version.
         version: Version,
     }
-    /// Asks for one object over a stream.
+    /// Get of one object over a stream.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     GetItem {
-        /// The object.
         digest: Digest,
-        /// Id of this item's own reply.
+        /// Request id of this item's reply.
         request: RequestId,
-        /// Room at the asker; a larger object is answered with `BufferTooSmall` and its length in the argument.
+        /// Size of the client's buffer; a larger object is answered with `BufferTooSmall` and its length in the
+        /// argument.
         capacity_bytes: u64,
     }
-    /// Asks for one range of an object over a stream.
+    /// Read of one range of an object over a stream.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     RangeItem {
-        /// The object.
         digest: Digest,
-        /// Id of this item's own reply.
+        /// Request id of this item's reply.
         request: RequestId,
-        /// Where in it.
+        /// Start of the range within the object.
         offset: u64,
-        /// How much.
+        /// Length of the range.
         bytes: u64,
     }
-    /// Asks which objects are there, from a point on.
+    /// Request for one page of a list of objects.
     ListItem {
-        /// Any digest that the shard owns: says which shard is meant.
+        /// Any digest of a slot that the shard owns; it selects the shard.
         digest: Digest,
-        /// From the answer before; 0 to begin.
+        /// [`ListReply::walk`] of the previous page; 0 for the first page.
         walk: u64,
-        /// From the answer before; 0 to begin.
+        /// [`ListReply::next`] of the previous page; 0 for the first page.
         from: u64,
-        /// 1: their names are wanted. 2: only the object of this digest is. 4: what changed is wanted instead.
-        /// 8: it is to be removed.
+        /// Bits [`ListItem::NAMES`], [`ListItem::ONE`], [`ListItem::CHANGES`] and [`ListItem::REMOVES`].
         flags: u64,
     }
-    /// Begins the answer to a list.
+    /// Head of a page of a list.
     ListReply {
-        /// To be sent back with the next request.
+        /// Id of the walk, to be returned in the next request.
         walk: u64,
-        /// Where the next request goes on; 0 when this was all.
+        /// Position of the next page; 0 if this page is the last.
         next: u64,
-        /// How many objects follow.
+        /// Number of objects that follow.
         items: u64,
     }
-    /// An object that is there.
+    /// An object in a page of a list.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     KeyItem {
-        /// The object.
         digest: Digest,
-        /// Its version.
         version: Version,
-        /// Its length.
+        /// Length of the object.
         bytes: u64,
-        /// The group that it belongs to; 0 for none.
+        /// Group of the object; 0 for none.
         group: u64,
-        /// The account that it is charged to; 0 for none.
+        /// Number of the tenant that the object is charged to; 0 for the default tenant.
         tenant: u32,
-        /// For how long it was to be kept before others, in milliseconds.
+        /// Soft pin that the put requested, in milliseconds.
         soft_pin_ms: u32,
-        /// Bytes of the key; 0 where it is not known, or its name is not wanted.
+        /// Bytes of the key; 0 if the key is unknown or names were not requested.
         key_bytes: u16,
         /// Bytes of the tenant's name.
         tenant_bytes: u8,
-        /// What it is, by the putter's numbers.
+        /// Data type, a number chosen by the putter.
         data_type: u8,
-        /// See the constants of [`KeyItem`].
+        /// Bits of the constants of [`KeyItem`].
         flags: u32,
     }
-    /// Answers a size: `NotFound`, or `Ok` and the length.
+    /// Reply to `Size`, for one object.
     SizeReply {
         /// `Ok` or `NotFound`.
         status: Status,
         /// Length of the object.
         bytes: u64,
     }
-    /// Asks for one range of a segment.
+    /// Read of one range of a segment.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     ReadItem {
-        /// Id of this item's own reply.
+        /// Request id of this item's reply.
         request: RequestId,
-        /// The segment.
         segment: SegmentId,
-        /// Where in it.
+        /// Start of the range within the segment.
         offset: u64,
-        /// How much.
+        /// Length of the range.
         bytes: u64,
     }
-    /// Says where a payload goes.
+    /// Destination of a payload.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     WriteItem {
-        /// The segment.
         segment: SegmentId,
-        /// Where in it.
+        /// Start of the range within the segment.
         offset: u64,
     }
-    /// Names evenly spaced ranges of a segment: range `i` starts at `offset + i * stride_bytes`. One range alone is a
-    /// run of 1.
+    /// Evenly spaced ranges of a segment: range `i` starts at `offset + i * stride_bytes`. A single range is a run of
+    /// 1.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     RunItem {
-        /// The segment.
         segment: SegmentId,
-        /// Where the first range starts.
+        /// Start of the first range within the segment.
         offset: u64,
-        /// From the start of one range to the start of the next.
+        /// Distance from the start of one range to the start of the next.
         stride_bytes: u64,
-        /// How much each range holds.
+        /// Length of each range.
         bytes: u32,
-        /// How many there are.
+        /// Number of ranges.
         ranges: u32,
     }
-    /// Tells where an object lies in the shared pool; the pin holds it there.
+    /// Location of a pinned object in the shared pool.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     LookupReply {
-        /// `Ok`, or why not; then the rest is 0.
+        /// `Ok`, or the reason of the failure; then the other fields are 0.
         status: Status,
-        /// To be released.
+        /// Read pin, to be released by the client.
         pin: PinId,
-        /// Where in the pool.
+        /// Start of the object within the pool.
         offset: u64,
         /// Length of the object.
         bytes: u64,
-        /// Its version.
         version: Version,
-        /// CRC-64/NVME of its bytes.
+        /// CRC-64/NVME of the object's bytes.
         checksum: u64,
-        /// Flags.
         flags: ItemFlags,
     }
-    /// An object to be kept. Behind all records of a body stand their names, in order: tenant, then key.
+    /// Put of one object. The names of a body's puts follow all its records, in the same order: tenant, then key.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     PutItem {
-        /// The object.
         digest: Digest,
-        /// Its length.
+        /// Length of the object.
         bytes: u64,
-        /// The group that it belongs to; 0 for none.
+        /// Group of the object; 0 for none.
         group: u64,
-        /// The account that it is charged to; 0 for none.
+        /// Number of the tenant that the object is charged to; 0 for the default tenant.
         tenant: u32,
-        /// For how long it is kept before others, in milliseconds; 0 for not at all.
+        /// Soft pin: time in milliseconds during which other objects are evicted first; 0 for none.
         soft_pin_ms: u32,
-        /// Bytes of the key; 0 where the key is not told.
+        /// Bytes of the key; 0 if the put has no name.
         key_bytes: u16,
         /// Bytes of the tenant's name.
         tenant_bytes: u8,
-        /// What it is, by the caller's numbers.
+        /// Data type, a number chosen by the caller.
         data_type: u8,
-        /// What is asked beside.
+        /// Flags of the put.
         flags: PutFlags,
-        /// How many owners are to have it; 0 is 1.
+        /// Number of replicas, the owner's included; 0 means 1.
         replicas: u8,
-        /// For later versions.
+        /// Reserved for later versions.
         zeros: Zeros,
     }
-    /// Tells where to write an object in the shared pool.
+    /// Location in the shared pool to write an object to.
     ReserveReply {
-        /// `Ok`, or why not; then the rest is 0.
+        /// `Ok`, or the reason of the failure; then the other fields are 0.
         status: Status,
-        /// To be committed or aborted.
+        /// Reservation, to be committed or aborted by the client.
         reservation: ReservationId,
-        /// Where in the pool.
+        /// Start of the reservation within the pool.
         offset: u64,
     }
-    /// Says that an object's bytes are in place.
+    /// Commit of a reservation whose bytes are in place.
     CommitItem {
-        /// From the reservation's answer.
+        /// Reservation from the [`ReserveReply`].
         reservation: ReservationId,
-        /// CRC-64/NVME of the bytes.
+        /// CRC-64/NVME of the object's bytes.
         checksum: u64,
     }
-    /// Answers a commit.
+    /// Reply to a commit.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     CommitReply {
-        /// `Ok`, `Exists` when another put was first, or why not.
+        /// `Ok`, `Exists` if another put committed first, or the reason of the failure.
         status: Status,
-        /// The object's version, under `Ok`.
+        /// Version of the object, if the status is `Ok`.
         version: Version,
-        /// Flags.
         flags: ItemFlags,
     }
-    /// Names a range of an object that is being written.
+    /// A range of a put session.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     FillItem {
-        /// The object, by what its beginning was answered with.
+        /// Number of the put session, from the reply to `Begin`.
         draft: u64,
-        /// Where in it.
+        /// Start of the range within the object.
         offset: u64,
-        /// How much.
+        /// Length of the range.
         bytes: u64,
     }
-    /// Names a pin, a reservation or an object that is being written.
+    /// A pin, a reservation, a put session or a connection.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
     IdItem {
-        /// Bits of the id.
         id: u64,
     }
 }
 
-/// One bit for each item, the first in the lowest bit of the first byte.
+/// Bitmap with one bit for each item, the first in the lowest bit of the first byte.
 #[derive(Clone, Debug)]
 pub struct Bitmap<'a> {
     bytes: &'a [u8],
@@ -345,14 +343,14 @@ pub struct Bitmap<'a> {
 }
 
 impl<'a> Bitmap<'a> {
-    /// The bitmap in a body that states `items`; `None` when its length says otherwise.
+    /// Decodes the bitmap of a body of `items` items; `None` if the body has another length.
     #[must_use]
     pub fn decode(body: &'a [u8], items: u32) -> Option<Self> {
         let items = items as usize;
         (body.len() == items.div_ceil(8)).then_some(Self { bytes: body, items })
     }
 
-    /// The bitmap in a body that states `items`, and another behind it where there is one.
+    /// Decodes the bitmap of a body of `items` items, and the second bitmap behind it, if there is one.
     #[must_use]
     pub fn decode_two(body: &'a [u8], items: u32) -> Option<(Self, Option<Self>)> {
         let (first, second) = body.split_at_checked((items as usize).div_ceil(8))?;
@@ -360,12 +358,12 @@ impl<'a> Bitmap<'a> {
         Some((Self::decode(first, items)?, second))
     }
 
-    /// Writes the bits to a list of as many.
+    /// Copies the bits to a slice of the same length.
     ///
     /// # Panics
-    /// When the list has another length.
+    /// If the slice has another length.
     pub fn copy_to(&self, bits: &mut [bool]) {
-        assert_eq!(bits.len(), self.items, "a place for each bit");
+        assert_eq!(bits.len(), self.items, "the slice has as many places as the bitmap has bits");
         for (bits, byte) in bits.chunks_mut(8).zip(self.bytes) {
             for (at, bit) in bits.iter_mut().enumerate() {
                 *bit = byte >> at & 1 != 0;
@@ -382,19 +380,19 @@ impl<'a> Bitmap<'a> {
         }
     }
 
-    /// Number of bits.
+    /// Returns the number of bits.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.items
     }
 
-    /// Whether there are none.
+    /// Returns true if the bitmap has no bits.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.items == 0
     }
 
-    /// The bit of item `index`; false past the end.
+    /// Returns the bit of item `index`; false beyond the end.
     #[must_use]
     pub fn get(&self, index: usize) -> bool {
         index < self.items && self.bytes[index / 8] & (1 << (index % 8)) != 0

@@ -1,14 +1,14 @@
-//! Pages of a list: which objects a shard has.
+//! Pages of a list of a shard's objects.
 //!
-//! A page is a [`ListReply`], as many [`KeyItem`]s as it says, and the names of those in the same order, each the
-//! tenant's and then the key.
+//! A page is a [`ListReply`], as many [`KeyItem`]s as it states, and the names of these in the same order, each the
+//! tenant's name followed by the key.
 
 use super::items::{Item, KeyItem, ListItem, ListReply};
 use super::put::{ObjectName, Part, PutOptions};
 use crate::digest::Digest;
 use crate::limits::Limits;
 
-/// Bytes of a page that are filled at most.
+/// Most bytes of a page.
 pub const KEY_PAGE_BYTES: usize = 96 * 1024;
 
 const _: () = assert!(2 * KEY_PAGE_BYTES <= Limits::BODY_BYTES);
@@ -16,46 +16,43 @@ const _: () = assert!(2 * KEY_PAGE_BYTES <= Limits::BODY_BYTES);
 /// One object of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyView<'a> {
-    /// What is known of it.
+    /// Record of the object.
     pub item: KeyItem,
-    /// Its name; without a key where that is not known.
+    /// Name of the object; without a key if the key is unknown.
     pub name: ObjectName<'a>,
 }
 
 impl ListItem {
-    /// Names are wanted.
+    /// The reply includes names.
     pub const NAMES: u64 = 1;
-    /// Only the object of the digest is wanted.
+    /// The reply includes only the object of this digest.
     pub const ONE: u64 = 2;
-    /// Not objects are wanted, but what was put or removed, in slots that the shard lost, since others had those. Of
-    /// each slot there is an item whose digest is zeros below the slot for each owner of whom the shard knows that:
-    /// the version is the epoch since which it does, the length says the node, the group the shard. Then come the
-    /// digests.
+    /// The reply lists changes instead of objects: the digests that were put or removed in slots that left the shard,
+    /// during the absence of former owners. For each slot, and for each owner whose absence the shard knows of, it
+    /// begins with an item whose digest is zeros below the slot: the version is the epoch since which the shard knows
+    /// all changes, the length is the node of that owner, the group its shard. The changed digests follow.
     pub const CHANGES: u64 = 4;
-    /// All that is listed is about to be removed, by what it is or is called: what absent owners of the slots have on
-    /// their SSDs, which is not listed, is not to come back either.
+    /// The listed objects are about to be removed by pattern. So objects that absent owners of the slots hold on their
+    /// SSDs, which the list does not include, must not come back either.
     pub const REMOVES: u64 = 8;
 }
 
-/// The query for one page of a list: where it begins, and of which objects it is.
+/// Query for one page of a list: its position and the selection of objects.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageQuery {
-    /// From the page before; 0 to begin.
+    /// [`ListReply::walk`] of the previous page; 0 for the first page.
     pub walk: u64,
-    /// From the page before; 0 to begin.
+    /// [`ListReply::next`] of the previous page; 0 for the first page.
     pub from: u64,
-    /// See [`ListItem::NAMES`].
     pub names: bool,
-    /// See [`ListItem::ONE`].
     pub one: bool,
-    /// See [`ListItem::CHANGES`].
     pub changes: bool,
-    /// See [`ListItem::REMOVES`].
     pub removes: bool,
 }
 
 impl PageQuery {
-    /// The record that asks the owner of a digest's slot for the page.
+    /// Returns the request record for the owner of the digest's slot.
     #[must_use]
     pub const fn item(self, digest: Digest) -> ListItem {
         let Self { walk, from, names, one, changes, removes } = self;
@@ -66,20 +63,20 @@ impl PageQuery {
 }
 
 impl KeyItem {
-    /// It is never evicted.
+    /// The object is never evicted (hard pin).
     pub const HARD_PIN: u32 = 1;
-    /// It is in memory.
+    /// The object is in memory.
     pub const IN_MEMORY: u32 = 2;
-    /// It is on an SSD.
+    /// The object is on the SSD.
     pub const ON_SSD: u32 = 4;
-    /// It names the stripes in which another is kept.
+    /// The object is a stripe head.
     pub const HEAD: u32 = 8;
-    /// It is a stripe of another.
+    /// The object is a stripe.
     pub const STRIPE: u32 = 16;
-    /// A second owner is to have it too.
+    /// The object is to be replicated to the replica owner.
     pub const REPLICAS: u32 = 32;
 
-    /// How it is to be kept, as its putter said.
+    /// Returns the put options that the object was stored with.
     #[must_use]
     pub const fn options(&self) -> PutOptions {
         let Self { tenant, group, soft_pin_ms, data_type, flags, .. } = *self;
@@ -102,14 +99,14 @@ impl KeyItem {
         }
     }
 
-    /// Bytes of its name.
+    /// Returns the length of the object's name in bytes.
     #[must_use]
     pub const fn name_bytes(&self) -> usize {
         self.key_bytes as usize + self.tenant_bytes as usize
     }
 }
 
-/// A page whose body was checked.
+/// A page whose body was validated.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyPage<'a> {
     reply: ListReply,
@@ -118,7 +115,7 @@ pub struct KeyPage<'a> {
 }
 
 impl<'a> KeyPage<'a> {
-    /// The page in a body; `None` when it is not one.
+    /// Decodes a page; `None` if the body is malformed.
     #[must_use]
     pub fn decode(body: &'a [u8]) -> Option<Self> {
         let (head, rest) = body.split_at_checked(ListReply::BYTES)?;
@@ -130,7 +127,7 @@ impl<'a> KeyPage<'a> {
         (named == names.len()).then_some(page)
     }
 
-    /// Where the walk is.
+    /// Returns the head of the page, with the position of the next page.
     #[must_use]
     pub const fn reply(&self) -> ListReply {
         self.reply
@@ -140,7 +137,7 @@ impl<'a> KeyPage<'a> {
         self.items.chunks_exact(KeyItem::BYTES).filter_map(KeyItem::decode)
     }
 
-    /// The objects.
+    /// Returns the objects of the page.
     pub fn keys(&self) -> impl Iterator<Item = KeyView<'a>> + use<'a> {
         let mut names = self.names;
         self.records().map_while(move |item| {

@@ -1,7 +1,7 @@
-//! What frames say: kinds, and the fixed-size items their bodies hold.
+//! Messages: the kinds of frames, and the fixed-size items of their bodies.
 //!
-//! A body is `items` records of one type, packed; so decoding is a length check and an iterator, and nothing is
-//! allocated for a peer. `docs/wire.md` lists which kind carries which item.
+//! A body is `items` records of one type, packed, so decoding is a length check and an iterator, and allocates nothing
+//! on behalf of a peer. `docs/wire.md` lists the items of each kind.
 
 mod hello;
 mod items;
@@ -21,12 +21,12 @@ pub use put::{ObjectName, Part, PutAck, PutFlags, PutOptions, Puts, Zeros, decod
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 
-/// Bit that tells a reply from its request.
+/// Bit that distinguishes a reply from its request.
 const REPLY: u8 = 0x80;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
-        /// What a frame asks for; its reply has the same operation and the reply bit.
+        /// Operation of a frame; a reply has the operation of its request, and the reply bit.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
         #[repr(u8)]
         pub enum Operation {
@@ -34,7 +34,7 @@ macro_rules! kinds {
         }
 
         impl Operation {
-            /// Every operation.
+            /// Every operation, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             const fn from_code(code: u8) -> Option<Self> {
@@ -48,85 +48,86 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// First frame of a connection: who speaks, and to whom. Body: [`Hello`] / [`Welcome`].
+    /// First frame of a connection: both sides identify themselves. Body: [`Hello`] / [`Welcome`].
     Hello = 1;
-    /// Which of these objects are there? [`DigestItem`]s / [`Bitmap`]. Counts as no access.
+    /// Tests which objects exist. [`DigestItem`]s / [`Bitmap`]. Does not count as an access.
     Exists = 2;
-    /// How long are these objects? [`DigestItem`]s / [`SizeReply`]s. Counts as no access.
+    /// Gets the lengths of objects. [`DigestItem`]s / [`SizeReply`]s. Does not count as an access.
     Size = 3;
-    /// Remove these objects. [`DigestItem`]s / [`Bitmap`] of those that were there.
+    /// Removes objects. [`DigestItem`]s / [`Bitmap`] of those that existed.
     Remove = 4;
-    /// Send these objects. [`GetItem`]s / one reply for each item, under the item's own request id, the object as
-    /// payload, argument = version.
+    /// Gets objects. [`GetItem`]s / one reply for each item, under the item's own request id: the object as payload,
+    /// argument = version.
     Get = 5;
-    /// Keep this object: one [`PutItem`] and its name, the object as payload / argument = version.
+    /// Puts one object: one [`PutItem`] and its name, the object as payload / argument = version.
     Put = 6;
-    /// Send these ranges of a segment. [`ReadItem`]s / one reply for each item, the range as payload.
+    /// Reads ranges of segments. [`ReadItem`]s / one reply for each item, the range as payload.
     Read = 7;
-    /// Write this range of a segment: one [`WriteItem`], payload.
+    /// Writes one range of a segment: one [`WriteItem`], the range as payload / no body.
     Write = 8;
-    /// What is in this segment? Body: its name / [`SegmentDescriptor`].
+    /// Opens a segment by name. Body: the name / [`SegmentDescriptor`].
     OpenSegment = 9;
-    /// Send these many ranges of segments: [`RunItem`]s / one reply, the ranges as one payload, in order. A refusal
-    /// names the first bad range in the argument.
+    /// Gathered read: reads many ranges of segments. [`RunItem`]s / one reply, the ranges as one payload, in order. A
+    /// refusal names the first bad range in the argument.
     ReadMany = 10;
-    /// Write these many ranges of segments: [`RunItem`]s, the ranges as one payload, in order / one reply. A refusal
-    /// names the first bad range in the argument, and nothing was written.
+    /// Gathered write: writes many ranges of segments. [`RunItem`]s, the ranges as one payload, in order / one reply. A
+    /// refusal names the first bad range in the argument, and nothing was written.
     WriteMany = 11;
-    /// These connections of the asker are over: nothing of them is carried out any more. [`IdItem`]s, as in
-    /// [`Hello::connection`] / no body.
+    /// Fences connections that the client has closed: the shard executes none of their requests any more. [`IdItem`]s
+    /// of [`Hello::connection`] numbers / no body.
     Fence = 12;
-    /// Send these ranges of objects. [`RangeItem`]s / one reply for each item, the range as payload with its checksum,
+    /// Reads ranges of objects. [`RangeItem`]s / one reply for each item, the range as payload with its checksum,
     /// argument = version.
     GetRange = 13;
-    /// Which objects are there? One [`ListItem`] / a [`KeyPage`]. Counts as no access.
+    /// Lists objects, page by page. One [`ListItem`] / a [`KeyPage`]. Does not count as an access.
     List = 14;
-    /// Shared memory: where are these objects? Pins them. [`DigestItem`]s / [`LookupReply`]s.
+    /// Shared memory: looks objects up and pins them. [`DigestItem`]s / [`LookupReply`]s.
     Lookup = 16;
-    /// Shared memory: give room for these objects. [`PutItem`]s and their names / [`ReserveReply`]s.
+    /// Shared memory: reserves memory for objects. [`PutItem`]s and their names / [`ReserveReply`]s.
     Reserve = 17;
-    /// Shared memory: these reservations are filled. [`CommitItem`]s / [`CommitReply`]s.
+    /// Shared memory: commits reservations that are filled. [`CommitItem`]s / [`CommitReply`]s.
     Commit = 18;
-    /// Shared memory: these reservations will not be filled. [`IdItem`]s / no reply.
+    /// Shared memory: aborts reservations. [`IdItem`]s / no reply.
     Abort = 19;
-    /// Shared memory: these pins are no longer needed. [`IdItem`]s / no reply.
+    /// Shared memory: releases pins. [`IdItem`]s / no reply.
     Release = 20;
-    /// Let us talk over RDMA instead: the body is one side's half of a connection, for the drivers. This connection
-    /// then carries nothing more, but as long as it stays, so does that one.
+    /// Sets up an RDMA connection: the body is one side's half of its parameters, for the drivers. This connection then
+    /// carries no further frames; the RDMA connection lives as long as it stays open.
     Rdma = 21;
-    /// These objects will be written in ranges: give room for them. [`PutItem`]s and their names; the deadline is how
-    /// long nothing may be written to them / [`ReserveReply`]s, whose reservation is the object's number as a draft.
+    /// Begins put sessions: reserves memory for objects that are written in ranges. [`PutItem`]s and their names; the
+    /// deadline is the idle timeout of the sessions / [`ReserveReply`]s, whose reservation is the number of the put
+    /// session.
     Begin = 22;
-    /// A range of a draft. Stream: one [`FillItem`], the range as payload with its checksum / no body. Shared memory:
-    /// give room for these: [`FillItem`]s / [`ReserveReply`]s, to be committed or aborted as reservations are.
+    /// Writes a range of a put session. Stream: one [`FillItem`], the range as payload with its checksum / no body.
+    /// Shared memory: reserves ranges. [`FillItem`]s / [`ReserveReply`]s, each to be committed or aborted like a
+    /// reservation.
     Fill = 23;
-    /// These drafts are complete. [`IdItem`]s / [`CommitReply`]s.
+    /// Commits put sessions. [`IdItem`]s / [`CommitReply`]s.
     Seal = 24;
-    /// These drafts are given up. [`IdItem`]s / [`Bitmap`] of those that were there.
+    /// Aborts put sessions. [`IdItem`]s / [`Bitmap`] of those that existed.
     Discard = 25;
-    /// Shared memory: where are these ranges of objects, also of those that are being written? Pins them.
-    /// [`RangeItem`]s / [`LookupReply`]s of whole objects.
+    /// Shared memory: looks up and pins objects to read ranges of, including uncommitted put sessions. [`RangeItem`]s /
+    /// [`LookupReply`]s of whole objects.
     Peek = 26;
-    /// That the asker holds a ticket: a proof (crate `kvplane-ticket`), for the challenge that a greeting was answered
-    /// with ([`Status::Prove`](crate::Status::Prove)), or on a greeted connection a newer ticket for the same one /
-    /// [`Welcome`], and the shard's own proof.
+    /// Proves that the client holds a ticket. The body is a proof (crate `kvplane-ticket`): either for the challenge
+    /// that answered the hello ([`Status::Prove`](crate::Status::Prove)), or, on a welcomed connection, with a newer
+    /// ticket for the same challenge / [`Welcome`], and the shard's own proof.
     Prove = 27;
-    /// Have second owners give their copies of these objects up, which are to have none any more. [`DigestItem`]s /
-    /// [`Bitmap`] of those of which a second owner may have had one, and has none now.
+    /// Makes the owner have its replica owner drop the replicas of objects that are no longer to have one.
+    /// [`DigestItem`]s / [`Bitmap`] of those that may have had a replica, and have none now.
     RemoveCopy = 28;
 }
 
 /// Kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[allow(missing_docs, reason = "the variants are named for what they are")]
 pub enum Kind {
-    /// Somebody asks.
     Request(Operation),
-    /// Somebody answers.
     Reply(Operation),
 }
 
 impl Kind {
-    /// The number on the wire.
+    /// Returns the number on the wire.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
@@ -135,7 +136,7 @@ impl Kind {
         }
     }
 
-    /// The kind with this number, if it is one this version knows.
+    /// Returns the kind with this number, or `None` if this version does not know it.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match Operation::from_code(code & !REPLY) {

@@ -1,7 +1,8 @@
-//! What a put says about its object beside its bytes: its name, and how it is to be kept.
+//! Puts: the name of an object and the options it is stored with.
 //!
-//! A body of puts is its [`PutItem`]s and then their names, in the same order and without anything between them. A name
-//! is the tenant's and the key, of which the digest is made: whoever has the name can tell whether it is the object's.
+//! A body of puts is its [`PutItem`]s followed by their names, in the same order and without separators. A name is the
+//! tenant's name and the key, from which the digest is computed, so the shard can verify that a name belongs to its
+//! object.
 
 use super::items::{Item, Items, PutItem, decode_items};
 use crate::digest::Digest;
@@ -12,40 +13,40 @@ use crate::limits::Limits;
 pub struct PutFlags(pub(super) u8);
 
 impl PutFlags {
-    /// An object that is there is replaced, not left as it is.
+    /// An existing object is replaced. Without this flag it is left as it is.
     pub const REPLACE: Self = Self(1);
-    /// The object is not evicted.
+    /// The object is never evicted.
     pub const HARD_PIN: Self = Self(2);
-    /// The object only names the stripes in which another is kept.
+    /// The object is a stripe head: it only names the stripes of a large object.
     pub const HEAD: Self = Self(4);
-    /// The object is a stripe of another.
+    /// The object is a stripe of a large object.
     pub const STRIPE: Self = Self(8);
-    /// The answer waits until the replica owners have the object, or turn out not to take it.
+    /// The reply waits until the replica owner has the object, or until the replication has failed.
     pub const WAIT_REPLICAS: Self = Self(64);
-    /// The field of two bits that says what the put's answer waits for: [`PutAck`] by a number, or 0.
+    /// Field of two bits with the acknowledgement level: the number of a [`PutAck`], or 0.
     const ACK: u8 = 0x30;
     const KNOWN: u8 =
         Self::REPLACE.0 | Self::HARD_PIN.0 | Self::HEAD.0 | Self::STRIPE.0 | Self::WAIT_REPLICAS.0 | Self::ACK;
 
-    /// The flags with these bits, if all of them are known.
+    /// Returns the flags with these bits, or `None` if one of them is unknown.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
         if bits & !Self::KNOWN == 0 { Some(Self(bits)) } else { None }
     }
 
-    /// Their bits.
+    /// Wire form.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Whether these flags are among them.
+    /// Returns true if all of these flags are set.
     #[must_use]
     pub const fn has(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// What the object is of another. A head, where it claims to be both.
+    /// Returns the role of the object among stripes; a head, if both flags are set.
     #[must_use]
     pub const fn part(self) -> Part {
         match (self.has(Self::HEAD), self.has(Self::STRIPE)) {
@@ -55,7 +56,7 @@ impl PutFlags {
         }
     }
 
-    /// What the put's answer is to wait for, where that is not left to the node.
+    /// Returns the acknowledgement level, or `None` if it is left to the node.
     #[must_use]
     pub const fn ack(self) -> Option<PutAck> {
         match (self.0 & Self::ACK) >> Self::ACK.trailing_zeros() {
@@ -81,73 +82,75 @@ impl PutFlags {
     }
 }
 
-/// Bytes that are 0 until a later version gives them a meaning.
+/// Reserved bytes: 0 until a later version gives them a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Zeros;
 
 impl Zeros {
-    /// How many there are in a [`PutItem`].
+    /// Number of reserved bytes in a [`PutItem`].
     pub const BYTES: usize = 18;
 }
 
-/// When a put is answered.
+/// Acknowledgement level: the state of an object in which its put is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutAck {
-    /// When it is in memory.
+    /// In memory.
     Memory,
-    /// When the SSD has taken it: it outlives the process.
+    /// Written to the SSD: the object survives the process.
     Buffered,
-    /// When it would outlive a power failure.
+    /// Flushed on the SSD: the object survives a power failure.
     Durable,
 }
 
-/// How an object is to be kept.
+/// Options that an object is stored with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PutOptions {
-    /// The tenant that it is charged to, by [`crate::digest::tenant_number`]. The client's own: it fills this in.
+    /// Number of the tenant that the object is charged to, by [`crate::digest::tenant_number`]. The client fills in its
+    /// own tenant.
     pub tenant: u32,
-    /// The group that it belongs to; 0 for none.
+    /// Group of the object; 0 for none.
     pub group: u64,
-    /// For how long it is kept before others, in milliseconds, at most [`Limits::SOFT_PIN_MS`]; 0 for not at all.
+    /// Soft pin: time in milliseconds during which other objects are evicted first, at most [`Limits::SOFT_PIN_MS`]; 0
+    /// for none.
     pub soft_pin_ms: u32,
-    /// Whether it is never evicted.
+    /// True if the object is never evicted.
     pub hard_pin: bool,
-    /// What it is, by the caller's numbers.
+    /// Data type, a number chosen by the caller.
     pub data_type: u8,
-    /// Whether an object that is there is replaced. Else it is left as it is.
+    /// True if an existing object is replaced. Otherwise it is left as it is.
     pub replace: bool,
-    /// What it is of a large object that is kept in stripes. Clients that stripe set it.
+    /// Role of the object in a large object that is stored in stripes; set by clients that stripe.
     pub part: Part,
-    /// How many owners are to have it, up to [`Limits::REPLICAS`]: 0 and 1 mean one. More than one as far as that is
-    /// possible.
+    /// Number of replicas, the owner's included, up to [`Limits::REPLICAS`]; 0 and 1 mean one. More than one is best
+    /// effort.
     pub replicas: u8,
-    /// Whether the answer of the put waits until the others have it, or turn out not to take it.
+    /// True if the reply of the put waits until the replica owner has the object, or until the replication has failed.
     pub wait_replicas: bool,
-    /// When the put is answered; `None` leaves that to the node. What asks for the SSD is written at once, whatever the
-    /// node's policy, and refused as [`crate::Status::NoSsd`] where there is none. A put that is answered `Exists`
-    /// promises nothing.
+    /// Acknowledgement level; `None` leaves it to the node's policy. A level that needs the SSD writes the object
+    /// through to it at once, whatever the node's policy, and fails as [`crate::Status::NoSsd`] on a node without an
+    /// SSD. A put that is answered `Exists` promises nothing.
     pub ack: Option<PutAck>,
 }
 
-/// What an object is of another.
+/// Role of an object in a striped object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Part {
-    /// Nothing: it is its own.
+    /// A whole object, stored without stripes.
     #[default]
     None,
-    /// It names the stripes.
+    /// The stripe head, which names the stripes.
     Head,
-    /// It is one.
+    /// A stripe.
     Stripe,
 }
 
 impl PutOptions {
-    /// How long a soft pin lasts where nobody has a better idea: half an hour, as Mooncake's does.
+    /// Default soft pin: half an hour, as in Mooncake.
     pub const SOFT_PIN_MS: u32 = 1_800_000;
 }
 
 impl PutItem {
-    /// A put of so many bytes under a digest, without name or wishes.
+    /// Returns a put of `bytes` bytes under a digest, without name and options.
     #[must_use]
     pub const fn plain(digest: Digest, bytes: u64) -> Self {
         Self {
@@ -165,7 +168,7 @@ impl PutItem {
         }
     }
 
-    /// A put of an object of this name, which is within the limits.
+    /// Returns a put of an object with this name, which is within the limits.
     #[must_use]
     pub fn named(name: &ObjectName<'_>, bytes: u64, options: &PutOptions) -> Self {
         debug_assert!(name.is_within_limits());
@@ -176,7 +179,7 @@ impl PutItem {
         }
     }
 
-    /// The same with these wishes.
+    /// Returns the put with these options.
     #[must_use]
     pub const fn with_options(self, options: &PutOptions) -> Self {
         let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part, .. } = *options;
@@ -190,7 +193,7 @@ impl PutItem {
         Self { tenant, group, soft_pin_ms, data_type, flags, replicas, ..self }
     }
 
-    /// How the object is to be kept.
+    /// Returns the options of the put.
     #[must_use]
     pub const fn options(&self) -> PutOptions {
         PutOptions {
@@ -207,39 +210,39 @@ impl PutItem {
         }
     }
 
-    /// Bytes of its name.
+    /// Returns the length of the object's name in bytes.
     #[must_use]
     pub const fn name_bytes(&self) -> usize {
         self.key_bytes as usize + self.tenant_bytes as usize
     }
 }
 
-/// What an object is called.
+/// Name of an object: tenant and key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ObjectName<'a> {
-    /// Whose it is; empty for the default tenant.
+    /// Name of the tenant; empty for the default tenant.
     pub tenant: &'a [u8],
-    /// The key; empty where it is not told.
+    /// The key; empty if the object has no name.
     pub key: &'a [u8],
 }
 
 impl<'a> ObjectName<'a> {
-    /// No name.
+    /// The empty name, of an object that is known by its digest only.
     pub const NONE: Self = Self { tenant: &[], key: &[] };
 
-    /// The object's digest.
+    /// Returns the digest of the object.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest::of(self.tenant, self.key)
     }
 
-    /// Whether it can be told.
+    /// Returns true if the name is within the limits of the wire.
     #[must_use]
     pub const fn is_within_limits(&self) -> bool {
         self.tenant.len() <= Limits::NAME_BYTES && self.key.len() <= Limits::KEY_BYTES
     }
 
-    /// Splits bytes in which the tenant's name comes first.
+    /// Splits bytes that begin with the tenant's name.
     #[must_use]
     pub fn split(bytes: &'a [u8], tenant_bytes: u8) -> Option<Self> {
         let (tenant, key) = bytes.split_at_checked(tenant_bytes.into())?;
@@ -247,21 +250,21 @@ impl<'a> ObjectName<'a> {
     }
 }
 
-/// The puts of a checked body, with their names.
+/// Iterator over the puts of a validated body, with their names.
 #[derive(Clone, Debug)]
 pub struct Puts<'a> {
     items: Items<'a, PutItem>,
     names: &'a [u8],
 }
 
-/// The puts of a body that states `items` of them. `None` when its length says otherwise, a record has no meaning or a
-/// name is over the limits.
+/// Decodes a body of `items` puts. Returns `None` if the body has another length, a record is invalid or a name exceeds
+/// the limits.
 #[must_use]
 pub fn decode_puts(body: &[u8], items: u32) -> Option<Puts<'_>> {
     let (records, names) = body.split_at_checked((items as usize).checked_mul(PutItem::BYTES)?)?;
     let items = decode_items::<PutItem>(records, items)?;
     let meant = |item: &PutItem| {
-        // A tenant's name alone names nothing.
+        // A tenant's name without a key is not a name.
         usize::from(item.key_bytes) <= Limits::KEY_BYTES
             && item.soft_pin_ms <= Limits::SOFT_PIN_MS
             && (item.key_bytes > 0 || item.tenant_bytes == 0)

@@ -1,10 +1,10 @@
-//! Ranges one after the other become runs: those of one length at one distance take one record together.
+//! Packs ranges into runs: consecutive ranges of equal length and distance share one record.
 
 use crate::ids::SegmentId;
 
 use super::items::{Item, RunItem};
 
-/// Packs ranges into the [`RunItem`]s of a gathered read or write, in the order in which they come.
+/// Packer of ranges into the [`RunItem`]s of a gathered read or write, in the order in which they are added.
 #[derive(Debug, Default)]
 pub struct RunPacker {
     open: Option<RunItem>,
@@ -13,13 +13,13 @@ pub struct RunPacker {
 }
 
 impl RunPacker {
-    /// Nothing packed yet.
+    /// Creates an empty packer.
     #[must_use]
     pub const fn new() -> Self {
         Self { open: None, items: 0, ranges: 0 }
     }
 
-    /// Adds a range. Whole runs are appended to `out`.
+    /// Adds a range. Completed runs are appended to `out`.
     pub fn push(&mut self, segment: SegmentId, offset: u64, bytes: u32, out: &mut Vec<u8>) {
         self.ranges += 1;
         if let Some(run) = &mut self.open {
@@ -34,7 +34,7 @@ impl RunPacker {
         self.open = Some(RunItem { segment, offset, stride_bytes: 0, bytes, ranges: 1 });
     }
 
-    /// Appends the last run. How many records there are in all.
+    /// Appends the last run. Returns the number of records in total.
     pub fn finish(self, out: &mut Vec<u8>) -> usize {
         match self.open {
             Some(run) => {
@@ -45,7 +45,7 @@ impl RunPacker {
         }
     }
 
-    /// Ranges added so far.
+    /// Returns the number of ranges added so far.
     #[must_use]
     pub const fn ranges(&self) -> usize {
         self.ranges
@@ -53,7 +53,7 @@ impl RunPacker {
 }
 
 impl RunItem {
-    /// Whether a range at `offset` is the next of this run. Any later one is, of a run of 1.
+    /// Returns true if a range at `offset` continues this run. Any later offset continues a run of 1.
     fn continues_at(&self, offset: u64) -> bool {
         match self.ranges {
             1 => offset > self.offset,
@@ -65,7 +65,7 @@ impl RunItem {
         }
     }
 
-    /// The first range of the run that does not end within `segment_bytes`, by its position in the run.
+    /// Returns the position within the run of its first range that does not end within `segment_bytes`.
     #[must_use]
     pub fn first_outside(&self, segment_bytes: u64) -> Option<u32> {
         let room = segment_bytes.checked_sub(u64::from(self.bytes)).and_then(|room| room.checked_sub(self.offset));
@@ -75,7 +75,7 @@ impl RunItem {
         u32::try_from(last_inside + 1).ok().filter(|&first| first < self.ranges)
     }
 
-    /// Where each range of the run starts. Only of a run that is inside its segment.
+    /// Returns the start of each range of the run, which has to be inside its segment.
     pub fn offsets(&self) -> impl Iterator<Item = u64> + use<> {
         let (offset, stride_bytes) = (self.offset, self.stride_bytes);
         (0..u64::from(self.ranges)).map(move |range| offset + range * stride_bytes)
@@ -160,7 +160,7 @@ mod tests {
         }
 
         #[test]
-        fn no_run_is_too_large_to_be_judged(words in any::<[u64; 4]>(), bytes in any::<u32>(), ranges in any::<u32>()) {
+        fn runs_of_any_size_do_not_overflow(words in any::<[u64; 4]>(), bytes in any::<u32>(), ranges in any::<u32>()) {
             let [offset, stride_bytes, segment_bytes, _] = words;
             let run = RunItem { segment: SEGMENT, offset, stride_bytes, bytes, ranges };
             let inside = |range: u64| {

@@ -1,7 +1,7 @@
-//! What a segment is: named, registered memory of a process, which peers read and write by offset.
+//! Segment: named, registered memory of a process, which peers read and write by offset.
 //!
-//! A segment is one or more regions; a peer addresses `(segment, offset)` of one region. The descriptor is what a
-//! peer learns when it opens the segment by name.
+//! A segment consists of one or more regions; a peer addresses `(segment, offset)` of one region. A peer that opens the
+//! segment by name receives its descriptor.
 
 use core::fmt;
 
@@ -11,42 +11,42 @@ use crate::limits::Limits;
 /// One registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDescriptor {
-    /// Its id for reads and writes.
+    /// Id of the region, for reads and writes.
     pub segment: SegmentId,
-    /// Address in its own process: an identity for people and for Mooncake's tools, never dereferenced by peers.
+    /// Address in the owner's process: an identity for people and for Mooncake's tools, never dereferenced by peers.
     pub address: u64,
-    /// Length.
+    /// Length of the region.
     pub bytes: u64,
-    /// Whether a peer on the same host can map it.
+    /// True if a peer on the same host can map the region.
     pub shareable: bool,
-    /// Whether peers may write it.
+    /// True if peers may write the region.
     pub writable: bool,
 }
 
-/// Everything a peer needs to use a segment.
+/// Descriptor of a segment: everything that a peer needs to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentDescriptor {
-    /// Its name in the catalog.
+    /// Name of the segment in the catalog.
     pub name: String,
-    /// Its regions.
+    /// Regions of the segment that peers may use.
     pub regions: Vec<RegionDescriptor>,
 }
 
-/// Why a body is not a segment descriptor.
+/// Error of a body that is not a segment descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentError {
-    /// Shorter or longer than it says.
+    /// The body is shorter or longer than its fields require.
     Length(usize),
-    /// Name too long or not UTF-8.
+    /// The name is too long or not UTF-8.
     Name,
-    /// More regions than the limit.
+    /// The descriptor has more regions than the limit.
     Regions(usize),
 }
 
 impl fmt::Display for SegmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length(bytes) => write!(f, "a segment descriptor of {bytes} bytes is not what it says it is"),
+            Self::Length(bytes) => write!(f, "a segment descriptor of {bytes} bytes has the wrong length"),
             Self::Name => write!(f, "the segment's name is not UTF-8 of at most {} bytes", Limits::NAME_BYTES),
             Self::Regions(count) => {
                 write!(f, "a segment of {count} regions is over the limit of {}", Limits::REGIONS_PER_SEGMENT)
@@ -58,7 +58,7 @@ impl fmt::Display for SegmentError {
 impl std::error::Error for SegmentError {}
 
 const REGION_BYTES: usize = 32;
-/// Bits of a region's fourth word; others are zero and mean nothing yet.
+/// Bits of a region's fourth word; the others are reserved and zero.
 const SHAREABLE: u64 = 1;
 const WRITABLE: u64 = 2;
 
@@ -67,10 +67,10 @@ const fn flags(region: &RegionDescriptor) -> u64 {
 }
 
 impl SegmentDescriptor {
-    /// Wire form.
+    /// Encodes the descriptor for the wire.
     ///
     /// # Panics
-    /// When the name or the regions are over the limits; registration has refused those.
+    /// If the name or the regions exceed the limits; registration rejects such segments.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.name.len() <= Limits::NAME_BYTES, "segment name of {} bytes", self.name.len());
@@ -87,10 +87,10 @@ impl SegmentDescriptor {
         out
     }
 
-    /// Reads it back.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// When the body is not a whole descriptor within the limits.
+    /// Returns an error if the body is not a complete descriptor within the limits.
     pub fn decode(body: &[u8]) -> Result<Self, SegmentError> {
         let (fixed, rest) = body.split_at_checked(4).ok_or(SegmentError::Length(body.len()))?;
         let name_bytes = usize::from(u16::from_le_bytes([fixed[0], fixed[1]]));

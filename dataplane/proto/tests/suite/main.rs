@@ -1,4 +1,4 @@
-//! Tests of the wire from outside, in one binary: a module for each subject.
+//! Integration tests of the wire format, in one binary: a module for each subject.
 
 mod wire_arbitrary;
 mod wire_document;

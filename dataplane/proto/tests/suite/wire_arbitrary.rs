@@ -1,6 +1,8 @@
-//! Arbitrary bytes into every decoder: no panic, nothing beyond the limits, and what is accepted has one encoding.
+//! Arbitrary bytes into every decoder: no panic, no allocation beyond the limits, and one encoding for every accepted
+//! value.
 //!
-//! Only the handshake and the segment descriptor own memory after decoding; its capacity is held against what came in.
+//! Only the handshake and the segment descriptor own memory after decoding; their capacity is compared with the size of
+//! the input.
 
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::message::{
@@ -78,7 +80,7 @@ fn check_handshake(body: &[u8]) {
     }
 }
 
-/// Bytes that look like a descriptor or a handshake up to their claims about lengths.
+/// Bytes that look like a descriptor or a handshake with arbitrary lengths.
 fn claims() -> impl Strategy<Value = Vec<u8>> {
     let fixed = prop::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255), any::<u8>()], 0..64);
     (fixed, prop::collection::vec(any::<u8>(), 0..300)).prop_map(|(mut fixed, rest)| {

@@ -1,4 +1,4 @@
-//! `docs/wire.md` and the code say the same: operations and their numbers, statuses, sizes, limits.
+//! `docs/wire.md` agrees with the code: operations and their numbers, flags, statuses, sizes, limits.
 
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{

@@ -1,4 +1,4 @@
-//! The frame on the wire: its golden bytes, and every way in which a header can be wrong.
+//! Frame header: its golden bytes, and every way in which it can be malformed.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::frame::{FrameError, HEADER_BYTES, Header, MAGIC, VERSION};
@@ -6,8 +6,8 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{FrameFlags, Limits, RequestId, Status};
 use proptest::prelude::*;
 
-/// Every field differs from every other, so that none can change places unseen. The last word was computed by another
-/// implementation of CRC-32C.
+/// Golden bytes of a header in which all fields differ, so that swapped fields are detected. The last word was computed
+/// by another implementation of CRC-32C.
 const GOLDEN: &str = "\
     4b5650460585090001020304050607081112000021030000bbaa998800000000\
     887766554433221100ffeeddccbbaa990403020101020000efbeadde2d4a1978";
@@ -32,7 +32,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The header's bytes with `bytes` at `at`, under a right checksum.
+/// Returns the header's bytes with `bytes` at `at`, under a correct checksum.
 fn altered(at: usize, bytes: &[u8]) -> [u8; HEADER_BYTES] {
     let mut out = golden().encode();
     out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -81,7 +81,7 @@ fn other_protocols_and_versions_are_told_apart_from_damage() {
     assert_eq!(Header::decode(&bytes), Err(FrameError::Magic(u32::from_le_bytes(*b"GET "))));
     let mut bytes = golden().encode();
     bytes[4] = VERSION + 1;
-    // Without the checksum being right: the next version may compute another.
+    // Without a correct checksum: the next version may compute another one.
     assert_eq!(Header::decode(&bytes), Err(FrameError::Version(VERSION + 1)));
     assert_ne!(MAGIC, 0);
 }
@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_encoded_is_decoded(header in any_header()) {
+    fn headers_survive_the_round_trip(header in any_header()) {
         prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
     }
 
@@ -221,8 +221,8 @@ proptest! {
     ) {
         let mut whole = [0; HEADER_BYTES];
         if sealed {
-            // Past the first gates, so that the fields themselves are looked at: magic and version are right; kinds,
-            // statuses, flags and lengths are near those that there are.
+            // Magic and version are correct, and kinds, statuses, flags and lengths are near valid ones, so that the
+            // checks of the fields are reached.
             bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
             bytes[4] = VERSION;
             bytes[5] &= 0x9f;

@@ -1,4 +1,4 @@
-//! Messages on the wire: golden bytes of every record and handshake, round trips, and what is refused.
+//! Messages: golden bytes of every record and handshake, round trips, and rejected encodings.
 
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, ReservationId};
 use kvplane_proto::message::{
@@ -97,7 +97,7 @@ fn reply_items_have_these_bytes() {
 }
 
 #[test]
-fn a_status_without_meaning_spoils_the_whole_body() {
+fn an_unknown_status_makes_the_whole_body_malformed() {
     let mut body = Vec::new();
     encode_items([SizeReply { status: Status::Ok, bytes: 1 }, SizeReply { status: Status::Ok, bytes: 2 }], &mut body);
     assert_eq!(decode_items::<SizeReply>(&body, 2).map(|items| items.len()), Some(2));
@@ -182,7 +182,7 @@ fn the_handshake_has_these_bytes() {
 }
 
 #[test]
-fn a_torn_hello_is_refused() {
+fn a_truncated_hello_is_refused() {
     let bytes = hello().encode();
     for cut in 0..bytes.len() {
         assert_eq!(Hello::decode(&bytes[..cut]), Err(HelloError::Length(cut)));

@@ -1,4 +1,4 @@
-//! Free blocks by size: a list per bin, and bitmaps of the bins that have any.
+//! Free blocks by size: a list per bin, and bitmaps of the non-empty bins.
 //!
 //! A bin is a power of two (the level) cut into 32 equal parts. The levels below 64 granules hold one size per bin. Two
 //! bitmaps, one bit per level and one word of bits per level, give the next bin with a block in two steps.
@@ -20,7 +20,7 @@ pub(super) struct Bins {
     levels_with_blocks: u32,
 }
 
-/// The bin of a size: (level, part).
+/// Returns the bin of a size: (level, part).
 const fn bin_of(granules: u32) -> (usize, usize) {
     if granules < PARTS as u32 {
         return (0, granules as usize);
@@ -34,7 +34,7 @@ impl Bins {
         Self { heads: [[NONE; PARTS]; LEVELS], parts_with_blocks: [0; LEVELS], levels_with_blocks: 0 }
     }
 
-    /// Puts a block at the head of its bin.
+    /// Inserts a block at the head of its bin.
     pub(super) fn insert(&mut self, nodes: &mut [Node], index: u32) {
         let (level, part) = bin_of(nodes[index as usize].granules);
         let head = &mut self.heads[level][part];
@@ -48,7 +48,7 @@ impl Bins {
         self.levels_with_blocks |= 1 << level;
     }
 
-    /// Takes a block out of its bin.
+    /// Removes a block from its bin.
     pub(super) fn remove(&mut self, nodes: &mut [Node], index: u32) {
         let Node { granules, bin_before, bin_after, .. } = nodes[index as usize];
         if bin_after != NONE {
@@ -68,7 +68,7 @@ impl Bins {
         }
     }
 
-    /// A block of at least `granules`.
+    /// Returns a block of at least `granules`.
     pub(super) fn find(&self, nodes: &[Node], granules: u32) -> Option<u32> {
         let (level, part) = bin_of(granules);
         self.blocks(nodes, level, part)
@@ -77,7 +77,7 @@ impl Bins {
             .or_else(|| self.head_above(level, part))
     }
 
-    /// The size of the largest block, 0 when there is none.
+    /// Returns the size of the largest block; 0 if there is none.
     pub(super) fn largest(&self, nodes: &[Node]) -> u32 {
         let Some(level) = self.levels_with_blocks.checked_ilog2() else { return 0 };
         let part = self.parts_with_blocks[level as usize].ilog2();
@@ -116,7 +116,8 @@ impl Bins {
         core::iter::successors(head, move |&index| some(nodes[index as usize].bin_after))
     }
 
-    /// The head of the first bin after (level, part) that has any: each of its blocks is larger than the bin's sizes.
+    /// Returns the head of the first non-empty bin after (level, part): each of its blocks is larger than the bin's
+    /// sizes.
     fn head_above(&self, level: usize, part: usize) -> Option<u32> {
         let parts = self.parts_with_blocks[level] & (!1u32 << part);
         if parts != 0 {

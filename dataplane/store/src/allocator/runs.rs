@@ -1,13 +1,14 @@
-//! Runs: neighbouring blocks that would make one free block if their owners gave way.
+//! Runs: adjacent blocks that become one free block if their owners are evicted.
 //!
-//! Where objects differ in size, evicting in order of recency frees bytes all over the pool but not next to each other.
-//! A run says which neighbours must go for a large block; who may go is the caller's predicate.
+//! If objects differ in size, evicting in order of recency frees bytes all over the pool but not next to each other. A
+//! run names the adjacent blocks to evict for a large block; the caller's predicate decides which owners may be
+//! evicted.
 
 use super::{Allocator, Block, NONE, Node};
 
 impl Allocator {
-    /// The first block of a run of at least `granules` that includes `block`, made of free blocks and blocks whose
-    /// owner `may_go`. Costs the number of blocks in the run.
+    /// Returns the first block of a run of at least `granules` that includes `block`, made of free blocks and blocks
+    /// whose owner `may_go`. Costs the number of blocks in the run.
     pub fn run_around(&self, block: Block, granules: u64, may_go: impl Fn(u32) -> bool) -> Option<Block> {
         let usable = |index: u32| index != NONE && self.usable(index, &may_go);
         if !usable(block.0) {
@@ -27,7 +28,7 @@ impl Allocator {
         (sum >= granules).then_some(Block(first))
     }
 
-    /// As [`Self::run_around`], anywhere in the pool: finds a run if there is one. Walks the pool's blocks: the last
+    /// Like [`Self::run_around`], anywhere in the pool: finds a run if there is one. Walks the pool's blocks: the last
     /// resort before a request is refused.
     pub fn run_anywhere(&self, granules: u64, may_go: impl Fn(u32) -> bool) -> Option<Block> {
         let (mut first, mut sum) = (0, 0);
@@ -47,7 +48,7 @@ impl Allocator {
         None
     }
 
-    /// The block that follows in the pool.
+    /// Returns the next block in the pool.
     #[must_use]
     pub fn after(&self, block: Block) -> Option<Block> {
         let Node { after, .. } = self.nodes[block.0 as usize];

@@ -1,4 +1,4 @@
-//! The allocator against a naive model: a map of the held extents.
+//! Tests of the allocator against a naive model: a map of the held extents.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The free gaps between held extents, as (start, granules).
+/// Returns the free gaps between held extents, as (start, granules).
 fn gaps(held: &BTreeMap<u64, (u64, Block)>, pool_granules: u64) -> Vec<(u64, u64)> {
     let (mut at, mut out) = (0, Vec::new());
     for (&start, &(granules, _)) in held {
@@ -23,7 +23,7 @@ fn gaps(held: &BTreeMap<u64, (u64, Block)>, pool_granules: u64) -> Vec<(u64, u64
     out
 }
 
-/// The stretches of the pool without a held extent whose start is odd, as (start, granules).
+/// Returns the stretches of the pool without a held extent whose start is odd, as (start, granules).
 fn runs(held: &BTreeMap<u64, (u64, Block)>, pool_granules: u64) -> Vec<(u64, u64)> {
     let mut stay = held.clone();
     stay.retain(|start, _| start % 2 == 1);

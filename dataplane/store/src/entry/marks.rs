@@ -1,32 +1,32 @@
-//! What is so or not of an entry, bit by bit.
+//! Marks of an entry: flags, one bit each.
 
-/// Something that is so or not of an entry.
+/// Flag of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
-    /// Its tail is there.
+    /// The tail is present.
     Tail = 1,
-    /// Its commit replaces an object of its digest.
+    /// The commit replaces an object of the digest.
     Replace = 2,
-    /// It is softly pinned: kept before others for a while.
+    /// Softly pinned: evicted after others for a while.
     Soft = 4,
-    /// It is never evicted.
+    /// Hard pinned: never evicted.
     Hard = 8,
-    /// It belongs to a group.
+    /// Member of a group.
     Grouped = 16,
-    /// It names the stripes in which another object is kept. Kept with the length, as there is no other bit left.
+    /// Stripe head: names the stripes of another object. Kept with the size, for lack of another bit.
     Head = 32,
-    /// The replica owner of its slot may have a copy of it. With the length, as are those that follow.
+    /// The replica owner of its slot may have a replica of it. Kept with the size, like those that follow.
     Copied = 64,
-    /// It is a copy of what the owner of its slot has.
+    /// Replica of an object of its slot's owner.
     Copy = 128,
-    /// The replica owner is to have a copy.
+    /// To be replicated to the replica owner.
     Wanted = 192,
-    /// Whoever put it waits to hear of the copy.
+    /// The put waits for the replica.
     Awaited = 193,
 }
 
 impl Mark {
-    /// Its bit in `bytes_high`, if it is kept there.
+    /// Returns its bit in `bytes_high`, if it is kept there.
     pub(super) const fn high(self) -> Option<u8> {
         match self {
             Self::Head => Some(1 << 7),
@@ -39,22 +39,22 @@ impl Mark {
     }
 }
 
-/// What an object is of those that two owners have.
+/// Role of an object in replication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Replica {
-    /// None of them.
+    /// Not replicated.
     #[default]
     None,
-    /// The one that the owner has; the second is to have a copy.
+    /// The owner's object, which is to be replicated.
     First,
-    /// The same, and whoever put it waits to hear of that.
+    /// The owner's object, whose put waits for the replica.
     Awaited,
-    /// The copy.
+    /// The replica.
     Second,
 }
 
 impl Replica {
-    /// True for an object of its owner that the second is to have a copy of.
+    /// Returns true if the object is the owner's and is to be replicated.
     #[must_use]
     pub const fn is_owed_a_copy(self) -> bool {
         matches!(self, Self::First | Self::Awaited)

@@ -1,4 +1,4 @@
-//! Entries keep what they are given and step as declared.
+//! Entries keep their values and step through their states as declared.
 
 use super::*;
 use crate::allocator::Allocator;
@@ -26,7 +26,7 @@ fn the_lifecycle_is_as_declared() {
 }
 
 #[test]
-fn an_entry_keeps_what_it_is_given() {
+fn an_entry_keeps_its_values() {
     let mut entries = Entries::new(2);
     let digest = Digest(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
     for head in [false, true] {
@@ -55,7 +55,7 @@ fn a_tail_takes_granules_only_where_it_does_not_fit() {
 
 #[test]
 #[should_panic(expected = "Quarantined met Commit")]
-fn a_step_outside_the_table_is_caught() {
+fn an_undeclared_transition_panics() {
     let mut entries = Entries::new(1);
     let id = entries.reserve(&Reserve::plain(Digest(1), 1), block());
     entries.expire(id);

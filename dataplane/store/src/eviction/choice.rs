@@ -1,4 +1,4 @@
-//! The policies by name, and the one that a store was configured with.
+//! Policies by name, and the policy that a store was configured with.
 
 use core::fmt;
 use core::str::FromStr;
@@ -8,13 +8,13 @@ use crate::allocator::GRANULE_BYTES;
 use crate::config::StoreConfig;
 use crate::entry::{Entries, EntryId};
 
-/// Which policy decides what goes.
+/// Name of an eviction policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Eviction {
     /// Segmented LRU: the best on traces of conversations.
     #[default]
     SegmentedLru,
-    /// S3-FIFO: for loads in which most objects are asked for once, and an access must cost nothing.
+    /// S3-FIFO: for loads in which most objects are read once, and an access must cost nothing.
     S3Fifo,
     /// Plain LRU.
     Lru,
@@ -24,7 +24,7 @@ impl Eviction {
     /// Every policy.
     pub const ALL: [Self; 3] = [Self::SegmentedLru, Self::S3Fifo, Self::Lru];
 
-    /// Its name on command lines and in reports.
+    /// Returns its name on command lines and in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,21 +46,21 @@ impl FromStr for Eviction {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|policy| policy.name() == text);
-        found.ok_or_else(|| format!("{text:?} is no eviction policy: say slru, s3fifo or lru"))
+        found.ok_or_else(|| format!("{text:?} is no eviction policy: use slru, s3fifo or lru"))
     }
 }
 
-/// A policy that was chosen when the process started.
+/// Policy that was chosen when the process started.
 #[derive(Debug)]
 pub enum ChosenPolicy {
-    /// Segmented LRU; plain LRU where nothing is protected.
+    /// Segmented LRU; plain LRU if no share is protected.
     SegmentedLru(SegmentedLru),
     /// S3-FIFO.
     S3Fifo(S3Fifo),
 }
 
 impl ChosenPolicy {
-    /// The policy that `config` names, for its pool.
+    /// Creates the policy that `config` names, for its pool.
     #[must_use]
     pub fn new(config: &StoreConfig) -> Self {
         let pool_granules = config.pool_bytes / GRANULE_BYTES;
@@ -72,7 +72,7 @@ impl ChosenPolicy {
     }
 }
 
-/// Passes a call on to whichever policy there is.
+/// Forwards a call to the chosen policy.
 macro_rules! each {
     ($policy:expr, $bound:ident => $call:expr) => {
         match $policy {

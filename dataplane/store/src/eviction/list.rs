@@ -1,4 +1,4 @@
-//! A doubly linked list through the entries, least recent first.
+//! Doubly linked list through the entries, least recent first.
 
 use crate::entry::{Entries, EntryId, NONE, Place};
 
@@ -10,27 +10,27 @@ pub(super) struct List {
 }
 
 impl List {
-    /// An empty list whose members carry `place`.
+    /// Creates an empty list whose members carry `place`.
     pub(super) const fn new(place: Place) -> Self {
         Self { first: NONE, last: NONE, place }
     }
 
-    /// What members carry.
+    /// Returns the mark that members carry.
     pub(super) const fn place(&self) -> Place {
         self.place
     }
 
-    /// The least recent member.
+    /// Returns the least recent member.
     pub(super) fn first(&self) -> Option<EntryId> {
         (self.first != NONE).then_some(EntryId(self.first))
     }
 
-    /// Adds an entry at the recent end.
+    /// Appends an entry at the recent end.
     pub(super) fn push_last(&mut self, entries: &mut Entries, id: EntryId) {
         self.insert_between(entries, self.last, id, NONE);
     }
 
-    /// Adds an entry where its stamp belongs, searching from the least recent end.
+    /// Inserts an entry by its stamp, searching from the least recent end.
     pub(super) fn insert_by_stamp(&mut self, entries: &mut Entries, id: EntryId) {
         let (mut before, mut after) = (NONE, self.first);
         while after != NONE && entries[EntryId(after)].stamp < entries[id].stamp {
@@ -39,7 +39,7 @@ impl List {
         self.insert_between(entries, before, id, after);
     }
 
-    /// Takes a member out.
+    /// Removes a member.
     pub(super) fn unlink(&mut self, entries: &mut Entries, id: EntryId) {
         let entry = &mut entries[id];
         assert!(entry.place == self.place, "{entry:?} is not in the list of {:?}", self.place);
@@ -55,7 +55,7 @@ impl List {
         }
     }
 
-    /// Asserts links, places and, where there is one, the order by stamp; the members and their granules.
+    /// Asserts links, places and, if `sorted`, the order by stamp; returns the number of members and their granules.
     pub(super) fn check(&self, entries: &Entries, sorted: bool) -> (usize, u64) {
         let (mut members, mut granules) = (0, 0);
         let (mut before, mut cursor) = (NONE, self.first);

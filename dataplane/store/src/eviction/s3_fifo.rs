@@ -1,14 +1,15 @@
-//! S3-FIFO by bytes: three queues that nobody reorders, and two bits of frequency for each object.
+//! S3-FIFO by bytes: three queues that are never reordered, and two bits of frequency for each object.
 //!
 //! After Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction" (SOSP 2023). New objects
-//! enter the *small* queue, a tenth of the pool. At its old end those that were asked for more than once go to the
-//! *main* queue, the others are evicted and remembered as *ghosts*: who comes back soon enough enters the main queue at
-//! once. At the old end of the main queue those that were asked for since go round again, with one less to their
-//! credit. Victims are taken from the small queue while that fills its share, else from the main queue. A tenth of the
-//! pool would be all that a tenant with a small quota has: nothing would ever leave its main queue.
+//! enter the *small* queue, a tenth of what the policy holds. At its old end, objects that were accessed more than once
+//! move to the *main* queue, the others are evicted and remembered as *ghosts*: an object that comes back soon enough
+//! enters the main queue at once. At the old end of the main queue, objects that were accessed since go round again,
+//! with their frequency reduced by one. Victims are taken from the small queue while that fills its share, else from
+//! the main queue. The share is not a tenth of the pool, which could be all that a tenant with a small quota has: no
+//! object would ever leave its main queue.
 //!
 //! Each turn of the main queue is paid for by an access, and each object leaves the small queue once. Pinned objects
-//! are passed over as `segment` says. The entry's stamp has the order above two bits of frequency.
+//! are skipped as in `segment`. The entry's stamp holds the order above two bits of frequency.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::rng::mix64;
@@ -17,15 +18,15 @@ use super::EvictionPolicy;
 use super::segment::Segment;
 use crate::entry::{Entries, EntryId, Place};
 
-/// The small queue's share of what the policy holds, as a divisor.
+/// Share of the small queue in what the policy holds, as a divisor.
 const SMALL_DIVISOR: u64 = 10;
 /// Bits of the stamp that count accesses.
 const FREQUENCY_BITS: u32 = 2;
 const FREQUENCY_MOST: u64 = (1 << FREQUENCY_BITS) - 1;
-/// Accesses that take an object from the small queue to the main one.
+/// Accesses that move an object from the small queue to the main one.
 const FREQUENCY_TO_MAIN: u64 = 2;
 
-/// The policy.
+/// State of the policy.
 #[derive(Debug)]
 pub struct S3Fifo {
     small: Segment,
@@ -34,18 +35,18 @@ pub struct S3Fifo {
     clock: u64,
 }
 
-/// What an end of a queue gave.
+/// Result of a step at the end of a queue.
 enum Step {
-    /// An object moved on.
+    /// An object moved to another position.
     Moved,
-    /// This one should go.
+    /// This object is to be evicted.
     Victim(EntryId),
-    /// Nobody is there without pins.
+    /// No object is unpinned.
     Nobody,
 }
 
 impl S3Fifo {
-    /// A policy for up to `max_objects`. Takes 8 bytes of memory for each of those, for the ghosts.
+    /// Creates a policy for up to `max_objects`. Takes 8 bytes of memory for each of those, for the ghosts.
     #[must_use]
     pub fn new(max_objects: u32) -> Self {
         Self {
@@ -64,7 +65,7 @@ impl S3Fifo {
         }
     }
 
-    /// To the recent end of the main queue, from nowhere.
+    /// Appends an unlinked entry at the recent end of the main queue.
     fn push_main(&mut self, entries: &mut Entries, id: EntryId, frequency: u64) {
         self.clock += 1;
         entries[id].stamp = self.clock << FREQUENCY_BITS | frequency;
@@ -94,7 +95,7 @@ impl S3Fifo {
 }
 
 impl EvictionPolicy for S3Fifo {
-    /// With a sixteenth of the ghosts: there may be many tenants.
+    /// Uses a sixteenth of the ghosts: there may be many tenants.
     fn anew(&self) -> Self {
         Self {
             small: Segment::new(Place::Probation, Place::ProbationParked),
@@ -158,21 +159,21 @@ impl EvictionPolicy for S3Fifo {
     }
 }
 
-/// Ghosts with the same place in the table.
+/// Ghosts in one bucket of the table.
 const WAYS: usize = 4;
 
-/// The fewest places of the table.
+/// Fewest buckets of the table.
 const LEAST_BUCKETS: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Ghost {
     fingerprint: u32,
-    /// The count of remembered ones when it was, from 1; 0: nobody.
+    /// Clock when it was remembered, from 1; 0 for an empty place.
     born: u32,
 }
 
-/// Who was evicted from the small queue lately: fingerprints in buckets, the oldest of a bucket makes room. A ghost
-/// fades when as many have been remembered since as the main queue has members.
+/// Objects that were evicted from the small queue lately: fingerprints in buckets, in which the oldest is overwritten.
+/// A ghost expires once as many have been remembered since as the main queue has members.
 #[derive(Debug)]
 struct Ghosts {
     buckets: Vec<[Ghost; WAYS]>,
@@ -195,7 +196,7 @@ impl Ghosts {
     }
 
     fn remember(&mut self, digest: Digest) {
-        // After 2^32 evictions a long gone ghost may seem young once: a wrong guess, nothing worse.
+        // After 2^32 evictions an expired ghost may seem young once: only a wrong guess.
         self.clock = self.clock.checked_add(1).unwrap_or(1);
         let clock = self.clock;
         let (bucket, fingerprint) = self.bucket(digest);
@@ -208,7 +209,7 @@ impl Ghosts {
         bucket[way] = Ghost { fingerprint, born: clock };
     }
 
-    /// Whether the ghost was there and has not faded; it is forgotten then.
+    /// Removes a ghost; returns true if it existed and has not expired.
     fn take(&mut self, digest: Digest, lasts: u32) -> bool {
         let clock = self.clock;
         let (bucket, fingerprint) = self.bucket(digest);

@@ -1,28 +1,29 @@
-//! Segmented LRU by bytes: what was asked for once cannot push out what was asked for twice.
+//! Segmented LRU by bytes: objects that were read once cannot evict objects that were read twice.
 //!
 //! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (IEEE Computer, 1994). New
 //! objects enter *probation* at its recent end. An access moves an object to the recent end of *protected*. When
-//! protected outgrows its share, its least recent objects go back to the recent end of probation. Victims are taken
-//! from the old end of probation, then of protected.
+//! protected exceeds its share, its least recent objects go back to the recent end of probation. Victims are taken from
+//! the old end of probation, then of protected.
 //!
-//! The share is of what the policy holds when somebody has to go, and never more than that of the pool. Who may fill
-//! only a part of the pool (a tenant with a quota, one of several, a store of few objects) would otherwise protect all
-//! that it has, and the only candidate left would be what came last. Going back changes nothing in the order in which
-//! those go that are there; it only puts them before what comes later.
+//! The share is of what the policy holds when a victim is needed, and never more than that share of the pool. A policy
+//! that can fill only a part of the pool (of a tenant with a quota, of one of several tenants, of a store of few
+//! objects) would otherwise protect all of its objects, and the only candidate left would be the latest one. Going back
+//! to probation does not change the order in which the present objects are evicted; it only puts them before later
+//! ones.
 //!
 //! With nothing protected it is plain LRU: an access then moves an object to the recent end of probation.
 //!
-//! Not here: whether an object is admitted at all, and frequency beyond "more than once".
+//! It does not decide on admission, and does not count frequency beyond "more than once".
 
 use super::EvictionPolicy;
 use super::segment::Segment;
 use crate::entry::{Entries, EntryId, Place};
 
-/// How many objects a request for a victim sends back to probation at most: more than go, so that a share that shrank
-/// is kept again after a while, and few enough that no put pays for all of them.
+/// Most objects that a request for a victim sends back to probation: more than are evicted, so that a reduced share is
+/// reached after a while, and few enough that no put pays for all of them.
 const DEMOTED_AT_ONCE: usize = 16;
 
-/// The policy. One clock tick per move to a recent end orders everything.
+/// State of the policy. One clock tick per move to a recent end orders all entries.
 #[derive(Debug)]
 pub struct SegmentedLru {
     probation: Segment,
@@ -33,8 +34,8 @@ pub struct SegmentedLru {
 }
 
 impl SegmentedLru {
-    /// A policy for a pool of `pool_granules`, of which, and of whatever it holds itself, the protected segment has at
-    /// most `protected_percent`.
+    /// Creates a policy for a pool of `pool_granules`. The protected segment has at most `protected_percent` of it, and
+    /// of what the policy itself holds.
     #[must_use]
     pub const fn new(pool_granules: u64, protected_percent: u8) -> Self {
         Self {
@@ -46,12 +47,12 @@ impl SegmentedLru {
         }
     }
 
-    /// What protected may hold of so many granules.
+    /// Returns the granules that protected may hold of this many.
     fn share_of(&self, granules: u64) -> u64 {
         (u128::from(granules) * u128::from(self.protected_percent) / 100) as u64
     }
 
-    /// Sends the least recent protected object back to probation; false where there is none.
+    /// Sends the least recent protected object back to probation; false if there is none.
     fn demote(&mut self, entries: &mut Entries) -> bool {
         let Some(oldest) = self.protected.oldest(entries) else { return false };
         self.unlink(entries, oldest);

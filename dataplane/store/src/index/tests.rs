@@ -1,4 +1,4 @@
-//! The table against a map, with digests chosen to be awkward.
+//! Tests of the index against a map, with adversarial digests.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ proptest! {
 }
 
 #[test]
-fn equal_fingerprints_are_told_apart() {
+fn digests_with_equal_fingerprints_are_distinguished() {
     let index = Index::new(64, 5);
     let mut rng = Rng::new(1, "digests");
     let mut by_fingerprint = BTreeMap::new();

@@ -6,27 +6,27 @@ use super::Order;
 use crate::entry::{Entries, EntryId, Mark};
 use crate::eviction::EvictionPolicy;
 
-/// Members that a group has at most; who comes then belongs to none.
+/// Most members of a group; further objects belong to no group.
 pub(crate) const GROUP_MOST: usize = 1024;
 
-/// A tenant's account and its number of the group.
+/// Account of the tenant, and the tenant's number of the group.
 type GroupId = (u16, u64);
 
 #[derive(Debug, Default)]
 struct Group {
     members: BTreeSet<u32>,
-    /// Counted up with each access of any.
+    /// Number of accesses of all members.
     accesses: u32,
 }
 
-/// The groups with live members.
+/// Groups with live members.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     groups: BTreeMap<GroupId, Group>,
 }
 
 impl Groups {
-    /// Makes an entry a member, if there is room; how many accesses the group had.
+    /// Adds an entry to a group, if there is room; returns the group's accesses.
     pub(super) fn join(&mut self, group: GroupId, id: EntryId) -> Option<u32> {
         if group.1 == 0 {
             return None;
@@ -38,7 +38,7 @@ impl Groups {
         })
     }
 
-    /// Ends a membership; with the last one the group.
+    /// Removes a member; with the last one, the group.
     pub(super) fn leave(&mut self, id: GroupId, entry: EntryId) {
         if let Some(group) = self.groups.get_mut(&id) {
             group.members.remove(&entry.0);
@@ -48,7 +48,7 @@ impl Groups {
         }
     }
 
-    /// Counts an access.
+    /// Counts an access; returns the new number.
     pub(super) fn touch(&mut self, id: GroupId) -> u32 {
         self.groups.get_mut(&id).map_or(0, |group| {
             group.accesses = group.accesses.wrapping_add(1);
@@ -72,8 +72,8 @@ impl Groups {
 }
 
 impl<P: EvictionPolicy> Order<P> {
-    /// Of the group of an object that goes: those that go with it. Those that are held follow when they are let go;
-    /// pinned ones stay.
+    /// Returns the members of an evicted object's group that are to be evicted with it. Members pinned by readers are
+    /// marked to follow when they are unpinned; softly and hard pinned ones stay.
     pub(crate) fn mates(&mut self, entries: &Entries, id: EntryId) -> Vec<EntryId> {
         let Some(kept) = self.kept.get(&id.0).filter(|_| entries[id].is(Mark::Grouped)) else { return Vec::new() };
         let group = (entries[id].account() as u16, kept.group);
@@ -93,7 +93,7 @@ impl<P: EvictionPolicy> Order<P> {
         going
     }
 
-    /// Whether an object's group has gone without it, and nobody asked for any of it since.
+    /// Returns true if an object's group was evicted without it, and no member was accessed since.
     pub(super) fn is_to_follow(&mut self, account: u16, id: EntryId) -> bool {
         let Some(kept) = self.kept.get_mut(&id.0) else { return false };
         core::mem::take(&mut kept.follows) && kept.seen == self.groups.accesses((account, kept.group))

@@ -1,42 +1,43 @@
-//! How tenants share a pool: leases, weights, and who is furthest above its share.
+//! Shares of tenants in a pool: leases, weights, and the tenant that exceeds its share the most.
 
 use super::{Account, Order, Scarce};
 use crate::allocator::GRANULE_BYTES;
 use crate::entry::{ACCOUNTS, Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
 
-/// Tenants that nobody has told of get accounts while there are no more than so many.
+/// Number of accounts up to which tenants that are not configured get accounts of their own.
 const STRANGERS_UP_TO: usize = 256;
 
-/// What a shard is told of a tenant.
+/// Configuration of a tenant at a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TenantLease {
-    /// Its number: see [`kvplane_proto::digest::tenant_number`]. 0 is the default tenant, which there always is.
+    /// Number of the tenant: see [`kvplane_proto::digest::tenant_number`]. 0 is the default tenant, which always
+    /// exists.
     pub number: u32,
-    /// Bytes of this shard's pool that it may fill; without, as much as it gets.
+    /// Bytes of this shard's pool that it may fill; `None` for no limit.
     pub dram_bytes: Option<u64>,
-    /// Its weight among those without. 0 counts as 1.
+    /// Weight among tenants without a lease. 0 counts as 1.
     pub weight: u32,
 }
 
-/// What a tenant has of a shard.
+/// Usage of a shard by a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TenantUse {
-    /// Its number.
     pub number: u32,
     /// Bytes of the pool that its objects take, in whole granules.
     pub used_bytes: u64,
-    /// What it may take, if that is limited.
+    /// Bytes that it may take, if limited.
     pub lease_bytes: Option<u64>,
     /// Bytes of its objects that were evicted.
     pub evicted_bytes: u64,
-    /// Puts that were refused as it had no room left.
+    /// Puts that were refused because of its quota.
     pub refused: u64,
 }
 
 impl<P: EvictionPolicy> Order<P> {
-    /// These tenants there are, beside the default one. Those that are no more keep what they have until it goes.
-    /// More than [`ACCOUNTS`] have no place; those beyond are not known.
+    /// Sets the tenants beside the default one. Tenants that are not listed any more keep their objects until these are
+    /// evicted or removed. Tenants beyond [`ACCOUNTS`] are ignored.
     pub(crate) fn set_tenants(&mut self, leases: &[TenantLease]) {
         for account in &mut self.accounts {
             (account.is_listed, account.lease_granules, account.weight) = (account.number == 0, None, 1);
@@ -51,7 +52,7 @@ impl<P: EvictionPolicy> Order<P> {
         self.shares_known = false;
     }
 
-    /// The tenant's place, an old or a new one.
+    /// Returns the index of the tenant's account, existing or new.
     fn place_for(&mut self, number: u32) -> Option<usize> {
         if let Some(at) = self.numbers.get(&number) {
             return Some(usize::from(*at));
@@ -75,8 +76,8 @@ impl<P: EvictionPolicy> Order<P> {
         Some(at)
     }
 
-    /// The account of a tenant that nobody has told of: one of its own, without a lease, while there is room for such;
-    /// else the default tenant's.
+    /// Returns the account of a tenant that is not configured: one of its own, without a lease, while there is room for
+    /// such accounts; otherwise the default tenant's.
     pub(crate) fn stranger(&mut self, number: u32) -> u16 {
         if let Some(at) = self.numbers.get(&number) {
             return *at;
@@ -88,25 +89,25 @@ impl<P: EvictionPolicy> Order<P> {
         at as u16
     }
 
-    /// Whether so much more would be above a tenant's lease; then what it is and what of it cannot be freed.
+    /// Returns the lease, and the granules that cannot be freed, if this many more would exceed a tenant's lease.
     pub(crate) fn over_lease(&self, account: u16, granules: u64) -> Option<(u64, u64)> {
         let account = &self.accounts[usize::from(account)];
         let lease = account.lease_granules?;
         (account.used_granules + granules > lease).then_some((lease, account.stuck_granules))
     }
 
-    /// What a tenant has that is hard pinned, and its lease if it has one.
+    /// Returns a tenant's hard pinned granules, and its lease if it has one.
     pub(crate) fn hard_pins_of(&self, account: u16) -> (u64, Option<u64>) {
         let account = &self.accounts[usize::from(account)];
         (account.hard_granules, account.lease_granules)
     }
 
-    /// A put was refused for want of lease.
+    /// Counts a put that was refused because of the lease.
     pub(crate) fn count_refusal(&mut self, account: u16) {
         self.accounts[usize::from(account)].refused += 1;
     }
 
-    /// Keeps a live object otherwise than so far, in which it was plain.
+    /// Changes the account, group and pins of a live object that was plain so far.
     pub(crate) fn keep_as(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
         if entries[id].account() == usize::from(keep.account) && keep.group == 0 && !keep.hard_pin {
             return;
@@ -119,17 +120,17 @@ impl<P: EvictionPolicy> Order<P> {
         self.insert(entries, id);
     }
 
-    /// Whom an entry is charged to.
+    /// Returns the tenant that an entry is charged to.
     pub(crate) fn tenant_of(&self, entries: &Entries, id: EntryId) -> u32 {
         self.accounts[entries[id].account()].number
     }
 
-    /// Whether there are, or were, others than the default tenant.
+    /// Returns true if there are, or were, tenants besides the default one.
     pub(crate) const fn has_tenants(&self) -> bool {
         self.accounts.len() > 1
     }
 
-    /// What each tenant has.
+    /// Returns the usage of each tenant.
     pub(crate) fn uses(&self) -> Vec<TenantUse> {
         let shown = self.accounts.iter().filter(|account| account.is_listed || account.used_granules > 0);
         let of = |account: &Account<P>| TenantUse {
@@ -142,7 +143,7 @@ impl<P: EvictionPolicy> Order<P> {
         shown.map(of).collect()
     }
 
-    /// Divides the pool, if that is to be done anew.
+    /// Divides the pool among tenants, if the division is outdated.
     pub(super) fn know_shares(&mut self) {
         if self.shares_known {
             return;
@@ -170,15 +171,16 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// The active account that is furthest above its share of what is scarce, of those not asked in this round; it is
-    /// asked now. `above`: only one that is above it.
+    /// Returns the active account that exceeds its share of the scarce resource the most, of those not asked in this
+    /// round, and marks it as asked. `above`: only an account that exceeds its share.
     pub(super) fn furthest(&mut self, above: bool, scarce: Scarce) -> Option<usize> {
         let mut found: Option<(i128, usize)> = None;
         for at in self.active.iter().map(|at| usize::from(*at)) {
             let account = &self.accounts[at];
             let excess = match scarce {
                 Scarce::Room => i128::from(account.used_granules) - i128::from(account.share_granules),
-                // The same part of all entries as of all memory: many tiny objects are nobody else's burden.
+                // The same fraction of all entries as of all memory, so that many tiny objects are no burden on other
+                // tenants.
                 Scarce::Entries(all) => {
                     let share = i128::from(all) * i128::from(account.share_granules) / i128::from(self.pool_granules);
                     i128::from(account.entries) - share

@@ -1,10 +1,10 @@
-//! The numbers by which clients name put sessions.
+//! Numbers by which clients name put sessions.
 //!
-//! A shard counts its put sessions from the start in each of its incarnations, and so does every other shard. Told as
-//! they are, these counts would name put sessions of others too: a client that goes on after a restart, or after the
-//! object's slot has gone to another shard, would write into another of its own put sessions. So each incarnation of a
-//! shard tells its counts through an order of its own of all 64-bit numbers. Two put sessions of one incarnation never
-//! have the same number; two of different incarnations have it with a probability of 2^-64.
+//! Every shard counts its put sessions from the start in each of its incarnations. If clients used these counts, the
+//! same count would name put sessions of several shards: a client that continues after a restart, or after the object's
+//! slot has migrated to another shard, would write into another of its own put sessions. So each incarnation of a shard
+//! maps its counts through its own permutation of all 64-bit numbers. Two put sessions of one incarnation never have
+//! the same number; two of different incarnations have it with a probability of 2^-64.
 
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::rng::mix64;
@@ -13,13 +13,13 @@ use super::PutSessionId;
 
 const ROUNDS: usize = 4;
 
-/// The order in which one incarnation of a shard tells its put sessions: a Feistel network under keys of that
+/// Permutation by which one incarnation of a shard numbers its put sessions: a Feistel network under keys of that
 /// incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbers([u64; ROUNDS]);
 
 impl Numbers {
-    /// The order of this incarnation of this shard.
+    /// Returns the permutation of this incarnation of this shard.
     #[must_use]
     pub fn of(shard: ShardKey) -> Self {
         let ShardKey { node, incarnation, shard } = shard;
@@ -30,7 +30,7 @@ impl Numbers {
         Self(core::array::from_fn(|round| mix64(word ^ mix64(round as u64))))
     }
 
-    /// What clients are told of a put session.
+    /// Returns the number by which clients name a put session.
     #[must_use]
     pub fn number(&self, session: PutSessionId) -> u64 {
         let PutSessionId(id) = session;
@@ -41,8 +41,8 @@ impl Numbers {
         u64::from(left) << 32 | u64::from(right)
     }
 
-    /// The put session of which this was told; one that was never there, as good as always, if it was told by another
-    /// incarnation.
+    /// Returns the put session that a number names; almost certainly one that never existed, if the number is from
+    /// another incarnation.
     #[must_use]
     pub fn session(&self, number: u64) -> PutSessionId {
         let (mut left, mut right) = ((number >> 32) as u32, number as u32);
@@ -92,7 +92,7 @@ mod tests {
                 }
             }
         }
-        // Nor does one of another incarnation lead to a put session that may be there.
+        // Numbers of another incarnation do not lead to existing put sessions either.
         let (one, other) = (numbers(1, 1, 0), numbers(1, 2, 0));
         for index in 0..1024 {
             let found = other.session(one.number(PutSessionId::new(index, 1)));

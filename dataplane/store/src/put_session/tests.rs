@@ -1,4 +1,4 @@
-//! Put sessions against twins that know each byte.
+//! Tests of put sessions against twins that know the state of each byte.
 
 use kvplane_proto::checksum::payload_checksum;
 use proptest::prelude::*;
@@ -43,7 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A put session as it should be: each byte nobody's (0), being filled (1) or filled (2).
+/// Model of a put session: each byte is unwritten (0), being filled (1) or filled (2).
 #[derive(Debug)]
 struct Twin {
     id: PutSessionId,
@@ -59,7 +59,7 @@ fn value(key: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at * 37 + u64::from(key) * 11) as u8).collect()
 }
 
-/// Put sessions, their twins and what is in flight.
+/// Put sessions, their twins and the fills in flight.
 #[derive(Default)]
 struct Both {
     sessions: PutSessionTable,
@@ -213,7 +213,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_that_touch_are_taken_where_there_are_as_many_as_may_be() {
+fn adjacent_ranges_are_accepted_at_the_limit_of_ranges() {
     let most = Limits::DRAFT_RANGES as u64;
     let mut sessions = PutSessionTable::default();
     let id = sessions.begin(&new_session(CLIENT, 1, 4 * most, room(1)), 0).expect("it is the first");
@@ -221,7 +221,7 @@ fn ranges_that_touch_are_taken_where_there_are_as_many_as_may_be() {
     let filled = |sessions: &mut PutSessionTable, offset, good: bool| {
         assert_eq!(sessions.filled(id, offset, 1, good.then(|| payload_checksum(&[0])), 0), None);
     };
-    // Every second byte: no two touch.
+    // Every second byte, so that no two ranges touch.
     for at in 0..most {
         assert_eq!(fill(&mut sessions, 2 * at), Ok(()));
         if at + 1 < most {
@@ -231,18 +231,18 @@ fn ranges_that_touch_are_taken_where_there_are_as_many_as_may_be() {
     assert_eq!(fill(&mut sessions, 2 * most), Err(FillError::Busy), "the last may fail yet");
     filled(&mut sessions, 2 * most - 2, true);
     assert_eq!(fill(&mut sessions, 2 * most), Err(FillError::TooMany));
-    // Between two, behind one, and one that fails.
+    // A range between two filled ones, one behind a filled one, and one that fails first.
     for (offset, good) in [(1, true), (2 * most - 1, true), (5, false), (5, true)] {
         assert_eq!(fill(&mut sessions, offset), Ok(()), "{offset}");
         filled(&mut sessions, offset, good);
     }
-    // Two joined others: so there is room for two that touch nothing.
+    // Two of these joined others, so that two more separate ranges fit.
     for offset in [3 * most, 3 * most + 2] {
         assert_eq!(fill(&mut sessions, offset), Ok(()), "{offset}");
         filled(&mut sessions, offset, true);
     }
     assert_eq!(fill(&mut sessions, 3 * most + 4), Err(FillError::TooMany));
-    // It can be made whole.
+    // The session can be completed.
     for offset in 0..4 * most {
         match fill(&mut sessions, offset) {
             Err(FillError::Filled) => {}
@@ -272,7 +272,7 @@ fn the_lifecycle_is_as_declared() {
 }
 
 #[test]
-fn who_takes_much_leaves_room_for_others() {
+fn a_client_with_many_put_sessions_leaves_room_for_others() {
     let mut sessions = PutSessionTable::default();
     let begin = |sessions: &mut PutSessionTable, client: u64, key: u64| {
         sessions.begin(&new_session(client, key.into(), BYTES, room(key as u32)), 0)
@@ -291,6 +291,6 @@ fn who_takes_much_leaves_room_for_others() {
         assert!(sessions.end(id).is_some(), "nobody uses it");
     }
     assert_eq!(sessions.len(), before - Limits::DRAFTS / 2);
-    // As many as are left then, less what the others have.
+    // As many as are left then, less those of the other clients.
     assert_eq!(taken(&mut sessions, 1).len(), (Limits::DRAFTS - (before - Limits::DRAFTS / 2)).div_ceil(2));
 }

@@ -1,12 +1,13 @@
-//! Requests that wait until the tenants of their objects are known, of peers whose tickets are for one tenant.
+//! Claims: requests that wait until the tenants of their objects are known, from peers whose tickets are for one
+//! tenant.
 //!
-//! An index of an SSD knows digests, not names, and a former owner is not here: the tenant of such an object stands in
-//! its tail only. A request of a peer that may use one tenant's objects only, and that names such an object, is
-//! *claimed*: it waits until the tails are read, or the objects are here, and is carried out then as if it had come
-//! then. Gets are claimed one by one, other requests as a whole, since they have one answer.
+//! An SSD's index has digests, not names, and objects at a former owner are not here: the tenant of such an object is
+//! only in its tail. A request that names such an object, from a peer that may use one tenant's objects only, is
+//! *claimed*: it waits until the tails are read, or the objects were fetched, and is carried out then as if it had just
+//! been received. Gets are claimed one by one, other requests as a whole, since they have one reply.
 //!
-//! Invariant: a peer is told of no object of another tenant, and of none whose tenant is not known. Not here: lists,
-//! which read the names of all that they return ([`super::lists`]).
+//! Invariant: a peer learns of no object of another tenant, and of none whose tenant is not known. Lists are not
+//! claimed: they read the names of all objects that they return ([`super::lists`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,43 +23,43 @@ use super::shard::context::RequestContext;
 use super::tiering::{ObjectTenant, TENANTS_KNOWN_MOST};
 use super::types::{CloseReason, PeerKey};
 
-/// Requests that wait at a time.
+/// Most claims in flight.
 const CLAIMS_MOST: usize = 256;
-/// Objects that they wait for.
+/// Most objects that claims wait for.
 const WANTED_MOST: usize = 1 << 14;
-/// How long a request waits before it is answered that it is to come again.
+/// Longest wait of a claim before it is answered as busy.
 const WAIT_NS: u64 = 5_000_000_000;
-/// How often a request waits: what it names may have been replaced meanwhile.
+/// Most times that a request waits: its objects may have been replaced meanwhile.
 const ROUNDS: u8 = 4;
 
 const _: () = assert!(WANTED_MOST < TENANTS_KNOWN_MOST);
 
-/// A request that waits.
+/// Request that waits.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) peer: PeerKey,
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
-    /// Objects of which it is not known yet whose they are.
+    /// Objects whose tenants are not known yet.
     left: usize,
     pub(super) round: u8,
     pub(super) arrived_ns: u64,
     until_ns: u64,
 }
 
-/// Requests that wait, and what they wait for.
+/// Waiting requests, and the objects that they wait for.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     next: u64,
     open: BTreeMap<u64, Claim>,
-    /// Those of which everything is known.
+    /// Claims all of whose tenants are known.
     ready: VecDeque<u64>,
-    /// The requests that wait for each object.
+    /// Claims that wait for each object.
     waiting: BTreeMap<Digest, Vec<u64>>,
 }
 
 impl Claims {
-    /// True for a request that may have to wait.
+    /// Returns true if a request may have to wait.
     pub(super) fn concern(context: &RequestContext, header: &Header) -> bool {
         context.tenant.is_some()
             && matches!(
@@ -74,7 +75,7 @@ impl Claims {
             )
     }
 
-    /// Keeps what of a request has to wait. What of it is to be carried out now.
+    /// Keeps the part of a request that has to wait, and returns the part that is to be carried out now.
     pub(super) fn take(
         &mut self,
         objects: &mut Objects,
@@ -120,7 +121,7 @@ impl Claims {
         Ok((split.nows > 0).then_some((now, split.now)))
     }
 
-    /// Keeps a request until the tenants of these are known; false where too much waits.
+    /// Keeps a request until the tenants of these objects are known; false if too many claims wait.
     fn wait_for(&mut self, objects: &mut Objects, mut claim: Claim, unread: &[(Digest, Option<RequestId>)]) -> bool {
         if self.open.len() >= CLAIMS_MOST || self.waiting.len() + unread.len() > WANTED_MOST {
             return false;
@@ -147,7 +148,7 @@ impl Claims {
         true
     }
 
-    /// Nothing is to be waited for any more of an object.
+    /// Settles an object: no claim waits for it any more.
     pub(super) fn settle(&mut self, digest: Digest) {
         for id in self.waiting.remove(&digest).unwrap_or_default() {
             if let Some(claim) = self.open.get_mut(&id) {
@@ -159,7 +160,7 @@ impl Claims {
         }
     }
 
-    /// The next request of which everything is known now.
+    /// Returns the next claim all of whose tenants are known.
     pub(super) fn take_ready(&mut self) -> Option<Claim> {
         loop {
             let id = self.ready.pop_front()?;
@@ -169,7 +170,7 @@ impl Claims {
         }
     }
 
-    /// Requests that have waited long enough are answered that they are to come again.
+    /// Answers claims that have timed out as busy.
     pub(super) fn expire(&mut self, shard: &mut Shard) {
         while let Some(entry) = self.open.first_entry().filter(|entry| entry.get().until_ns <= shard.now_ns) {
             let Claim { peer, header, body, .. } = entry.remove();
@@ -185,13 +186,13 @@ impl Claims {
         }
     }
 
-    /// When the first of them has waited long enough: they all wait equally long.
+    /// Returns the first deadline of a claim: the timeout is the same for all.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         self.open.values().next().map(|claim| claim.until_ns)
     }
 }
 
-/// A request that is looked at for the given time, and when it came.
+/// Request with its arrival time and the number of times that it has waited.
 #[derive(Clone, Copy)]
 pub(super) struct ClaimedRequest<'a> {
     pub(super) header: &'a Header,
@@ -200,7 +201,7 @@ pub(super) struct ClaimedRequest<'a> {
     pub(super) arrived_ns: u64,
 }
 
-/// Answers a request, or each of its gets, that it is to come again.
+/// Answers a request, or each of its gets, as busy: the peer is to retry.
 fn turn_back(shard: &mut Shard, peer: PeerKey, header: &Header, unread: &[(Digest, Option<RequestId>)]) {
     let Kind::Request(operation) = header.kind else { return };
     let gets: Vec<RequestId> = unread.iter().filter_map(|(_, request)| *request).collect();
@@ -215,19 +216,19 @@ fn requests_of<T: Item + ObjectItem>(header: &Header, body: &[u8]) -> Vec<(Diges
     items.map(|item| (Digest(0), item.request())).collect()
 }
 
-/// A request's items, by whether they wait.
+/// Items of a request, split by whether they have to wait.
 #[derive(Default)]
 struct Split {
     now: Vec<u8>,
     nows: u32,
     later: Vec<u8>,
     laters: u32,
-    /// Those that wait, with the requests that they are by themselves.
+    /// Items that wait, with their request numbers if each is a request of its own.
     unread: Vec<(Digest, Option<RequestId>)>,
 }
 
 impl Split {
-    /// Splits the items of a request that is looked at for this time.
+    /// Splits the items of a request that has waited `round` times.
     fn of<T: Item + Copy + ObjectItem>(
         objects: &Objects,
         context: &RequestContext,
@@ -239,7 +240,7 @@ impl Split {
         for item in items {
             let unread = match local.tenant_of(item.digest()) {
                 ObjectTenant::Unread => true,
-                // Looked for once: after that it is not there.
+                // Fetched once only: after that the object does not exist.
                 ObjectTenant::NotHere => {
                     round == 0 && !context.fetches && migration.is_fetchable(&local.shard, item.digest())
                 }
@@ -258,7 +259,7 @@ impl Split {
     }
 }
 
-/// An item that names an object, and may be a request by itself.
+/// Item that names an object, and may be a request of its own.
 trait ObjectItem {
     fn digest(&self) -> Digest;
 

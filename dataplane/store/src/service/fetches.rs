@@ -1,4 +1,4 @@
-//! Questions to other shards, which the host asks, and how they end.
+//! Requests to other shards, which the host sends, and their outcomes.
 
 use kvplane_proto::ids::Version;
 use kvplane_proto::map::ShardKey;
@@ -7,16 +7,17 @@ use kvplane_proto::{Digest, Status};
 
 use super::types::Place;
 
-/// How much is fetched in the background.
+/// Limits of background fetching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FetchLimits {
-    /// Bytes a second; 0 for nothing: then objects come only when they are asked for.
+    /// Bytes a second; 0 for none: objects are then fetched only when a request needs them.
     pub bytes_per_s: u64,
-    /// Objects at the same time.
+    /// Most objects in flight.
     pub objects: usize,
-    /// Their bytes. One object may be larger.
+    /// Most bytes in flight. One object may be larger.
     pub bytes: u64,
-    /// An object of which more is given in a second gets a copy at the replica owner of its slot; 0: none does.
+    /// Read bandwidth from which an object is hot and gets a replica at the replica owner of its slot, in bytes a
+    /// second; 0 for never.
     pub hot_bytes_per_s: u64,
 }
 
@@ -26,64 +27,62 @@ impl Default for FetchLimits {
     }
 }
 
-/// A question to a former owner.
+/// Request to another shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fetch {
-    /// To be given back with the answer.
+    /// Token to return with the answer.
     pub token: u64,
-    /// Whom to ask.
+    /// Shard to send the request to.
     pub source: ShardKey,
-    /// For what.
+    /// Content of the request.
     pub want: Want,
 }
 
-/// What is asked of a former owner.
+/// Content of a request to another shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Want {
-    /// Which of these are there, and how long.
+    /// Sizes of these objects, or that they do not exist.
     Sizes(Vec<Digest>),
-    /// The description of this object, by a list.
+    /// Description of this object, by a list.
     Describe(Digest),
-    /// This object, into the pool.
+    /// Bytes of this object, into the pool.
     Object(Digest, Place),
-    /// A page of what left with its slot, or of what changed there while it was this owner's. The digest says which
-    /// shard is meant.
+    /// Page of the objects of exported slots, or of the changes there. The digest names the shard by one of its slots.
     List(Digest, PageQuery),
-    /// That it drops these.
+    /// Drop of these objects.
     Drop(Vec<Digest>),
-    /// That it takes this object as the replica owner, out of the pool: whose tail is there, and which version it is.
+    /// Write of this object, from the pool, to its replica owner.
     Copy {
-        /// Which.
         digest: Digest,
-        /// Where it is.
+        /// Extent of its bytes.
         place: Place,
-        /// Where its tail is, if it has one: see [`super::copy_of`].
+        /// Offset of its tail, if it has one: see [`super::copy_of`].
         tail_at: Option<u64>,
-        /// Whether it names the stripes of a larger object.
+        /// True if it is a stripe head.
         is_head: bool,
-        /// Which version of it.
         version: Version,
     },
-    /// That it drops the copies that it has as the replica owner of these. A digest of zeros below the slot means all
+    /// Drop of the replicas that the replica owner has of these. A digest whose bits below the slot are zero means all
     /// of the slot.
     DropCopies(Vec<Digest>),
 }
 
-/// How a question ended.
+/// Outcome of a request to another shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FetchDone {
-    /// Not at all.
+    /// The request failed.
     Failed(Status),
-    /// What is there of each object.
+    /// Status and size of each object.
     Sizes(Vec<(Status, u64)>),
-    /// A page of keys.
+    /// Page of keys.
     Page(Vec<u8>),
-    /// The object is in place: its length, and what its bytes sum to.
+    /// The object was received: its length, and the checksum of its bytes.
     Object(u64, u64),
-    /// They are dropped.
+    /// The objects were dropped.
     Dropped,
-    /// The copy is there.
+    /// The replica was written.
     Copied,
-    /// Which of the copies are gone.
+    /// Replicas that are gone, by object.
     CopiesDropped(Vec<bool>),
 }

@@ -1,4 +1,4 @@
-//! What can be seen of a service: by its host, by subscribers of its objects' events, and by operators.
+//! Read-only view of a service, for its host, subscribers of object events, and operators.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
@@ -15,19 +15,19 @@ use crate::TenantUse;
 use crate::events::{EventPage, Medium};
 use crate::store::Store;
 
-/// Some of what there is: objects with their sizes and where they are.
+/// Page of a snapshot: objects with their sizes and tiers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotPage {
-    /// The objects. One that is in memory and on the SSD is there twice.
+    /// Objects. One that is in memory and on the SSD is listed twice.
     pub objects: Vec<(Digest, Medium, u64)>,
-    /// Where to go on; nothing after the last page.
+    /// Cursor of the next page; `None` after the last.
     pub cursor: Option<u64>,
 }
 
-/// Cursors from here on are of the SSD.
+/// First cursor of the SSD.
 const SSD: u64 = 1 << 40;
 
-/// A service that is looked at.
+/// Read-only view of a service.
 #[derive(Clone, Copy)]
 pub struct Inspection<'a> {
     service: &'a Service,
@@ -46,19 +46,19 @@ impl<'a> Inspection<'a> {
         self.objects().local.shard.store.as_ref()
     }
 
-    /// The registered memory.
+    /// Returns the registered memory.
     #[must_use]
     pub const fn segments(self) -> &'a Segments {
         &self.service.segments
     }
 
-    /// The SSD under the objects, if there is one.
+    /// Returns the tier, if there is one.
     #[must_use]
     pub fn tier(self) -> Option<&'a Tiering> {
         self.objects().local.tiering.as_deref()
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(self) -> ServiceCounters {
         let shard = &self.objects().local.shard;
@@ -69,55 +69,55 @@ impl<'a> Inspection<'a> {
         ServiceCounters { read_bytes, write_bytes, ..connections }
     }
 
-    /// How long requests took until now.
+    /// Returns the latency of requests until now.
     #[must_use]
     pub fn times(self, now_ns: u64) -> ServiceTimes {
         self.objects().local.shard.answers.timed.snapshot(now_ns)
     }
 
-    /// What each tenant has here.
+    /// Returns the usage of each tenant.
     #[must_use]
     pub fn tenants(self) -> Vec<TenantUse> {
         self.store().map_or_else(Vec::new, Store::tenants)
     }
 
-    /// True for a connection that was welcomed: until then nothing is kept for it.
+    /// Returns true if a connection was welcomed; the shard keeps no state for it before.
     #[must_use]
     pub fn is_welcome(self, peer: PeerKey) -> bool {
         self.objects().local.shard.sessions.is_welcome(peer)
     }
 
-    /// True where an RDMA connection may be agreed upon on this connection.
+    /// Returns true if an RDMA connection may be negotiated on this connection.
     #[must_use]
     pub fn may_carry(self, peer: PeerKey) -> bool {
         self.objects().local.shard.sessions.may_carry(peer)
     }
 
-    /// The map by which slots are served: not the newest that was heard of while that one is not written down.
+    /// Returns the epoch of the map by which slots are served: not the newest received while that one is not durable.
     #[must_use]
     pub const fn served_epoch(self) -> Epoch {
         self.objects().local.shard.ownership.epoch()
     }
 
-    /// True for a slot that is served.
+    /// Returns true if a slot is served.
     #[must_use]
     pub fn serves(self, slot: Slot) -> bool {
         self.objects().local.shard.ownership.owned().has(slot)
     }
 
-    /// True for a slot whose objects are kept here for its new owner.
+    /// Returns true if a slot's objects are kept here for its new owner.
     #[must_use]
     pub fn exports(self, slot: Slot) -> bool {
         self.objects().local.shard.exports.has_slot(slot)
     }
 
-    /// The shard that the objects of a slot are fetched from, if any.
+    /// Returns the shard that the objects of a slot are fetched from, if any.
     #[must_use]
     pub fn source_of(self, slot: Slot) -> Option<ShardKey> {
         self.objects().migration.source_of(slot)
     }
 
-    /// What moved so far, and what is on its way.
+    /// Returns the progress of migration.
     #[must_use]
     pub fn move_counters(self) -> MoveCounters {
         let Objects { local, migration, replication } = self.objects();
@@ -129,51 +129,52 @@ impl<'a> Inspection<'a> {
         }
     }
 
-    /// What became of replicas so far.
+    /// Returns the counters of replication.
     #[must_use]
     pub fn copy_counters(self) -> CopyCounters {
         self.objects().replication.counters(&self.objects().local.shard)
     }
 
-    /// The replica owner of a slot of ours.
+    /// Returns the replica owner of a slot of this shard.
     #[must_use]
     pub fn second_of(self, slot: Slot) -> Option<ShardKey> {
         self.objects().local.shard.replicas.owner(slot)
     }
 
-    /// Since which map this shard has been the replica owner of a slot, for the same incarnation of the owner.
+    /// Returns the epoch since which this shard has been the replica owner of a slot, for the same incarnation of the
+    /// owner.
     #[must_use]
     pub fn second_since(self, slot: Slot) -> Option<Epoch> {
         self.objects().local.shard.replicas.relation(slot).map(|relation| relation.since)
     }
 
-    /// How long an object is on the SSD, if it is there. Not an access.
+    /// Returns the length of an object on the SSD, if the SSD has it. Does not count as an access.
     #[must_use]
     pub fn ssd_bytes(self, digest: Digest) -> Option<u64> {
         self.objects().local.on_ssd(digest).map(|view| view.payload_bytes.into())
     }
 
-    /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.
+    /// Returns the names of those of these objects that are in memory with a name: index in `digests`, tenant and key.
     #[must_use]
     pub fn names_of(self, digests: &[Digest], pool: &dyn PoolBytes) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         self.objects().local.shard.names_of(digests, pool)
     }
 
-    /// The number of the next event; 0 without a store.
+    /// Returns the number of the next event; 0 without a store.
     #[must_use]
     pub fn next_event(self) -> u64 {
         self.store().map_or(0, |store| store.events.next())
     }
 
-    /// At most `most` events from the number `from` on.
+    /// Returns at most `most` events from the number `from` on.
     #[must_use]
     pub fn read_events(self, from: u64, most: usize) -> EventPage {
         self.store().map_or_else(EventPage::default, |store| store.events.read(from, most))
     }
 
-    /// Some of the objects there are, from `cursor` on, 0 at first; looks at no more than `most`. Objects that come and
-    /// go meanwhile may be in it or not: their events say. What lies on the SSD may move while others are removed, and
-    /// be missed.
+    /// Returns a page of the objects from `cursor` on, 0 at first, looking at no more than `most`. Objects that are
+    /// committed or removed meanwhile may or may not be in it; their events tell. Records on the SSD may move while
+    /// others are removed, and be missed.
     #[must_use]
     pub fn snapshot_objects(self, cursor: u64, most: usize) -> SnapshotPage {
         let Some(store) = self.store() else { return SnapshotPage::default() };

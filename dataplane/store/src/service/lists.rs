@@ -1,12 +1,12 @@
-//! Lists: which objects are there, page by page, under concurrent change.
+//! Lists: pages of a shard's keys, consistent under concurrent change.
 //!
-//! Objects are walked in an order that has nothing to do with where they are: by 32 bits of a salted mix of the digest.
-//! Memory's index and the SSD's are laid out by it, so a piece of the order is a piece of either table, and both are
-//! looked at in one step. So whoever is there all the while is seen: in memory, on the SSD, or going from one to the
-//! other. An object may be seen again only if the walk begins anew.
+//! Objects are walked in an order that does not depend on where they are: by 32 bits of a salted mix of the digest. The
+//! indexes of memory and SSD are laid out by it, so that a range of the order is a range of either table, and both are
+//! read in one step. An object that exists all the while is therefore seen: in memory, on the SSD, or moving from one
+//! to the other. An object can be seen twice only if the walk begins anew.
 //!
-//! A step looks at some thousand places, and between two steps the shard does whatever else there is. Names are read
-//! from the pool by the host's leave ([`Lists::drive`]), and from the SSD where only that has them.
+//! A step looks at some thousand index entries, and the shard does other work between two steps. Names are read from
+//! the pool through the host ([`Lists::drive`]), and from the SSD if only the SSD has them.
 
 use std::collections::BTreeMap;
 
@@ -28,13 +28,13 @@ use super::tiering::Ssd;
 use super::types::{CloseReason, PeerKey, PoolBytes};
 use crate::{ObjectView, Replica};
 
-/// Places of an index that one step looks at.
+/// Index entries that one step looks at.
 const STEP_PLACES: u64 = 2048;
-/// A page is answered after so many objects.
+/// Most objects of a page.
 const PAGE_ITEMS: usize = 1024;
-/// Of these, so many may have names that are on the SSD only.
+/// Most objects of a page whose names have to be read from the SSD.
 const PAGE_READS: usize = 64;
-/// One beyond the last point.
+/// Exclusive end of the order.
 const END: u64 = 1 << 32;
 /// Flags of a [`ListItem`].
 const NAMES: u64 = ListItem::NAMES;
@@ -49,35 +49,35 @@ pub(super) struct Lists {
     next: u64,
 }
 
-/// One answer that is being made.
+/// Page in preparation.
 #[derive(Debug)]
 struct List {
     peer: PeerKey,
     request: RequestId,
     names: bool,
-    /// Whether only what left with its slot is wanted.
+    /// True if only objects of exported slots are listed.
     fetches: bool,
-    /// Only this tenant's objects.
+    /// Only tenant whose objects are listed.
     tenant: Option<u32>,
-    /// The only object that is wanted.
+    /// Only object that is listed.
     one: Option<Digest>,
-    /// How far it has come.
+    /// Position of the walk.
     at: u64,
     page: Vec<ListEntry>,
     page_bytes: usize,
-    /// Whether the page is full, but for names that are being read.
+    /// True if the page is full, except for names that are being read.
     is_full: bool,
-    /// Names that are to be read or are being read.
+    /// Indexes of objects whose names are still to be read, and the number of reads in flight.
     wanted: Vec<usize>,
     reading: usize,
 }
 
-/// An object of a page.
+/// Object of a page.
 #[derive(Debug)]
 struct ListEntry {
     item: KeyItem,
     tail: Vec<u8>,
-    /// It is no more.
+    /// True if the object does not exist any more, or does not belong to the page.
     is_gone: bool,
 }
 
@@ -98,7 +98,7 @@ impl ListEntry {
         Self { item, tail: Vec::new(), is_gone: false }
     }
 
-    /// Takes a tail, if it is the object's.
+    /// Sets the tail if it belongs to the object.
     fn set_tail(&mut self, tail: Vec<u8>) {
         let Some((head, name)) = TailHead::split(&tail) else { return };
         if !is_name_of(&head, &name, self.item.digest) {
@@ -108,7 +108,7 @@ impl ListEntry {
         (self.item.group, self.item.tenant) = (options.group, options.tenant);
         (self.item.soft_pin_ms, self.item.data_type) = (options.soft_pin_ms, options.data_type);
         self.item.flags |= if options.hard_pin { KeyItem::HARD_PIN } else { 0 };
-        // Whether it names stripes is known without its tail.
+        // The flag of stripe heads is known without the tail.
         self.item.flags |= if options.part == Part::Stripe { KeyItem::STRIPE } else { 0 };
         (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
         self.tail = tail;
@@ -116,12 +116,12 @@ impl ListEntry {
 }
 
 impl List {
-    /// Whether a name is to be read that is on the SSD: it is wanted, or it says whose the object is.
+    /// Returns true if a name has to be read from the SSD: it is requested, or the object's tenant has to be known.
     const fn wants_name(&self, elsewhere: bool) -> bool {
         elsewhere && (self.names || self.tenant.is_some())
     }
 
-    /// Looks at the next piece of the order.
+    /// Scans the next range of the order.
     fn step(&mut self, local: &LocalStore, pool: &dyn PoolBytes) {
         let Some(store) = &local.shard.store else { return };
         if self.one.is_some() {
@@ -152,7 +152,7 @@ impl List {
             }
         }
         if let Some(own) = self.tenant {
-            // Whose the others are stands in their names, which are to be read anyway.
+            // The tenants of the others are in their names, which are to be read anyway.
             let may_be_own =
                 |digest, elsewhere| local.tenant_of(digest).known().map_or(elsewhere, |tenant| tenant == own);
             found.retain(|(_, listed, _, elsewhere)| may_be_own(listed.item.digest, *elsewhere));
@@ -164,7 +164,7 @@ impl List {
         self.at = to;
         let mut last = None;
         for (point, mut listed, tail_at, elsewhere) in found {
-            // Objects of one point go together, as the next page begins with a point.
+            // Objects with the same point stay together, because the next page begins with a point.
             let room = self.page_bytes < KEY_PAGE_BYTES && self.page.len() < PAGE_ITEMS;
             if last != Some(point) && !(room && self.wanted.len() < PAGE_READS) {
                 self.at = point.into();
@@ -175,7 +175,7 @@ impl List {
             if self.names && tail_at != u64::MAX {
                 listed.set_tail(read_tail(tail_at, pool));
             }
-            // A name that is still to come may be the longest.
+            // A name that is still to be read may be the longest.
             let wanted = self.wants_name(elsewhere);
             let name_bytes = if wanted { Limits::NAME_BYTES } else { listed.item.name_bytes() };
             self.page_bytes += KeyItem::BYTES + name_bytes;
@@ -223,7 +223,7 @@ impl List {
         self.page.push(listed);
     }
 
-    /// Has names of the page read, as far as the tier takes it. True where there was anything to do.
+    /// Begins to read names of the page, as far as the tier accepts reads. Returns true if there was any progress.
     fn read_names(&mut self, number: u64, local: &mut LocalStore) -> bool {
         let Some(tiering) = &mut local.tiering else { return false };
         let mut progress = false;
@@ -251,7 +251,7 @@ impl List {
         });
     }
 
-    /// A name was read: the object belongs to the page if it is of the tenant that is asked for.
+    /// Takes a name that was read: the object belongs to the page if it is of the requested tenant.
     fn take_name(&mut self, at: usize, version: Version, tail: Vec<u8>) {
         let listed = &mut self.page[at];
         listed.item.version = version;
@@ -274,11 +274,11 @@ impl Lists {
     ) -> Result<(), CloseReason> {
         let mut items = items_of::<ListItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
-            return Err(CloseReason::Malformed("a list of not one item"));
+            return Err(CloseReason::Malformed("a list that is not of exactly one item"));
         };
         let asked = match objects.local.may_ask(context, item.digest) {
-            // Any slot says which shard is meant, whether or not it is still on its way, and whoever has an object
-            // there.
+            // The digest only names the shard by one of its slots: the slot may still migrate, and the object under the
+            // digest may belong to another tenant.
             Err(Status::Stale | Status::Unauthorized) if item.flags & ONE == 0 => Ok(()),
             asked => asked,
         };
@@ -293,7 +293,7 @@ impl Lists {
         } else if item.walk != 0
             && item.walk != if item.flags & CHANGES == 0 { walk_tag } else { objects.migration.changes_tag(walk_tag) }
         {
-            // Of another incarnation, in which another order was walked.
+            // The walk belongs to another incarnation, which has another order.
             Status::Stale
         } else if item.flags & CHANGES != 0 {
             Self::answer_changes(objects, context.peer, header, item.from);
@@ -326,16 +326,17 @@ impl Lists {
         Ok(())
     }
 
-    /// True where a list could miss objects that the SSD still finds, as after a start, or that are being compared. A
-    /// removal of all that is listed would leave them, and say that it is done; a new owner that imports would take
-    /// what it has for everything. What is compared here does not keep a new owner waiting: it compares by itself.
+    /// Returns true if a list could miss objects that recovery of the SSD has yet to find, or that are being
+    /// reconciled. A removal of all listed objects would leave them and report completion; a new owner that imports
+    /// would take the list to be complete. A new owner does not wait for reconciliation here, because it reconciles by
+    /// itself.
     fn misses_some(objects: &Objects, context: &RequestContext, flags: u64) -> bool {
         let local = &objects.local;
         let is_comparing = || local.is_comparing() || flags & REMOVES != 0 && objects.migration.awaits_changes();
         flags & ONE == 0 && (local.is_recovering() || !context.fetches && is_comparing())
     }
 
-    /// Answers what changed in the slots that left, from a place on.
+    /// Answers a page of the changes in exported slots, from a position on.
     fn answer_changes(objects: &mut Objects, peer: PeerKey, header: &Header, from: u64) {
         let shard = &mut objects.local.shard;
         let (items, next) = objects.migration.changes_page(shard, from);
@@ -347,7 +348,7 @@ impl Lists {
         });
     }
 
-    /// A name was read, or cannot be: then the object is gone, or its name is.
+    /// Takes a name that was read; without one, the object or its name is gone.
     pub(super) fn take_name(&mut self, name: ListedName) {
         let ListedName { list, at, read } = name;
         let Some(list) = self.open.get_mut(&list) else { return };
@@ -358,7 +359,7 @@ impl Lists {
         }
     }
 
-    /// Goes on with lists: one step of each. Whether there was anything to do. The host calls it in every round.
+    /// Advances each list by one step. Returns true if there was anything to do. The host calls it in every round.
     pub(super) fn drive(&mut self, objects: &mut Objects, pool: &dyn PoolBytes) -> bool {
         if self.open.is_empty() {
             return false;
@@ -369,7 +370,7 @@ impl Lists {
             let Some(mut list) = self.open.remove(&id) else { continue };
             if objects.local.shard.sessions.get(list.peer).is_none() {
                 progress = true;
-                // What is being read for it is dropped when it comes.
+                // Names that are being read for it are dropped when they arrive.
                 continue;
             }
             if !list.is_full {
@@ -387,23 +388,23 @@ impl Lists {
     }
 }
 
-/// Whether a tail may be an object's. Whoever has mapped the pool may have spoilt it.
+/// Returns true if a tail may belong to an object. A process that has mapped the pool may have corrupted it.
 fn is_name_of(head: &TailHead, name: &ObjectName<'_>, digest: Digest) -> bool {
     head.key_bytes == 0 || name.digest() == digest
 }
 
-/// The tail at a place of the pool; nothing where there is none.
+/// Returns the tail at an offset of the pool; empty if there is none.
 fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
     tail_within(at, pool.bytes(), |at, into| pool.read(at, into))
 }
 
-/// What a page says of an object in memory.
+/// Returns the flags of an object in memory.
 const fn in_memory(view: &ObjectView) -> u32 {
     let wanted = view.replica.is_owed_a_copy();
     KeyItem::IN_MEMORY | if wanted { KeyItem::REPLICAS } else { 0 } | if view.is_head { KeyItem::HEAD } else { 0 }
 }
 
-/// What a page says of an object on the SSD alone.
+/// Returns the flags of an object that is on the SSD alone.
 const fn on_ssd_alone(record: &RecordView) -> u32 {
     KeyItem::ON_SSD | if record.names_parts { KeyItem::HEAD } else { 0 }
 }

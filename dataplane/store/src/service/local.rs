@@ -1,7 +1,7 @@
-//! Objects that a shard has itself: in memory and, where there is one, on the SSD.
+//! Local objects of a shard: in memory and, where there is one, on the SSD.
 //!
-//! A [`LocalStore`] says for both together what is there, whose it is, and what a put or a get of it meets. It knows
-//! nothing of other shards: what comes from former owners, and replicas, are the business of the components above.
+//! A [`LocalStore`] joins both tiers: existence and tenants of objects, and the checks of puts and gets. It knows
+//! nothing of other shards: migration and replication belong to the components above.
 
 use std::collections::BTreeMap;
 
@@ -26,18 +26,18 @@ use super::types::{CommittedObject, Identity, MapStanding, reserve_status};
 use crate::store::Store;
 use crate::{ReserveError, StoreConfig};
 
-/// A shard, and the SSD under it.
+/// Shard and its tier.
 pub(super) struct LocalStore {
     pub(super) shard: Shard,
     pub(super) tiering: Option<Box<Tiering>>,
 }
 
-/// What the answer of a put waits for on the SSD.
+/// Conditions on the SSD that the reply of a put waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SsdWaits {
-    /// That the object is written.
+    /// The object is written.
     pub(super) write: bool,
-    /// That what it replaces is struck out.
+    /// The tombstone of the replaced object is written.
     pub(super) strike: bool,
 }
 
@@ -46,12 +46,12 @@ impl LocalStore {
         Self { shard: Shard::new(identity, store), tiering: None }
     }
 
-    /// Puts an SSD under the objects in memory.
+    /// Attaches a tier.
     ///
     /// # Panics
-    /// When there is no store, or one whose units do not suit direct I/O.
+    /// If there is no store, or one whose units do not suit direct I/O.
     pub(super) fn attach(&mut self, tier: Tier, policy: TierPolicy) {
-        let store: &StoreConfig = self.shard.store.as_ref().expect("a tier is under a store").config();
+        let store: &StoreConfig = self.shard.store.as_ref().expect("a tier belongs to a store").config();
         self.tiering = Some(Box::new(Tiering::new(tier, policy, store)));
         self.shard.tenants.has_ssd = true;
     }
@@ -60,32 +60,32 @@ impl LocalStore {
         Some(&self.tiering.as_ref()?.ssd)
     }
 
-    /// What the SSD has of an object that may be given.
+    /// Returns the record of an object on the SSD, if it may be read.
     pub(super) fn on_ssd(&self, digest: Digest) -> Option<RecordView> {
         self.ssd()?.locate(digest)
     }
 
-    /// True where the SSD takes an object of so many bytes.
+    /// Returns true if the SSD accepts an object of this length.
     pub(super) fn ssd_fits(&self, bytes: u64) -> bool {
         self.ssd().is_some_and(|ssd| ssd.fits(bytes))
     }
 
-    /// True while the SSD still finds what it has, as after a start.
+    /// Returns true while the SSD is in recovery after a start.
     pub(super) fn is_recovering(&self) -> bool {
         self.ssd().is_some_and(Ssd::is_recovering)
     }
 
-    /// Bytes of an object, and whether it names the stripes of a larger one.
+    /// Returns the length of an object, and whether it is a stripe head.
     pub(super) fn size_of(&self, digest: Digest) -> Option<(u64, bool)> {
         let on_ssd = || self.on_ssd(digest).map(|record| (record.payload_bytes.into(), record.names_parts));
         self.shard.peek(digest).map(|object| (object.extent.bytes, object.is_head)).or_else(on_ssd)
     }
 
-    /// The tenant of an object, as far as it is known.
+    /// Returns the tenant of an object, as far as it is known.
     pub(super) fn tenant_of(&self, digest: Digest) -> ObjectTenant {
         match &self.tiering {
             Some(tiering) => tiering.promotion.tenant_of(&tiering.ssd, &self.shard, digest),
-            // Without an SSD, what has no tail never had one, and was charged as its put said.
+            // Without an SSD, an object without a tail never had one, and was charged as its put stated.
             None => match self.shard.peek(digest) {
                 Some(object) => ObjectTenant::Known(Some(object.tenant)),
                 None => ObjectTenant::NotHere,
@@ -93,8 +93,8 @@ impl LocalStore {
         }
     }
 
-    /// True for an object of another tenant than the peer's, whose ticket is for one only. It is none for the peer,
-    /// who learns nothing of it; and what others have put under a digest stands in nobody's way.
+    /// Returns true if an object belongs to another tenant than the one of the peer's ticket. To such a peer the object
+    /// does not exist; and objects that other tenants have put under a digest do not block its puts.
     pub(super) fn is_foreign(&mut self, context: &RequestContext, digest: Digest) -> bool {
         let Some(own) = context.tenant else { return false };
         let foreign = self.tenant_of(digest).known().is_some_and(|tenant| tenant != own);
@@ -102,26 +102,26 @@ impl LocalStore {
         foreign
     }
 
-    /// True for an object that is hidden from the peer: its ticket is for one tenant, and the object's is not known
-    /// here.
+    /// Returns true if an object is hidden from the peer: its ticket is for one tenant, and the object's tenant is not
+    /// known here.
     pub(super) fn is_hidden(&self, context: &RequestContext, digest: Digest) -> bool {
         context.tenant.is_some() && self.tenant_of(digest).known().is_none()
     }
 
-    /// True for an object that is hidden from the peer, or another tenant's.
+    /// Returns true if an object is hidden from the peer, or belongs to another tenant.
     pub(super) fn is_anothers(&mut self, context: &RequestContext, digest: Digest) -> bool {
         self.is_hidden(context, digest) || self.is_foreign(context, digest)
     }
 
-    /// A check that this shard answers for an object, and that it is not another tenant's than the peer's.
+    /// Checks that this shard answers for an object, and that it does not belong to another tenant than the peer's.
     pub(super) fn may_ask(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
         self.shard.answers_for(context, digest)?;
         if self.is_foreign(context, digest) { Err(Status::Unauthorized) } else { Ok(()) }
     }
 
-    /// True where a put replaces the object that is there. A peer whose ticket is for one tenant owns the digests that
-    /// names of its tenant have: what another one has put there gives way. Under other digests it puts what is new
-    /// only, as the tenant of the object there may not be known, or not yet.
+    /// Returns true if a put may replace an existing object. A peer whose ticket is for one tenant owns the digests of
+    /// its tenant's names: objects that others have put there are replaced. Under other digests it may only put new
+    /// objects, because the tenant of the existing object may not be known (yet).
     pub(super) fn may_replace(
         &mut self,
         context: &RequestContext,
@@ -138,7 +138,7 @@ impl LocalStore {
         if replace || foreign { Err(Status::Unauthorized) } else { Ok(false) }
     }
 
-    /// Gives an object that is in memory now, if it is, to a get that waited for it.
+    /// Answers a get that waited for an object with the object, if it is in memory now.
     pub(super) fn serve(&mut self, digest: Digest, reader: Reader) {
         let Self { shard, tiering } = self;
         shard.serve(digest, reader, |shard| match tiering {
@@ -147,20 +147,20 @@ impl LocalStore {
         });
     }
 
-    /// Begins to read an object from the SSD, or joins a read of it.
+    /// Begins to read an object from the SSD, or joins a read in flight.
     pub(super) fn read(&mut self, view: &RecordView, reader: Reader) -> Result<(), Status> {
         let Some(tiering) = &mut self.tiering else { return Err(Status::NotFound) };
         tiering.promotion.read(&mut tiering.ssd, &mut self.shard, view, reader)
     }
 
-    /// Has the tail of an object on the SSD read, to know its tenant.
+    /// Requests a read of the tail of an object on the SSD, to learn its tenant.
     pub(super) fn want_tenant(&mut self, digest: Digest) {
         if let Some(tiering) = &mut self.tiering {
             tiering.promotion.want_tenant(digest);
         }
     }
 
-    /// Until when the objects of an exists are wanted in memory; nothing where they are not.
+    /// Returns the time until which the objects of an exists request are to be prefetched; `None` if not.
     pub(super) fn wants_ahead(&self, header: &Header) -> Option<u64> {
         Promotion::wants_ahead(self.ssd()?, header, self.shard.now_ns)
     }
@@ -172,14 +172,15 @@ impl LocalStore {
         }
     }
 
-    /// An object in memory is read: by now it may be worth being written.
+    /// Counts a get of an object in memory, which may now qualify to be written to the SSD.
     pub(super) fn note_get(&mut self, digest: Digest) {
         let Some(tiering) = &mut self.tiering else { return };
         tiering.promotion.use_prefetched(&mut tiering.ssd, digest);
         tiering.demotion.note_get(&mut tiering.ssd, &mut self.shard, digest);
     }
 
-    /// A check that the SSD, where there is one, takes what a put brings and what it replaces.
+    /// Checks that the SSD, where there is one, accepts an object that is put and the tombstone of the one that it
+    /// replaces.
     pub(super) fn may_put(
         &mut self,
         digest: Digest,
@@ -195,8 +196,7 @@ impl LocalStore {
         self.may_keep(bytes, asked)
     }
 
-    /// A check that an object of so many bytes is to be taken up now, and does not come at a time when the SSD cannot
-    /// keep up.
+    /// Checks that an object of this length can be accepted now: backpressure while the SSD cannot keep up.
     pub(super) fn may_keep(&mut self, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
         match &mut self.tiering {
             Some(tiering) => tiering.demotion.may_put(&tiering.ssd, bytes, asked),
@@ -204,34 +204,35 @@ impl LocalStore {
         }
     }
 
-    /// The status of a put that found no room in memory, or none in what its account may take. Where objects wait for
-    /// the SSD, they are in the way for a while only, and the put is to come again.
+    /// Returns the status of a put that found no memory, or exceeded its account's quota. Objects that wait for the SSD
+    /// take memory for a while only: the put is answered as busy then.
     pub(super) fn no_room(&mut self, error: ReserveError, account: u16) -> Status {
         let passes = self.tiering.as_mut().is_some_and(|tiering| tiering.demotion.makes_room(error, account));
         if passes { Status::Busy } else { reserve_status(error) }
     }
 
-    /// What the put of a part of a longer object waits for where it asked for nothing.
+    /// Returns the acknowledgement level of a put of a stripe or stripe head that names none.
     pub(super) fn ack_of_parts(&self) -> Option<PutAck> {
         Demotion::ack_of_parts(self.ssd()?)
     }
 
-    /// The status of a put that would wait for the SSD, of an object that is there already; nothing where it is on the
+    /// Returns the status of a put that would wait for the SSD, if the object exists already; `None` if it is on the
     /// SSD, or the put does not wait.
     pub(super) fn awaits_ssd(&mut self, digest: Digest, asked: Option<PutAck>) -> Option<Status> {
         let tiering = self.tiering.as_mut()?;
         tiering.demotion.awaits_ssd(&mut tiering.ssd, &mut self.shard, digest, asked)
     }
 
-    /// What the answer of a put waits for on the SSD. To be asked once: it counts that the object was put.
+    /// Returns the conditions on the SSD that the reply of a put waits for. To be called once for each put, as it
+    /// counts the put.
     pub(super) fn waits_of(&mut self, made: &CommittedObject) -> SsdWaits {
         let Some(tiering) = &mut self.tiering else { return SsdWaits::default() };
         let ssd = &mut tiering.ssd;
         SsdWaits { write: Demotion::awaits(ssd, made), strike: ssd.must_strike(made.digest, made.replaces) }
     }
 
-    /// An object was put: what it replaces is struck out on the SSD, and then it goes there by the policy. `told` is
-    /// settled with each that is waited for.
+    /// Acts on a put: the records that it replaces get tombstones on the SSD, and then it is written there as the
+    /// policy says. `told` is settled once for each condition that is waited for.
     pub(super) fn keep(&mut self, made: &CommittedObject, waits: SsdWaits, told: Option<DeferredItem>) {
         let Some(tiering) = &mut self.tiering else { return };
         if waits.strike {
@@ -242,53 +243,53 @@ impl LocalStore {
         tiering.demotion.keep(&mut tiering.ssd, &mut self.shard, made, told.filter(|_| waits.write));
     }
 
-    /// The answer where it is asked again whether a version was made that was.
+    /// Returns the status of a repeated commit of a version that was committed before.
     pub(super) fn kept(&self, digest: Digest, version: Version) -> Status {
         self.tiering
             .as_ref()
             .map_or(Status::Ok, |tiering| tiering.demotion.kept(&tiering.ssd, &self.shard, digest, version))
     }
 
-    /// The record on the SSD of an object in memory says whether it has two owners, or is written once more.
+    /// Writes the record on the SSD of an object in memory again, if its replication flag is outdated.
     pub(super) fn write_promise(&mut self, digest: Digest) {
         if let Some(tiering) = &mut self.tiering {
             tiering.demotion.write_promise(&mut tiering.ssd, &mut self.shard, digest);
         }
     }
 
-    /// An object that is in memory has moved here: the SSD is to have it as soon as it may be.
+    /// Writes an object in memory that was migrated to this shard to the SSD as soon as possible.
     pub(super) fn write_moved(&mut self, digest: Digest) -> MoveProgress {
         let Some(tiering) = &mut self.tiering else { return MoveProgress::Kept };
         tiering.demotion.write_moved(&mut tiering.ssd, &mut self.shard, digest)
     }
 
-    /// Puts whose slot has left while they were written are refused now.
+    /// Refuses the puts whose slot was lost while they were being written.
     pub(super) fn refuse_void_puts(&mut self) {
         if let Some(tiering) = &mut self.tiering {
             tiering.demotion.refuse_void_puts(&mut self.shard);
         }
     }
 
-    /// The newest map that was heard of.
+    /// Returns the epoch of the newest map received.
     pub(super) fn heard_epoch(&self) -> Epoch {
         let waiting = self.tiering.as_ref().and_then(|tiering| tiering.reconciliation.heard_epoch());
         waiting.unwrap_or(self.shard.ownership.epoch())
     }
 
-    /// Slots of the newest map that was heard of that are not served yet.
+    /// Returns the slots of the newest map received that are not served yet.
     pub(super) fn pending_slots(&self) -> SlotSet {
         let served = self.shard.ownership.owned();
         self.tiering.as_ref().map_or_else(SlotSet::none, |tiering| tiering.reconciliation.pending_slots(served))
     }
 
-    /// What a first map lets be believed of what the SSD has.
+    /// Decides, by the first map, which records on the SSD can be trusted.
     pub(super) fn restore(&mut self, epoch: Epoch, standing: MapStanding) {
         if let Some(tiering) = &mut self.tiering {
             tiering.reconciliation.restore(&mut tiering.ssd, &mut self.shard, epoch, standing);
         }
     }
 
-    /// Serves the slots of a map: at once, or with an SSD when those that came are written down.
+    /// Serves the slots of a map: at once, or with an SSD when the new ones are durable there.
     pub(super) fn serve_slots(&mut self, epoch: Epoch, owned: &dyn Fn(u16) -> bool) {
         let mut slots = SlotSet::none();
         (0..SLOTS as u16).filter(|slot| owned(*slot)).for_each(|slot| slots.insert(Slot(slot)));
@@ -298,18 +299,18 @@ impl LocalStore {
         }
     }
 
-    /// True for a slot that is in doubt, or was until a map gave it to this shard.
+    /// Returns true if a slot is in doubt, or was until a map assigned it to this shard.
     pub(super) fn is_doubted(&self, slot: Slot) -> bool {
         self.ssd().is_some_and(|ssd| ssd.is_doubted(slot))
     }
 
-    /// True where anything of slots that are served is hidden that may yet be shown.
+    /// Returns true if records of served slots are hidden that reconciliation may yet make visible.
     pub(super) fn is_comparing(&self) -> bool {
         self.ssd().is_some_and(Ssd::is_comparing)
     }
 
-    /// A slot is another's from now on: what the SSD has of it is removed, or stays to be compared, if it is to be
-    /// `kept`.
+    /// Ends a slot that belongs to another owner from now on: its records on the SSD are removed, or stay to be
+    /// reconciled if `kept`.
     pub(super) fn lose_slot(&mut self, slot: Slot, kept: bool) {
         let Some(tiering) = &mut self.tiering else { return };
         if !(kept && tiering.reconciliation.doubt(&mut tiering.ssd, &self.shard, slot)) {
@@ -317,8 +318,8 @@ impl LocalStore {
         }
     }
 
-    /// This incarnation is over: what the SSD has of the slots that it had is in doubt, and what waits to be served
-    /// will not be. True where the SSD keeps something.
+    /// Ends an incarnation: the records on the SSD of its slots are in doubt, and slots that wait to be served are
+    /// forgotten. Returns true if the SSD keeps anything.
     pub(super) fn end_incarnation(&mut self) -> bool {
         let Some(tiering) = &mut self.tiering else { return false };
         let kept = tiering.reconciliation.doubt_owned(&mut tiering.ssd, &mut self.shard);
@@ -326,7 +327,7 @@ impl LocalStore {
         kept
     }
 
-    /// A map came, and it is known which slots have former owners: what becomes of those in doubt.
+    /// Decides about slots in doubt after a map, when it is known which slots have former owners.
     pub(super) fn weigh_doubts(
         &mut self,
         sources: &SlotSources<'_>,
@@ -338,7 +339,7 @@ impl LocalStore {
         }
     }
 
-    /// The former owner of these slots has told all that it knows of changes there.
+    /// Reconciles these slots after their former owner has reported all changes that it knows of.
     pub(super) fn compare_slots(&mut self, slots: &[Slot], told: &BTreeMap<Slot, Changes>) {
         if let Some(tiering) = &mut self.tiering {
             compare(&mut tiering.ssd, &self.shard, slots, told);

@@ -1,16 +1,21 @@
-//! The answering side of the data path, without I/O: frames come in from peers, answers and places for payloads go out.
+//! Server side of the data path, without I/O: takes request frames from peers, puts out replies and the extents of
+//! payloads.
 //!
-//! One [`Service`] belongs to one shard. It serves two things: objects of the shard's [`Store`], and *segments*,
-//! registered memory that peers read and write by offset. A storage node has both, an embedded client only segments.
+//! One [`Service`] belongs to one shard. It serves objects of the shard's [`Store`], and *segments*: registered memory
+//! that peers read and write by offset. A storage node has both, an embedded client only segments.
 //!
 //! The host owns connections and memory. It reports each connection ([`Service::peer_joined`]), each frame
-//! ([`Service::request`]), each payload that has arrived ([`Service::payload_done`]) and each payload that has left
+//! ([`Service::request`]), each payload that was received ([`Service::payload_done`]) and each payload that was sent
 //! ([`Service::sent`]), and drains [`Service::poll_output`].
 //!
-//! Invariants: whatever a peer holds (pins, reservations, a payload in flight) comes back when the host says that the
-//! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
-//! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
-//! that a connection of its own is over, nothing of that is carried out any more.
+//! Invariants:
+//!
+//! * Whatever a peer holds (pins, reservations, a payload in flight) is released when the host reports that the
+//!   connection is gone and its I/O has ended.
+//! * A put is answered only after its whole payload was received, also when it fails.
+//! * An object's bytes are received into a fresh extent, so that a late writer cannot reach bytes of a committed
+//!   object.
+//! * Once a client has fenced one of its connections, no further request of that connection is carried out.
 
 mod claims;
 mod control;
@@ -67,22 +72,22 @@ pub use self::types::{
 };
 use crate::store::Store;
 
-/// The answering side of one shard. Single-threaded; owned by the shard's loop.
+/// Server side of one shard. Single-threaded; owned by the shard's loop.
 pub struct Service {
     objects: Objects,
     puts: Puts,
     segments: Segments,
-    /// Pages of keys that are being made.
+    /// Pages of keys that are being prepared.
     lists: Lists,
     /// Requests that wait until the tenants of their objects are known.
     claims: Claims,
 }
 
 impl Service {
-    /// A service that owns no slots and no segments yet.
+    /// Creates a service that owns no slots and no segments yet.
     ///
     /// # Panics
-    /// When a name is over the limit: better now than when a peer asks for it.
+    /// If a name is over the limit: the mistake is reported at the start rather than at a peer's request.
     #[must_use]
     pub fn new(mut identity: Identity, store: Option<Store>) -> Self {
         for name in [&identity.cluster, &identity.segment_name] {
@@ -100,20 +105,20 @@ impl Service {
         }
     }
 
-    /// A connection was accepted.
+    /// Registers a connection that was accepted.
     ///
     /// # Panics
-    /// When the position is taken: the host reports a connection's end before it reuses its index.
+    /// If the index is in use: the host reports a connection's end before it reuses its index.
     pub fn peer_joined(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
         let shard = self.objects.shard_mut();
         shard.now_ns = now_ns;
         shard.sessions.join(peer, path, now_ns);
     }
 
-    /// A connection is gone and its I/O has ended: everything that it held comes back.
+    /// Ends a connection that is gone and whose I/O has ended: releases everything that it held.
     ///
-    /// For shared memory this means that the peer's process is dead or has unmapped the pool; the socket's end says so,
-    /// because the kernel closes it after the process's memory is gone.
+    /// For shared memory this means that the peer's process is dead or has unmapped the pool. The end of the socket
+    /// proves it, because the kernel closes the socket after the process's memory is gone.
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
         let shard = &mut self.objects.local.shard;
         shard.now_ns = now_ns;
@@ -134,7 +139,7 @@ impl Service {
         }
     }
 
-    /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
+    /// Returns the next output for the host. Read a frame's [`Self::body`] and [`Self::places`] before the next poll.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.objects.shard().answers.assert_tails_written();
         self.act_on_effects();
@@ -145,28 +150,28 @@ impl Service {
         shard.answers.poll(shard.now_ns)
     }
 
-    /// The body of an [`Output::Frame`]; valid until `poll_output` has returned `None`.
+    /// Returns the body of an [`Output::Frame`]; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
         self.objects.shard().answers.bytes(range)
     }
 
-    /// Where a payload lies, or goes, that is in several places; valid until `poll_output` has returned `None`.
+    /// Returns the extents of a scattered payload; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn places(&self, range: core::ops::Range<usize>) -> &[Place] {
         self.objects.shard().answers.places(range)
     }
 
-    /// The next tail to be written to the pool. Only tails of reservations that still hold their room are returned: a
-    /// tail of a reservation that has ended would damage whichever object has the room now.
+    /// Returns the next tail to be written to the pool. Only tails of reservations that still hold their memory are
+    /// returned: the tail of an ended reservation would damage the object that has the memory by now.
     ///
-    /// The host writes all tails that are due at once: before the payload of the request that it has just passed on,
-    /// before the next request, and before it asks for the next output. The service panics where a host does not.
+    /// The host writes all pending tails at once: before the payload of the request that it has just passed on, before
+    /// the next request, and before it polls the next output. The service panics if the host does not.
     pub fn poll_tail(&mut self) -> Option<TailWrite> {
         self.objects.shard_mut().poll_tail()
     }
 
-    /// When [`Self::handle_timeout`] wants to be called.
+    /// Returns the time at which [`Self::handle_timeout`] is to be called next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let Objects { local, migration, replication } = &self.objects;
@@ -176,36 +181,35 @@ impl Service {
         own.into_iter().chain(work).flatten().min()
     }
 
-    /// The registered memory, to register more or to use some by address.
+    /// Returns the registered memory, to register more or to use some by address.
     pub const fn segments_mut(&mut self) -> &mut Segments {
         &mut self.segments
     }
 
-    /// The objects in memory, for their statistics.
+    /// Returns the objects in memory, for their statistics.
     #[must_use]
     pub const fn store(&self) -> Option<&Store> {
         self.objects.shard().store.as_ref()
     }
 
-    /// What else can be seen of it.
+    /// Returns a read-only view for metrics and diagnostics.
     #[must_use]
     pub const fn inspect(&self) -> Inspection<'_> {
         Inspection::new(self)
     }
 
-    /// What its host sets and orders.
+    /// Returns a mutable view for the host's settings and commands.
     pub const fn control(&mut self) -> Control<'_> {
         Control::new(&mut self.objects)
     }
 
-    /// The SSD under the objects, if there is one: what the device has done, orders, and what it has
-    /// to say.
+    /// Returns the tier, if there is one: statistics of the device, commands, and reports.
     pub fn tier_mut(&mut self) -> Option<&mut Tiering> {
         self.objects.local.tiering.as_deref_mut()
     }
 
-    /// A request arrived. Says where its payload goes; write what [`Self::poll_tail`] has to the pool, then call
-    /// [`Self::payload_done`] when the payload is there, also for `Discard`.
+    /// Handles a request and returns where its payload goes. The host writes the tails of [`Self::poll_tail`] to the
+    /// pool, then calls [`Self::payload_done`] when the payload was received, also for `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
         let shard = self.objects.shard_mut();
         shard.answers.assert_tails_written();
@@ -231,12 +235,12 @@ impl Service {
         let Shard { sessions, answers, ownership, now_ns, .. } = self.objects.shard_mut();
         let session = sessions.get_mut(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
-            return Err(CloseReason::Malformed("a request within a payload"));
+            return Err(CloseReason::Malformed("a request before the payload of the previous one was complete"));
         }
         let takes_payload = matches!(operation, Operation::Put | Operation::Write | Operation::WriteMany)
             || operation == Operation::Fill && session.path == Path::Stream;
         if header.payload_bytes > 0 && !takes_payload {
-            return Err(CloseReason::Malformed("a payload where none belongs"));
+            return Err(CloseReason::Malformed("a payload with a request that takes none"));
         }
         if operation == Operation::Hello {
             return sessions.hello(answers, ownership, peer, header, body).map(|()| PayloadTo::Discard);
@@ -261,7 +265,7 @@ impl Service {
         }
     }
 
-    /// Carries out a request of a peer that may make it: each kind is one component's.
+    /// Carries out a permitted request: each operation belongs to one component.
     fn carry_out(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
         let Self { objects, puts, segments, lists, .. } = self;
@@ -282,7 +286,7 @@ impl Service {
             (Operation::Get, Path::Stream) => objects.get(context, header, body),
             (Operation::GetRange, Path::Stream) => puts.get_ranges(objects, context, header, body),
             (Operation::Put, _) | (Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
-                // A caller's mistake, not a broken peer's.
+                // A mistake of the caller, not a broken peer.
                 answers.answer(peer, operation, header, Status::Empty);
                 Ok(())
             }
@@ -317,7 +321,7 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    /// Carries out a request of which everything is known now for which it waited.
+    /// Carries out a request once the tenants that it waited for are known.
     fn carry_out_claimed(&mut self, claim: &Claim) {
         let Claim { peer, header, body, round, arrived_ns, .. } = claim;
         let Kind::Request(operation) = header.kind else { return };
@@ -340,7 +344,7 @@ impl Service {
         shard.answers.outputs.arrived(shard.now_ns);
     }
 
-    /// Carries out what follows for the components above from what those below did.
+    /// Carries out the effects that lower components have noted for those above them.
     fn act_on_effects(&mut self) {
         let Self { objects: Objects { local, migration, replication }, lists, claims, .. } = self;
         let shard = &mut local.shard;
@@ -360,8 +364,8 @@ impl Service {
         }
     }
 
-    /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
-    /// computed.
+    /// Completes the payload of the last request: it was received where it was sent to. `checksum` is the checksum of
+    /// its bytes, where computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
         let Self { objects, puts, segments, .. } = self;
         let shard = &mut objects.local.shard;
@@ -391,7 +395,7 @@ impl Service {
         }
     }
 
-    /// The payload of an answer has left, or never will: what held its memory is let go.
+    /// Releases the memory of a reply's payload, which was sent, or never will be.
     pub fn sent(&mut self, hold: Hold) {
         let shard = &mut self.objects.local.shard;
         match hold {
@@ -402,8 +406,8 @@ impl Service {
         }
     }
 
-    /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
-    /// once.
+    /// Unregisters memory: peers cannot use it from now on. [`Output::Unregistered`] reports when no I/O uses it any
+    /// more; a stale id is answered at once.
     pub fn unregister(&mut self, segment: SegmentId) {
         self.segments.unregister(segment, &mut self.objects.local.shard.answers.outputs);
     }
@@ -411,12 +415,12 @@ impl Service {
     /// Ends a use that [`Segments::acquire_by_address`] began. All I/O on the range has ended.
     ///
     /// # Panics
-    /// When the segment is not in use.
+    /// If the segment is not in use.
     pub fn release_by_address(&mut self, segment: SegmentId) {
         self.segments.release(segment, &mut self.objects.local.shard.answers.outputs);
     }
 
-    /// Closes the connections that still write or read a segment whose unregistering takes too long.
+    /// Closes the connections that still write or read a segment whose unregistration takes too long.
     pub fn evict_users(&mut self, segment: SegmentId) {
         let shard = &mut self.objects.local.shard;
         let writers = shard.sessions.select(|session| match &session.pending {
@@ -428,8 +432,8 @@ impl Service {
         users.into_iter().for_each(|peer| shard.close(peer, CloseReason::SegmentGone));
     }
 
-    /// The memory that the payload of this peer's write was to go to turned out to be gone: the payload is thrown away,
-    /// and the write refused when it has come.
+    /// Refuses the write whose payload this peer is sending because its memory is gone: the payload is discarded, and
+    /// the write answered with a failure when the payload was received.
     pub fn refuse_payload(&mut self, peer: PeerKey) {
         let Shard { sessions, answers, .. } = &mut self.objects.local.shard;
         let Some(session) = sessions.get_mut(peer) else { return };
@@ -438,7 +442,7 @@ impl Service {
         }
     }
 
-    /// The memory that this answer was to carry turned out to be gone: the read is refused instead.
+    /// Refuses a read in place of this reply because the memory that it was to carry is gone.
     pub fn refuse_read(&mut self, peer: PeerKey, answer: &Header, hold: Hold) {
         self.sent(hold);
         if let Kind::Reply(operation) = answer.kind {
@@ -446,7 +450,7 @@ impl Service {
         }
     }
 
-    /// Deadlines of greetings and reservations.
+    /// Handles expired deadlines of handshakes, reservations, put sessions, tickets, claims and waits for replicas.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         let Self { objects, puts, claims, .. } = self;
         let shard = &mut objects.local.shard;
@@ -465,20 +469,20 @@ impl Service {
         objects.replication.expire_waits(shard);
     }
 
-    /// A round of the host is over and what it answered has left; `clock` is read now and then.
+    /// Ends a round of the host, whose outputs were sent; `clock` is read now and then.
     #[inline]
     pub fn round_over(&mut self, clock: impl FnOnce() -> u64) {
         self.objects.shard_mut().answers.timed.round_over(clock);
     }
 
-    /// What to remember of the frame that was polled last, until its payload has left.
+    /// Returns the timing state to keep for the frame that was polled last, until its payload was sent.
     #[must_use]
     #[inline]
     pub const fn leaving(&self, header: &Header, now_ns: u64) -> LeavingPayload {
         self.objects.shard().answers.outputs.leaving(header, now_ns)
     }
 
-    /// A payload has left; what holds its memory is let go after this.
+    /// Records that a payload was sent; the hold on its memory is released after this.
     #[inline]
     pub fn left(&mut self, leaving: &LeavingPayload, hold: Hold, now_ns: u64) {
         let Shard { answers, store, .. } = self.objects.shard_mut();
@@ -488,21 +492,21 @@ impl Service {
         });
     }
 
-    /// Serves these slots from now on, by a map of which nothing else is known. See [`Self::own`].
+    /// Serves these slots from now on, by a map of which only the epoch is known. See [`Self::own`].
     pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
         self.own(epoch, MapStanding { state: 0, since: epoch, kept: Epoch(0) }, owned);
     }
 
-    /// Serves these slots from now on; those that are new, with a tier, as soon as that is written down. Objects of
-    /// slots that left are removed: if the slot comes back later, what was here may be older than what was written
-    /// elsewhere meanwhile.
+    /// Serves these slots from now on. With a tier, new slots are served as soon as the change is durable. Objects of
+    /// slots that were lost are removed: if such a slot comes back later, they may be older than versions that other
+    /// owners committed meanwhile.
     pub fn own(&mut self, epoch: Epoch, standing: MapStanding, owned: impl Fn(u16) -> bool) {
         self.change_owners(epoch, standing, &owned, None);
     }
 
-    /// Serves the slots that a map of this state of the control plane gives to this shard. As [`Self::own`], but what
-    /// moved goes along: objects of slots that left stay for their new owners to fetch, and what was in slots that came
-    /// is fetched from their former ones: see [`Self::poll_fetch`].
+    /// Serves the slots that a map of this cluster state assigns to this shard. Like [`Self::own`], but with migration:
+    /// objects of lost slots stay for their new owners to fetch, and objects of gained slots are fetched from their
+    /// former owners (see [`Self::poll_fetch`]).
     pub fn follow(&mut self, state: u64, owners: &SlotOwners) {
         let me = self.objects.shard().ownership.key();
         let standing = MapStanding { state, since: owners.since, kept: owners.kept };
@@ -530,9 +534,9 @@ impl Service {
         self.act_on_effects();
     }
 
-    /// Starts a new incarnation of the shard: its former one was declared over, so its objects may be older than what
-    /// others were given meanwhile. Those in memory are dropped, those on an SSD are kept to be compared, every
-    /// connection is closed, and nothing is owned until the next [`Self::set_owned`].
+    /// Starts a new incarnation of the shard after its former one was declared dead, so that its objects may be older
+    /// than versions that other owners committed meanwhile. Objects in memory are dropped, those on an SSD are kept to
+    /// be reconciled, every connection is closed, and no slot is owned until the next [`Self::set_owned`].
     pub fn begin_incarnation(&mut self, incarnation: Incarnation) {
         if self.objects.begin_incarnation(incarnation) {
             self.puts.end_void_sessions(&mut self.objects);
@@ -545,15 +549,16 @@ impl Service {
         }
     }
 
-    /// Gives the shard a tier. Its store's objects must begin at multiples of the tier's alignment.
+    /// Attaches a tier to the shard. The store's objects must begin at multiples of the tier's alignment.
     ///
     /// # Panics
-    /// When it has no store, or one whose units do not suit direct I/O: a mistake of the host's.
+    /// If the shard has no store, or one whose units do not suit direct I/O: a mistake of the host.
     pub fn attach_tier(&mut self, tier: Tier, policy: TierPolicy) {
         self.objects.local.attach(tier, policy);
     }
 
-    /// Lets the tier work: gives it what waits, and `start` what the device is to do. Whether there was anything.
+    /// Lets the tier work: passes it queued requests, and passes device operations to `start`. Returns true if there
+    /// was any progress.
     pub fn drive_tier(
         &mut self,
         now_ns: u64,
@@ -568,8 +573,8 @@ impl Service {
         progress
     }
 
-    /// The next question to another shard, if there is any; to be called until there is none, in every round. Its
-    /// answer goes to [`Self::fetched`].
+    /// Returns the next request to another shard, if there is one; polled until `None` in every round. The answer goes
+    /// to [`Self::fetched`].
     pub fn poll_fetch(&mut self, now_ns: u64) -> Option<Fetch> {
         let Objects { local, migration, replication } = &mut self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);
@@ -579,7 +584,7 @@ impl Service {
         fetch
     }
 
-    /// Another shard has answered, or has not. Nothing writes to the object's place any more.
+    /// Takes the answer of another shard, or the failure to get one. No I/O writes to the object's extent any more.
     pub fn fetched(&mut self, token: u64, done: FetchDone, now_ns: u64) {
         let Objects { local, migration, replication } = &mut self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);
@@ -589,7 +594,7 @@ impl Service {
         self.act_on_effects();
     }
 
-    /// Goes on with lists: one step of each. Whether there was anything to do. The host calls it in every round.
+    /// Advances each list by one step. Returns true if there was anything to do. The host calls it in every round.
     pub fn drive_lists(&mut self, pool: &dyn PoolBytes) -> bool {
         self.lists.drive(&mut self.objects, pool)
     }

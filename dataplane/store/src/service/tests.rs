@@ -1,4 +1,4 @@
-//! Tests of the answering side: a host that is played by hand, then one that plays at random.
+//! Tests of the service: with a scripted host, then with a random one.
 
 mod connections;
 mod differential;

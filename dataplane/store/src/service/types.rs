@@ -1,4 +1,4 @@
-//! What goes into a service and what comes out.
+//! Input and output types of a service.
 
 use core::fmt;
 use core::ops::Range;
@@ -10,43 +10,42 @@ use kvplane_proto::{Digest, Limits, Status};
 
 use crate::{CommitError, GetError, ReserveError};
 
-/// Who answers.
+/// Identity of the shard that a service belongs to.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Identity {
     /// Name of the cluster; a hello to another is refused.
     pub cluster: String,
-    /// This node.
     pub node: NodeId,
-    /// Its incarnation.
+    /// Incarnation of the node.
     pub incarnation: Incarnation,
-    /// This shard.
     pub shard: ShardId,
     /// Name under which its segments are opened.
     pub segment_name: String,
 }
 
-/// How long owners have been as a map says.
+/// Standing of a map: since when its owners have been as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapStanding {
-    /// Which state of the control plane the map is of: epochs of different states do not compare.
+    /// Cluster state that the map belongs to: epochs of different states cannot be compared.
     pub state: u64,
-    /// From this epoch up to the map's no slot has changed hands.
+    /// Since this epoch, up to the map's, no slot has changed hands.
     pub since: Epoch,
-    /// What a device holds counts only if it knew a map of this epoch or of a later one: an incarnation of the node may
-    /// have gone without it before. 0 for nothing.
+    /// Oldest epoch that a device must have recorded for its objects to count: an incarnation of the node may have run
+    /// without the device before. 0 for no limit.
     pub kept: Epoch,
 }
 
-/// A connection; the host's index and generation.
+/// Connection, by the host's index and generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct PeerKey {
-    /// Position in the host's table, dense from 0.
+    /// Index in the host's table, dense from 0.
     pub index: u32,
-    /// Which connection at that position.
+    /// Generation of the connection at that index.
     pub generation: u32,
 }
 
-/// How a connection moves payloads.
+/// Way in which a connection moves payloads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Path {
     /// Payloads follow their frames.
@@ -64,30 +63,30 @@ pub enum Memory {
     Segment(SegmentId),
 }
 
-/// A range of the host's memory.
+/// Extent of the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Which memory.
+    /// Memory that the extent is in.
     pub memory: Memory,
-    /// Where in it.
+    /// Offset in that memory.
     pub offset: u64,
-    /// How much.
+    /// Length.
     pub bytes: u64,
 }
 
-/// The memory of an answer's payload, in order.
+/// Extents of a reply's payload, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Places {
-    /// In one piece.
+    /// A single extent.
     One(Place),
-    /// In several: see [`super::Service::places`].
+    /// Several extents: see [`super::Service::places`].
     Many(Range<usize>),
 }
 
-/// Ids of tickets have this bit in their index.
+/// Bit of the index that marks the ids of tickets.
 const TICKET: u32 = 1 << 31;
 
-/// A hold on a range of a put session: its place and its generation.
+/// Hold on a range of a put session: its index and generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TicketId {
     pub(in crate::service) index: u32,
@@ -103,60 +102,60 @@ impl TicketId {
         PinId { index: self.index | TICKET, generation: self.generation }
     }
 
-    /// The ticket that an id names, if it names one.
+    /// Returns the ticket of an id, if the id names one.
     pub(in crate::service) const fn of(index: u32, generation: u32) -> Option<Self> {
         if index & TICKET != 0 { Some(Self { index: index & !TICKET, generation }) } else { None }
     }
 }
 
-/// What keeps the memory of an answer's payload in place; given back through [`super::Service::sent`].
+/// Hold that keeps the memory of a reply's payload in place; released through [`super::Service::sent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Hold {
-    /// An object.
+    /// Read pin of an object.
     Pin(PinId),
-    /// A segment.
+    /// Use of a segment.
     Segment {
-        /// Which.
         segment: SegmentId,
-        /// Which of the reads in flight, by the service's count.
+        /// Number of the read in flight.
         read: u32,
     },
-    /// A range of an object that is being written.
+    /// Range of an object that is being written.
     Ticket(TicketId),
-    /// Several segments.
+    /// Use of several segments.
     Segments {
-        /// Which of the gathered reads in flight, by the service's count.
+        /// Number of the gathered read in flight.
         read: u32,
     },
 }
 
-/// Where a request's payload goes.
+/// Destination of a request's payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PayloadTo {
-    /// Read it and forget it; also when there is none.
+    /// Read and discard it; also if there is none.
     Discard,
-    /// To here.
+    /// Receive it into this extent.
     Place(Place),
-    /// To these, in order: see [`super::Service::places`], at once.
+    /// Receive it into these extents, in order: see [`super::Service::places`], at once.
     Places(Range<usize>),
 }
 
-/// Why a connection is closed from our side.
+/// Reason for which a connection is closed from this side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {
-    /// A frame that no honest peer sends: says which.
+    /// The peer sent a frame that no correct peer sends; the text says which.
     Malformed(&'static str),
     /// No hello in time, or a request before it.
     NotGreeted,
-    /// It wanted somebody else: another cluster, node, incarnation, shard or version.
+    /// The peer was refused: for instance, it wanted another cluster, node, incarnation, shard or version.
     Refused(Status),
     /// A payload stopped arriving before its reservation's deadline.
     PutDeadline,
-    /// A segment it was using is being unregistered and did not fall quiet in time.
+    /// A segment that the peer was using is being unregistered, and its I/O did not end in time.
     SegmentGone,
-    /// Its peer has said on another connection that this one is over.
+    /// The client has fenced this connection on another one.
     Fenced,
-    /// Its ticket has ended, and no newer one was shown.
+    /// The peer's ticket has expired, and no newer one was proved.
     TicketEnded,
 }
 
@@ -169,78 +168,75 @@ impl fmt::Display for CloseReason {
             Self::PutDeadline => {
                 write!(f, "a put's payload did not arrive within {} s", Limits::RESERVATION_NS / 1_000_000_000)
             }
-            Self::TicketEnded => f.write_str("the peer's ticket has ended and it showed no newer one"),
-            Self::Fenced => f.write_str("its peer has given it up"),
+            Self::TicketEnded => f.write_str("the peer's ticket has expired and the peer proved no newer one"),
+            Self::Fenced => f.write_str("the client has fenced it on another connection"),
             Self::SegmentGone => f.write_str("a segment in use was unregistered"),
         }
     }
 }
 
-/// Something for the host to do.
+/// Action for the host to carry out.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Output {
-    /// Send an answer.
+    /// Send a reply.
     Frame {
-        /// To whom.
         peer: PeerKey,
-        /// Its header. Where the checksum flag is set and the value is 0, the host fills in the payload's checksum.
+        /// Header of the frame. Where the checksum flag is set and the value is 0, the host fills in the payload's
+        /// checksum.
         header: Header,
-        /// Its body: see [`super::Service::body`].
+        /// Body of the frame: see [`super::Service::body`].
         body: Range<usize>,
-        /// Its payload, and what to give back once it has left.
+        /// Payload, and the hold to release once it was sent.
         payload: Option<(Places, Hold)>,
     },
-    /// End this connection's I/O, then [`super::Service::peer_gone`]. Answers before it are sent if that is possible.
+    /// End this connection's I/O, then call [`super::Service::peer_gone`]. Replies before it are sent if possible.
     Close {
-        /// Whose.
         peer: PeerKey,
-        /// Why, for the log.
+        /// Reason, for the log.
         reason: CloseReason,
     },
-    /// Nothing uses this segment any more: its memory may go.
-    Unregistered {
-        /// Which.
-        segment: SegmentId,
-    },
+    /// No I/O uses this segment any more: its memory may be freed.
+    Unregistered { segment: SegmentId },
 }
 
-/// The tail of an object that is being put, for the host to write to the pool: see [`super::Service::poll_tail`].
+/// Tail of an object that is being put, for the host to write to the pool: see [`super::Service::poll_tail`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TailWrite {
-    /// Where in the pool.
+    /// Offset in the pool.
     pub offset: u64,
-    /// The bytes: see [`super::Service::body`].
+    /// Bytes of the tail: see [`super::Service::body`].
     pub bytes: Range<usize>,
 }
 
-/// Memory to be registered.
+/// Memory to register.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentInfo {
-    /// Its address in this process: an identity for people and for Mooncake's tools.
+    /// Address in this process: an identity for operators and for Mooncake's tools.
     pub address: u64,
-    /// Its length.
+    /// Length.
     pub bytes: u64,
-    /// Whether peers may write it.
+    /// True if peers may write it.
     pub writable: bool,
-    /// Whether peers on this host can map it.
+    /// True if peers on this host can map it.
     pub shareable: bool,
-    /// Whether peers may use it at all; else it is not listed, and only this process does.
+    /// True if peers may use it at all; otherwise it is not listed, and only this process uses it.
     pub remote_accessible: bool,
 }
 
-/// Why memory was not registered.
+/// Reason for which memory was not registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegisterError {
-    /// Nothing to register.
+    /// The range is empty.
     Empty,
-    /// It overlaps memory that is registered.
+    /// The range overlaps registered memory.
     Overlap {
         /// The registered range's address.
         address: u64,
         /// Its length.
         bytes: u64,
     },
-    /// As many as the limits allow are registered.
+    /// The limit of registered regions is reached.
     TooMany {
         /// The limit.
         limit: usize,
@@ -261,50 +257,50 @@ impl fmt::Display for RegisterError {
 
 impl std::error::Error for RegisterError {}
 
-/// What a service counted.
+/// Counters of a service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ServiceCounters {
-    /// Requests that arrived.
+    /// Requests received.
     pub requests: u64,
     /// Connections that said hello and were welcomed.
     pub greeted: u64,
-    /// Connections closed from our side.
+    /// Connections closed from this side.
     pub closed: u64,
-    /// Connections refused for want of a ticket that is good.
+    /// Connections refused for lack of a valid ticket.
     pub strangers: u64,
-    /// Connections closed as their tickets had ended.
+    /// Connections closed because their tickets expired.
     pub tickets_ended: u64,
     /// Requests that their peer's ticket does not allow.
     pub unauthorized: u64,
     /// Requests for keys that this shard does not own.
     pub wrong_owner: u64,
-    /// Objects dropped because their slot went to another owner, or may have been another's meanwhile.
+    /// Objects dropped because their slot went to another owner, or may have belonged to one meanwhile.
     pub dropped_objects: u64,
     /// Payloads that did not match their checksum.
     pub corrupt: u64,
     /// Puts whose reservation passed its deadline.
     pub expired: u64,
-    /// Objects' bytes sent or lent to peers.
+    /// Bytes of objects sent or lent to peers.
     pub get_bytes: u64,
-    /// Objects' bytes taken in.
+    /// Bytes of objects received.
     pub put_bytes: u64,
-    /// Segments' bytes sent: see [`super::Segments`].
+    /// Bytes of segments sent: see [`super::Segments`].
     pub read_bytes: u64,
-    /// Segments' bytes taken in.
+    /// Bytes of segments received.
     pub write_bytes: u64,
 }
 
-/// An object that was just made visible.
+/// Object that was just committed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommittedObject {
     pub(super) version: Version,
     pub(super) digest: Digest,
     pub(super) bytes: u64,
-    /// Whether it takes the place of others.
+    /// True if it replaces an earlier version.
     pub(super) replaces: bool,
-    /// Whether it is a copy of what another owner has.
+    /// True if it is a replica of another owner's object.
     pub(super) is_copy: bool,
-    /// What its put's answer is to wait for, where that is not left to the policy.
+    /// Acknowledgement level of its put, if the put named one.
     pub(super) ack: Option<PutAck>,
 }
 
@@ -335,10 +331,10 @@ pub(super) const fn commit_status(error: CommitError) -> Status {
     }
 }
 
-/// The pool's memory, to look at.
+/// Read access to the pool's memory.
 pub trait PoolBytes {
-    /// Copies out what lies at `offset`.
+    /// Copies the bytes at `offset` into `into`.
     fn read(&self, offset: u64, into: &mut [u8]);
-    /// How long it is.
+    /// Returns the length of the pool.
     fn bytes(&self) -> u64;
 }

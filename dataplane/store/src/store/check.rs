@@ -1,14 +1,14 @@
-//! The store's invariants, for tests and simulation.
+//! Invariants of the store, for tests and simulation.
 
 use super::Store;
 use crate::entry::{EntryId, Mark, STATES, State};
 use crate::eviction::EvictionPolicy;
 
 impl<P: EvictionPolicy> Store<P> {
-    /// Asserts every invariant. Walks everything.
+    /// Asserts every invariant. Walks all entries and blocks.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// If an invariant does not hold.
     pub fn check(&self) {
         self.allocator.check();
         self.index.check(&self.entries);
@@ -17,12 +17,13 @@ impl<P: EvictionPolicy> Store<P> {
         self.check_handles();
     }
 
-    /// Every held block has one entry and every entry one block: nothing is both free and lent, or lent twice.
+    /// Asserts that every held block has one entry and every entry one block: no block is both free and in use, or used
+    /// twice.
     fn check_ownership(&self) {
         let mut owned = 0;
         for (id, entry) in self.entries.iter() {
             let owner = self.allocator.owner(entry.block());
-            assert_eq!(owner, Some(id.0), "the block of {entry:?} is its own");
+            assert_eq!(owner, Some(id.0), "the block of {entry:?} belongs to it");
             assert_eq!(self.allocator.granules(entry.block()), entry.granules(), "{entry:?}");
             owned += 1;
         }
@@ -30,7 +31,7 @@ impl<P: EvictionPolicy> Store<P> {
         assert_eq!(owned + pages, self.allocator.held_blocks(), "each held block belongs to an entry or is a page");
     }
 
-    /// Index, eviction order and the accounts of space agree with the entries.
+    /// Asserts that index, eviction order and the accounts of space agree with the entries.
     fn check_accounts(&self) {
         let (mut granules, mut live, mut payload) = ([0; STATES], 0, 0);
         let (mut copies, mut copied) = (0, 0);
@@ -47,13 +48,17 @@ impl<P: EvictionPolicy> Store<P> {
         }
         assert_eq!(self.granules, granules, "granules by state");
         assert_eq!(self.counters.payload_bytes, payload, "bytes of live objects");
-        assert_eq!((self.counters.copies, self.counters.copied), (copies, copied), "copies, and objects that have one");
+        assert_eq!(
+            (self.counters.copies, self.counters.copied),
+            (copies, copied),
+            "replicas, and objects that have one"
+        );
         assert_eq!(self.index.len(), live, "the index has the live entries only");
         let in_order = self.order.check(&self.entries);
         assert_eq!(in_order, live as usize, "the eviction order has the live entries only");
     }
 
-    /// Pins and reservations lead to entries in the right states, and all of them are counted.
+    /// Asserts that pins and reservations lead to entries in the right states, and that all of them are counted.
     fn check_handles(&self) {
         let pins: u32 = self.entries.iter().map(|(_, entry)| entry.pins()).sum();
         assert_eq!(pins, self.pins.len(), "pins are counted");

@@ -1,4 +1,5 @@
-//! Objects that two owners have: which of ours the replica owner may have a copy of, and which are copies of another's.
+//! Replication of objects: those of this shard that the replica owner may have a replica of, and replicas of other
+//! owners.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{ReservationId, Version};
@@ -7,57 +8,57 @@ use super::Store;
 use crate::entry::{EntryId, Mark, Replica, State};
 use crate::eviction::EvictionPolicy;
 
-/// What becomes of an object when owners change.
+/// Fate of an object when owners change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It stays what it is.
+    /// It stays as it is.
     Stays,
-    /// A copy: it is an object of our own from now on.
+    /// A replica: it becomes an object of this shard.
     Own,
-    /// A copy: it goes.
+    /// It is dropped.
     Goes,
-    /// An object: nobody else has a copy of it.
+    /// An object of this shard: no other shard has a replica of it.
     Alone,
 }
 
-/// What an object is of those that two owners have.
+/// Role of an object in replication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// A copy of another's.
+    /// Replica of another owner's object.
     Copy,
-    /// One of ours, of which the replica owner may have a copy.
+    /// Object of this shard whose replica owner may have a replica.
     Copied,
-    /// One of ours that has none.
+    /// Object of this shard without a replica.
     Plain,
 }
 
 impl<P: EvictionPolicy> Store<P> {
-    /// Whether there is a copy of another's object. Not an access.
+    /// Returns true if there is a replica of another owner's object. Does not count as an access.
     #[must_use]
     pub fn is_copy(&self, digest: Digest) -> bool {
         self.index.find(&self.entries, digest).is_some_and(|id| self.entries[id].is(Mark::Copy))
     }
 
-    /// Whether a reservation is for a copy; false when it is stale.
+    /// Returns true if a reservation is for a replica; false if it is stale.
     #[must_use]
     pub fn reserves_copy(&self, reservation: ReservationId) -> bool {
         let entry = self.reservations.get(reservation.index, reservation.generation);
         entry.is_some_and(|entry| self.entries[EntryId(entry)].is(Mark::Copy))
     }
 
-    /// What an object is of those that two owners have.
+    /// Returns an object's role in replication.
     #[must_use]
     pub fn replica(&self, digest: Digest) -> Replica {
         self.index.find(&self.entries, digest).map_or(Replica::None, |id| self.entries[id].replica())
     }
 
-    /// Whether the replica owner may have a copy of an object.
+    /// Returns true if the replica owner may have a replica of an object.
     #[must_use]
     pub fn is_copied(&self, digest: Digest) -> bool {
         self.index.find(&self.entries, digest).is_some_and(|id| self.entries[id].is(Mark::Copied))
     }
 
-    /// An object of ours is to have a copy from now on; false where there is none.
+    /// Marks an object of this shard to be replicated; false if there is none.
     pub fn want_copy(&mut self, digest: Digest) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| !self.entries[*id].is(Mark::Copy));
         if let Some(id) = id {
@@ -66,7 +67,8 @@ impl<P: EvictionPolicy> Store<P> {
         id.is_some()
     }
 
-    /// An object of ours is to have no copy any more; true where the replica owner may have one, which has to go.
+    /// Marks an object of this shard not to be replicated any more; returns true if the replica owner may have a
+    /// replica, which has to be removed.
     pub fn want_no_copy(&mut self, digest: Digest) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| !self.entries[*id].is(Mark::Copy));
         let Some(id) = id else { return false };
@@ -76,7 +78,8 @@ impl<P: EvictionPolicy> Store<P> {
         copied
     }
 
-    /// Notes whether the replica owner may have a copy of this version. False where that is not the object any more.
+    /// Records whether the replica owner may have a replica of this version. False if the object has another version by
+    /// now.
     pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| self.entries[*id].version() == version);
         if let Some(id) = id {
@@ -91,18 +94,19 @@ impl<P: EvictionPolicy> Store<P> {
         self.entries.set(id, Mark::Copied, copied);
     }
 
-    /// Objects that are gone while the replica owner may have copies of them: all since the last call.
+    /// Returns the objects that are gone while the replica owner may have replicas of them: all since the last call.
     pub fn take_orphans(&mut self) -> Vec<Digest> {
         core::mem::take(&mut self.orphans)
     }
 
-    /// Whether there are any.
+    /// Returns true if there are such objects.
     #[must_use]
     pub const fn has_orphans(&self) -> bool {
         !self.orphans.is_empty()
     }
 
-    /// Objects that are to have a copy and have none: looks at so many entries from `from` on. Then where to go on.
+    /// Returns the objects that are to be replicated and have no replica among `most` entries from `from` on, and the
+    /// next position.
     #[must_use]
     pub fn uncopied(&self, from: u32, most: u32) -> (Vec<Digest>, Option<u32>) {
         let touched = self.entries.touched();
@@ -114,8 +118,8 @@ impl<P: EvictionPolicy> Store<P> {
         (lack.map(crate::entry::Entry::digest).collect(), (end < touched).then_some(end))
     }
 
-    /// Owners have changed: `fate` says what becomes of each object, by what it is of those that two owners have. How
-    /// many went. Walks the arena.
+    /// Applies a change of owners: `fate` returns the fate of each object, by its role in replication. Returns the
+    /// number of objects dropped. Walks the arena.
     pub fn reassign(&mut self, mut fate: impl FnMut(Digest, Side) -> Fate) -> u64 {
         let mut gone = 0;
         for id in (0..self.entries.touched()).map(EntryId) {

@@ -12,23 +12,23 @@ use crate::eviction::EvictionPolicy;
 use crate::store::stats::size_class;
 
 impl<P: EvictionPolicy> Store<P> {
-    /// Takes space for an object of `bytes`, evicting what nobody uses if need be. Its writer may write the extent
-    /// until the reservation is committed or aborted, and nobody else reads or writes it until then.
+    /// Reserves memory for an object of `bytes`, evicting unused objects if necessary. Its writer may write the extent
+    /// until the reservation is committed or aborted; no other reader or writer uses it until then.
     ///
     /// # Errors
-    /// See [`ReserveError`]. A refusal for what cannot succeed evicts nothing, except that where pinned or reserved
-    /// extents cut the pool into pieces that are all too small, some objects (at most about twice `bytes`) may have
-    /// gone before that is known.
+    /// See [`ReserveError`]. A refusal of a request that cannot succeed evicts nothing, except that if pinned or
+    /// reserved extents fragment the pool into blocks that are all too small, some objects (at most about twice
+    /// `bytes`) may have been evicted before that is known.
     pub fn reserve(&mut self, digest: Digest, bytes: u64) -> Result<(ReservationId, Extent), ReserveError> {
         self.reserve_for(&Reserve::plain(digest, bytes))
     }
 
-    /// As [`Self::reserve`], with more to say about the object: there is room for its tail ([`Self::reserved_tail`]).
-    /// Where an object is replaced, it stays until the new one is committed. A copy of another owner's object is hard
-    /// pinned as long as there is room for such, and kept without a pin beyond that.
+    /// Like [`Self::reserve`], with options of the object, and memory for its tail ([`Self::reserved_tail`]). An object
+    /// to be replaced stays until the new one is committed. A replica is hard pinned within the limits of hard pins,
+    /// and kept without a pin beyond them.
     ///
     /// # Errors
-    /// As there.
+    /// See [`Self::reserve`].
     pub fn reserve_for(&mut self, wanted: &Reserve) -> Result<(ReservationId, Extent), ReserveError> {
         let Reserve { digest, bytes, tail_bytes, mut keep, .. } = *wanted;
         if bytes == 0 {
@@ -69,13 +69,13 @@ impl<P: EvictionPolicy> Store<P> {
         Ok((ReservationId { index, generation }, self.extent(id)))
     }
 
-    /// Makes a reserved object visible, complete with the `checksum` of its bytes, and gives it its version.
+    /// Makes a reserved object visible, with the `checksum` of its bytes, and assigns its version.
     ///
     /// # Errors
-    /// See [`CommitError`]: it says for each what becomes of the reservation.
+    /// See [`CommitError`], which states for each error the state of the reservation.
     ///
     /// # Panics
-    /// When the 2^64 versions are used up.
+    /// If the 2^64 versions are used up.
     pub fn commit(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, CommitError> {
         let version = Version(self.next_version);
         let bytes = self.show(reservation, checksum, version)?;
@@ -85,15 +85,15 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(version)
     }
 
-    /// As [`Store::commit`], of an object that was put before and comes back from elsewhere with the version it had.
+    /// Like [`Store::commit`], for an object that was committed before and is read back with its former version.
     ///
     /// # Errors
-    /// As there.
+    /// See [`Store::commit`].
     pub fn restore(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<(), CommitError> {
         self.show(reservation, checksum, version).map(|_| ())
     }
 
-    /// Makes it visible; gives its size.
+    /// Makes a reserved object visible; returns its size.
     fn show(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<u64, CommitError> {
         let Some(id) = self.reserved(reservation) else { return Err(CommitError::Stale) };
         if self.entries[id].state() == State::Quarantined {
@@ -107,7 +107,7 @@ impl<P: EvictionPolicy> Store<P> {
                 self.release(id);
                 return Err(CommitError::Exists);
             }
-            // Who reads it reads on: its bytes stay until the last pin goes.
+            // Its readers finish undisturbed: its bytes stay until the last pin is released.
             self.counters.replacements += 1;
             self.remove_entry(former);
         }
@@ -121,9 +121,9 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(bytes)
     }
 
-    /// Notes how a pinned object is to be kept, where that is known only now: its group, its hard pin if there is room
-    /// for that, and its account. Soft pins are over by then. False where its account has no room for it, though what
-    /// else that has was evicted as for a put: then nothing is noted.
+    /// Sets the account, the group and the hard pin of a pinned object, for which they are known only now; the hard pin
+    /// only within the limits. Soft pins have expired by then. False if its account has no room for it, even after
+    /// evicting the account's other objects as for a put: then nothing is set.
     pub fn keep_as(&mut self, pin: PinId, keep: &Keep) -> bool {
         let Some(entry) = self.pins.get(pin.index, pin.generation) else { return true };
         let id = EntryId(entry);
@@ -140,29 +140,29 @@ impl<P: EvictionPolicy> Store<P> {
         true
     }
 
-    /// Whether the commit of a reservation replaces an object; false when it is stale.
+    /// Returns true if the commit of a reservation replaces an object; false if the reservation is stale.
     #[must_use]
     pub fn replaces(&self, reservation: ReservationId) -> bool {
         let entry = self.reservations.get(reservation.index, reservation.generation);
         entry.is_some_and(|entry| self.entries[EntryId(entry)].is(Mark::Replace))
     }
 
-    /// The digest and the size that a reservation was made for; `None` when it is stale, which is counted.
+    /// Returns the digest and the size of a reservation; `None` if it is stale, which is counted.
     #[must_use]
     pub fn reserved_for(&mut self, reservation: ReservationId) -> Option<(Digest, u64)> {
         let id = self.reserved(reservation)?;
         Some((self.entries[id].digest(), self.entries[id].bytes()))
     }
 
-    /// The room of a reservation; `None` when it is stale.
+    /// Returns the extent of a reservation; `None` if it is stale.
     #[must_use]
     pub fn reserved_extent(&self, reservation: ReservationId) -> Option<Extent> {
         let entry = self.reservations.get(reservation.index, reservation.generation)?;
         Some(self.extent(EntryId(entry)))
     }
 
-    /// The put's deadline passed: it fails, but its extent stays in quarantine until [`Store::abort`], since its writer
-    /// may still be writing. Without effect when it happened before; a stale reservation is counted.
+    /// Fails a put whose deadline passed: its extent stays in quarantine until [`Store::abort`], since its writer may
+    /// still be writing. Has no effect if it was expired before; a stale reservation is counted.
     pub fn expire(&mut self, reservation: ReservationId) {
         let Some(id) = self.reserved(reservation) else { return };
         if self.entries[id].state() == State::Reserved {
@@ -171,10 +171,10 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Gives the put up and frees its extent: the host knows that nobody writes it any more.
+    /// Aborts a put and frees its extent: the host knows that its writer has stopped.
     ///
     /// # Errors
-    /// The reservation is not held; nothing happens but a count.
+    /// The reservation is not held; only a counter changes.
     pub fn abort(&mut self, reservation: ReservationId) -> Result<(), StaleReservation> {
         let Some(id) = self.reserved(reservation) else { return Err(StaleReservation) };
         self.reservations.remove(reservation.index, reservation.generation);
@@ -183,7 +183,7 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
-    /// The entry of a reservation that is held; counts stale ones.
+    /// Returns the entry of a reservation that is held; counts stale ones.
     fn reserved(&mut self, reservation: ReservationId) -> Option<EntryId> {
         let entry = self.reservations.get(reservation.index, reservation.generation);
         self.counters.stale_ids += u64::from(entry.is_none());

@@ -1,13 +1,13 @@
-//! Making room: eviction until a request fits, and no further.
+//! Eviction to make room: until a request fits, and no further.
 //!
-//! Objects go in the policy's order. Where all are of one size the first victim's place fits. Where they are not,
-//! victims free bytes all over the pool, and waiting for enough of them to be neighbours could empty it. So after
-//! [`SCATTERED`] times the request the order yields: the neighbours of the next victim go with it; and if pinned or
-//! reserved extents hem those in, the first stretch of the pool that can be cleared. A request is refused only when
+//! Objects are evicted in the policy's order. If all have one size, the first victim's extent fits. If not, victims
+//! free bytes all over the pool, and waiting until enough of them are adjacent could empty it. So after [`SCATTERED`]
+//! times the request, the order is given up: the neighbours of the next victim are evicted with it; and if pinned or
+//! reserved extents are in between, the first stretch of the pool that can be cleared. A request is refused only if
 //! there is none.
 //!
-//! Where watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
-//! bursts then find room that costs them nothing, for a pool that holds less.
+//! If watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
+//! bursts then find free memory, at the cost of a pool that holds less.
 
 use super::Store;
 use super::tails::{Owner, owner_of};
@@ -17,19 +17,19 @@ use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
 use crate::order::{Reach, Scarce};
 
-/// How much is evicted in the policy's order before neighbours are, in multiples of the request.
+/// Amount evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
 
-/// How many objects a put evicts at most on account of the watermarks. More than one, so that the low one is reached.
+/// Most objects that a put evicts because of the watermarks. More than one, so that the low one is reached.
 const DRAINED_AT_ONCE: usize = 4;
 
 impl<P: EvictionPolicy> Store<P> {
-    /// A block for `bytes`, and a vacant entry to go with it.
+    /// Returns a block for `bytes`, and makes sure of a vacant entry for it.
     ///
     /// # Errors
-    /// `NoSpace` or `TooManyObjects`: no eviction could give both.
+    /// `NoSpace` or `TooManyObjects`: no eviction could provide both.
     pub(super) fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
-        // Every block is a whole number of units, so every one begins at a multiple of the unit.
+        // Every block is a whole number of units, so that every one begins at a multiple of the unit.
         let bytes = bytes.next_multiple_of(self.config.unit_bytes);
         let granules = granules_of(bytes);
         self.order.expire(&mut self.entries);
@@ -84,7 +84,7 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Evicts in the policy's order until a free block of `granules` appears or enough has gone in vain.
+    /// Evicts in the policy's order until a free block of `granules` appears or enough was evicted in vain.
     fn evict_in_order(&mut self, granules: u64, reach: Reach) -> Option<Block> {
         let mut evicted = 0;
         while evicted < SCATTERED * granules {
@@ -98,10 +98,10 @@ impl<P: EvictionPolicy> Store<P> {
         None
     }
 
-    /// Makes room below a tenant's lease, and below the share that may be hard pinned.
+    /// Makes room within a tenant's lease, and within the limit of hard pins.
     ///
     /// # Errors
-    /// `Quota` or `PinLimit`: nothing is evicted then.
+    /// `Quota` or `PinLimit`; nothing is evicted then.
     pub(super) fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
         if keep.hard_pin
@@ -127,7 +127,7 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
-    /// True where the pool's share of hard pins allows for so many bytes more, of whatever tenant.
+    /// Returns true if the pool's limit of hard pins allows this many more bytes, of any tenant.
     #[must_use]
     pub fn pins_allow(&self, bytes: u64) -> bool {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
@@ -135,21 +135,22 @@ impl<P: EvictionPolicy> Store<P> {
         all + granules <= limit
     }
 
-    /// Granules that are hard pinned, and those that may be.
+    /// Returns the granules that are hard pinned, and those that may be.
     fn pool_pins(&self) -> (u64, u64) {
         let limit = self.allocator.pool_granules() * u64::from(self.config.hard_pin_percent) / 100;
         (self.order.hard_granules(), limit)
     }
 
-    /// Whether a tenant may have so many bytes more hard pinned.
+    /// Returns true if a tenant may have this many more bytes hard pinned.
     pub(super) fn may_pin(&self, bytes: u64, account: u16) -> bool {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
         self.pin_limit(granules, account).is_none()
     }
 
-    /// Where so many granules more are not to be hard pinned: what is, what may be, and whether that is the tenant's
-    /// limit. All hard pinned objects together may take a share of the pool, those of a tenant with a lease the same
-    /// share of that: it could fill its lease with them else, and nothing that it puts would ever have room again.
+    /// Returns, if this many more granules may not be hard pinned: those that are, those that may be, and whether this
+    /// is the tenant's limit. All hard pinned objects together may take a share of the pool, those of a tenant with a
+    /// lease the same share of the lease: otherwise the tenant could fill its lease with them, and no later put of it
+    /// would ever find room.
     pub(super) fn pin_limit(&self, granules: u64, account: u16) -> Option<(u64, u64, bool)> {
         let share_of = |granules: u64| granules * u64::from(self.config.hard_pin_percent) / 100;
         let (of_tenant, lease) = self.order.hard_pins_of(account);
@@ -162,13 +163,13 @@ impl<P: EvictionPolicy> Store<P> {
         (all + granules > limit).then_some((all, limit, false))
     }
 
-    /// Granules of objects that readers hold or that are hard pinned.
+    /// Returns the granules of objects that are pinned by readers or hard pinned.
     pub(super) const fn pinned_granules(&self) -> u64 {
         let written = self.granules[State::Reserved as usize] + self.granules[State::Quarantined as usize];
         self.order.stuck_granules() - written
     }
 
-    /// Evicts neighbours until a free block of `granules` appears; evicts nothing when there are none that would do.
+    /// Evicts neighbours until a free block of `granules` appears; evicts nothing if no run would suffice.
     fn clear_a_run(&mut self, granules: u64, reach: Reach) -> Option<Block> {
         let victim = self.order.victim(&mut self.entries, reach, Scarce::Room);
         let may_go = |owner| self.may_go(owner, reach);
@@ -176,22 +177,22 @@ impl<P: EvictionPolicy> Store<P> {
         let around = victim.and_then(|victim| self.allocator.run_around(block_of(victim), granules, may_go));
         let mut block = around.or_else(|| self.allocator.run_anywhere(granules, may_go))?;
         loop {
-            // Groups are taken apart here: what lies elsewhere would be of no use.
+            // Groups are not evicted together here: members elsewhere would not help.
             if let Some(owner) = self.allocator.owner(block) {
                 block = match owner_of(owner) {
                     Owner::Entry(id) => self.evict_one(id),
                     Owner::Page(page) => self.clear_page(page),
-                    Owner::Nobody => unreachable!("a block of a run has a holder that may go"),
+                    Owner::Nobody => unreachable!("a block of a run has an owner that may be evicted"),
                 };
             }
             if self.allocator.granules(block) >= granules {
                 return Some(block);
             }
-            block = self.allocator.after(block).expect("a run is as long as was asked for");
+            block = self.allocator.after(block).expect("a run is as long as requested");
         }
     }
 
-    /// Evicts an object that nobody uses, and its group with it; returns the free block that its bytes are now part of.
+    /// Evicts an unused object, and its group with it; returns the free block that its bytes are now part of.
     fn evict(&mut self, id: EntryId) -> Block {
         if self.entries[id].is(Mark::Grouped) {
             for mate in self.order.mates(&self.entries, id) {
@@ -201,7 +202,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.evict_one(id)
     }
 
-    /// Evicts an object that nobody uses.
+    /// Evicts an unused object.
     pub(super) fn evict_one(&mut self, id: EntryId) -> Block {
         assert!(self.entries[id].is_evictable(), "evicting {:?}", self.entries[id]);
         self.counters.evictions += 1;

@@ -1,11 +1,11 @@
-//! What the store tells about itself.
+//! Statistics of the store.
 
 use super::Store;
 use crate::allocator::GRANULE_BYTES;
 use crate::entry::State;
 use crate::eviction::EvictionPolicy;
 
-/// Counted since start, except the first three.
+/// Counters since the start, except for the first three, which are gauges.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) payload_bytes: u64,
@@ -24,12 +24,12 @@ pub(super) struct Counters {
     pub(super) evictions: u64,
     pub(super) evicted_bytes: u64,
     pub(super) stale_ids: u64,
-    /// Objects that became visible, by size class.
+    /// Objects that were committed, by size class.
     pub(super) sizes: [u64; SIZE_CLASSES],
 }
 
-/// Size classes: of a class are objects of up to two to its power of bytes, and more than the class before. The last
-/// takes all that are larger.
+/// Size classes: class n has the objects of up to 2^n bytes that are larger than those of the class before. The last
+/// has all larger objects too.
 pub const SIZE_CLASSES: usize = 32;
 
 pub(super) const fn size_class(bytes: u64) -> usize {
@@ -41,35 +41,35 @@ pub(super) const fn size_class(bytes: u64) -> usize {
     if class < SIZE_CLASSES { class } else { SIZE_CLASSES - 1 }
 }
 
-/// A snapshot of gauges and counters. Gauges of space count whole granules: `used_bytes + free_bytes` is the pool, and
+/// Snapshot of gauges and counters. Gauges of space count whole granules: `used_bytes + free_bytes` is the pool, and
 /// `used_bytes` is live, removed but pinned, reserved and quarantined objects together, and the pages of their tails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// Visible objects.
     pub objects: u64,
-    /// Their exact sizes, summed.
+    /// Exact sizes of visible objects, summed.
     pub payload_bytes: u64,
-    /// Those of them that two owners have.
+    /// Replicated objects among them.
     pub replicas: ReplicaStats,
-    /// The pool's size.
+    /// Size of the pool.
     pub pool_bytes: u64,
     /// Space that is not free.
     pub used_bytes: u64,
-    /// Free space, in pieces.
+    /// Free space, fragmented.
     pub free_bytes: u64,
-    /// The largest free piece.
+    /// Length of the largest free block.
     pub largest_free_bytes: u64,
-    /// Space of objects that are held by readers, removed ones included, or hard pinned.
+    /// Space of objects that are pinned by readers, removed ones included, or hard pinned.
     pub pinned_bytes: u64,
-    /// Objects that are kept before others.
+    /// Objects with hard or soft pins.
     pub kept: PinStats,
-    /// Space of removed objects that wait for their last pin; a part of `pinned_bytes`.
+    /// Space of removed objects that wait for the release of their last pin; a part of `pinned_bytes`.
     pub doomed_bytes: u64,
     /// Space of puts in flight.
     pub reserved_bytes: u64,
     /// Space of expired puts that were not aborted.
     pub quarantined_bytes: u64,
-    /// Space of pages with nothing but tails.
+    /// Space of pages of tails.
     pub tail_page_bytes: u64,
     /// Pins held.
     pub pins: u64,
@@ -77,17 +77,17 @@ pub struct StoreStats {
     pub reservations: u64,
     /// Gets that found their object and got a pin.
     pub hits: u64,
-    /// Gets that found nothing.
+    /// Gets that found no object.
     pub misses: u64,
     /// Gets that found no free pin.
     pub pin_refusals: u64,
-    /// Commits that made an object visible.
+    /// Commits of new objects or versions.
     pub puts: u64,
-    /// Puts, at reserve or commit, of a digest that had an object.
+    /// Puts, at reserve or commit, that were refused because an object of the digest existed.
     pub exists_conflicts: u64,
     /// Objects replaced by a newer version.
     pub replacements: u64,
-    /// Reserves refused for want of space, objects or reservations.
+    /// Reservations refused for lack of space, objects or reservations.
     pub reserve_refusals: u64,
     /// Puts whose deadline passed.
     pub expirations: u64,
@@ -97,47 +97,47 @@ pub struct StoreStats {
     pub removes: u64,
     /// Objects evicted.
     pub evictions: u64,
-    /// Their exact sizes, summed.
+    /// Exact sizes of evicted objects, summed.
     pub evicted_bytes: u64,
     /// Messages about pins and reservations that were not held.
     pub stale_ids: u64,
-    /// Objects that became visible, by size: see [`SIZE_CLASSES`].
+    /// Objects that were committed, by size: see [`SIZE_CLASSES`].
     pub sizes: [u64; SIZE_CLASSES],
     /// Events of objects.
     pub events: EventStats,
 }
 
-/// Visible objects that two owners have.
+/// Visible objects that are replicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaStats {
-    /// Replicas of what another shard owns.
+    /// Replicas of objects that another shard owns.
     pub here: u64,
-    /// Objects of which the replica owner may have a replica.
+    /// Objects whose replica owner may have a replica.
     pub elsewhere: u64,
 }
 
-/// Objects that are kept before others.
+/// Objects with hard or soft pins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PinStats {
-    /// Space of hard pinned objects, also while they are written.
+    /// Space of hard pinned objects, including those being written.
     pub hard_bytes: u64,
-    /// Objects whose soft pins last.
+    /// Number of softly pinned objects.
     pub soft: u64,
 }
 
 /// Events of objects, for subscribers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventStats {
-    /// The number of the next event.
+    /// Number of the next event.
     pub next: u64,
-    /// Events that were dropped before anybody read them.
+    /// Events that were dropped before they were read.
     pub lost: u64,
-    /// Events are kept.
+    /// True if events are kept.
     pub are_kept: bool,
 }
 
 impl<P: EvictionPolicy> Store<P> {
-    /// The gauges and counters now. Walks one bin of the allocator.
+    /// Returns the gauges and counters. Walks one bin of the allocator.
     #[must_use]
     pub fn stats(&self) -> StoreStats {
         let counters = &self.counters;

@@ -1,4 +1,4 @@
-//! Where tails lie: behind their objects, or in pages of their own.
+//! Placement of tails: behind their objects, or in pages of tails.
 
 use kvplane_proto::ids::{PinId, ReservationId};
 
@@ -10,21 +10,21 @@ use crate::eviction::EvictionPolicy;
 use crate::order::Reach;
 use crate::tail_pages::{PageId, TailPages, TailSlot};
 
-/// Owners of blocks from here on are pages of tails.
+/// First owner word of a block that is a page of tails.
 const PAGE: u32 = 1 << 31;
 
-/// Room for an object and its tail.
+/// Memory for an object and its tail.
 pub(super) struct Room {
     pub(super) block: Block,
-    /// Bytes of the tail that lie in the block.
+    /// Bytes of the tail that are in the block.
     pub(super) tail_bytes: u32,
-    /// Else the class of pages that has a slot for it.
+    /// Otherwise, the class of pages that has a slot for it.
     pub(super) class: Option<usize>,
 }
 
-/// Who holds a block.
+/// Owner of a block.
 pub(super) enum Owner {
-    /// Nobody yet: it was just taken.
+    /// None yet: the block was just allocated.
     Nobody,
     Entry(EntryId),
     Page(PageId),
@@ -39,7 +39,7 @@ pub(super) const fn owner_of(word: u32) -> Owner {
 }
 
 impl<P: EvictionPolicy> Store<P> {
-    /// Room for an object and its tail; where that takes a slot, one is free.
+    /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards.
     pub(super) fn room_with_tail(&mut self, wanted: &Reserve) -> Result<Room, ReserveError> {
         let Reserve { bytes, tail_bytes, .. } = *wanted;
         let unit = self.config.unit_bytes;
@@ -55,7 +55,7 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(Room { block: self.room(together)?, tail_bytes, class: None })
     }
 
-    /// Sees to it that a slot of a class is free; false when there is no room for another page.
+    /// Makes sure that a slot of a class is free; false if there is no memory for another page.
     fn slot_ready(&mut self, class: usize) -> bool {
         if self.tails.has_free(class) {
             return true;
@@ -69,13 +69,13 @@ impl<P: EvictionPolicy> Store<P> {
         true
     }
 
-    /// Gives an entry a slot of which [`Self::room_with_tail`] said that it is free.
+    /// Gives an entry a slot that [`Self::room_with_tail`] has made sure of.
     pub(super) fn give_slot(&mut self, class: usize, id: EntryId) {
-        let slot = self.tails.take(class, id).expect("a slot was free");
+        let slot = self.tails.take(class, id).expect("a slot is free");
         self.allocator.set_note(self.entries[id].block(), slot.0);
     }
 
-    /// Gives the slot back of whoever has this block, if it has one.
+    /// Frees the slot of the owner of this block, if it has one.
     pub(super) fn free_tail(&mut self, block: Block) {
         if let Some(slot) = self.allocator.note(block)
             && let Some(page) = self.tails.free(TailSlot(slot))
@@ -88,7 +88,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.allocator.note(self.entries[id].block()).map(TailSlot)
     }
 
-    /// Where an entry's tail is or is to be.
+    /// Returns the offset of an entry's tail, present or not.
     pub(super) fn tail_place(&self, id: EntryId) -> u64 {
         match self.slot(id) {
             Some(slot) => {
@@ -99,14 +99,14 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Where the tail of a reserved object goes; nothing when the reservation is stale.
+    /// Returns the offset of a reserved object's tail; `None` if the reservation is stale.
     #[must_use]
     pub fn reserved_tail(&self, reservation: ReservationId) -> Option<u64> {
         let entry = self.reservations.get(reservation.index, reservation.generation)?;
         Some(self.tail_place(EntryId(entry)))
     }
 
-    /// Bytes that the tail of a pinned object may have.
+    /// Returns the length that the tail of a pinned object may have.
     #[must_use]
     pub fn tail_room(&self, pin: PinId) -> u64 {
         let Some(id) = self.pins.get(pin.index, pin.generation).map(EntryId) else { return 0 };
@@ -114,7 +114,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.slot(id).map_or(entry.granules() * GRANULE_BYTES - entry.bytes(), TailPages::room_bytes)
     }
 
-    /// Whether the holder of a block may be evicted.
+    /// Returns true if the owner of a block may be evicted.
     pub(super) fn may_go(&self, owner: u32, reach: Reach) -> bool {
         let goes = |id| self.order.may_go(&self.entries, id, reach);
         match owner_of(owner) {
@@ -124,7 +124,7 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Evicts all objects with tails in a page; returns the free block that it is now part of.
+    /// Evicts all objects with tails in a page; returns the free block that the page is now part of.
     pub(super) fn clear_page(&mut self, page: PageId) -> Block {
         self.tails.close(page);
         while let Some(id) = self.tails.any_owner(page) {
@@ -134,11 +134,12 @@ impl<P: EvictionPolicy> Store<P> {
         self.allocator.free(block)
     }
 
-    /// Every page's block is its own, and each of its slots has an entry that knows it. How many there are.
+    /// Asserts that every page has its own block, and that each of its slots has an entry that knows it. Returns their
+    /// number.
     pub(super) fn check_pages(&self) -> u32 {
         let mut pages = 0;
         for (page, block) in self.tails.iter() {
-            assert_eq!(self.allocator.owner(block), Some(PAGE | page.0), "the block of {page:?} is its own");
+            assert_eq!(self.allocator.owner(block), Some(PAGE | page.0), "the block of {page:?} belongs to it");
             for id in self.tails.owners(page) {
                 let slot = self.slot(id).expect("an owner of a slot knows it");
                 assert_eq!(self.tails.place(slot).0, block, "{slot:?} is in its page");

@@ -1,4 +1,4 @@
-//! The eviction policies against their reference twins, decision by decision, with pins of any length.
+//! Tests of the eviction policies against their reference twins, decision by decision, with pins of any length.
 
 use crate::support;
 
@@ -129,7 +129,8 @@ impl<F: EvictionPolicy, T: EvictionPolicy> Pair<F, T> {
         assert_eq!(self.twin.check(&self.entries), self.live.len());
     }
 
-    /// What is left goes in the same order too, also what was pinned until now.
+    /// Runs the operations; then checks that the remaining objects are evicted in the same order too, including those
+    /// pinned until now.
     fn run(mut self, ops: &[Op]) {
         for op in ops {
             self.apply(op);

@@ -1,4 +1,4 @@
-//! Whoever follows a store's events, from a snapshot on, knows what there is.
+//! Tests that a subscriber knows all objects from a snapshot and the events since then.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ fn store() -> Store {
     Store::new(config, Version(1)).expect("a valid configuration")
 }
 
-/// One step: puts evict, removals and clearances are told.
+/// Applies one step: a put that may evict, a removal, or a clearance.
 fn step(store: &mut Store, what: u8, name: u8) {
     let digest = Digest(u128::from(name));
     match what {

@@ -1,4 +1,4 @@
-//! Tests of a shard's objects from outside, in one binary: a module for each subject.
+//! Tests of the store's public interface, in one binary: a module for each subject.
 
 mod eviction;
 mod followers;

@@ -1,4 +1,4 @@
-//! What a tenant with a part of the pool keeps of what it puts, under every policy: limits are those of its part.
+//! Tests of tenants with a part of the pool, under every policy: the policy's limits are relative to that part.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
@@ -7,17 +7,17 @@ use kvplane_store::{Keep, Reserve, ReserveError, Store, StoreConfig, TenantLease
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
-/// The size of an object in most of these.
+/// Size of an object in most of these tests.
 const OBJECT: u64 = 1_000_000;
 
-/// One store with some tenants, and what each of them has put.
+/// Store with some tenants, and the objects that each has put.
 struct SharedStore {
     store: Store,
     accounts: Vec<u16>,
 }
 
 impl SharedStore {
-    /// A pool with tenants from 1 on, each with that lease or none.
+    /// Creates a pool with tenants from 1 on, each with that lease or none.
     fn new(config: StoreConfig, leases: &[Option<u64>]) -> Self {
         let mut store = Store::new(config, Version(1)).expect("it is valid");
         let numbers = 1..=leases.len() as u32;
@@ -62,7 +62,7 @@ fn pool(eviction: Eviction, mib: u64) -> StoreConfig {
 }
 
 #[test]
-fn a_tenant_with_a_small_lease_keeps_what_it_puts_after_all_that_it_had_was_read() {
+fn a_tenant_with_a_small_lease_keeps_new_objects_after_reading_all_former_ones() {
     for eviction in Eviction::ALL {
         let mut shared = SharedStore::new(pool(eviction, 256), &[Some(32 * MIB)]);
         for key in 0..31 {
@@ -79,7 +79,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_after_all_that_it_had_was_read
 }
 
 #[test]
-fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_held() {
+fn a_tenant_with_a_small_lease_keeps_new_objects_while_some_former_ones_are_pinned() {
     for eviction in Eviction::ALL {
         let mut shared = SharedStore::new(pool(eviction, 256), &[Some(32 * MIB)]);
         (0..31).for_each(|key| shared.put(0, key, OBJECT).expect("there is room"));
@@ -91,7 +91,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_h
         let kept = shared.there(0, 1000..1060);
         assert!(kept >= 18, "{eviction}: {kept} of 60 new objects are there beside {} held ones", pins.len());
         assert_eq!((0..31).step_by(4).filter(|key| shared.there(0, *key..key + 1) == 1).count(), pins.len());
-        // What was held longest is the first to go now.
+        // The objects that were pinned longest are evicted first now.
         pins.into_iter().for_each(|pin| shared.store.unpin(pin).expect("it is held"));
         for key in 2000..2060 {
             shared.put(0, key, OBJECT).expect("it makes room among its own");
@@ -103,7 +103,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_h
 }
 
 #[test]
-fn tenants_without_leases_keep_what_they_put_in_their_share_of_the_pool() {
+fn tenants_without_leases_keep_new_objects_in_their_share_of_the_pool() {
     for eviction in Eviction::ALL {
         let mut shared = SharedStore::new(pool(eviction, 64), &[None; 8]);
         for key in 0..7 {
@@ -124,7 +124,7 @@ fn tenants_without_leases_keep_what_they_put_in_their_share_of_the_pool() {
 }
 
 #[test]
-fn a_store_that_runs_out_of_entries_before_room_keeps_what_is_put() {
+fn a_store_that_runs_out_of_entries_before_memory_keeps_new_objects() {
     for eviction in Eviction::ALL {
         let config = StoreConfig { max_objects: 100, ..pool(eviction, 64) };
         let mut shared = SharedStore::new(config, &[None]);
@@ -153,7 +153,7 @@ fn many_tiny_objects_of_one_tenant_cost_no_other_tenant_its_entries() {
 }
 
 #[test]
-fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
+fn hard_pins_are_limited_to_a_share_of_a_tenants_lease() {
     let mut shared = SharedStore::new(pool(Eviction::SegmentedLru, 256), &[Some(32 * MIB), None]);
     let pinned = |shared: &mut SharedStore, tenant: usize, key| {
         let keep = Keep { account: shared.accounts[tenant], hard_pin: true, ..Keep::default() };
@@ -165,11 +165,11 @@ fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
     assert_eq!(refused.len(), 32);
     let limit = ReserveError::PinLimit { pinned_bytes: 8 * MIB, limit_bytes: 8 * MIB, of_tenant: true };
     assert_eq!(refused[0], limit);
-    assert!(limit.to_string().contains("8388608 bytes of the tenant are pinned"), "{limit}");
+    assert!(limit.to_string().contains("8388608 bytes of the tenant are hard pinned"), "{limit}");
     let lease = shared.store.tenants().into_iter().find(|tenant| tenant.number == 1).expect("it was told");
     assert_eq!(lease.refused, 32, "who divides the quota hears of it");
     (1000..1060).for_each(|key| shared.put(0, key, MIB).expect("it makes room among its own"));
-    // Others have what the pool has left for such.
+    // Other tenants can hard pin the rest of the pool's limit.
     assert_eq!((0..100).filter(|key| pinned(&mut shared, 1, *key).is_ok()).count(), 64 - 8);
     shared.store.check();
 }
@@ -181,16 +181,16 @@ fn an_object_longer_than_a_tenants_lease_is_refused_for_that_and_evicts_nothing(
     let error = shared.put(0, 9, 5 * MIB).expect_err("it is longer than the lease");
     assert_eq!(error, ReserveError::Quota { bytes: 5 * MIB, lease_bytes: 4 * MIB, held_bytes: 0 });
     let said = error.to_string();
-    assert!(said.contains("5242880 bytes is longer than the 4194304 bytes of its tenant's quota"), "{said}");
+    assert!(said.contains("5242880 bytes exceeds the 4194304 bytes of its tenant's quota"), "{said}");
     assert_eq!(shared.there(0, 0..3), 3);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the lease, the sizes and how often things were read: of what came last, half a lease's worth is there.
+    /// For any lease, sizes and accesses: of the latest objects, half a lease's worth is kept.
     #[test]
-    fn what_came_last_is_there_whatever_the_lease(
+    fn the_latest_objects_are_kept_for_any_lease(
         eviction in prop::sample::select(&[Eviction::SegmentedLru, Eviction::Lru][..]),
         lease_mib in 2..64u64,
         bytes in 20_000..200_000u64,
@@ -212,9 +212,9 @@ proptest! {
     }
 }
 
-/// It is stored already, and charged where it comes from: refused, it would be lost.
+/// The object is stored already, and charged at its source: if it were refused, it would be lost.
 #[test]
-fn what_moves_here_is_taken_whatever_the_lease_and_the_limits_of_pins() {
+fn imports_are_accepted_beyond_lease_and_pin_limits() {
     let config = StoreConfig { hard_pin_percent: 10, ..pool(Eviction::default(), 16) };
     let mut tenants = SharedStore::new(config, &[Some(0)]);
     let keep = Keep { account: tenants.accounts[0], hard_pin: true, ..Keep::default() };

@@ -1,5 +1,5 @@
-//! The store against a shadow model, under random operations with pins and puts in flight; and against itself with the
-//! reference twin as its eviction policy.
+//! Tests of the store against a shadow model, under random operations with pins and puts in flight; and against itself
+//! with the reference twin as its eviction policy.
 
 use crate::shadow;
 use crate::support;
@@ -50,7 +50,7 @@ fn config(eviction: Eviction) -> StoreConfig {
     }
 }
 
-/// Everything that the store answered, after checking it against the shadow at every step.
+/// Returns all results of the store, after checking it against the shadow at every step.
 fn run<P: EvictionPolicy>(store: Store<P>, ops: &[Op]) -> Vec<String> {
     let mut shadow = Shadow::new(store);
     ops.iter().map(|op| shadow.apply(op)).collect()
@@ -183,7 +183,7 @@ fn a_large_object_among_small_ones_does_not_empty_the_pool() {
 }
 
 #[test]
-fn a_request_that_pins_rule_out_evicts_nothing() {
+fn a_request_that_pins_make_impossible_evicts_nothing() {
     let mut store = small(64 * KIB);
     for key in 0..16 {
         put(&mut store, key, 4096);
@@ -259,7 +259,7 @@ fn beyond_its_high_watermark_a_pool_drains_to_the_low_one() {
 }
 
 #[test]
-fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_read_on() {
+fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_finish() {
     let mut store = small(1 << 20);
     let former = put(&mut store, 1, 300);
     let (pin, view) = store.get(Digest(1)).unwrap();
@@ -276,7 +276,7 @@ fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_read_on() 
     let (failed, _) = store.reserve_for(&wanted).expect("there is room");
     store.abort(failed).expect("it is held");
     assert_eq!(store.get(Digest(1)).unwrap().1.version, version);
-    // Where there is none it is a put.
+    // Without an existing object it is a plain put.
     let (first, _) = store.reserve_for(&Reserve { digest: Digest(2), ..wanted }).expect("there is room");
     store.commit(first, 7).expect("nobody else puts it");
     store.check();

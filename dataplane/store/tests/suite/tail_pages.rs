@@ -1,4 +1,4 @@
-//! Tails of objects that fill their units: they share pages, whatever comes and goes.
+//! Tests of the tails of objects that fill their units: they share pages, under any sequence of operations.
 
 use std::collections::BTreeMap;
 
@@ -52,13 +52,13 @@ fn a_tail_stays_with_its_object_where_there_is_room_or_it_is_long() {
 }
 
 #[test]
-fn pages_give_way_to_a_large_object_with_the_objects_of_their_keys() {
+fn pages_are_cleared_for_a_large_object_with_the_objects_of_their_tails() {
     let mut store = store(64 * UNIT);
     (0..1000).for_each(|key| put(&mut store, key, UNIT, 84).expect("old ones go"));
     assert!(store.stats().objects >= 61, "{:?}", store.stats());
     put(&mut store, 5000, 16 * UNIT, 84).expect("objects and pages in the way go");
     store.check();
-    // Nothing that is read may go, nor the page that its key is in.
+    // Neither an object that is being read may be evicted, nor the page of its tail.
     let held: Vec<u64> = (0..1000).filter(|key| store.exists(Digest((*key).into()))).collect();
     let (pin, view) = store.get(Digest(held[0].into())).expect("it is there");
     for key in 6000..6100 {
@@ -92,7 +92,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Everything that is lent, bytes and tails, by where it begins.
+/// Checks that no two extents in use, of bytes and tails, overlap.
 fn check(store: &Store, puts: &[(ReservationId, Extent, u32)], tails: &BTreeMap<Digest, u32>) {
     store.check();
     let mut lent: Vec<(u64, u64)> = Vec::new();
@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn no_tail_lies_where_anything_else_does(ops in prop::collection::vec(op(), 1..300)) {
+    fn tails_overlap_no_other_extent(ops in prop::collection::vec(op(), 1..300)) {
         let mut store = store(48 * UNIT);
         let (mut puts, mut tails, mut pins) = (Vec::new(), BTreeMap::new(), Vec::new());
         for op in ops {

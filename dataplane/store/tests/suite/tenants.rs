@@ -1,5 +1,5 @@
-//! Pins, groups and tenants' shares against a model that is plainly right: vectors and nothing clever, over a pool of
-//! objects of one size. After every step the same objects are there.
+//! Tests of pins, groups and tenants' shares against a simple model of vectors, over a pool of objects of one size.
+//! After every step the same objects exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ fn op() -> impl Strategy<Value = Op> {
     let lease = || prop::option::weighted(0.4, 0..14u64);
     prop_oneof![
         20 => put.prop_map(|(key, tenant, group, soft, hard, replace)| {
-            // The keys of tenants never meet.
+            // Tenants have disjoint keys.
             let (key, soft_ns) = (key + 64 * tenant as u8, if soft > 6 { soft } else { 0 });
             Op::Put { key, tenant, group, soft_ns, hard, replace }
         }),
@@ -45,7 +45,7 @@ fn op() -> impl Strategy<Value = Op> {
 struct Object {
     tenant: usize,
     group: u64,
-    /// And the number of its put.
+    /// End of the soft pin, and the number of the put.
     until_ns: Option<(u64, u64)>,
     hard: bool,
     pins: usize,
@@ -53,13 +53,13 @@ struct Object {
     follows: bool,
 }
 
-/// The model: each tenant's plain and softly pinned objects, oldest first.
+/// Model: each tenant's plain and softly pinned objects, oldest first.
 #[derive(Default)]
 struct Model {
     objects: BTreeMap<u8, Object>,
     plain: [Vec<u8>; 3],
     soft: [Vec<u8>; 3],
-    /// Removed, but held: the tenant, the pins, whether it was hard pinned.
+    /// Removed objects that are still pinned: the tenant, the pins, and whether it was hard pinned.
     doomed: Vec<(usize, usize, bool)>,
     touched: BTreeMap<(usize, u64), u32>,
     leases: [Option<u64>; 3],
@@ -83,14 +83,14 @@ impl Model {
         (live + self.doomed.iter().filter(|doomed| doomed.0 == tenant && doomed.1 > 0).count()) as u64
     }
 
-    /// Hard pinned objects, of one tenant or of all.
+    /// Returns the number of hard pinned objects, of one tenant or of all.
     fn hard(&self, tenant: Option<usize>) -> u64 {
         let of = |of: usize| tenant.is_none_or(|tenant| tenant == of);
         let live = self.objects.values().filter(|object| object.hard && of(object.tenant)).count();
         (live + self.doomed.iter().filter(|doomed| doomed.1 > 0 && doomed.2 && of(doomed.0)).count()) as u64
     }
 
-    /// Tenants that use anything, furthest above their shares first, with what they are above.
+    /// Returns the tenants with objects by their excess over their shares, largest first.
     fn by_excess(&self) -> Vec<(i64, usize)> {
         let active: Vec<usize> = (0..3).filter(|tenant| self.used(*tenant) > 0).collect();
         let leased: u64 = self.leases.iter().flatten().sum();
@@ -136,7 +136,7 @@ impl Model {
         self.touched.get(&(object.tenant, object.group)).copied().unwrap_or(0)
     }
 
-    /// The first of a list that nobody holds and whose group nobody asked for meanwhile.
+    /// Returns the first object of a list that is not pinned and whose group was not accessed meanwhile.
     fn first(&mut self, tenant: usize, soft: bool) -> Option<u8> {
         loop {
             let list = if soft { &self.soft[tenant] } else { &self.plain[tenant] };
@@ -212,7 +212,7 @@ impl Model {
         }
     }
 
-    /// Makes room for an object; whether there is any.
+    /// Makes room for an object, or fails with the reason.
     fn make_room(&mut self, tenant: usize, hard: bool) -> Result<(), &'static str> {
         let tenants_most = self.leases[tenant].map_or(HARD_MOST, |lease| lease / 4);
         if hard && (self.hard(None) + 1 > HARD_MOST || self.hard(Some(tenant)) + 1 > tenants_most) {
@@ -236,7 +236,7 @@ impl Model {
     }
 }
 
-/// The store and its model, step by step.
+/// Store and its model, step by step.
 struct Pair {
     store: Store,
     model: Model,
@@ -397,8 +397,8 @@ fn hard_pins_never_exhaust_the_pool() {
     let error = put(&mut store, 1000, hard).expect_err("no more").to_string();
     assert_eq!(
         error,
-        "6400 bytes are pinned for good, and 6400 may be: put it without a pin, remove some that have one, or raise \
-         the node's share for them"
+        "6400 bytes are hard pinned, and 6400 may be: put the object without a hard pin, remove hard-pinned objects, \
+         or raise the node's share of hard pins"
     );
     for key in 2000..2300 {
         put(&mut store, key, Keep::default()).expect("the others make room");
@@ -408,7 +408,7 @@ fn hard_pins_never_exhaust_the_pool() {
 }
 
 #[test]
-fn copies_are_pinned_as_far_as_pins_go() {
+fn replicas_are_hard_pinned_within_the_limits() {
     let mut store = Store::new(StoreConfig::for_pool(100 * GRANULE), Version(1)).expect("it is valid");
     let keep = Keep { hard_pin: true, ..Keep::default() };
     for key in 0..30 {
@@ -437,7 +437,7 @@ fn a_tenants_burst_leaves_those_within_their_shares_alone() {
         put(&mut store, key, Keep::default()).expect("the tenant makes room for itself");
     }
     assert_eq!((0..40).filter(|key| store.exists(Digest(*key))).count(), 40);
-    // With a lease it has no more than that, and makes room among its own.
+    // With a lease, the tenant has no more than that, and makes room among its own objects.
     store.set_tenants(&[TenantLease { number: 7, dram_bytes: Some(10 * GRANULE), weight: 1 }]);
     put(&mut store, 100, other).expect("it makes room for itself");
     let seven = store.tenants().into_iter().find(|tenant| tenant.number == 7).expect("it is there");

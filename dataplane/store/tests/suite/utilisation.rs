@@ -1,4 +1,4 @@
-//! How full a pool of mixed sizes stays while ten times its size goes through it. Deterministic; `-- --nocapture`
+//! Measures the utilisation of a pool of mixed sizes while ten times its size is put. Deterministic; `-- --nocapture`
 //! prints the figures.
 
 use kvplane_proto::digest::Digest;
@@ -9,14 +9,14 @@ use kvplane_store::{Store, StoreConfig};
 
 const POOL_BYTES: u64 = 1 << 30;
 const CHURN: u64 = 10;
-/// What is asked of the mean; and, of blocks, at any time.
+/// Required mean utilisation; for blocks, at any time.
 const TARGET: f64 = 0.92;
 
-/// Tokens of prompts at these shares of a recorded trace of conversations, between which sizes are spread evenly.
+/// Lengths of prompts in tokens, at these quantiles of a recorded trace of conversations, with linear interpolation.
 const PROMPTS: [(f64, u64); 6] =
     [(0.0, 200), (0.5, 6_909), (0.9, 27_367), (0.99, 85_401), (0.999, 123_000), (1.0, 126_195)];
 
-/// Bytes of a prompt's length drawn from the trace.
+/// Returns the bytes of a prompt whose length is drawn from the trace.
 fn prompt(rng: &mut Rng, bytes_per_token: u64) -> u64 {
     let at = rng.below(1 << 20) as f64 / f64::from(1 << 20);
     let next = PROMPTS.iter().position(|(share, _)| at < *share).unwrap_or(PROMPTS.len() - 1);
@@ -25,13 +25,13 @@ fn prompt(rng: &mut Rng, bytes_per_token: u64) -> u64 {
     (tokens as u64).max(1) * bytes_per_token
 }
 
-/// Blocks of 512 tokens, and the rest of the prompt in every 24th, as the trace has them.
+/// Returns the bytes of a block of 512 tokens, or, for every 24th, of a prompt's rest, as in the trace.
 fn block(rng: &mut Rng, bytes_per_token: u64) -> u64 {
     let full = rng.below(24) > 0;
     (if full { 512 } else { 1 + rng.below(511) }) * bytes_per_token
 }
 
-/// The least and the mean share of the pool that holds objects' bytes, from the first eviction on.
+/// Returns the least and the mean share of the pool that holds objects' bytes, from the first eviction on.
 fn churn(eviction: Eviction, mut size: impl FnMut(&mut Rng) -> u64) -> (f64, f64) {
     let config = StoreConfig { eviction, ..StoreConfig::for_pool(POOL_BYTES) };
     let mut store = Store::new(config, Version(1)).unwrap();
@@ -44,7 +44,7 @@ fn churn(eviction: Eviction, mut size: impl FnMut(&mut Rng) -> u64) -> (f64, f64
         keys += 1;
         let (reservation, _) = store.reserve(Digest(keys.into()), bytes).expect("nothing is pinned");
         store.commit(reservation, 0).expect("nobody else puts it");
-        // Some are asked for again, so that neighbours in the pool do not go together.
+        // Some objects are read again, so that neighbours in the pool are not evicted together.
         for _ in 0..rng.below(2) {
             let again = keys - rng.below(keys.min(2_000));
             if let Ok((pin, _)) = store.get(Digest(again.into())) {

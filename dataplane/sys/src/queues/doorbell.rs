@@ -1,16 +1,16 @@
-//! Waking a parked owner: an eventfd that is only written when the owner says it sleeps.
+//! Doorbells: wake a parked consumer through an eventfd, which is written only if the consumer has announced sleep.
 //!
-//! The owner spins most of the time, and a system call per message would cost more than the message. So it
-//! announces sleep in a flag, and a ringer writes the eventfd only when it sees the flag.
+//! The owner (consumer) spins most of the time, and a system call per message would cost more than the message. So the
+//! owner announces sleep in a flag, and a ringer writes the eventfd only if it sees the flag.
 //!
-//! No wake-up is lost. The owner: `prepare_sleep` (flag = true; full fence), look at every queue once more, park only
-//! if all are empty. The ringer: push; `ring` (full fence; look at the flag). The two fences have an order. If the
-//! owner's is first, the ringer sees the flag and writes the eventfd, which stays readable until drained, so the park
-//! ends. If the ringer's is first, the owner's second look sees the push. The ringer that takes the flag
-//! clears it, so that only one of many ringers pays for the write.
+//! No wakeup is lost. The owner: `prepare_sleep` (flag = true; full fence), check every queue once more, park only if
+//! all are empty. The ringer: push; `ring` (full fence; read the flag). The two fences are ordered. If the owner's is
+//! first, the ringer sees the flag and writes the eventfd, which stays readable until drained, so the park ends. If the
+//! ringer's is first, the owner's second check sees the push. The ringer that takes the flag clears it, so that only
+//! one of many ringers pays for the write.
 //!
-//! Between processes the flag lies in shared memory, and a hostile peer can keep it set, cleared, or fill or empty the
-//! eventfd. All it gains is spurious or missing wake-ups, so whoever parks bounds the park.
+//! Between processes the flag is in shared memory, and a hostile peer can keep it set or cleared, or fill or drain the
+//! eventfd. This causes only spurious or missing wakeups, so an owner bounds the duration of each park.
 
 use crate::region::Region;
 use std::fmt;
@@ -19,17 +19,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
-/// A nonblocking eventfd, closed on exec.
+/// Creates a nonblocking eventfd that is closed on exec.
 pub fn event_fd() -> io::Result<OwnedFd> {
-    // SAFETY: makes a new descriptor.
+    // SAFETY: creates a new descriptor.
     match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: the kernel just made it for us alone.
+        // SAFETY: the kernel has just created it, and this is its only owner.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
 }
 
-/// A doorbell within a process. Clones ring the same owner; any thread may ring.
+/// A doorbell within a process. Clones ring for the same owner; any thread may ring.
 #[derive(Clone)]
 pub struct Doorbell {
     inner: Arc<Inner>,
@@ -41,13 +41,13 @@ struct Inner {
 }
 
 impl Doorbell {
-    /// A doorbell whose owner is awake.
+    /// Creates a doorbell whose owner is awake.
     pub fn new() -> io::Result<Self> {
         let event = event_fd()?;
         Ok(Self { inner: Arc::new(Inner { sleeping: AtomicBool::new(false), event }) })
     }
 
-    /// After a push: wakes the owner if it sleeps. Returns whether it had to.
+    /// Wakes the owner if it sleeps; called after a push. Returns true if the owner was asleep.
     pub fn ring(&self) -> bool {
         fence(Ordering::SeqCst);
         let sleeping = &self.inner.sleeping;
@@ -58,23 +58,24 @@ impl Doorbell {
         asleep
     }
 
-    /// The owner is about to park. It must look at its queues once more after this, and park only if they are empty.
+    /// Announces that the owner is about to park. The owner must check its queues once more after this, and park only
+    /// if they are empty.
     pub fn prepare_sleep(&self) {
         self.inner.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// The owner is awake and looks at its queues by itself.
+    /// Announces that the owner is awake and polls its queues.
     pub fn awake(&self) {
         self.inner.sleeping.store(false, Ordering::Relaxed);
     }
 
-    /// What the owner polls while parked.
+    /// Returns the descriptor that the owner polls while parked.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.inner.event.as_fd()
     }
 
-    /// Makes the descriptor unreadable again. Call it before looking at the queues.
+    /// Makes the descriptor unreadable again. Must be called before the queues are checked.
     pub fn drain(&self) {
         drain(self.inner.event.as_fd());
     }
@@ -88,7 +89,7 @@ impl fmt::Debug for Doorbell {
 }
 
 /// A doorbell between processes: the flag is a 32-bit word of a shared region, the eventfd is passed over a socket. One
-/// process owns it (`prepare_sleep`, `awake`, `drain`), the other rings. Any thread may use it.
+/// process owns the doorbell (`prepare_sleep`, `awake`, `drain`), the other rings it. Any thread may use it.
 #[derive(Debug)]
 pub struct SharedDoorbell {
     region: Arc<Region>,
@@ -97,7 +98,8 @@ pub struct SharedDoorbell {
 }
 
 impl SharedDoorbell {
-    /// Panics when the flag is not an aligned word of a writable region. Zero means awake.
+    /// Creates a doorbell from its flag and eventfd; a flag of zero means awake. Panics if the flag is not an aligned
+    /// word of a writable region.
     pub fn new(region: Arc<Region>, offset_of_flag: usize, eventfd: OwnedFd) -> Self {
         region.atomic_u32(offset_of_flag);
         Self { region, offset_of_flag, event: eventfd }
@@ -107,7 +109,7 @@ impl SharedDoorbell {
         self.region.atomic_u32(self.offset_of_flag)
     }
 
-    /// As [`Doorbell::ring`].
+    /// See [`Doorbell::ring`].
     pub fn ring(&self) -> bool {
         fence(Ordering::SeqCst);
         let flag = self.flag();
@@ -118,46 +120,46 @@ impl SharedDoorbell {
         asleep
     }
 
-    /// As [`Doorbell::prepare_sleep`].
+    /// See [`Doorbell::prepare_sleep`].
     pub fn prepare_sleep(&self) {
         self.flag().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// As [`Doorbell::awake`].
+    /// See [`Doorbell::awake`].
     pub fn awake(&self) {
         self.flag().store(0, Ordering::Relaxed);
     }
 
-    /// What the owner polls while parked.
+    /// Returns the descriptor that the owner polls while parked.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// As [`Doorbell::drain`].
+    /// See [`Doorbell::drain`].
     pub fn drain(&self) {
         drain(self.event.as_fd());
     }
 }
 
-/// Adds one to an eventfd. A peer that has the same descriptor may have made it blocking and full, so ask first.
-/// Full, or gone wrong, also means readable: nothing to report.
+/// Adds one to an eventfd. A peer with the same descriptor may have made it blocking and full, so its state is checked
+/// first. A full or failed eventfd is readable too, so no error needs to be reported.
 fn signal(event: BorrowedFd<'_>) {
     let mut query = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: one entry, which outlives the call.
     let ready = unsafe { libc::poll(&raw mut query, 1, 0) };
     if ready == 1 && query.revents & libc::POLLOUT != 0 {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: writes from eight bytes of ours.
+        // SAFETY: writes from eight bytes of this function.
         unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 }
 
-/// Takes an eventfd's count, without blocking whatever mode a peer put the descriptor in.
+/// Resets an eventfd's count without blocking, whatever mode a peer has set.
 fn drain(event: BorrowedFd<'_>) {
     let mut count = [0u8; 8];
     let vector = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    // SAFETY: reads into eight bytes of ours.
+    // SAFETY: reads into eight bytes of this function.
     unsafe { libc::preadv2(event.as_raw_fd(), &raw const vector, 1, -1, libc::RWF_NOWAIT) };
 }
 
@@ -167,7 +169,7 @@ mod tests {
     use crate::region::{HugePages, RegionOptions};
     use crate::spsc;
 
-    /// Parks for as long as a test may take; whether the bell rang.
+    /// Parks for as long as a test may take; returns true if the doorbell rang.
     fn park(event: BorrowedFd<'_>) -> bool {
         readable(event, 20_000)
     }
@@ -183,7 +185,7 @@ mod tests {
         Region::allocate(&options).expect("memory")
     }
 
-    /// An owner that parks whenever its ring is empty gets every value; a lost wake-up would leave it parked.
+    /// An owner that parks whenever its ring is empty receives every value; a lost wakeup would leave it parked.
     #[test]
     fn no_wakeup_is_lost() {
         const VALUES: u32 = 20_000;
@@ -207,7 +209,7 @@ mod tests {
             }
             bell.prepare_sleep();
             if consumer.is_empty() {
-                assert!(park(bell.fd()), "a wake-up was lost before {expected}");
+                assert!(park(bell.fd()), "a wakeup was lost before {expected}");
             }
             bell.awake();
             bell.drain();
@@ -234,7 +236,7 @@ mod tests {
         assert!(!ringer.ring());
     }
 
-    /// A peer holds the same eventfd: it makes it blocking, and full or empty. Neither side may hang.
+    /// A peer has the same eventfd: it makes it blocking, and full or empty. Neither side may hang.
     #[test]
     fn a_hostile_eventfd_blocks_nobody() {
         let event = event_fd().expect("eventfd");

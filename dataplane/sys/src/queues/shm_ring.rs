@@ -1,15 +1,15 @@
-//! A ring of byte records in memory shared by two processes: one produces, the other consumes.
+//! Ring of byte records in memory shared by two processes: one produces, the other consumes.
 //!
-//! Layout, from `offset`: the consumer's position at +0, the producer's at +128 (both 64-bit, counting bytes for
-//! ever, in cache lines of their own), data from +256. A record is a 32-bit length in native order (both ends are
-//! one machine), the bytes, and padding to 8; it may wrap.
+//! Layout, from `offset`: the consumer's position at +0, the producer's at +128 (both 64-bit, monotonic byte counts, in
+//! separate cache lines), data from +256. A record is a 32-bit length in native order (both ends are on one machine),
+//! the bytes, and padding to 8; it may wrap.
 //!
-//! The peer may be hostile and can write all of this at any time. So each side keeps its own position in private
-//! memory, reads the peer's position and a record's length exactly once, and checks them before use. A consumer that
-//! finds nonsense reports [`CorruptRing`] from then on; a producer that does treats the ring as full. Neither
-//! panics, loops, or touches memory outside the ring.
+//! The peer may be hostile and can write all of this at any time. Each side therefore keeps its own position in private
+//! memory, reads the peer's position and a record's length exactly once, and validates them before use. A consumer that
+//! finds an invalid value reports [`CorruptRing`] from then on; a producer that does treats the ring as full. Neither
+//! panics, loops, or accesses memory outside the ring.
 //!
-//! A ring starts in zeroed memory, with both ends at zero; it is not resumed. It wakes nobody: see
+//! A ring starts in zeroed memory, with both positions at zero; it is not resumed. It does not wake its consumer: see
 //! [`crate::doorbell::SharedDoorbell`].
 
 use crate::region::Region;
@@ -17,20 +17,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes before the data.
+/// Offset of the data, in bytes.
 const HEADER_BYTES: usize = 256;
 const PRODUCER_AT: usize = 128;
 const LENGTH_BYTES: usize = 4;
 const ALIGNMENT: usize = 8;
-/// The largest ring: lengths fit in 32 bits with room to round up.
+/// Largest capacity in bytes: lengths fit into 32 bits with room to round up.
 const MAX_CAPACITY: usize = 1 << 30;
 
-/// Bytes a ring of this capacity takes in a region.
+/// Returns the bytes that a ring of this capacity takes in a region.
 pub const fn bytes_needed(capacity: usize) -> usize {
     HEADER_BYTES + capacity
 }
 
-/// The ring has no room for the record now.
+/// Error: the ring has no room for the record now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -42,12 +42,12 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-/// The peer broke the ring: drop the connection.
+/// Error: the peer corrupted the ring; the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CorruptRing {
-    /// Where we were, in bytes from the start.
+    /// Our position, in bytes since the start.
     pub position: u64,
-    /// What was wrong: the peer's position or the record's length.
+    /// Invalid value: the peer's position or the record's length.
     pub found: u64,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for CorruptRing {
 
 impl std::error::Error for CorruptRing {}
 
-/// Where a ring lies.
+/// Location of a ring.
 #[derive(Debug)]
 struct Place {
     region: Arc<Region>,
@@ -77,7 +77,7 @@ impl Place {
         Self { region, offset, capacity }
     }
 
-    /// The pieces of region that `bytes` bytes at a position cover: (offset in region, start, end).
+    /// Returns the ranges of the region that `bytes` bytes at a position cover: (offset in region, start, end).
     fn pieces(&self, position: u64, bytes: usize) -> [(usize, usize, usize); 2] {
         let start = position as usize & (self.capacity - 1);
         let first = bytes.min(self.capacity - start);
@@ -98,12 +98,12 @@ impl Place {
     }
 }
 
-/// Bytes of a record in the ring.
+/// Returns the size of a record in the ring, in bytes.
 const fn record_bytes(bytes: usize) -> usize {
     (LENGTH_BYTES + bytes).next_multiple_of(ALIGNMENT)
 }
 
-/// The writing end. Any one thread at a time.
+/// Producer of a ring. One thread at a time.
 #[derive(Debug)]
 pub struct ShmProducer {
     place: Place,
@@ -112,18 +112,18 @@ pub struct ShmProducer {
 }
 
 impl ShmProducer {
-    /// The writing end of a fresh ring. Panics when the ring does not fit in the writable region, the offset is not a
-    /// multiple of 8, or the capacity is no power of two.
+    /// Creates the producer of a new ring. Panics if the ring does not fit into the writable region, the offset is not
+    /// a multiple of 8, or the capacity is not a power of two.
     pub fn new(region: Arc<Region>, offset: usize, capacity: usize) -> Self {
         Self { place: Place::new(region, offset, capacity), tail: 0, seen_head: 0 }
     }
 
-    /// The longest record.
+    /// Returns the length of the longest record, in bytes.
     pub fn max_record_bytes(&self) -> usize {
         self.place.capacity - LENGTH_BYTES
     }
 
-    /// Appends one record made of the parts. Panics when it is longer than [`Self::max_record_bytes`].
+    /// Appends one record, the concatenation of the parts. Panics if it is longer than [`Self::max_record_bytes`].
     pub fn push(&mut self, parts: &[&[u8]]) -> Result<(), Full> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let limit = self.max_record_bytes();
@@ -151,7 +151,7 @@ impl ShmProducer {
         self.place.capacity as u64 - (self.tail - self.seen_head)
     }
 
-    /// Takes over the consumer's position, if it is one that a consumer could have.
+    /// Reads the consumer's position and stores it if it is valid.
     fn look(&mut self) {
         let head = self.place.region.atomic_u64(self.place.offset).load(Ordering::Acquire);
         if (self.seen_head..=self.tail).contains(&head) && head.is_multiple_of(ALIGNMENT as u64) {
@@ -160,7 +160,7 @@ impl ShmProducer {
     }
 }
 
-/// The reading end. Any one thread at a time.
+/// Consumer of a ring. One thread at a time.
 #[derive(Debug)]
 pub struct ShmConsumer {
     place: Place,
@@ -169,17 +169,17 @@ pub struct ShmConsumer {
 }
 
 impl ShmConsumer {
-    /// The reading end of a fresh ring. Panics as [`ShmProducer::new`] does.
+    /// Creates the consumer of a new ring. Panics like [`ShmProducer::new`].
     pub fn new(region: Arc<Region>, offset: usize, capacity: usize) -> Self {
         Self { place: Place::new(region, offset, capacity), head: 0, corrupt: None }
     }
 
-    /// Whether there is nothing to take. One load.
+    /// Returns true if the ring is empty. Costs one load.
     pub fn is_empty(&self) -> bool {
         self.tail() == self.head
     }
 
-    /// Replaces `out` with the oldest record; `false` when there is none. After an error the ring stays broken.
+    /// Replaces `out` with the oldest record; returns `false` if the ring is empty. An error is permanent.
     pub fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CorruptRing> {
         if let Some(corrupt) = self.corrupt {
             return Err(corrupt);

@@ -1,13 +1,13 @@
-//! A bounded ring between one producer thread and one consumer thread: how threads reach a shard.
+//! Bounded single-producer single-consumer ring: the queue through which threads send to a shard.
 //!
-//! Head and tail count up for ever and are reduced to slots by a mask. Each side owns one of them and keeps a copy of
-//! the other's, read again only when the copy says full or empty, so that in a busy ring the two cores seldom touch
-//! the same cache line (the cached-index refinement of Lamport's queue, as in Lee, Bu and Chandranmenon, "B-Queue" and
+//! Head and tail are monotonic counters that a mask maps to slots. Each side owns one of them and caches the other's,
+//! read again only when the cached value means full or empty, so that in a busy ring the two cores seldom access the
+//! same cache line (the cached-index refinement of Lamport's queue, as in Lee, Bu and Chandranmenon, "B-Queue" and
 //! Rigtorp's `SPSCQueue`).
 //!
 //! Invariant: the slots from head to tail hold values; only the consumer moves head, only the producer moves tail.
 //!
-//! It never blocks and does not wake anyone: see [`crate::doorbell`].
+//! The ring never blocks and does not wake its consumer: see [`crate::doorbell`].
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The largest ring.
+/// Largest capacity.
 pub const MAX_CAPACITY: usize = 1 << 24;
 
 /// Two cache lines: the adjacent-line prefetcher makes pairs of lines contend.
@@ -58,21 +58,21 @@ impl<T> Drop for RingState<T> {
     }
 }
 
-/// The sending end. One thread at a time uses it.
+/// Producer of a ring. One thread at a time uses it.
 pub struct Producer<T> {
     shared: Arc<RingState<T>>,
     tail: usize,
     seen_head: usize,
 }
 
-/// The receiving end. One thread at a time uses it.
+/// Consumer of a ring. One thread at a time uses it.
 pub struct Consumer<T> {
     shared: Arc<RingState<T>>,
     head: usize,
     seen_tail: usize,
 }
 
-/// Makes a ring for `capacity` values, 1 to [`MAX_CAPACITY`]; all its memory is allocated here.
+/// Creates a ring for `capacity` values, 1 to [`MAX_CAPACITY`]; allocates all of its memory.
 pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     assert!((1..=MAX_CAPACITY).contains(&capacity), "a ring of {capacity} values");
     let slots = capacity.next_power_of_two();
@@ -89,7 +89,7 @@ pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
 }
 
 impl<T> Producer<T> {
-    /// Adds a value, or gives it back when the ring is full.
+    /// Appends a value, or returns it if the ring is full.
     pub fn try_push(&mut self, value: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.seen_head) == self.shared.capacity {
             self.seen_head = self.shared.head.0.load(Ordering::Acquire);
@@ -105,24 +105,24 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Values in the ring; the consumer may be taking some.
+    /// Returns the number of values in the ring; the consumer may be removing some.
     pub fn len(&self) -> usize {
         self.shared.len()
     }
 
-    /// Whether the ring holds no value.
+    /// Returns true if the ring holds no value.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the consumer was dropped: nobody will take what is pushed.
+    /// Returns true if the consumer was dropped: pushed values will not be consumed.
     pub fn peer_gone(&self) -> bool {
         self.shared.consumer_gone.load(Ordering::Acquire)
     }
 }
 
 impl<T> Consumer<T> {
-    /// Takes the oldest value.
+    /// Removes the oldest value.
     pub fn try_pop(&mut self) -> Option<T> {
         if self.head == self.seen_tail {
             self.seen_tail = self.shared.tail.0.load(Ordering::Acquire);
@@ -138,17 +138,17 @@ impl<T> Consumer<T> {
         Some(value)
     }
 
-    /// Values in the ring; the producer may be adding some.
+    /// Returns the number of values in the ring; the producer may be adding some.
     pub fn len(&self) -> usize {
         self.shared.len()
     }
 
-    /// Whether there is nothing to take.
+    /// Returns true if the ring is empty.
     pub fn is_empty(&self) -> bool {
         self.head == self.seen_tail && self.len() == 0
     }
 
-    /// Whether the producer was dropped. What it pushed before can still be taken: check for values after this.
+    /// Returns true if the producer was dropped. Values pushed before can still be popped: check for values after this.
     pub fn peer_gone(&self) -> bool {
         self.shared.producer_gone.load(Ordering::Acquire)
     }
@@ -163,7 +163,7 @@ impl<T> Drop for Producer<T> {
 impl<T> Drop for Consumer<T> {
     fn drop(&mut self) {
         self.shared.consumer_gone.store(true, Ordering::Release);
-        // Values may hold memory or answer channels: let go of them now, not when the producer ends.
+        // Values may hold memory or reply channels: they are dropped now, not when the producer ends.
         while self.try_pop().is_some() {}
     }
 }
@@ -185,8 +185,8 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Every value arrives once and in order, through many wraps of a ring whose capacity is no power of two.
-    /// Boxed, so that a value read twice or before it was written is caught (by miri for certain).
+    /// Every value arrives once and in order, through many wraps of a ring whose capacity is not a power of two. Boxed,
+    /// so that a value that is read twice or before it was written is detected (certainly by miri).
     #[test]
     fn two_threads_see_every_value_in_order() {
         let values: u64 = if cfg!(miri) { 300 } else { 200_000 };
@@ -233,7 +233,7 @@ mod tests {
         producer.try_push(Arc::clone(&value)).expect("room");
         drop(consumer);
         assert_eq!((Arc::strong_count(&value), producer.peer_gone()), (1, true));
-        // Nobody takes this one; it goes with the ring.
+        // This value is not consumed; it is dropped with the ring.
         producer.try_push(Arc::clone(&value)).expect("room");
         drop(producer);
         assert_eq!(Arc::strong_count(&value), 1);

@@ -1,37 +1,37 @@
 //! Access to a region's bytes: copies and atomics, never references to plain bytes.
 //!
-//! Every method checks its range first and panics when it is outside: callers validate what peers ask for before
-//! they get here, so a bad range is our own bug.
+//! Every method checks its range first and panics if it is out of bounds: callers validate the requests of peers before
+//! they get here, so a bad range is a bug of this process.
 
 use super::Region;
 use crate::copy;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Bytes handed to a callback at a time; on the stack.
+/// Size of the chunks passed to a callback, in bytes; on the stack.
 const CHUNK_BYTES: usize = 16 << 10;
-/// The same for small ranges.
+/// Size of the chunk for small ranges, in bytes.
 const SMALL_CHUNK_BYTES: usize = 4 << 10;
 
 impl Region {
-    /// Copies `bytes` into the region at `offset`. Panics outside the region or when it is read-only.
+    /// Copies `bytes` into the region at `offset`. Panics if the range is out of bounds or the region read-only.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
         self.check_write(offset, bytes.len());
         // SAFETY: the range is inside our writable mapping, and the slice is readable.
         unsafe { copy::copy_streaming(self.at(offset), bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Copies from the region at `offset` into `bytes`. Panics outside the region.
+    /// Copies from the region at `offset` into `bytes`. Panics if the range is out of bounds.
     ///
-    /// A peer may write meanwhile: the copy is then a mix of old and new, and checking it is the caller's task.
+    /// A peer may write concurrently: the copy is then a mix of old and new bytes, and the caller must verify it.
     pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: the range is inside our mapping, and the slice is writable. Through the cache: the caller reads it
-        // next.
+        // SAFETY: the range is inside our mapping, and the slice is writable. Copied through the cache, because the
+        // caller reads it next.
         unsafe { copy::copy_bytes(bytes.as_mut_ptr(), self.at(offset), bytes.len()) };
     }
 
-    /// Copies between regions, or inside one; overlap is allowed. From 256 KiB on it bypasses the cache.
-    /// Panics when a range is outside its region or the destination is read-only.
+    /// Copies between regions, or inside one; overlap is allowed. From 256 KiB on the copy bypasses the cache. Panics
+    /// if a range is out of bounds or the destination is read-only.
     pub fn copy_between(
         destination: &Self,
         destination_offset: usize,
@@ -46,8 +46,8 @@ impl Region {
         unsafe { copy::copy_streaming(to, from, bytes) };
     }
 
-    /// Lets `f` produce the bytes of a range, in order, 16 KiB at a time. `f` gets the offset within the range and a
-    /// chunk whose former content means nothing. Panics outside the region or when it is read-only.
+    /// Fills a range with bytes that `f` produces, in order, 16 KiB at a time. `f` gets the offset within the range and
+    /// a chunk with undefined previous contents. Panics if the range is out of bounds or the region read-only.
     pub fn fill_with(&self, offset: usize, bytes: usize, f: &mut dyn FnMut(u64, &mut [u8])) {
         self.check_write(offset, bytes);
         let mut chunk = [0u8; CHUNK_BYTES];
@@ -58,8 +58,8 @@ impl Region {
         }
     }
 
-    /// Shows the bytes of a range to `f`, in order, at most 16 KiB at a time, copied first so that a peer's writes
-    /// cannot change them while `f` looks. `f` gets the offset within the range. Panics outside the region.
+    /// Passes the bytes of a range to `f`, in order, at most 16 KiB at a time, as copies that a peer's writes cannot
+    /// change while `f` reads them. `f` gets the offset within the range. Panics if the range is out of bounds.
     pub fn read_with(&self, offset: usize, bytes: usize, f: &mut dyn FnMut(u64, &[u8])) {
         // A large buffer costs more to clear than a small range costs to read.
         if bytes <= SMALL_CHUNK_BYTES {
@@ -79,8 +79,8 @@ impl Region {
         }
     }
 
-    /// A word that this process and a peer both access atomically. Panics when it is not inside the region, not
-    /// aligned, or the region is read-only (see [`Region::load_u64`] for those).
+    /// Returns a word that this process and a peer access atomically. Panics if it is out of bounds or unaligned, or
+    /// the region is read-only (see [`Region::load_u64`] for those).
     pub fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
         self.check_write(offset, 4);
         self.check_aligned(offset, 4);
@@ -89,7 +89,7 @@ impl Region {
         unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
     }
 
-    /// As [`Region::atomic_u32`], for 64 bits.
+    /// Returns a 64-bit word, see [`Region::atomic_u32`].
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         self.check_write(offset, 8);
         self.check_aligned(offset, 8);
@@ -106,12 +106,12 @@ impl Region {
         unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }.load(Ordering::Acquire)
     }
 
-    /// The address of a byte of the region, for the kernel. `offset` may be one past the end.
+    /// Returns the address of a byte of the region, for the kernel. `offset` may be one past the end.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         self.mapping.address().as_ptr().wrapping_add(offset)
     }
 
-    /// Whether the range lies inside the region.
+    /// Returns true if the range lies inside the region.
     pub(crate) fn contains(&self, offset: usize, bytes: usize) -> bool {
         offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
     }

@@ -1,10 +1,10 @@
-//! A range of a region that keeps the region alive: what I/O is done on.
+//! Buffer of an I/O operation: a range of a region that keeps the region alive.
 
 use super::Region;
 use std::fmt;
 use std::sync::Arc;
 
-/// A range of a [`Region`]. Cloning is cheap and does not copy bytes. The range is inside the region, always.
+/// A range of a [`Region`]. Cloning is cheap and copies no bytes. The range is always inside the region.
 #[derive(Clone)]
 pub struct IoBuf {
     region: Arc<Region>,
@@ -13,7 +13,7 @@ pub struct IoBuf {
 }
 
 impl IoBuf {
-    /// A range of the region. Panics when it is not inside.
+    /// Creates a buffer for a range of the region. Panics if the range is out of bounds.
     pub fn new(region: Arc<Region>, offset: usize, bytes: usize) -> Self {
         assert!(
             region.contains(offset, bytes),
@@ -23,33 +23,33 @@ impl IoBuf {
         Self { region, offset, bytes }
     }
 
-    /// The whole region.
+    /// Creates a buffer for the whole region.
     pub fn whole(region: Arc<Region>) -> Self {
         let bytes = region.bytes();
         Self { region, offset: 0, bytes }
     }
 
-    /// The region it lies in.
+    /// Returns the region.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Where it starts in the region.
+    /// Returns the offset in the region, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Its length.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether its length is zero.
+    /// Returns true if the length is zero.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// The part of `bytes` bytes that starts `from` bytes in. Panics when it is not inside this buffer.
+    /// Returns the part of `bytes` bytes at offset `from`. Panics if it is not inside this buffer.
     #[must_use]
     pub fn slice(&self, from: usize, bytes: usize) -> Self {
         let inside = from.checked_add(bytes).is_some_and(|end| end <= self.bytes);
@@ -57,32 +57,32 @@ impl IoBuf {
         Self { region: Arc::clone(&self.region), offset: self.offset + from, bytes }
     }
 
-    /// Drops the first `bytes` bytes from the range. Panics when there are fewer.
+    /// Removes the first `bytes` bytes from the range. Panics if there are fewer.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.bytes, "advance by {bytes} in a buffer of {} bytes", self.bytes);
         self.offset += bytes;
         self.bytes -= bytes;
     }
 
-    /// Copies `bytes` to its start. Panics when they are more than the buffer takes.
+    /// Copies `bytes` to the start of the buffer. Panics if the buffer is shorter.
     pub fn copy_in(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes, "{} bytes into a buffer of {}", bytes.len(), self.bytes);
         self.region.copy_in(self.offset, bytes);
     }
 
-    /// Copies from its start. Panics when more bytes are wanted than the buffer has.
+    /// Copies from the start of the buffer. Panics if the buffer is shorter.
     pub fn copy_out(&self, bytes: &mut [u8]) {
         assert!(bytes.len() <= self.bytes, "{} bytes from a buffer of {}", bytes.len(), self.bytes);
         self.region.copy_out(self.offset, bytes);
     }
 
-    /// Whether it is still mapped; see [`Region::is_mapped`].
+    /// Returns true if the buffer is still mapped; see [`Region::is_mapped`].
     pub fn is_mapped(&self) -> bool {
         self.region.is_mapped(self.offset, self.bytes)
     }
 
-    /// Whether all of these are still mapped. Neighbours in the list that lie in one region cost one look together, as
-    /// long as all of that is there.
+    /// Returns true if all buffers are still mapped. Adjacent buffers of one region share a single check, as long as
+    /// the whole region is mapped.
     pub fn all_mapped(buffers: &[Self]) -> bool {
         let mut whole: Option<&Arc<Region>> = None;
         buffers.iter().all(|buffer| {
@@ -95,7 +95,7 @@ impl IoBuf {
         })
     }
 
-    /// The address for the kernel.
+    /// Returns the address for the kernel.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.region.at(self.offset)
     }

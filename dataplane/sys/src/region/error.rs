@@ -1,79 +1,41 @@
-//! Why a region could not be had.
+//! Errors of region allocation and mapping.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Why a region could not be allocated or mapped.
+/// Error of a region's allocation or mapping.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum RegionError {
-    /// Zero bytes were asked for.
-    Empty {
-        /// The region's name.
-        name: String,
-    },
+    /// Zero bytes were requested.
+    Empty { name: String },
     /// The length does not fit in the address space once rounded up to whole pages.
-    TooLarge {
-        /// The length asked for.
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// The memfd could not be created, sized or sealed.
-    Create {
-        /// The region's name.
-        name: String,
-        /// The length asked for.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Create { name: String, bytes: usize, source: io::Error },
     /// The kernel refused the mapping.
-    Map {
-        /// The length asked for.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Map { bytes: usize, source: io::Error },
     /// Huge pages were required and there are neither reserved nor transparent ones.
-    NoHugePages {
-        /// The region's name.
-        name: String,
-        /// The length asked for.
-        bytes: usize,
-    },
+    NoHugePages { name: String, bytes: usize },
     /// The memory could not be bound to the NUMA node.
-    Bind {
-        /// The region's name.
-        name: String,
-        /// The node asked for.
-        node: u32,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Faulting all of it in would drive the machine out of memory.
+    Bind { name: String, node: u32, source: io::Error },
+    /// Faulting in the whole region would exhaust the machine's memory.
     NotAvailable {
-        /// The region's name.
         name: String,
-        /// The length asked for.
         bytes: usize,
-        /// What the machine has left, reserved huge pages included.
+        /// Available memory of the machine, including reserved huge pages.
         available_bytes: u64,
     },
     /// The pages could not be faulted in.
-    Prefault {
-        /// The region's name.
-        name: String,
-        /// The length asked for.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Prefault { name: String, bytes: usize, source: io::Error },
     /// A peer's descriptor is not a memfd sealed against shrinking.
     NotSealed,
-    /// A peer's memfd is shorter than the peer said.
+    /// A peer's memfd is shorter than announced.
     TooShort {
-        /// How long it is.
+        /// Length of the file.
         file_bytes: u64,
-        /// How long it should be.
+        /// Announced length.
         bytes: usize,
     },
 }

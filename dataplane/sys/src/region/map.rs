@@ -1,6 +1,6 @@
-//! The system calls behind a region: mmap, mbind, madvise.
+//! System calls of regions: mmap, mbind, madvise.
 //!
-//! Everything here acts on a range this module mapped itself, before anyone else knows its address.
+//! All calls act on ranges that this module mapped itself, before their addresses are known to other code.
 
 use super::memfd::{self, memory_file};
 use super::{HugePages, PageKind, RegionError};
@@ -9,17 +9,18 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
-/// A huge page.
+/// Size of a huge page, in bytes.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
-/// A plain page.
+/// Size of a plain page, in bytes.
 pub(super) const PAGE_BYTES: usize = 4096;
 /// `madvise`: fault pages in for writing; Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-/// `madvise`: put these pages together into huge ones, now; Linux 6.1. Heeds `deny`, but neither `never` nor `madvise`.
+/// `madvise`: collapse these pages into huge ones synchronously; Linux 6.1. Honors `deny`, but neither `never` nor
+/// `madvise`.
 const MADV_COLLAPSE: libc::c_int = 25;
 /// `mbind` policy: this node or fail.
 const MPOL_BIND: libc::c_int = 2;
-/// NUMA nodes a mask can name, one less than its bits because the kernel does not count the last.
+/// Size of a NUMA node mask; it names one node less than its bits because the kernel does not count the last.
 const NODE_MASK_WORDS: usize = 16;
 
 /// A mapped range; unmapped on drop unless foreign.
@@ -31,7 +32,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Memory that somebody else unmaps.
+    /// Wraps memory that is unmapped by its owner.
     pub(super) fn foreign(address: NonNull<u8>, bytes: usize) -> Self {
         Self { address, mapped_bytes: bytes, owned: false }
     }
@@ -40,15 +41,15 @@ impl Mapping {
         self.address
     }
 
-    /// Whether the range, which is within this mapping, still is one. Ours stays as long as this.
+    /// Returns true if the range, which is within this mapping, is still mapped. An owned mapping always is.
     pub(super) fn is_there(&self, offset: usize, bytes: usize) -> bool {
         if self.owned || bytes == 0 {
             return true;
         }
         let start = self.address.as_ptr().wrapping_add(offset);
         let within = start.addr() % PAGE_BYTES;
-        // SAFETY: asynchronous, this changes nothing since Linux 2.6.19: the kernel only walks the list of mappings,
-        // and says ENOMEM where there is a gap.
+        // SAFETY: with MS_ASYNC, msync changes no state since Linux 2.6.19: the kernel only walks the list of mappings,
+        // and returns ENOMEM if there is a gap.
         let result = unsafe { libc::msync(start.wrapping_sub(within).cast(), within + bytes, libc::MS_ASYNC) };
         result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
     }
@@ -57,26 +58,26 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: we mapped exactly this range, and whoever uses it holds an Arc of the region around it.
+            // SAFETY: this module mapped exactly this range, and every user holds an Arc of the region around it.
             unsafe { libc::munmap(self.address.as_ptr().cast(), self.mapped_bytes) };
         }
     }
 }
 
-/// What `create` needs to know.
+/// Request for a fresh mapping.
 pub(super) struct Request<'a> {
     pub(super) name: &'a str,
     pub(super) bytes: usize,
     pub(super) shared: bool,
     pub(super) huge: HugePages,
-    /// Whether huge pages may come from the reserved pool.
+    /// True if huge pages may come from the reserved pool.
     pub(super) reserved: bool,
 }
 
-/// Maps fresh memory with the best pages the request allows.
+/// Maps fresh memory with the best pages that the request allows.
 pub(super) fn create(request: &Request<'_>) -> Result<(Mapping, PageKind, Option<OwnedFd>), RegionError> {
     if request.huge != HugePages::Never && request.reserved {
-        // Not enough reserved pages is the usual case, so any failure means: try the next kind.
+        // A shortage of reserved pages is common, so any failure falls back to the next kind.
         if let Ok((mapping, file)) = create_with(request, true) {
             return Ok((mapping, PageKind::HugeTlb, file));
         }
@@ -119,7 +120,7 @@ fn create_with(request: &Request<'_>, reserved_pages: bool) -> Result<(Mapping, 
     Ok((mapping, file))
 }
 
-/// Maps a peer's memfd after checking that it cannot be cut short under us.
+/// Maps a peer's memfd after checking that the peer cannot truncate it.
 pub(super) fn peer(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mapping, PageKind), RegionError> {
     if bytes == 0 {
         return Err(RegionError::Empty { name: "of a peer".to_owned() });
@@ -131,7 +132,7 @@ pub(super) fn peer(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mappin
     let file_bytes = memfd::file_bytes(fd).map_err(failed)?;
     let (unit, kind) = memfd::page_unit(fd).map_err(failed)?;
     let mapped_bytes = round_up(bytes, unit)?;
-    // Also the last page must be inside the file: past it, access raises SIGBUS.
+    // The last page must be inside the file too: access past it raises SIGBUS.
     let inside = file_bytes.next_multiple_of(PAGE_BYTES as u64) >= mapped_bytes as u64;
     if file_bytes < bytes as u64 || !inside {
         return Err(RegionError::TooShort { file_bytes, bytes });
@@ -142,7 +143,7 @@ pub(super) fn peer(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mappin
     Ok((mapping, kind))
 }
 
-/// Maps a file's first bytes to be read.
+/// Maps a file's first bytes read-only.
 pub(super) fn file(file: &std::fs::File, bytes: usize) -> Result<Mapping, RegionError> {
     if bytes == 0 {
         return Err(RegionError::Empty { name: "of a file".to_owned() });
@@ -162,9 +163,10 @@ fn map(
     sharing: libc::c_int,
     fd: RawFd,
 ) -> io::Result<Mapping> {
-    // Transparent huge pages need an aligned start, which mmap does not promise. Map with slack, give it back, and ask
-    // for the aligned part as a hint. Another thread may take the place in between: then the kernel picks another, the
-    // start may be unaligned, and a huge page or two is lost. MAP_FIXED could replace that thread's memory instead.
+    // Transparent huge pages need an aligned start, which mmap does not guarantee. Map with slack, unmap it, and pass
+    // the aligned address as a hint. Another thread may take the range in between: then the kernel picks another
+    // address, the start may be unaligned, and a huge page or two is lost. MAP_FIXED could replace that thread's memory
+    // instead.
     let hint = match aligned {
         true => aligned_place(mapped_bytes)?,
         false => ptr::null_mut(),
@@ -187,7 +189,7 @@ fn map_at(
     fd: RawFd,
 ) -> io::Result<Mapping> {
     assert_eq!(flags & libc::MAP_FIXED, 0, "a fixed mapping could replace memory in use");
-    // SAFETY: without MAP_FIXED the kernel picks free address space, so no memory that anyone uses is replaced.
+    // SAFETY: without MAP_FIXED the kernel picks free address space, so no memory in use is replaced.
     let address = unsafe { libc::mmap(hint, mapped_bytes, protection, flags, fd, 0) };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -198,7 +200,7 @@ fn map_at(
     }
 }
 
-/// Binds a fresh mapping to a NUMA node when there is more than one, and says whether.
+/// Binds a fresh mapping to a NUMA node if there is more than one. Returns true if it was bound.
 pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
     let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
     if !online.contains([',', '-']) {
@@ -211,7 +213,7 @@ pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     mask[node / 64] |= 1 << (node % 64);
-    // SAFETY: the range is our own mapping; the mask has the number of bits we say.
+    // SAFETY: the range is our own mapping; the mask has the passed number of bits.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -226,25 +228,26 @@ pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
     if result == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Children made by fork do not get the range: with it, a fork would make pages copy-on-write under a device.
+/// Excludes the range from forked children: otherwise a fork would make pages copy-on-write under a device.
 pub(super) fn keep_from_children(mapping: &Mapping) {
-    // A kernel that cannot do this costs no correctness: we only ever fork to exec.
+    // A failure does not affect correctness: this process only forks to exec.
     advise(mapping, libc::MADV_DONTFORK).ok();
 }
 
-/// Refuses what the machine cannot have: the kernel would promise it, and kill somebody once it is faulted in.
+/// Rejects a size that exceeds the available memory: the kernel would overcommit, and the OOM killer would strike when
+/// the pages are faulted in.
 pub(super) fn check_available(name: &str, bytes: usize) -> Result<(), RegionError> {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     match available_bytes(&meminfo) {
         Some(available_bytes) if bytes as u64 > available_bytes => {
             Err(RegionError::NotAvailable { name: name.to_owned(), bytes, available_bytes })
         }
-        // A machine that does not say has to be trusted.
+        // If the machine does not report it, the size is accepted.
         _ => Ok(()),
     }
 }
 
-/// What can be faulted in without taking from anybody, reserved huge pages included.
+/// Returns the bytes that can be faulted in without taking memory from other processes, including reserved huge pages.
 pub(super) fn available_bytes(meminfo: &str) -> Option<u64> {
     let field = |name: &str| {
         let value = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -255,18 +258,18 @@ pub(super) fn available_bytes(meminfo: &str) -> Option<u64> {
     Some(field("MemAvailable")?.saturating_add(reserved_kib).saturating_mul(1024))
 }
 
-/// Faults a fresh shared mapping in as transparent huge pages, also where the system gives shared memory none by
-/// itself (`shmem_enabled` is `never` on most machines). `false`: not all of its huge pages; what is missing is plain.
-/// What is left of the mapping past its last whole huge page stays as it is.
+/// Faults a fresh shared mapping in as transparent huge pages, even where the system does not provide them for shared
+/// memory (`shmem_enabled` is `never` on most machines). Returns false if it got only some of its huge pages; the rest
+/// of the pages is plain. The part of the mapping past its last whole huge page is left unchanged.
 ///
-/// The kernel collapses only ranges that hold a page already, so each gets its first one before it is asked.
+/// The kernel collapses only ranges that hold a page already, so each range gets its first page before the call.
 pub(super) fn collapse(mapping: &Mapping) -> bool {
     let whole = mapping.mapped_bytes / HUGE_BYTES * HUGE_BYTES;
     if whole == 0 || mapping.address.as_ptr().align_offset(HUGE_BYTES) != 0 {
         return false;
     }
     for offset in (0..whole).step_by(HUGE_BYTES) {
-        // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.
+        // SAFETY: inside our own fresh writable mapping, which still holds zeros and is not known to other code.
         unsafe { mapping.address.as_ptr().add(offset).write_volatile(0) };
         let range = mapping.address.as_ptr().wrapping_add(offset).cast();
         // SAFETY: the range is our own mapping, and collapsing keeps its contents.
@@ -277,17 +280,18 @@ pub(super) fn collapse(mapping: &Mapping) -> bool {
     true
 }
 
-/// Has the kernel fault every page of a fresh mapping in, and say so when one cannot be had.
+/// Faults in every page of a fresh mapping by one call, which returns an error if a page is not available.
 pub(super) fn populate(mapping: &Mapping) -> io::Result<()> {
     advise(mapping, MADV_POPULATE_WRITE)
 }
 
-/// Faults every page of a fresh mapping in, also on kernels that have no call for it.
+/// Faults in every page of a fresh mapping, even on kernels that lack the call for it.
 pub(super) fn prefault(mapping: &Mapping) -> io::Result<()> {
     match populate(mapping) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             for offset in (0..mapping.mapped_bytes).step_by(PAGE_BYTES) {
-                // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.
+                // SAFETY: inside our own fresh writable mapping, which still holds zeros and is not known to other
+                // code.
                 unsafe { mapping.address.as_ptr().add(offset).write_volatile(0) };
             }
             Ok(())

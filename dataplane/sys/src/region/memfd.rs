@@ -1,7 +1,7 @@
-//! The file behind a shared region: a memfd, and the seals that make it safe to share.
+//! Memfd behind a shared region, and the seals that make it safe to share.
 //!
-//! Seals bind every process and are never removed: against shrinking, so that a mapping of the file cannot turn
-//! into SIGBUS; against growing, so that its length is what was announced; later perhaps against new writers.
+//! Seals bind every process and are never removed: against shrinking, so that access to a mapping of the file cannot
+//! raise SIGBUS; against growing, so that its length is the announced one; later possibly against new writers.
 
 use super::PageKind;
 use super::map::PAGE_BYTES;
@@ -12,24 +12,24 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// `statfs` type of files on hugetlbfs.
 const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 
-/// Whether nobody can cut the file short any more. False for anything that is not a memfd.
+/// Returns true if the file cannot be truncated any more. False for anything that is not a memfd.
 pub(super) fn sealed_against_shrinking(fd: &OwnedFd) -> bool {
     seals(fd) & libc::F_SEAL_SHRINK != 0
 }
 
-/// Whether nobody can map the file writable any more.
+/// Returns true if the file cannot be mapped writable any more.
 pub(super) fn sealed_against_writers(fd: &OwnedFd) -> bool {
     seals(fd) & (libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE) != 0
 }
 
-/// The seals of a memfd; none of anything else.
+/// Returns the seals of a memfd; none for any other file.
 fn seals(fd: &OwnedFd) -> libc::c_int {
-    // SAFETY: plain query on a descriptor we own.
+    // SAFETY: plain query on an open descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     seals.max(0)
 }
 
-/// A memfd of this length that can neither shrink nor grow.
+/// Creates a memfd of this length that can neither shrink nor grow.
 pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io::Result<OwnedFd> {
     let name = CString::new(name)?;
     let pages = if reserved_pages { libc::MFD_HUGETLB | libc::MFD_HUGE_2MB } else { 0 };
@@ -38,7 +38,7 @@ pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io:
         // SAFETY: the name is a C string that outlives the call.
         match unsafe { libc::memfd_create(name.as_ptr(), flags) } {
             -1 => Err(io::Error::last_os_error()),
-            // SAFETY: a descriptor that the kernel just made for us alone.
+            // SAFETY: the kernel has just created the descriptor, and this is its only owner.
             fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         }
     };
@@ -46,7 +46,7 @@ pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io:
     let file = create(base | libc::MFD_NOEXEC_SEAL).or_else(|_| create(base))?;
     let length = i64::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     crate::claim::check_limit(bytes as u64)?;
-    // SAFETY: plain call on a descriptor we own.
+    // SAFETY: plain call on an open descriptor.
     if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -56,17 +56,17 @@ pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io:
 
 /// Adds seals to a memfd; seals are never removed.
 pub(super) fn add_seals(file: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
-    // SAFETY: plain call on a descriptor we own.
+    // SAFETY: plain call on an open descriptor.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// How long a memfd is.
+/// Returns the length of a memfd, in bytes.
 pub(super) fn file_bytes(fd: &OwnedFd) -> io::Result<u64> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills the structure we own.
+    // SAFETY: the kernel fills a structure of this function.
     if unsafe { libc::fstat(fd.as_raw_fd(), status.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -75,10 +75,10 @@ pub(super) fn file_bytes(fd: &OwnedFd) -> io::Result<u64> {
     Ok(u64::try_from(status.st_size).unwrap_or(0))
 }
 
-/// The mapping granularity of a memfd, and what its pages are.
+/// Returns the mapping granularity of a memfd, and the kind of its pages.
 pub(super) fn page_unit(fd: &OwnedFd) -> io::Result<(usize, PageKind)> {
     let mut status = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the kernel fills the structure we own.
+    // SAFETY: the kernel fills a structure of this function.
     if unsafe { libc::fstatfs(fd.as_raw_fd(), status.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,16 +1,16 @@
-//! Regions: memory that the kernel, network cards and other processes may write while we hold it.
+//! Regions: memory that the kernel, network cards and other processes may write while this process holds it.
 //!
-//! A [`Region`] is one mapping with a fixed address and length. It never hands out a reference to its bytes, because
-//! a reference would promise that nobody else writes them; it copies in, copies out, and gives atomics for the
-//! few words that two processes agree on. In-flight I/O holds an `Arc<Region>` through its [`IoBuf`], so a mapping
-//! outlives every operation on it.
+//! A [`Region`] is one mapping with a fixed address and length. It never returns a reference to its bytes, because a
+//! reference would promise exclusive access; it copies in, copies out, and provides atomics for the few words that two
+//! processes share. I/O in flight holds an `Arc<Region>` through its [`IoBuf`], so a mapping outlives every operation
+//! on it.
 //!
-//! Invariants: `address .. address + bytes` stays mapped until the last `Arc` is gone; a shared region is a memfd
-//! sealed against shrinking, so touching it cannot raise SIGBUS because a peer cut it short (a mapped file can be cut
-//! short by who may write to it, and is mapped only where its user says so); a region is not
-//! inherited by forked children, so a fork cannot move pages under a device.
+//! Invariants: `address .. address + bytes` stays mapped until the last `Arc` is dropped; a shared region is a memfd
+//! sealed against shrinking, so access cannot raise SIGBUS because a peer truncated it (a mapped file can be truncated
+//! by any process that may write it, and is mapped only on its user's request); a region is not inherited by forked
+//! children, so a fork cannot move pages under a device.
 //!
-//! It does not allocate inside a region, and it does not check what the bytes mean.
+//! A region does not allocate memory inside itself, and does not interpret its bytes.
 
 mod access;
 mod buffer;
@@ -31,55 +31,55 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Whether a region wants huge pages.
+/// Page size policy of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Plain pages, even where the kernel would use huge ones by itself.
+    /// Plain pages, even where the kernel would use huge ones by default.
     Never,
     /// Reserved huge pages if there are enough, else transparent ones if the kernel allows, else plain pages.
     #[default]
     Try,
-    /// As `Try`, but plain pages are an error.
+    /// Like `Try`, but plain pages are an error.
     Require,
 }
 
-/// The pages a region got.
+/// Kind of a region's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
-    /// 2 MiB pages from the reserved pool: they are huge for certain.
+    /// 2 MiB pages from the reserved pool: guaranteed to be huge.
     HugeTlb,
-    /// The kernel was asked for transparent huge pages and is configured to give them when it can.
+    /// Transparent huge pages: requested, and the kernel is configured to provide them when it can.
     TransparentHuge,
-    /// Plain pages, or memory of which we do not know.
+    /// Plain pages, or memory of unknown kind.
     Plain,
 }
 
-/// What to allocate.
+/// Options of a region's allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionOptions {
-    /// Shown in the process's memory map for shared regions, and in errors.
+    /// Name, shown in the process's memory map for shared regions, and in errors.
     pub name: String,
-    /// Usable length; at least 1. The mapping is rounded up to whole pages.
+    /// Usable length in bytes; at least 1. The mapping is rounded up to whole pages.
     pub bytes: usize,
-    /// Back it by a memfd, so that other processes can map it.
+    /// True to back the region by a memfd, so that other processes can map it.
     pub shared: bool,
-    /// Page size wanted.
+    /// Page size policy.
     pub huge: HugePages,
-    /// Bind to this NUMA node. Without effect on a machine with one node. Huge pages from the reserved pool are then
-    /// faulted in at once, and plain ones are taken where the node has too few.
+    /// NUMA node to bind the memory to. No effect on a machine with one node. Huge pages from the reserved pool are
+    /// then faulted in at once, and plain pages are used if the node has too few.
     pub numa_node: Option<u32>,
-    /// Touch every page now, so that the first use does not fault.
+    /// True to touch every page now, so that the first use does not fault.
     pub prefault: bool,
 }
 
 impl RegionOptions {
-    /// A private region of `bytes` bytes that tries huge pages and faults in on use.
+    /// Creates options for a private region of `bytes` bytes that tries huge pages and faults in on use.
     pub fn new(name: impl Into<String>, bytes: usize) -> Self {
         Self { name: name.into(), bytes, shared: false, huge: HugePages::Try, numa_node: None, prefault: false }
     }
 }
 
-/// A mapping whose bytes others may write at any time. Any thread may use it.
+/// A mapping whose bytes other parties may write at any time. Any thread may use it.
 #[derive(Debug)]
 pub struct Region {
     mapping: Mapping,
@@ -87,7 +87,7 @@ pub struct Region {
     kind: PageKind,
     writable: bool,
     file: Option<OwnedFd>,
-    /// Whether the file is another process's, who decides about its seals.
+    /// True if the file belongs to another process, which controls its seals.
     foreign: bool,
 }
 
@@ -98,7 +98,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps fresh zeroed memory as the options say.
+    /// Maps fresh zeroed memory according to the options.
     pub fn allocate(options: &RegionOptions) -> Result<Arc<Self>, RegionError> {
         if options.bytes == 0 {
             return Err(RegionError::Empty { name: options.name.clone() });
@@ -106,7 +106,7 @@ impl Region {
         if options.prefault {
             map::check_available(&options.name, options.bytes)?;
         }
-        // Memory that is shared and faulted in here can be put together into huge pages afterwards.
+        // Shared memory that is faulted in here can be collapsed into huge pages afterwards.
         let collapsible = options.shared && options.prefault && options.huge != HugePages::Never;
         let mut request = Request {
             name: &options.name,
@@ -117,11 +117,11 @@ impl Region {
         };
         let (mut mapping, mut kind, mut file) = map::create(&request)?;
         let bound = bind(&mapping, options)?;
-        // Reserved pages are promised by all nodes together, and a touch that the one node cannot serve ends the
-        // process. They are taken now, or not at all.
+        // Reserved pages are guaranteed by all nodes together, and a fault that the bound node cannot serve kills the
+        // process. So they are faulted in now, or not used.
         if bound && kind == PageKind::HugeTlb && map::populate(&mapping).is_err() {
             request.reserved = false;
-            // The former mapping goes first: its promise is in the way of nobody else's.
+            // The former mapping is dropped first, to release its reservation.
             drop((mapping, file));
             (mapping, kind, file) = map::create(&request)?;
             bind(&mapping, options)?;
@@ -143,19 +143,19 @@ impl Region {
         Ok(Arc::new(Self { mapping, bytes: options.bytes, kind, writable: true, file, foreign: false }))
     }
 
-    /// Maps a peer's memfd. It must be at least `bytes` long and sealed against shrinking, because a peer that
-    /// could cut it short could kill us with SIGBUS. A peer can still punch holes into it: they read as zeros.
+    /// Maps a peer's memfd. It must be at least `bytes` long and sealed against shrinking, because a peer that could
+    /// truncate it could kill this process with SIGBUS. A peer can still punch holes into it: they read as zeros.
     pub fn map_shared(fd: OwnedFd, bytes: usize, writable: bool) -> Result<Arc<Self>, RegionError> {
         let (mapping, kind) = map::peer(&fd, bytes, writable)?;
         map::keep_from_children(&mapping);
         Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd), foreign: true }))
     }
 
-    /// Maps the first bytes of a file, to be read: they come from the page cache, and leave it when memory is short.
+    /// Maps the first bytes of a file read-only: they come from the page cache, and leave it under memory pressure.
     ///
-    /// The file must not be made shorter while this lives: touching what it lost ends the process with SIGBUS, for a
-    /// file has no seals ([`explain`](crate::lost_pages::explain) has it say why). What another process writes to it is
-    /// seen here.
+    /// The file must not be truncated while the region lives: access to lost pages kills the process with SIGBUS,
+    /// because a file has no seals ([`explain`](crate::lost_pages::explain) makes it report the reason). Writes of
+    /// other processes to the file are visible here.
     ///
     /// # Errors
     /// When the file is shorter, or the kernel refuses.
@@ -165,7 +165,7 @@ impl Region {
         Ok(Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: false, file: None, foreign: false }))
     }
 
-    /// Takes memory that the caller owns; it is not unmapped on drop.
+    /// Adopts memory that the caller owns; it is not unmapped on drop.
     ///
     /// # Safety
     ///
@@ -180,54 +180,54 @@ impl Region {
         Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: true, file: None, foreign: false })
     }
 
-    /// Whether a range is still mapped. Only of [adopted](Self::adopt) memory it may be otherwise, when its owner broke
-    /// the promise: for those who would rather refuse than crash. It costs a call to the kernel then, about 0.2 us
-    /// however long the range, and says nothing of what the owner does the moment after. Panics outside the region.
+    /// Returns true if a range is still mapped. Only [adopted](Self::adopt) memory may not be, if its owner violated
+    /// the contract: for callers that prefer an error to a crash. The check then costs a system call, about 0.2 us for
+    /// any length, and guarantees nothing about later actions of the owner. Panics if the range is out of bounds.
     pub fn is_mapped(&self, offset: usize, bytes: usize) -> bool {
         assert!(self.contains(offset, bytes), "range of {bytes} bytes at {offset} is outside a region");
         self.mapping.is_there(offset, bytes)
     }
 
-    /// Usable length.
+    /// Returns the usable length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where the region starts in this process. A number, for device registration and arithmetic.
+    /// Returns the address of the region in this process: a number, for device registration and arithmetic.
     pub fn address(&self) -> u64 {
         self.mapping.address().as_ptr() as u64
     }
 
-    /// The pages it got.
+    /// Returns the kind of its pages.
     pub fn page_kind(&self) -> PageKind {
         self.kind
     }
 
-    /// Whether this process may write to it.
+    /// Returns true if this process may write to the region.
     pub fn writable(&self) -> bool {
         self.writable
     }
 
-    /// The memfd of a shared region. Whoever gets it can map the region writable, unless it is
+    /// Returns the memfd of a shared region. A process that receives it can map the region writable, unless it is
     /// [sealed](Self::is_sealed); see [`Region::read_only_fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the region's memfd can only be mapped read-only by now. Never of a private region.
+    /// Returns true if the region's memfd can only be mapped read-only. Always false for a private region.
     pub fn is_sealed(&self) -> bool {
         self.file.as_ref().is_some_and(memfd::sealed_against_writers)
     }
 
-    /// A descriptor that no process can map writable, for peers who only read: its mode forbids it (`EACCES`).
+    /// Returns a descriptor that no process can map writable, for peers that only read: its mode forbids it (`EACCES`).
     ///
-    /// Reopening read-only is not enough, as the receiver could reopen it for writing through its own `/proc`. So this
-    /// also seals the memfd against future writers, for good: after the first call, [`Region::fd`] too can only be
-    /// mapped read-only. Mappings that exist keep their rights. A region that a peer must write needs to
-    /// be mapped by that peer before, or be another region.
+    /// Reopening read-only is not enough, because the receiver could reopen it for writing through its own `/proc`. So
+    /// this also seals the memfd against future writers, permanently: after the first call, [`Region::fd`] too can only
+    /// be mapped read-only. Existing mappings keep their rights. A region that a peer must write has to be mapped by
+    /// that peer before, or be a separate region.
     ///
     /// # Errors
-    /// When the region is private, or of another process that has not sealed it itself.
+    /// When the region is private, or belongs to another process that has not sealed it.
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         let unsupported = |text| Err(io::Error::new(io::ErrorKind::Unsupported, text));
         let Some(file) = &self.file else {
@@ -235,7 +235,7 @@ impl Region {
         };
         if !memfd::sealed_against_writers(file) {
             if self.foreign {
-                return unsupported("another process's region is not ours to seal: ask that process for it");
+                return unsupported("only its owner can seal another process's region: request it from that process");
             }
             memfd::add_seals(file, libc::F_SEAL_FUTURE_WRITE)?;
         }
@@ -245,7 +245,7 @@ impl Region {
     }
 }
 
-/// Binds a fresh mapping where the options say; whether that means anything on this machine.
+/// Binds a fresh mapping to the NUMA node of the options. Returns true if binding has an effect on this machine.
 fn bind(mapping: &Mapping, options: &RegionOptions) -> Result<bool, RegionError> {
     let Some(node) = options.numa_node else { return Ok(false) };
     let failed = |source| RegionError::Bind { name: options.name.clone(), node, source };

@@ -1,4 +1,4 @@
-//! What a region promises: its range, its seals, its rights, and that it is unmapped when the last holder is gone.
+//! Contract of a region: its range, its seals, its rights, and unmapping when the last holder is gone.
 
 use super::*;
 use proptest::prelude::*;
@@ -27,12 +27,12 @@ fn panics(f: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn more_than_the_machine_has_is_refused_before_it_is_touched() {
+fn regions_larger_than_available_memory_are_rejected() {
     let meminfo = "MemTotal: 900 kB\nMemAvailable:  100 kB\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
     assert_eq!(map::available_bytes(meminfo), Some((100 + 3 * 2048) << 10));
     assert_eq!(map::available_bytes("MemAvailable:  7 kB\n"), Some(7 << 10));
     assert_eq!(map::available_bytes("MemTotal: 900 kB\n"), None);
-    // More than can be mapped, too: without the check, this fails in another way and harms nobody.
+    // Also more than can be mapped: without the check, this fails in another way and does no harm.
     let options = RegionOptions { prefault: true, ..options("beyond", 1 << 50) };
     let Err(RegionError::NotAvailable { bytes, available_bytes, .. }) = Region::allocate(&options) else {
         panic!("a petabyte is not refused for want of memory")
@@ -69,7 +69,7 @@ fn required_huge_pages_are_huge_or_an_error() {
     assert_eq!(private(4 << 20).page_kind(), PageKind::Plain);
 }
 
-/// Kilobytes of the mapping at `address` that huge pages of shared memory map, by the kernel's own account.
+/// Returns the KiB of the mapping at `address` in huge pages of shared memory, as the kernel reports them.
 fn huge_kib(address: u64) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
     let start = format!("{address:x}-");
@@ -78,7 +78,7 @@ fn huge_kib(address: u64) -> u64 {
     lines.find_map(field).expect("a shared mapping")
 }
 
-/// Whether the kernel puts shared pages together, found out without the code that is tested.
+/// Returns true if the kernel collapses shared pages, determined without the code under test.
 fn kernel_puts_pages_together() -> bool {
     const MADV_COLLAPSE: libc::c_int = 25;
     let region = shared("asked", 8 << 20);
@@ -99,7 +99,7 @@ fn shared_memory_faulted_in_at_once_gets_huge_pages_where_the_kernel_can() {
             (HugePages::Never, kind) => assert_eq!((kind, huge_kib(region.address())), (PageKind::Plain, 0)),
             (_, PageKind::TransparentHuge) => assert_eq!(huge_kib(region.address()), 8 << 10),
             (_, PageKind::Plain) => {
-                assert!(!kernel_puts_pages_together(), "the kernel can, and was not asked as it should be");
+                assert!(!kernel_puts_pages_together(), "the kernel collapses pages, but was not called correctly");
                 println!("skipped: this kernel puts no shared pages together");
             }
         }
@@ -145,7 +145,7 @@ fn a_peer_sees_the_same_bytes() {
 }
 
 #[test]
-fn memory_that_a_peer_could_cut_short_is_refused() {
+fn memfds_without_a_shrink_seal_are_rejected() {
     // SAFETY: makes a new memfd that only this test owns; no name is longer than the kernel allows.
     let unsealed = unsafe {
         use std::os::fd::FromRawFd;
@@ -161,7 +161,7 @@ fn memory_that_a_peer_could_cut_short_is_refused() {
     assert!(matches!(refused(duplicate(&short), 4097), RegionError::TooShort { file_bytes: 4096, bytes: 4097 }));
     assert!(matches!(refused(duplicate(&short), 0), RegionError::Empty { .. }));
     assert!(matches!(refused(duplicate(&short), usize::MAX), RegionError::TooLarge { .. }));
-    // Ours cannot be cut short either.
+    // Our own memfd cannot be truncated either.
     // SAFETY: plain call on a descriptor this test owns.
     assert_eq!(unsafe { libc::ftruncate(duplicate(&short).as_raw_fd(), 0) }, -1);
 }
@@ -175,7 +175,7 @@ fn a_read_only_descriptor_can_never_be_mapped_writable() {
     let again = read_only.try_clone().expect("duplicate");
     let Err(RegionError::Map { source, .. }) = Region::map_shared(again, 4096, true) else { panic!("mapped") };
     assert_eq!(source.raw_os_error(), Some(libc::EACCES));
-    // Not even after reopening it for writing, which its mode allows.
+    // Reopening it for writing does not help, although the file's mode allows that.
     let path = format!("/proc/self/fd/{}", read_only.as_raw_fd());
     if let Ok(file) = OpenOptions::new().read(true).write(true).open(path) {
         assert!(matches!(Region::map_shared(file.into(), 4096, true), Err(RegionError::Map { .. })));
@@ -183,7 +183,7 @@ fn a_read_only_descriptor_can_never_be_mapped_writable() {
     let view = Region::map_shared(read_only, 4096, false).expect("readable");
     region.copy_in(0, &42u64.to_ne_bytes());
     assert_eq!((view.load_u64(0), view.writable()), (42, false));
-    // Who only has the view can pass it on; other memory of that process is not for us to seal.
+    // A holder of the view can pass it on; it cannot seal memory of another process.
     assert!(view.read_only_fd().is_ok());
     let theirs = Region::map_shared(duplicate(&shared("theirs", 4096)), 4096, true).expect("mapped");
     assert!(theirs.read_only_fd().is_err() && !theirs.is_sealed());
@@ -195,7 +195,7 @@ fn a_read_only_descriptor_can_never_be_mapped_writable() {
 }
 
 #[test]
-fn ranges_outside_are_refused_before_memory_is_touched() {
+fn out_of_bounds_ranges_panic_before_any_access() {
     let (region, other) = (private(4096), private(8192));
     let bad = [(4096, 1), (0, 4097), (4000, 97), (usize::MAX, 1), (1, usize::MAX)];
     for (offset, bytes) in bad {
@@ -234,7 +234,7 @@ fn a_buffer_stays_inside_its_range() {
     assert_eq!(IoBuf::whole(region).bytes(), 100);
 }
 
-/// The mapping of a shared region, by its name, as the kernel lists it.
+/// Returns the mapping of a shared region, by its name, as the kernel lists it.
 fn mapping_flags(name: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("our own maps");
     let entry = &maps[maps.find(&format!("/memfd:{name}"))?..];
@@ -279,15 +279,15 @@ fn adopted_memory_is_used_and_left_alone() {
 }
 
 #[test]
-fn adopted_memory_that_is_gone_is_found_out() {
+fn unmapped_adopted_memory_is_detected() {
     let page = 4096;
-    let memory = Arc::into_inner(private(4 * page)).expect("nobody else has it");
+    let memory = Arc::into_inner(private(4 * page)).expect("no other holder");
     assert!(memory.is_mapped(0, 4 * page), "what is ours stays");
     let start = memory.address() as *mut u8;
-    // SAFETY: never touched through this region, only asked about.
+    // SAFETY: never accessed through this region, only queried.
     let adopted = unsafe { Region::adopt(start.wrapping_add(100), 4 * page - 100) };
     assert!(adopted.is_mapped(0, adopted.bytes()));
-    // SAFETY: pages of the mapping above, whose last use this is but for unmapping the rest.
+    // SAFETY: pages of the mapping above; this is its last use except for unmapping the rest.
     assert_eq!(unsafe { libc::munmap(start.wrapping_add(page).cast(), page) }, 0);
     let there = |from: usize, to: usize| adopted.is_mapped(from - 100, to - from);
     assert!(there(100, page) && there(2 * page, 4 * page) && there(page, page));

@@ -1,10 +1,12 @@
-//! NVMe commands by passthrough: reads and writes of a namespace that go to its driver without the block layer.
+//! NVMe passthrough commands: reads and writes of a namespace that bypass the block layer.
 //!
-//! Such a ring has entries of twice the size, as a command stands in one. It is for [`NvmeNamespace`]s only, and has no
-//! flushes: `fdatasync` of the block device on a plain ring makes durable what commands wrote, too.
+//! A ring for commands has entries of twice the size, because each entry contains a command. It serves
+//! [`NvmeNamespace`]s only, and has no flushes: `fdatasync` of the block device on a plain ring also makes the writes
+//! of commands durable.
 //!
-//! A command moves all or nothing, so the result is the number of its bytes. What the drive refuses is given as the
-//! error that the kernel would have for it. The kernel tries no command again; whoever wants that uses the plain way.
+//! A command moves all bytes or none, so its result is the number of its bytes. An error status of the drive is
+//! translated to the kernel's errno for it. The kernel does not retry commands; a caller that needs retries uses the
+//! block layer.
 
 use super::operations::{KernelHold, Vectors};
 use super::transfers::length;
@@ -21,9 +23,9 @@ const COMMAND_OF_PIECES: u32 = 0xc048_4e81;
 
 const WRITE: u8 = 1;
 const READ: u8 = 2;
-/// Force unit access, in the command's twelfth word.
+/// Force unit access (FUA): bit of the command's twelfth word.
 const DURABLE: u32 = 1 << 30;
-/// How long a drive may take before the kernel resets it, in milliseconds; as long as for the block layer's own.
+/// Timeout after which the kernel resets the drive, in milliseconds; that of the block layer.
 const TIMEOUT_MS: u32 = 30_000;
 
 /// `struct nvme_uring_cmd` as bytes: 72 of the 80 that an entry has room for.
@@ -31,7 +33,7 @@ struct Command {
     opcode: u8,
     namespace: u32,
     address: u64,
-    /// Bytes, or with pieces how many.
+    /// Number of bytes; with pieces, number of pieces.
     length: u32,
     first_block: u64,
     blocks: u32,
@@ -56,11 +58,11 @@ impl Command {
 }
 
 impl CommandRing {
-    /// Makes a ring for commands of at least `entries` entries, for several threads in turn. With `polled`, completions
-    /// come only to who asks: see [`Ring::polled`].
+    /// Creates a ring for commands with at least `entries` entries, for several threads in turn. With `polled`,
+    /// completions arrive only when the ring is polled: see [`Ring::polled`].
     ///
     /// # Errors
-    /// When this kernel knows no such rings.
+    /// When this kernel does not support such rings.
     pub fn of_commands(entries: u32, polled: bool) -> io::Result<Self> {
         let setups = if polled { &setup::POLLED_SETUPS } else { &setup::SHARED_SETUPS };
         let (uring, setup) = setup::build(entries, setups)?;
@@ -69,10 +71,10 @@ impl CommandRing {
         Ok(ring)
     }
 
-    /// Makes the namespace known to the ring. One ring serves one namespace.
+    /// Registers the namespace with the ring. One ring serves one namespace.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     pub fn register_namespace(&mut self, namespace: &NvmeNamespace) -> io::Result<()> {
         self.register_file(namespace.as_fd()).map(drop)
     }
@@ -80,7 +82,7 @@ impl CommandRing {
     /// Reads a contiguous range of the claimed device into these pieces, in order.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the ring is full.
     pub fn read_command(
         &mut self,
         namespace: &NvmeNamespace,
@@ -91,11 +93,11 @@ impl CommandRing {
         self.command(namespace, pieces, offset, READ, false, token)
     }
 
-    /// Writes these pieces, in order, to a contiguous range of the claimed device. With `durable` it completes only
-    /// when they would survive a power failure.
+    /// Writes these pieces, in order, to a contiguous range of the claimed device. With `durable` the write completes
+    /// only when it survives a power failure.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the ring is full.
     pub fn write_command(
         &mut self,
         namespace: &NvmeNamespace,
@@ -140,18 +142,18 @@ impl CommandRing {
     }
 }
 
-/// The result of a command: its bytes, or the error that the kernel has for the drive's status.
+/// Returns the result of a command: its bytes, or the kernel's errno for the drive's status.
 pub(super) fn result_of(status: i32, bytes: usize) -> i32 {
     match status {
         0 => bytes as i32,
         error if error < 0 => error,
-        // Without the bits that say whether to try again, and how much there is to be read about it.
+        // Masks the do-not-retry and more-information bits.
         status => match status & 0x7ff {
             // Capacity exceeded; namespace write protected; not ready.
             0x081 => -libc::ENOSPC,
             0x020 => -libc::EROFS,
             0x082 => -libc::EAGAIN,
-            // Invalid command, field, namespace or format: this way is not for this drive.
+            // Invalid command, field, namespace or format: the drive does not support this path.
             0x001 | 0x002 | 0x00b => -libc::EOPNOTSUPP,
             _ => -libc::EIO,
         },

@@ -1,21 +1,21 @@
-//! Registered files: a ring knows them, which spares the kernel looking a descriptor up for each operation. They stay
-//! open for the ring whatever becomes of the descriptor.
+//! Registered files of a ring: save the kernel the descriptor lookup of each operation. They stay open for the ring
+//! even if the descriptor is closed.
 
 use io_uring::Submitter;
 use io_uring::types::Fd;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Files that can be registered with a ring.
+/// Limit of files registered with a ring.
 const FILES: u32 = 16;
 
-/// How many files are registered.
+/// Number of registered files.
 #[derive(Default)]
 pub(super) struct RegisteredFiles {
     count: u32,
 }
 
-/// A file that a ring knows. Of no use with another ring.
+/// A file registered with a ring. Invalid for other rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegisteredFile(u32);
 
@@ -34,7 +34,7 @@ impl RegisteredFiles {
         Ok(RegisteredFile(place))
     }
 
-    /// Its place in the kernel's table.
+    /// Returns its index in the kernel's table.
     pub(super) fn place(&self, file: RegisteredFile) -> Fd {
         assert!(file.0 < self.count, "a file of another ring");
         Fd(file.0 as i32)

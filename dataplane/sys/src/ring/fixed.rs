@@ -1,28 +1,28 @@
-//! Registered buffers: regions whose pages the kernel pins once instead of at every operation.
+//! Registered buffers of a ring: regions whose pages the kernel pins once instead of at every operation.
 //!
-//! A registered region is held until it is unregistered or the ring is dropped. Operations on it take the fixed form by
-//! themselves, so callers do not see the difference but in time. A region that cannot be registered (the limit of
-//! locked memory, no free place) is used like any other. The kernel pins at most 1 GiB as one buffer, so a longer
-//! region takes several places; what lies across two of them goes unregistered.
+//! A registered region is held until it is unregistered or the ring is dropped. Operations on it use the fixed opcodes
+//! automatically, so callers see only the difference in speed. A region that cannot be registered (because of the limit
+//! of locked memory, or a full table) is used like any other. The kernel pins at most 1 GiB as one buffer, so a longer
+//! region takes several table entries; a buffer across two of them is used unregistered.
 
 use crate::region::{IoBuf, Region};
 use io_uring::Submitter;
 use std::io;
 use std::sync::Arc;
 
-/// Places for regions: each takes one for every GiB.
+/// Size of the table of registered buffers: each region takes one entry per GiB.
 pub(super) const FIXED_PLACES: usize = 1024;
-/// The kernel pins at most this much as one buffer.
+/// Limit of one registered buffer, in bytes.
 const FIXED_BYTES_MOST: usize = 1 << 30;
 
-/// A part of a region that the kernel knows.
+/// A registered part of a region.
 struct Window {
     region: Arc<Region>,
     start: usize,
     bytes: usize,
 }
 
-/// The registered windows by their place in the kernel's table.
+/// Registered windows by their index in the kernel's table.
 #[derive(Default)]
 pub(super) struct FixedWindows {
     made: bool,
@@ -30,7 +30,7 @@ pub(super) struct FixedWindows {
 }
 
 impl FixedWindows {
-    /// The place of the window in which a buffer lies.
+    /// Returns the index of the window that contains a buffer.
     pub(super) fn place_of(&self, buffer: &IoBuf) -> Option<u16> {
         let end = buffer.offset() + buffer.bytes();
         let found = self.windows.iter().position(|window| {
@@ -46,7 +46,7 @@ impl FixedWindows {
         self.windows.iter().flatten().any(|window| Arc::ptr_eq(&window.region, region))
     }
 
-    /// A free place, if there is one.
+    /// Returns a free index, if there is one.
     fn free(&mut self) -> Option<usize> {
         if let Some(place) = self.windows.iter().position(Option::is_none) {
             return Some(place);
@@ -72,7 +72,7 @@ impl FixedWindows {
             let bytes = (region.bytes() - start).min(FIXED_BYTES_MOST);
             let registered = match self.free() {
                 Some(place) => update(place, region.at(start), bytes, kernel).map(|()| place),
-                None => Err(io::Error::other(format!("{FIXED_PLACES} places are taken, which is the limit"))),
+                None => Err(io::Error::other(format!("{FIXED_PLACES} buffers are registered, which is the limit"))),
             };
             let place = registered.inspect_err(|_| self.unregister(region, kernel))?;
             self.windows[place] = Some(Window { region: Arc::clone(region), start, bytes });
@@ -94,8 +94,8 @@ impl FixedWindows {
 
 fn update(place: usize, address: *mut u8, bytes: usize, kernel: &Submitter<'_>) -> io::Result<()> {
     let entry = [libc::iovec { iov_base: address.cast(), iov_len: bytes }];
-    // SAFETY: the range lies in a region that is held in the table until the kernel was told to forget it or the
-    // ring is gone; a null entry names no memory.
+    // SAFETY: the range lies in a region that is held in the table until the kernel has unregistered it or the ring is
+    // gone; a null entry names no memory.
     unsafe { kernel.register_buffers_update(place as u32, &entry, None) }?;
     Ok(())
 }

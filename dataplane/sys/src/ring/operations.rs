@@ -1,23 +1,23 @@
-//! What the kernel may still touch: the table of in-flight operations.
+//! Table of operations in flight: everything that the kernel may still access.
 //!
 //! Each operation owns the buffer whose address the kernel has, until its completion arrives. Its user data is the
-//! table index and a generation, so that a completion that nobody waits for misses the operation that took the index
-//! over.
+//! table index and a generation, so that a stale completion is not mistaken for that of a newer operation with the same
+//! index.
 
 use crate::region::IoBuf;
 use slab::Slab;
 
-/// What of ours the kernel has addresses of.
+/// Memory of an operation to which the kernel has addresses.
 pub(super) enum KernelHold {
-    /// Nothing.
+    /// None.
     Nothing,
     /// One buffer.
     One(IoBuf),
-    /// Several, and the list of their addresses.
+    /// Several buffers, and the list of their addresses.
     Several(Box<Vectors>),
 }
 
-/// Buffers as the kernel wants them listed. The list does not move while the operation is in flight.
+/// Buffers with the kernel's list of their addresses. The list does not move while the operation is in flight.
 pub(super) struct Vectors {
     buffers: Vec<IoBuf>,
     list: Vec<libc::iovec>,
@@ -53,14 +53,14 @@ impl From<Option<IoBuf>> for KernelHold {
     }
 }
 
-/// One operation in flight.
+/// An operation in flight.
 pub(super) struct Operation {
-    /// The caller's name for it.
+    /// Token of the caller.
     pub(super) token: u64,
     generation: u32,
-    /// Which submission queue entry carries it, counted from the ring's start.
+    /// Number of its submission queue entry, counted from the ring's start.
     pub(super) sequence: u64,
-    /// The memory it reads or writes, kept alive for the kernel.
+    /// Memory that it reads or writes, kept alive for the kernel.
     held: KernelHold,
 }
 
@@ -87,7 +87,7 @@ impl Operations {
         self.slab.len()
     }
 
-    /// Bytes of the buffers that are kept alive.
+    /// Returns the total length of the buffers that are kept alive, in bytes.
     pub(super) fn held_bytes(&self) -> usize {
         self.slab.iter().map(|(_, operation)| operation.bytes()).sum()
     }
@@ -96,7 +96,7 @@ impl Operations {
         self.slab.len() >= self.limit
     }
 
-    /// Adds an operation and returns its user data. There must be room.
+    /// Adds an operation and returns its user data. The caller has checked that there is room.
     pub(super) fn insert(&mut self, token: u64, sequence: u64, held: impl Into<KernelHold>) -> u64 {
         assert!(!self.is_full(), "room was checked before");
         self.generation = self.generation.wrapping_add(1);
@@ -110,13 +110,13 @@ impl Operations {
         (operation.generation == generation(user_data)).then_some(operation)
     }
 
-    /// Takes an operation out after its completion, with what it held.
+    /// Removes an operation after its completion, with its memory.
     pub(super) fn remove(&mut self, user_data: u64) -> Option<Operation> {
         self.get(user_data)?;
         self.slab.try_remove(index(user_data))
     }
 
-    /// Forgets all operations from this submission on: the kernel never saw them.
+    /// Drops all operations from this submission on: the kernel never saw them.
     pub(super) fn forget_from(&mut self, sequence: u64) {
         self.slab.retain(|_, operation| operation.sequence < sequence);
     }

@@ -1,41 +1,41 @@
-//! Making the ring itself: the best setup this kernel knows, and advice when it knows none.
+//! Setup of a ring: the best one that this kernel supports, and advice if it supports none.
 
 use io_uring::{IoUring, cqueue, squeue};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long a ring that the limit of locked memory has no room for is tried again. The kernel gives back what the rings
-/// of a dead process took only some time after its death, so who starts anew in its place may find the limit used up.
+/// Time for which a failed setup is retried while the limit of locked memory is exhausted. The kernel releases the
+/// memory of a dead process's rings with a delay, so a process that replaces it may find the limit used up.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Completion queue entries for each submission queue entry.
+/// Completion queue entries per submission queue entry.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
 
-/// A way to set a ring up.
+/// Variant of a ring's setup.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
-    /// Its name for logs.
+    /// Name for logs.
     pub(super) name: &'static str,
     polled: bool,
     submit_all: bool,
 }
 
-/// How to set a ring up that several threads use in turn, best first: what one submitted must complete while it does
-/// something else, and without being asked by it.
+/// Setups for a ring that several threads use in turn, best first: the operations of one thread must complete while it
+/// does something else, without further calls from it.
 pub(super) const SHARED_SETUPS: [Setup; 2] = [
     Setup { name: "SUBMIT_ALL", polled: false, submit_all: true },
     Setup { name: "plain", polled: false, submit_all: false },
 ];
 
-/// How to set a ring up whose completions are looked for at the device instead of waiting for its interrupts.
+/// Setups for a ring that polls the device for completions instead of waiting for its interrupts, best first.
 pub(super) const POLLED_SETUPS: [Setup; 2] = [
     Setup { name: "IOPOLL|SUBMIT_ALL", polled: true, submit_all: true },
     Setup { name: "IOPOLL", polled: true, submit_all: false },
 ];
 
-/// Sets a ring up by the first of these setups that the kernel knows; says which. Waits for up to two seconds, asleep,
-/// where locked memory is short.
+/// Builds a ring with the first of these setups that the kernel supports; returns the setup's name too. Sleeps for up
+/// to two seconds if locked memory is short.
 pub(super) fn build<S, C>(entries: u32, setups: &[Setup]) -> io::Result<(IoUring<S, C>, &'static str)>
 where
     S: squeue::EntryMarker,
@@ -60,7 +60,7 @@ where
     Err(explain(&io::Error::from_raw_os_error(libc::EINVAL), entries))
 }
 
-/// What `make` makes, tried again for [`RELEASE_DEADLINE`] while there is no memory for it.
+/// Returns the result of `make`, retried for [`RELEASE_DEADLINE`] while it fails for lack of memory.
 pub(super) fn released<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let deadline = Instant::now() + RELEASE_DEADLINE;
     loop {

@@ -1,5 +1,5 @@
-//! The ring over files and pairs of sockets, which are read as files are but wait for their bytes; above all, that
-//! memory outlives the kernel's use of it.
+//! The ring over files and socket pairs, which are read like files but block until bytes arrive; above all, memory
+//! outlives the kernel's use of it.
 
 use super::operations::Operations;
 use super::setup::{SHARED_SETUPS, build, released};
@@ -37,7 +37,7 @@ fn contents(buffer: &IoBuf) -> Vec<u8> {
     bytes
 }
 
-/// Waits for the next completions, `count` of them; bounded, because a lost completion must fail and not hang.
+/// Waits for the next `count` completions; bounded, because a lost completion must fail the test and not hang it.
 fn next(ring: &mut Ring, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     for _ in 0..10_000 {
@@ -57,7 +57,7 @@ fn done(token: u64, result: usize) -> Completion {
 }
 
 #[test]
-fn memory_that_a_dead_process_still_holds_is_waited_for() {
+fn setup_is_retried_while_locked_memory_is_short() {
     let mut short = 3;
     let made = released(|| {
         short -= 1;
@@ -83,7 +83,7 @@ fn every_setup_works() {
         ring.read_at(theirs.as_fd(), target.clone(), 0, 1).expect("room");
         ring.submit().expect("submit");
         ours.write_all(b"12345678").expect("write");
-        // Polling alone gets there, too.
+        // Polling alone suffices, too.
         let mut out = Vec::new();
         for _ in 0..10_000_000 {
             if ring.poll(&mut out).expect("poll") > 0 {
@@ -94,7 +94,7 @@ fn every_setup_works() {
     }
 }
 
-/// One thread submits and goes on to something else; another is told by a poller and takes the completion.
+/// One thread submits and continues with other work; another is woken by a poller and takes the completion.
 #[test]
 fn a_shared_ring_is_used_by_threads_in_turn() {
     let mut ring = Ring::shared(16).expect("io_uring");
@@ -121,7 +121,7 @@ fn a_shared_ring_is_used_by_threads_in_turn() {
     assert_eq!(contents(&target), b"12345678");
 }
 
-/// The kernel writes into memory that nobody but the ring holds any more; a second mapping of it sees the bytes.
+/// The kernel writes into memory that only the ring still holds; a second mapping of it sees the bytes.
 #[test]
 fn a_buffer_lives_until_its_completion() {
     let mut ring = ring();
@@ -149,7 +149,7 @@ fn dropping_the_ring_ends_operations_before_it_frees_their_memory() {
     let (watch_one, watch_many) = (Arc::downgrade(&one), Arc::downgrade(&many));
     let mut ring = ring();
     ring.read_at(theirs.as_fd(), IoBuf::whole(one), 0, 1).expect("room");
-    // Writes that cannot all finish, as nobody reads.
+    // Writes that cannot all complete, because the peer does not read.
     let many = IoBuf::whole(many);
     for token in 2..6 {
         ring.write_at(theirs.as_fd(), many.clone(), 0, token).expect("room");
@@ -159,7 +159,7 @@ fn dropping_the_ring_ends_operations_before_it_frees_their_memory() {
     assert!(ring.in_flight() >= 2 && watch_one.strong_count() == 1);
     drop(ring);
     assert_eq!((watch_one.strong_count(), watch_many.strong_count()), (0, 0), "leaked");
-    // The receive is gone: these bytes stay in the socket.
+    // The read is cancelled: these bytes stay in the socket.
     ours.write_all(b"late").expect("write");
     let mut late = [0; 4];
     (&theirs).read_exact(&mut late).expect("read");
@@ -167,7 +167,7 @@ fn dropping_the_ring_ends_operations_before_it_frees_their_memory() {
 }
 
 #[test]
-fn what_was_only_queued_is_not_done_on_drop() {
+fn queued_operations_are_not_submitted_on_drop() {
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let buffer = buffer_with(b"never");
     let watch = Arc::downgrade(buffer.region());
@@ -179,9 +179,9 @@ fn what_was_only_queued_is_not_done_on_drop() {
     assert_eq!((error.kind(), watch.strong_count()), (io::ErrorKind::WouldBlock, 0));
 }
 
-/// A completion names an operation, not the table entry: the entry's next owner is not hit.
+/// A completion identifies an operation, not the table entry: the entry's next operation is not affected.
 #[test]
-fn an_old_name_does_not_match_the_entrys_next_operation() {
+fn a_stale_completion_does_not_match_the_entrys_next_operation() {
     let mut operations = Operations::new(4);
     let old = operations.insert(1, 0, None);
     assert!(operations.remove(old).is_some());
@@ -193,7 +193,7 @@ fn an_old_name_does_not_match_the_entrys_next_operation() {
 }
 
 #[test]
-fn a_full_ring_says_so_and_recovers() {
+fn a_full_ring_returns_an_error_and_recovers() {
     let mut ring = Ring::shared(2).expect("io_uring");
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let buffer = IoBuf::whole(region(8));
@@ -244,7 +244,7 @@ fn errors_are_results() {
 }
 
 #[test]
-fn an_ended_ring_has_let_go_and_takes_nothing_more() {
+fn an_ended_ring_holds_no_memory_and_rejects_operations() {
     let (mut ours, theirs) = UnixStream::pair().expect("pair");
     let (submitted, queued) = (region(8), region(8));
     let (watch, watch_queued) = (Arc::downgrade(&submitted), Arc::downgrade(&queued));
@@ -253,7 +253,7 @@ fn an_ended_ring_has_let_go_and_takes_nothing_more() {
     ring.read_at(theirs.as_fd(), IoBuf::whole(submitted), 0, 1).expect("room");
     ring.submit().expect("submit");
     ring.write_at(theirs.as_fd(), IoBuf::whole(queued), 0, 2).expect("room");
-    // By whichever thread, and asked again after a wait that was too short.
+    // On any thread, and repeated after a wait that was too short.
     let ended = std::thread::spawn(move || {
         let ended = ring.end(Duration::ZERO) || ring.end(Duration::from_secs(20));
         (ring, ended)
@@ -263,7 +263,7 @@ fn an_ended_ring_has_let_go_and_takes_nothing_more() {
     assert_eq!((watch.strong_count(), watch_queued.strong_count()), (0, 0));
     assert_eq!(ring.read_at(theirs.as_fd(), IoBuf::whole(region(8)), 0, 3), Err(RingFull));
     assert!(ring.submit().is_err());
-    // The read is gone: these bytes stay in the socket. The write never was.
+    // The read is cancelled: these bytes stay in the socket. The write was never submitted.
     ours.write_all(b"late").expect("write");
     let mut late = [0; 4];
     (&theirs).read_exact(&mut late).expect("read");
@@ -272,10 +272,10 @@ fn an_ended_ring_has_let_go_and_takes_nothing_more() {
     assert_eq!(ours.read(&mut late).expect_err("nothing was sent").kind(), io::ErrorKind::WouldBlock);
 }
 
-/// An operation that the kernel never ends, as one on a device that is gone for good: of those, only the memory of that
-/// operation is kept, and it is kept whole.
+/// An operation that the kernel never completes, as on a device that is gone for good: only the memory of that
+/// operation is leaked, and all of it.
 #[test]
-fn what_the_kernel_never_gives_back_is_kept_and_counted() {
+fn memory_the_kernel_never_releases_is_leaked_and_counted() {
     let (held, other) = (shared_region(4096), region(4096));
     let fd = held.fd().expect("shared").try_clone_to_owned().expect("duplicate");
     let seen = Region::map_shared(fd, 4096, false).expect("mapped");
@@ -295,17 +295,17 @@ fn what_the_kernel_never_gives_back_is_kept_and_counted() {
     assert_eq!((watch.strong_count(), watch_other.strong_count()), (1, 0));
     let after = leaked();
     assert_eq!((after.operations - before.operations, after.bytes - before.bytes), (1, 100));
-    // The kernel may write there as late as it likes.
+    // The kernel may write there at any later time.
     let kept = watch.upgrade().expect("kept");
     kept.copy_in(0, b"as late as it likes");
     assert_eq!((kept.address(), seen.load_u64(0)), (address, u64::from_ne_bytes(*b"as late ")));
 }
 
 #[test]
-fn a_drives_status_is_bytes_or_an_error() {
+fn drive_statuses_map_to_bytes_or_errnos() {
     let result = |status| commands::result_of(status, 4096);
     assert_eq!((result(0), result(-libc::EINTR)), (4096, -libc::EINTR));
-    // With the bits above the status, too.
+    // Includes the bits above the status.
     for (status, error) in [
         (0x4081, libc::ENOSPC),
         (0x4281, libc::EIO),

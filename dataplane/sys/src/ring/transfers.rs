@@ -1,5 +1,5 @@
-//! Reads, writes and flushes of files and devices: of one buffer, or gathered and scattered on a registered file. Each
-//! builds its entry, and gives the ring what the kernel will touch.
+//! Reads, writes and flushes of files and devices: of one buffer, or scattered and gathered on a registered file. Each
+//! builds its entry, and hands its memory to the ring.
 
 use super::operations::{KernelHold, Vectors};
 use super::{RegisteredFile, Ring, RingFull};
@@ -9,10 +9,10 @@ use io_uring::types::Fd;
 use io_uring::{opcode, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The most pieces of one transfer.
+/// Limit of the pieces of one transfer.
 const PIECES_MOST: usize = 1024;
 
-/// The longest single transfer: results are 32-bit signed, and the kernel moves no more than 2 GiB at once.
+/// Largest single transfer in bytes: results are 32-bit signed, and the kernel moves no more than 2 GiB at once.
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
 
 pub(super) fn length(buffer: &IoBuf) -> u32 {
@@ -20,7 +20,7 @@ pub(super) fn length(buffer: &IoBuf) -> u32 {
 }
 
 pub(super) fn offset_limit(file_offset: u64) {
-    // The largest value means "the file's own position" to the kernel, which we never want.
+    // The largest value means "the file's own position" to the kernel.
     assert!(file_offset <= i64::MAX as u64, "file offset {file_offset}");
 }
 
@@ -56,7 +56,7 @@ impl Ring {
     /// Reads a contiguous range of a file into these pieces, in order; the result is the bytes read.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the ring is full.
     pub fn scatter_at(
         &mut self,
         file: RegisteredFile,
@@ -79,10 +79,10 @@ impl Ring {
     }
 
     /// Writes these pieces, in order, to a contiguous range of a file; the result is the bytes written. With `durable`
-    /// it completes only when they would survive a power failure.
+    /// the write completes only when it survives a power failure.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the ring is full.
     pub fn gather_at(
         &mut self,
         file: RegisteredFile,
@@ -107,10 +107,10 @@ impl Ring {
         self.start_on_file(token, KernelHold::Several(vectors), entry)
     }
 
-    /// Makes durable what was written to a file by operations that are over (`fdatasync`).
+    /// Makes the writes to a file that have completed durable (`fdatasync`).
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the ring is full.
     pub fn sync_data(&mut self, file: RegisteredFile, token: u64) -> Result<(), RingFull> {
         let entry = opcode::Fsync::new(self.files.place(file)).flags(types::FsyncFlags::DATASYNC).build();
         self.start_on_file(token, KernelHold::Nothing, entry)

@@ -1,6 +1,6 @@
-//! TCP sockets as the transports want them: listeners, nonblocking sockets, options, addresses.
+//! TCP sockets: listeners, nonblocking sockets, options, addresses.
 //!
-//! Thin and checked wrappers of the socket calls that std lacks. Nothing here blocks or keeps state.
+//! Thin, checked wrappers of the socket calls that std lacks. They do not block and keep no state.
 
 use libc::{sockaddr_in as Four, sockaddr_in6 as Six};
 use std::io;
@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpLi
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A socket address as the kernel has it, and its length.
+/// Converts a socket address to the kernel's form; returns its length too.
 pub(crate) fn to_storage(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
     let bytes = match address {
@@ -45,7 +45,7 @@ fn from_storage(storage: &libc::sockaddr_storage) -> io::Result<SocketAddr> {
     let place: *const libc::sockaddr_storage = storage;
     match libc::c_int::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says which address it is, and the storage is large and aligned enough for it.
+            // SAFETY: the family tells the type of the address, and the storage is large and aligned enough for it.
             let name = unsafe { place.cast::<Four>().read() };
             let ip = Ipv4Addr::from(name.sin_addr.s_addr.to_ne_bytes());
             Ok(SocketAddrV4::new(ip, u16::from_be(name.sin_port)).into())
@@ -64,8 +64,8 @@ fn from_storage(storage: &libc::sockaddr_storage) -> io::Result<SocketAddr> {
     }
 }
 
-/// A listening socket, nonblocking and closed on exec, on an address that may have connections in TIME_WAIT. Port 0
-/// picks a free port. The error names the address.
+/// Creates a listening socket, nonblocking and closed on exec, on an address that may have connections in TIME_WAIT.
+/// Port 0 picks a free port. The error names the address.
 pub fn tcp_listener(address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
     listen(address, backlog).map_err(|error| {
         let text = format!("cannot listen on {address}: {error}");
@@ -78,14 +78,14 @@ fn listen(address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
     set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     let (storage, bytes) = to_storage(address);
     let backlog = libc::c_int::try_from(backlog).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the storage holds an address of that length, and the descriptor is ours.
+    // SAFETY: the storage holds an address of that length, and the descriptor is open.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const storage).cast(), bytes) })?;
-    // SAFETY: plain call on a descriptor we own.
+    // SAFETY: plain call on an open descriptor.
     check(unsafe { libc::listen(socket.as_raw_fd(), backlog) })?;
     Ok(socket.into())
 }
 
-/// A TCP socket to connect to `peer`: nonblocking, closed on exec, without Nagle's delay.
+/// Creates a TCP socket to connect to `peer`: nonblocking, closed on exec, with TCP_NODELAY.
 pub fn tcp_socket(peer: SocketAddr) -> io::Result<OwnedFd> {
     let socket = stream_socket(peer)?;
     set_option(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
@@ -95,27 +95,27 @@ pub fn tcp_socket(peer: SocketAddr) -> io::Result<OwnedFd> {
 fn stream_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: makes a new descriptor.
+    // SAFETY: creates a new descriptor.
     let socket = check(unsafe { libc::socket(family, kind, 0) })?;
-    // SAFETY: the kernel just made it for us alone.
+    // SAFETY: the kernel has just created it, and this is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-/// Sends small segments at once.
+/// Disables Nagle's algorithm.
 pub fn set_nodelay(fd: BorrowedFd<'_>) -> io::Result<()> {
     set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
 }
 
-/// Asks for socket buffers of these sizes. The kernel doubles them for its own needs and caps them at its
-/// `rmem_max` and `wmem_max` without an error; setting them turns its automatic sizing off.
+/// Sets the sizes of the socket buffers. The kernel doubles them for its own needs and caps them at its `rmem_max` and
+/// `wmem_max` without an error; setting them disables its autotuning.
 pub fn set_buffers(fd: BorrowedFd<'_>, send_bytes: u32, receive_bytes: u32) -> io::Result<()> {
     let size = |bytes| libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDBUF, size(send_bytes))?;
     set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, size(receive_bytes))
 }
 
-/// Probes an idle connection after `idle`, and again every tenth of it (a second at least); five lost probes end
-/// it. Rounded up to seconds.
+/// Enables TCP keepalive: probes an idle connection after `idle`, and again every tenth of it (at least a second); five
+/// lost probes end the connection. Rounded up to seconds.
 pub fn enable_keepalive(fd: BorrowedFd<'_>, idle: Duration) -> io::Result<()> {
     let seconds = idle.as_secs() + u64::from(idle.subsec_nanos() > 0);
     // The kernel accepts 1 to 32767 seconds.
@@ -126,29 +126,29 @@ pub fn enable_keepalive(fd: BorrowedFd<'_>, idle: Duration) -> io::Result<()> {
     set_option(&fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)
 }
 
-/// Ends the connection when sent data stays unacknowledged for so long.
+/// Sets the time after which unacknowledged data ends the connection, in milliseconds.
 pub fn set_user_timeout(fd: BorrowedFd<'_>, timeout_ms: u32) -> io::Result<()> {
     let timeout = libc::c_int::try_from(timeout_ms).unwrap_or(libc::c_int::MAX);
     set_option(&fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, timeout)
 }
 
-/// Ends a connection both ways: operations in flight on it complete, which closing the descriptor would not do while
-/// they hold the socket. A socket that is not connected is fine.
+/// Shuts a connection down in both directions: operations in flight on it complete, which closing the descriptor would
+/// not cause while they hold the socket. An unconnected socket is not an error.
 pub fn shutdown(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: plain call on a descriptor the caller lends us.
+    // SAFETY: plain call on a descriptor that the caller keeps open.
     match check(unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) }) {
         Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Ends a TCP connection at once: what waits to be sent, or to be sent again, is thrown away. The peer sees a reset,
-/// where it can be reached, and nothing that was on its way. Also where another process has the socket. The descriptor
-/// stays, so that notices of sends without a copy can still be taken: closing it without this would let the kernel go
-/// on sending from the memory.
+/// Resets a TCP connection at once: unsent and unacknowledged data is discarded. The peer receives a reset, if it is
+/// reachable, and none of the data in flight. Works even if another process has the socket. The descriptor stays open,
+/// so that the notifications of zero-copy sends can still be taken: closing it without this would let the kernel
+/// continue to send from the memory.
 ///
 /// # Errors
-/// The kernel's; then closing the descriptor has the same effect, without the notices.
+/// The kernel's; closing the descriptor then has the same effect, without the notifications.
 pub fn abort(fd: BorrowedFd<'_>) -> io::Result<()> {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let bytes = size_of::<libc::linger>() as libc::socklen_t;
@@ -160,12 +160,12 @@ pub fn abort(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
     nobody.sa_family = libc::AF_UNSPEC as libc::sa_family_t;
     let bytes = size_of::<libc::sockaddr>() as libc::socklen_t;
-    // SAFETY: the kernel reads the structure we own. To connect to nobody is to be disconnected.
+    // SAFETY: the kernel reads a structure of this function. Connecting to AF_UNSPEC disconnects the socket.
     check(unsafe { libc::connect(fd.as_raw_fd(), &raw const nobody, bytes) })?;
     set.map(|_| ())
 }
 
-/// The error that is pending on a socket, cleared by asking.
+/// Returns and clears the pending error of a socket.
 pub fn take_socket_error(fd: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
     let mut value: libc::c_int = 0;
     let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
@@ -176,12 +176,12 @@ pub fn take_socket_error(fd: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
     Ok((value != 0).then(|| io::Error::from_raw_os_error(value)))
 }
 
-/// The address a socket is bound to.
+/// Returns the address that a socket is bound to.
 pub fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     address_by(fd, libc::getsockname)
 }
 
-/// The address a socket is connected to.
+/// Returns the address that a socket is connected to.
 pub fn peer_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     address_by(fd, libc::getpeername)
 }
@@ -270,13 +270,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_still_to_be_sent_is_forgotten_by_an_abort() {
+    fn abort_discards_unsent_data() {
         use std::io::{Read, Write};
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let mut ours = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
         let (mut theirs, _) = listener.accept().expect("accepted");
         ours.set_nonblocking(true).expect("a socket");
-        // Until neither side's buffers take more: the last bytes have not left.
+        // Until the buffers of both sides are full: the last bytes have not been sent.
         let mut sent = 0;
         while let Ok(bytes) = ours.write(&[7; 65_536]) {
             sent += bytes;

@@ -1,8 +1,9 @@
-//! Bytes over nonblocking sockets by direct calls: gathered when they leave, scattered when they arrive.
+//! Vectored I/O on nonblocking sockets by direct system calls: gathered sends, scattered receives.
 //!
-//! The kernel uses the memory during the call only, so the borrows of [`Gather`] and [`Scatter`] are all it needs: when
-//! a call has returned, nothing of the kernel's refers to it. The one exception is [`Gather::send_zero_copy`]. Ranges
-//! of regions go to the kernel by address, never through references, as others may write them at the same time.
+//! The kernel uses the memory only during the call, so the borrows of [`Gather`] and [`Scatter`] suffice: when a call
+//! has returned, the kernel holds no reference to it. The one exception is [`Gather::send_zero_copy`]. Ranges of
+//! regions are passed to the kernel by address, never through references, because other parties may write them
+//! concurrently.
 
 use crate::net;
 use crate::region::IoBuf;
@@ -12,10 +13,10 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Most pieces of memory in one call.
+/// Limit of pieces of memory in one call.
 pub const MAX_PIECES: usize = 128;
 
-/// The longest single transfer: the kernel moves no more than 2 GiB at once.
+/// Largest single transfer in bytes: the kernel moves no more than 2 GiB at once.
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
 
 struct Vectors {
@@ -46,71 +47,72 @@ impl Vectors {
     }
 }
 
-/// Pieces of memory to send as one.
+/// Pieces of memory to send in one call.
 pub struct Gather<'a> {
     vectors: Vectors,
-    /// Whether all pieces are ranges of regions.
+    /// True if all pieces are ranges of regions.
     regions_only: bool,
     borrows: PhantomData<&'a [u8]>,
 }
 
 impl<'a> Gather<'a> {
-    /// No pieces yet.
+    /// Creates a list without pieces.
     #[must_use]
     pub const fn new() -> Self {
         Self { vectors: Vectors::new(), regions_only: true, borrows: PhantomData }
     }
 
-    /// Adds bytes of our own. Panics when the gather [`is_full`](Self::is_full).
+    /// Adds a slice of ordinary memory. Panics if the list [`is_full`](Self::is_full).
     pub fn push_bytes(&mut self, bytes: &'a [u8]) {
         self.regions_only = false;
         self.vectors.push(bytes.as_ptr().cast_mut(), bytes.len());
     }
 
-    /// Adds a range of a region: `bytes` of the buffer's, from its start. Panics when it has fewer, or the gather
+    /// Adds the first `bytes` bytes of a buffer in a region. Panics if the buffer is shorter, or the list
     /// [`is_full`](Self::is_full).
     pub fn push(&mut self, buffer: &'a IoBuf, bytes: usize) {
         assert!(bytes <= buffer.bytes(), "{bytes} bytes of a buffer of {}", buffer.bytes());
         self.vectors.push(buffer.pointer(), bytes);
     }
 
-    /// Whether no other piece can be added.
+    /// Returns true if no further piece can be added.
     #[must_use]
     pub const fn is_full(&self) -> bool {
         self.vectors.count == MAX_PIECES
     }
 
-    /// Bytes of all pieces.
+    /// Returns the total length of the pieces, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.vectors.bytes
     }
 
-    /// Sends what the kernel takes now; returns how many bytes that is. Never blocks, never raises a signal.
-    /// Panics when there is nothing to send.
+    /// Sends as many bytes as the kernel accepts now; returns their number. Never blocks, never raises a signal. Panics
+    /// if there is nothing to send.
     ///
     /// # Errors
-    /// The kernel's; [`io::ErrorKind::WouldBlock`] when it takes nothing now.
+    /// The kernel's; [`io::ErrorKind::WouldBlock`] if the socket buffer is full.
     pub fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.send_with(fd, 0)
     }
 
-    /// The same for bytes that others will follow at once: the kernel may wait for those to fill a packet.
+    /// Sends like [`Self::send`], with MSG_MORE: more bytes follow at once, and the kernel may wait for them to fill a
+    /// packet.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// See [`Self::send`].
     pub fn send_more(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.send_with(fd, libc::MSG_MORE)
     }
 
-    /// The same without a copy, on a socket that [`zero_copy::enable`](crate::zero_copy::enable) was called for. The
-    /// kernel refers to the memory until it has given notice of this call; it holds the pages, so unmapping them is
-    /// harmless, but what is written there until then may be what the peer gets. Panics when bytes of our own are among
-    /// the pieces.
+    /// Sends like [`Self::send`] without a copy, on a socket for which [`zero_copy::enable`](crate::zero_copy::enable)
+    /// was called. The kernel refers to the memory until it has sent the notification of this call; it pins the pages,
+    /// so unmapping them is harmless, but bytes written there meanwhile may be sent to the peer. Panics if a piece is
+    /// ordinary memory.
     ///
     /// # Errors
-    /// As [`Self::send`]; also when the kernel has no room for the notice, or may not hold so many pages (ENOBUFS), or
-    /// cannot hold these (EFAULT). No call was counted then, and a send with a copy may work.
+    /// See [`Self::send`]; also if the kernel has no room for the notification, may not pin so many pages (ENOBUFS), or
+    /// cannot pin these (EFAULT). The failed call is not counted, and a send with a copy may succeed.
     pub fn send_zero_copy(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         assert!(self.regions_only, "bytes of our own would be changed before they have left");
         self.send_with(fd, libc::MSG_ZEROCOPY)
@@ -147,47 +149,47 @@ pub struct Scatter<'a> {
 }
 
 impl<'a> Scatter<'a> {
-    /// No pieces yet.
+    /// Creates a list without pieces.
     #[must_use]
     pub const fn new() -> Self {
         Self { vectors: Vectors::new(), borrows: PhantomData }
     }
 
-    /// Adds bytes of our own. Panics when the scatter [`is_full`](Self::is_full).
+    /// Adds a slice of ordinary memory. Panics if the list [`is_full`](Self::is_full).
     pub fn push_bytes(&mut self, bytes: &'a mut [u8]) {
         self.vectors.push(bytes.as_mut_ptr(), bytes.len());
     }
 
-    /// Adds a range of a region: `bytes` of the buffer's, from its start. Panics when it has fewer, or the scatter
-    /// [`is_full`](Self::is_full). Where the region is read-only the kernel refuses to receive.
+    /// Adds the first `bytes` bytes of a buffer in a region. Panics if the buffer is shorter, or the list
+    /// [`is_full`](Self::is_full). If the region is read-only, the kernel rejects the receive.
     pub fn push(&mut self, buffer: &'a IoBuf, bytes: usize) {
         assert!(bytes <= buffer.bytes(), "{bytes} bytes of a buffer of {}", buffer.bytes());
         self.vectors.push(buffer.pointer(), bytes);
     }
 
-    /// Whether no other piece can be added.
+    /// Returns true if no further piece can be added.
     #[must_use]
     pub const fn is_full(&self) -> bool {
         self.vectors.count == MAX_PIECES
     }
 
-    /// Bytes of all pieces.
+    /// Returns the total length of the pieces, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.vectors.bytes
     }
 
-    /// Receives what is there; returns how many bytes that is, 0 at the end of the stream. Never blocks.
-    /// Panics when there is nowhere to receive.
+    /// Receives the available bytes; returns their number, 0 at the end of the stream. Never blocks. Panics if there
+    /// are no pieces.
     ///
     /// # Errors
-    /// The kernel's; [`io::ErrorKind::WouldBlock`] when nothing is there.
+    /// The kernel's; [`io::ErrorKind::WouldBlock`] if no bytes are available.
     pub fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let first = self.vectors.first();
         retry(|| {
             if self.vectors.count == 1 {
-                // SAFETY: the piece is borrowed mutably, or in a region that the caller's buffer keeps mapped and
-                // that nobody refers to.
+                // SAFETY: the piece is borrowed mutably, or in a region that the caller's buffer keeps mapped and to
+                // which no Rust reference exists.
                 return unsafe { libc::recv(fd.as_raw_fd(), first.iov_base, first.iov_len, libc::MSG_DONTWAIT) };
             }
             // SAFETY: as in `Gather::send`.
@@ -206,18 +208,18 @@ impl Default for Scatter<'_> {
     }
 }
 
-/// A connection that waits to be accepted; nonblocking and closed on exec. `None` when none does.
+/// Accepts a pending connection, nonblocking and closed on exec; `None` if none is pending.
 ///
 /// # Errors
-/// When the kernel gives no descriptor. A connection that ended while it waited is passed over.
+/// When the kernel provides no descriptor. A pending connection that has ended is skipped.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let (nobody, no_length) = (std::ptr::null_mut(), std::ptr::null_mut());
     loop {
-        // SAFETY: makes a new descriptor; the address is not asked for.
+        // SAFETY: creates a new descriptor; no address is requested.
         let socket = unsafe { libc::accept4(listener.as_raw_fd(), nobody, no_length, flags) };
         if socket >= 0 {
-            // SAFETY: the kernel just made it for us alone.
+            // SAFETY: the kernel has just created it, and this is its only owner.
             return Ok(Some(unsafe { OwnedFd::from_raw_fd(socket) }));
         }
         let error = io::Error::last_os_error();
@@ -229,10 +231,10 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Starts to connect a nonblocking socket. It is writable when that has worked, and has an error when it has not.
+/// Starts to connect a nonblocking socket. The socket becomes writable on success, and has an error on failure.
 ///
 /// # Errors
-/// When it fails at once.
+/// When the connection fails at once.
 pub fn start_connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let (storage, bytes) = net::to_storage(address);
     // SAFETY: the storage holds an address of that length.
@@ -245,7 +247,7 @@ pub fn start_connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<
     }
 }
 
-/// The result of a call, made again when a signal interrupted it.
+/// Repeats a call while a signal interrupts it; returns its result.
 fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         match usize::try_from(call()) {
@@ -267,7 +269,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// More than the sockets hold.
+    /// More bytes than the sockets hold.
     const BYTES: usize = 12_000_000;
 
     fn buffer() -> IoBuf {
@@ -278,7 +280,7 @@ mod tests {
     fn pair(poller: &Poller) -> (OwnedFd, OwnedFd) {
         let any = "127.0.0.1:0".parse().expect("address");
         let listener = net::tcp_listener(any, 4).expect("listener");
-        assert!(accept(listener.as_fd()).expect("nobody").is_none());
+        assert!(accept(listener.as_fd()).expect("no error").is_none());
         let address = listener.local_addr().expect("address");
         let client = net::tcp_socket(address).expect("socket");
         start_connect(client.as_fd(), address).expect("started");
@@ -291,7 +293,7 @@ mod tests {
         (client, server)
     }
 
-    /// Sends what fits a call from `sent` on; whether the kernel took anything.
+    /// Sends as much as one call accepts, from `sent` on. Returns true if the kernel accepted anything.
     fn send_some(source: &IoBuf, sent: &mut usize, client: &OwnedFd) -> bool {
         let rest = source.slice(*sent, BYTES - *sent);
         let count = rest.bytes().div_ceil(9_999).min(MAX_PIECES);
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_arrive_in_order_and_both_sides_say_when_to_wait() {
+    fn pieces_arrive_in_order_and_both_sides_report_would_block() {
         let poller = Poller::new().expect("epoll");
         let (client, server) = pair(&poller);
         let (source, target) = (buffer(), buffer());
@@ -318,7 +320,7 @@ mod tests {
         while received < BYTES {
             while sent < BYTES && send_some(&source, &mut sent, &client) {}
             refused += usize::from(sent < BYTES);
-            // Into bytes of our own first, then into the region.
+            // Into ordinary memory first, then into the region.
             let place = target.slice(received, BYTES - received);
             let first = place.bytes().min(small.len());
             let rest = place.slice(first, place.bytes() - first);

@@ -1,8 +1,8 @@
-//! Descriptors over Unix sockets, and who is at the other end.
+//! Unix sockets: passing descriptors, and the peer's credentials.
 //!
-//! A descriptor that arrives is owned at once, so that it is closed on every way out; more than were expected, or a
-//! list the kernel had to cut, is an error. It frames nothing: a stream has no message borders, and callers that
-//! pass descriptors send a fixed-size message around each batch.
+//! A received descriptor is owned at once, so that it is closed on every return path; more descriptors than expected,
+//! or a list that the kernel truncated, is an error. There is no framing: a stream has no message boundaries, and
+//! callers that pass descriptors send a fixed-size message with each batch.
 
 use std::io::{self, Write};
 use std::mem::{MaybeUninit, size_of};
@@ -11,21 +11,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Most descriptors in one message.
+/// Limit of descriptors in one message.
 pub const MAX_FDS: usize = 32;
 
 const FD_BYTES: usize = size_of::<RawFd>();
 // SAFETY: pure arithmetic.
 const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE((MAX_FDS * FD_BYTES) as u32) } as usize;
 
-/// Room for control data, aligned for its header.
+/// Control data buffer, aligned for its header.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Who connected, as the kernel recorded it.
+/// Credentials of a peer, as recorded by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Process id at the time of `connect` or `socketpair`; 0 when it is not visible from here.
+    /// Process id at the time of `connect` or `socketpair`; 0 if it is not visible from here.
     pub pid: i32,
     /// Effective user id.
     pub uid: u32,
@@ -33,8 +33,8 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-/// Whether a socket's file was left over by a process that is gone: connecting to it is refused. Never blocks; false
-/// where that is not certain, as for one whose owner has no time at the moment.
+/// Returns true if a socket file was left over by a process that is gone, so that connections to it are refused. Never
+/// blocks; false if that is uncertain, for example if the owner's backlog is full.
 pub fn is_abandoned(path: &Path) -> bool {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -49,11 +49,11 @@ pub fn is_abandoned(path: &Path) -> bool {
     // SAFETY: plain call.
     let socket = match unsafe { libc::socket(libc::AF_UNIX, kind, 0) } {
         -1 => return false,
-        // SAFETY: a descriptor that the kernel just made for us alone.
+        // SAFETY: the kernel has just created the descriptor, and this is its only owner.
         fd => unsafe { OwnedFd::from_raw_fd(fd) },
     };
     let bytes = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address is a whole sockaddr_un with a final zero, which outlives the call.
+    // SAFETY: the address is a complete sockaddr_un with a final zero, which outlives the call.
     let connected = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
     connected != 0 && io::Error::last_os_error().kind() == io::ErrorKind::ConnectionRefused
 }
@@ -74,8 +74,8 @@ fn header(vector: &mut libc::iovec, control: &mut Control, control_bytes: usize)
     message
 }
 
-/// Sends all bytes, the descriptors with the first of them; at least one byte and at most [`MAX_FDS`] descriptors.
-/// For sockets in blocking mode: any error, also a time-out, leaves the stream unusable.
+/// Sends all bytes, and the descriptors with the first of them; at least one byte and at most [`MAX_FDS`] descriptors.
+/// For sockets in blocking mode: any error, including a timeout, makes the stream unusable.
 pub fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || fds.len() > MAX_FDS {
         let (bytes, fds) = (bytes.len(), fds.len());
@@ -89,8 +89,8 @@ pub fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) 
     let space = if fds.is_empty() { 0 } else { space };
     let message = header(&mut vector, &mut control, space);
     if !fds.is_empty() {
-        // SAFETY: the control buffer is aligned and, as there are at most MAX_FDS, large enough for one header and the
-        // descriptors behind it; BorrowedFd is a plain descriptor number in memory.
+        // SAFETY: the control buffer is aligned and, with at most MAX_FDS descriptors, large enough for one header and
+        // the descriptors behind it; BorrowedFd is a plain descriptor number in memory.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const message);
             (*first).cmsg_level = libc::SOL_SOCKET;
@@ -107,8 +107,8 @@ pub fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) 
     (&*stream).write_all(&bytes[sent..])
 }
 
-/// Receives some bytes and at most `max_fds` (at most [`MAX_FDS`]) descriptors, closed on exec. 0 bytes: the peer
-/// closed. If the peer sent more descriptors, all are closed and it is an error.
+/// Receives some bytes and at most `max_fds` (at most [`MAX_FDS`]) descriptors, closed on exec. Returns 0 bytes if the
+/// peer closed. If the peer sent more descriptors, all of them are closed and an error is returned.
 pub fn recv_with_fds(stream: &UnixStream, bytes: &mut [u8], max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
     if max_fds > MAX_FDS {
         return Err(invalid(format!("cannot receive {max_fds} descriptors: at most {MAX_FDS}")));
@@ -130,15 +130,15 @@ pub fn recv_with_fds(stream: &UnixStream, bytes: &mut [u8], max_fds: usize) -> i
     Ok((received, fds))
 }
 
-/// Owns every descriptor in a received message.
+/// Takes ownership of every descriptor in a received message.
 ///
 /// # Safety
 ///
-/// The message must be as `recvmsg` left it, and this must be the only call for it.
+/// The message must be in the state in which `recvmsg` left it, and this must be the only call for it.
 unsafe fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     let mut fds = Vec::new();
     // SAFETY: the macros walk the control data that the kernel wrote, within the length it set; a SCM_RIGHTS entry
-    // holds descriptors that are new in this process and that nobody owns yet.
+    // holds descriptors that are new in this process and have no owner yet.
     unsafe {
         let mut entry = libc::CMSG_FIRSTHDR(message);
         while !entry.is_null() {
@@ -155,25 +155,25 @@ unsafe fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     fds
 }
 
-/// A nonblocking connection to who listens at this path. Never waits.
+/// Connects to the listener at this path; the connection is nonblocking. Never waits.
 ///
 /// # Errors
-/// `NotFound` and `ConnectionRefused` when nobody listens there; `WouldBlock` when as many wait to be accepted as may;
-/// `InvalidInput` for a path that no socket can have.
+/// `NotFound` and `ConnectionRefused` if there is no listener; `WouldBlock` if its backlog is full; `InvalidInput` for
+/// a path that no socket can have.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let bytes = path.as_os_str().as_bytes();
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     // The last byte stays 0.
     if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
-        return Err(invalid(format!("{} is no path of a socket: 1 to 107 bytes", path.display())));
+        return Err(invalid(format!("{} is not a valid socket path: 1 to 107 bytes are allowed", path.display())));
     }
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = from.cast_signed();
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: a plain call; the descriptor, if there is one, is new and nobody's.
+    // SAFETY: a plain call; the descriptor, if there is one, is new and has no other owner.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -188,7 +188,7 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Who is at the other end.
+/// Returns the credentials of the peer.
 pub fn peer_credentials(stream: &UnixStream) -> io::Result<Credentials> {
     let mut found = MaybeUninit::<libc::ucred>::zeroed();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
@@ -224,7 +224,7 @@ mod tests {
     use std::io::Read;
     use std::os::fd::AsFd;
 
-    /// What a pipe's reading end gives after every writing end is closed: proof that no copy of one is left.
+    /// Returns the bytes that a pipe yields until every writing end is closed: proof that no copy of one is left.
     fn ends(mut reader: impl Read) -> Vec<u8> {
         let mut bytes = Vec::new();
         reader.read_to_end(&mut bytes).expect("the pipe ends");
@@ -286,10 +286,10 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("kvplane-unix-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory");
         let path = directory.join("socket");
-        let kind = |path: &Path| connect(path).expect_err("nobody is there").kind();
+        let kind = |path: &Path| connect(path).expect_err("no listener").kind();
         assert_eq!(kind(&path), io::ErrorKind::NotFound);
         let listener = std::os::unix::net::UnixListener::bind(&path).expect("a listener");
-        // Nobody accepts: at last no more may wait.
+        // Without accepts the backlog fills up.
         let mut waiting = Vec::new();
         let error = loop {
             match connect(&path) {

@@ -1,8 +1,9 @@
-//! Sends without a copy: the kernel's notices of what it no longer refers to, and how to stop what is on its way.
+//! Zero-copy sends (MSG_ZEROCOPY): the kernel's notifications about memory that it no longer refers to.
 //!
 //! [`Gather::send_zero_copy`](crate::Gather::send_zero_copy) returns while the kernel still refers to the memory: it
-//! sends from there, and sends again until the peer has acknowledged the bytes. Each call that took bytes has a number,
-//! counted per socket from 0 and wrapping; a [`Notice`] names a range of them. (Linux: networking/msg_zerocopy.)
+//! sends from there, and retransmits until the peer has acknowledged the bytes. Each call that accepted bytes has a
+//! number, counted per socket from 0 and wrapping; a [`Notice`] names a range of them. (Linux:
+//! networking/msg_zerocopy.)
 
 use std::io;
 use std::mem::size_of;
@@ -14,31 +15,31 @@ use crate::net;
 const ORIGIN_ZERO_COPY: u8 = 5;
 const CODE_COPIED: u8 = 1;
 
-/// The kernel refers no longer to the memory of these calls.
+/// Notification: the kernel no longer refers to the memory of these calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Notice {
-    /// The first call.
+    /// Number of the first call.
     pub first: u32,
-    /// The last call, included. The numbers wrap.
+    /// Number of the last call, inclusive. The numbers wrap.
     pub last: u32,
-    /// Whether the kernel has copied the bytes after all: such sends cost more than plain ones.
+    /// True if the kernel has copied the bytes after all: such sends cost more than plain ones.
     pub copied: bool,
 }
 
-/// Room for one message of the error queue: its header, the error, and the address of who caused it.
+/// Buffer for one message of the error queue: its header, the error, and the address of its origin.
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
-/// Lets a TCP socket send without a copy.
+/// Enables zero-copy sends on a TCP socket.
 ///
 /// # Errors
-/// When this kernel has no such thing.
+/// When this kernel does not support them.
 pub fn enable(fd: BorrowedFd<'_>) -> io::Result<()> {
     net::set_option(&fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
 }
 
-/// Takes the next notice of a socket; `None` when there is none now. The poller says
-/// [`error`](crate::Readiness::error) when one has come. Never blocks; works on a socket that was reset, too.
+/// Takes the next notification of a socket; `None` if there is none now. The poller sets
+/// [`error`](crate::Readiness::error) when one has arrived. Never blocks; works on a socket that was reset, too.
 ///
 /// # Errors
 /// The kernel's.
@@ -59,7 +60,7 @@ pub fn take_notice(fd: BorrowedFd<'_>) -> io::Result<Option<Notice>> {
                 error => return Err(error),
             }
         }
-        // Other entries of the queue are none of ours: nobody asked for them.
+        // Other entries of the error queue are ignored.
         if let Some(notice) = notice_of(&message) {
             return Ok(Some(notice));
         }
@@ -77,7 +78,7 @@ fn notice_of(message: &libc::msghdr) -> Option<Notice> {
         // SAFETY: pure arithmetic.
         let least = unsafe { libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) } as usize;
         if is_error && bytes >= least {
-            // SAFETY: so many bytes of data follow the header, and any bytes are a valid value.
+            // SAFETY: at least this many bytes of data follow the header, and any bytes are a valid value.
             let error = unsafe { libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned() };
             if error.ee_origin == ORIGIN_ZERO_COPY && error.ee_errno == 0 {
                 let copied = error.ee_code == CODE_COPIED;
@@ -90,11 +91,11 @@ fn notice_of(message: &libc::msghdr) -> Option<Notice> {
     None
 }
 
-/// Bytes that were given to a TCP socket and that its peer has not acknowledged. What is acknowledged is never sent
-/// again.
+/// Returns the bytes that were passed to a TCP socket and are not acknowledged by its peer. Acknowledged bytes are
+/// never retransmitted.
 ///
 /// # Errors
-/// When it is no TCP socket, or listens.
+/// When it is not a TCP socket, or a listener.
 pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one integer. SIOCOUTQ is TIOCOUTQ's number.
@@ -132,7 +133,7 @@ mod tests {
         }
     }
 
-    /// A connection over this address; the client's end is watched and sends without a copy, where it can.
+    /// Connects over this address; the client's end is watched and has zero-copy sends enabled, if supported.
     fn pair(poller: &Poller, address: &str) -> Option<(OwnedFd, OwnedFd)> {
         let listener = match net::tcp_listener(address.parse().expect("address"), 4) {
             Ok(listener) => listener,
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_is_noticed_once_and_the_bytes_arrive() {
+    fn each_call_is_notified_once_and_the_bytes_arrive() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let poller = Poller::new().expect("epoll");
             let Some((client, server)) = pair(&poller, address) else { return };
@@ -196,12 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_brings_the_notices_that_were_owed() {
+    fn an_abort_completes_outstanding_notifications() {
         let poller = Poller::new().expect("epoll");
         let Some((client, server)) = pair(&poller, "127.0.0.1:0") else { return };
         let source = buffer();
         let (mut issued, mut calls) = (0, Vec::new());
-        // Nobody reads, so the last ones stay on this side.
+        // The peer does not read, so the last bytes stay on this side.
         loop {
             let mut gather = Gather::new();
             gather.push(&source, BYTES);
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "bytes of our own")]
-    fn bytes_of_our_own_are_not_lent() {
+    fn ordinary_memory_is_not_sent_without_a_copy() {
         let poller = Poller::new().expect("epoll");
         let Some((client, _server)) = pair(&poller, "127.0.0.1:0") else { panic!("bytes of our own") };
         let mut gather = Gather::new();

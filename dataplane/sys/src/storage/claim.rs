@@ -1,7 +1,7 @@
-//! A file or block device that is one process's alone: found or made with its space allocated, and locked.
+//! Exclusive claim of a file or block device: opened or created with its space allocated, and locked.
 //!
-//! A file is locked by `flock`, a block device by opening it exclusively, which also keeps it from being mounted. The
-//! lock goes with the process, however that ends.
+//! A file is locked by `flock`, a block device by an exclusive open, which also prevents mounting it. The lock ends
+//! with the process, however that terminates.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -11,11 +11,11 @@ use std::path::Path;
 
 use crate::file::{BLOCK_BYTES, DirectFile, sync_directory};
 
-/// A file or device that this process has alone.
+/// A file or device claimed by this process.
 #[derive(Debug)]
 pub struct ClaimedFile {
     file: DirectFile,
-    /// Holds the lock.
+    /// Descriptor that holds the lock.
     guard: File,
     bytes: u64,
     device: (u64, u64),
@@ -24,12 +24,13 @@ pub struct ClaimedFile {
 }
 
 impl ClaimedFile {
-    /// Takes a file or device; a file that is not there is made, with all its `bytes` allocated. Of what is there at
-    /// most `bytes` are used, or without that all. Only whole blocks count, so that all of it is open to direct I/O.
+    /// Claims a file or device; a missing file is created, with all its `bytes` allocated. At most `bytes` of an
+    /// existing one are used, or all of it without `bytes`. Only whole blocks count, so that all of it can be accessed
+    /// with direct I/O.
     ///
     /// # Errors
-    /// When somebody else has it, it is no file or device, its length does not do, there is not enough space, or it
-    /// cannot be opened: names the path and says what to do.
+    /// When another process has claimed it, it is neither a file nor a device, its length is unsuitable, there is not
+    /// enough space, or it cannot be opened: names the path and the next step.
     pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let mut remarks = Vec::new();
@@ -47,9 +48,9 @@ impl ClaimedFile {
         }
         let (guard, writable) = if is_device { open_device(path) } else { open_file(path, bytes) }.map_err(named)?;
         if !writable {
-            remarks.push(format!("{} is read-only: what is there is served, nothing is added", path.display()));
+            remarks.push(format!("{} is read-only: existing objects are served, none are added", path.display()));
         }
-        // The lock is held by now: nobody else makes it or changes its length.
+        // The lock is held by now: no other claimant creates the file or changes its length.
         if !is_device {
             fit(&guard, path, bytes, &mut remarks).map_err(named)?;
         }
@@ -62,7 +63,7 @@ impl ClaimedFile {
         }
         let usable = bytes.map_or(file.bytes(), |bytes| bytes.min(file.bytes()));
         if is_device && bytes.is_some_and(|bytes| bytes > file.bytes()) {
-            let text = format!("the device has {} bytes, fewer than asked for: leave the size out", file.bytes());
+            let text = format!("the device has only {} bytes: leave the size out", file.bytes());
             return Err(named(invalid(text)));
         }
         let metadata = guard.metadata().map_err(named)?;
@@ -72,46 +73,46 @@ impl ClaimedFile {
         Ok(Self { file, guard, bytes, device, is_device, remarks })
     }
 
-    /// The file itself.
+    /// Returns the file itself.
     #[must_use]
     pub const fn file(&self) -> &DirectFile {
         &self.file
     }
 
-    /// Reads what is at `offset`, by the page cache: for a look at it before it is used.
+    /// Reads at `offset` through the page cache, to inspect the contents before use.
     ///
     /// # Errors
-    /// When it cannot be read, or ends before.
+    /// When it cannot be read, or ends earlier.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.guard.read_exact_at(into, offset)
     }
 
-    /// Bytes that may be used: whole blocks.
+    /// Returns the usable bytes: whole blocks.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it is a block device.
+    /// Returns true if it is a block device.
     #[must_use]
     pub const fn is_device(&self) -> bool {
         self.is_device
     }
 
-    /// Major and minor number of the device that it is or lies on.
+    /// Returns the major and minor number of the device: itself, or the one that the file is on.
     #[must_use]
     pub const fn device(&self) -> (u64, u64) {
         self.device
     }
 
-    /// What the operator should know: no direct I/O, say.
+    /// Returns remarks for the operator, for example that direct I/O is not available.
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
     }
 }
 
-/// So many bytes less those of a block that is not whole, which is said.
+/// Rounds `bytes` down to whole blocks; adds a remark if that changes it.
 fn whole_blocks(bytes: u64, path: &Path, what: &str, remarks: &mut Vec<String>) -> u64 {
     let whole = bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     if whole != bytes {
@@ -130,7 +131,7 @@ fn taken() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, text)
 }
 
-/// Whether what is locked is what is used: between the two openings somebody may have put another file there.
+/// Returns true if the locked file is the used one: it may have been replaced between the two opens.
 fn is_same(guard: &File, file: &DirectFile) -> io::Result<bool> {
     let used = File::from(file.fd().try_clone_to_owned()?).metadata()?;
     let locked = guard.metadata()?;
@@ -138,19 +139,19 @@ fn is_same(guard: &File, file: &DirectFile) -> io::Result<bool> {
 }
 
 fn replaced() -> io::Error {
-    let text = "another file was put there while it was opened: start again, when nobody replaces it";
+    let text = "another file replaced it while it was opened: start again when it is not being replaced";
     io::Error::new(io::ErrorKind::ResourceBusy, text)
 }
 
-/// Whether it may be open to reading: a device that is set so says "permission denied".
+/// Returns true if it may be possible to open it for reading: a read-only device fails with "permission denied".
 fn is_read_only(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-/// Whoever writes behind the limit of file sizes (`ulimit -f`) is ended by a signal, not told by an error.
+/// Checks the limit of file sizes (`ulimit -f`): a write beyond it raises a signal instead of returning an error.
 pub(crate) fn check_limit(bytes: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is ours, and as the call wants it.
+    // SAFETY: the structure belongs to this function, and has the type that the call expects.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && limit.rlim_cur < bytes {
         let most = limit.rlim_cur;
         let text =
@@ -163,7 +164,7 @@ pub(crate) fn check_limit(bytes: u64) -> io::Result<()> {
 fn open_device(path: &Path) -> io::Result<(File, bool)> {
     let number = path.metadata()?.rdev();
     let read_only = format!("/sys/dev/block/{}:{}/ro", libc::major(number), libc::minor(number));
-    // Such a device may be opened for writing, and takes no writes.
+    // A read-only device can be opened for writing, but rejects writes.
     let is_writable = std::fs::read_to_string(read_only).map_or(true, |text| text.trim() != "1");
     let mut how = OpenOptions::new();
     how.read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
@@ -189,7 +190,7 @@ fn open_file(path: &Path, bytes: Option<u64>) -> io::Result<(File, bool)> {
     }
     let mut how = OpenOptions::new();
     how.read(true).mode(0o600);
-    // Not waiting for the other end of what turns out to be a pipe.
+    // Nonblocking, because opening a named pipe would wait for its other end.
     how.custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
     let opened = match how.clone().write(true).create(bytes.is_some()).open(path) {
         Err(error) if is_read_only(&error) => how.open(path).map(|file| (file, false)).or(Err(error)),
@@ -206,14 +207,14 @@ fn open_file(path: &Path, bytes: Option<u64>) -> io::Result<(File, bool)> {
     }
 }
 
-/// Allocates a new file's space; refuses one whose length is not what was asked for.
+/// Allocates the space of a new file; rejects an existing one that is shorter than requested.
 fn fit(file: &File, path: &Path, bytes: Option<u64>, remarks: &mut Vec<String>) -> io::Result<()> {
     let has = file.metadata()?.len();
     match bytes {
         Some(bytes) if has == 0 => make(file, path, bytes, remarks),
         Some(bytes) if has < bytes => Err(invalid(format!(
-            "it has {has} bytes, {bytes} were asked for: if it was made shorter, leave the size out; if it was cut, \
-             remove it to start anew"
+            "it has {has} bytes, {bytes} were requested: if it was created shorter, leave the size out; if it was \
+             truncated, remove it to start anew"
         ))),
         None if has == 0 => Err(invalid("it is empty: give a size, PATH:SIZE".to_owned())),
         _ => Ok(()),
@@ -223,13 +224,14 @@ fn fit(file: &File, path: &Path, bytes: Option<u64>, remarks: &mut Vec<String>) 
 fn make(file: &File, path: &Path, bytes: u64, remarks: &mut Vec<String>) -> io::Result<()> {
     let allocated = match allocate(file, bytes) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            remarks.push(format!("{} has no space set aside: the file system cannot", path.display()));
+            remarks
+                .push(format!("no space is preallocated for {}: the file system does not support it", path.display()));
             file.set_len(bytes)
         }
         allocated => allocated,
     };
     if let Err(error) = allocated.and_then(|()| file.sync_all()) {
-        // What little there is would be in the way of the next attempt.
+        // The partly allocated file would obstruct the next attempt.
         let _ = std::fs::remove_file(path);
         return Err(match error.kind() {
             io::ErrorKind::StorageFull => {
@@ -246,7 +248,7 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     let too_many = |_| invalid(format!("a size of {bytes} bytes is more than a file can have: give less"));
     let length = libc::off_t::try_from(bytes).map_err(too_many)?;
     loop {
-        // SAFETY: names no memory; the descriptor is open as long as the file.
+        // SAFETY: passes no memory; the descriptor is open as long as the file.
         if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
             return Ok(());
         }
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_made_once_with_its_space_and_is_one_owners() {
+    fn a_file_is_created_with_its_space_and_claimed_exclusively() {
         let scratch = Scratch::new("made");
         let claimed = ClaimedFile::open(&scratch.0, Some((1 << 20) + 5)).expect("made");
         assert_eq!(claimed.bytes(), 1 << 20);
@@ -292,11 +294,11 @@ mod tests {
         drop(claimed);
         assert_eq!(ClaimedFile::open(&scratch.0, None).expect("free again").bytes(), 1 << 20);
         assert_eq!(ClaimedFile::open(&scratch.0, Some(8192)).expect("a part").bytes(), 8192);
-        assert!(refusal(&scratch.0, Some(2 << 20)).contains("1048576 bytes, 2097152 were asked for"));
+        assert!(refusal(&scratch.0, Some(2 << 20)).contains("1048576 bytes, 2097152 were requested"));
     }
 
     #[test]
-    fn a_file_with_a_part_of_a_block_at_its_end_is_used_up_to_there() {
+    fn a_partial_block_at_the_end_is_not_used() {
         let scratch = Scratch::new("odd");
         std::fs::write(&scratch.0, vec![7; (64 << 10) + 100]).expect("written");
         let odd = ClaimedFile::open(&scratch.0, None).expect("opened");
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_put_in_the_place_of_the_locked_one_is_another() {
+    fn a_file_that_replaced_the_locked_one_is_detected() {
         let scratch = Scratch::new("replaced");
         std::fs::write(&scratch.0, vec![7; 64 << 10]).expect("written");
         let (guard, writable) = open_file(&scratch.0, None).expect("locked");
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_do_is_refused_in_words() {
+    fn unsuitable_paths_are_rejected_with_a_reason() {
         let scratch = Scratch::new("refused");
         assert!(refusal(&std::env::temp_dir(), Some(1 << 20)).contains("is a directory"));
         assert!(refusal(&scratch.0, None).contains("give a size"));

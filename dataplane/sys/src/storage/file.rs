@@ -1,7 +1,7 @@
-//! Files for direct I/O: opened past the page cache where the file system and the file's length allow it.
+//! Files for direct I/O: opened with O_DIRECT if the file system and the file's length allow it.
 //!
-//! Direct I/O moves whole blocks between the device and aligned memory. Where it is refused, or the length is no whole
-//! number of blocks, the file is opened through the page cache instead, and [`DirectFile::direct`] says why.
+//! Direct I/O moves whole blocks between the device and aligned memory. If it is refused, or the length is not a whole
+//! number of blocks, the file is opened through the page cache instead, and [`DirectFile::direct`] returns the reason.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 
 use crate::region::IoBuf;
 
-/// Block of direct I/O: memory, offset and length are multiples of it. Larger than what most devices ask for, so it
-/// fits all of them.
+/// Block size of direct I/O: memory, offset and length are multiples of it. Larger than most devices require, so it
+/// suits all of them.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// How to open a file.
+/// Options of opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Whether it will be written.
+    /// True to open it for writing.
     pub writable: bool,
-    /// Make it, with this length, where there is none. An existing file keeps its length.
+    /// Creates a missing file with this length. An existing file keeps its length.
     pub create_bytes: Option<u64>,
-    /// Whether direct I/O is wanted.
+    /// True to try direct I/O.
     pub direct: bool,
 }
 
@@ -37,19 +37,19 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens it, direct where possible.
+    /// Opens a file, with direct I/O if possible.
     ///
     /// # Errors
-    /// When it cannot be opened or made, is no regular file or block device, or is empty: names the path.
+    /// When it cannot be opened or created, is neither a regular file nor a block device, or is empty: names the path.
     pub fn open(path: &Path, options: FileOptions) -> io::Result<Self> {
         Self::open_as(path, options, false)
     }
 
-    /// Opens what is there, of which the caller uses whole blocks only: what is behind the last one does not keep I/O
-    /// from being direct.
+    /// Opens an existing file of which the caller uses whole blocks only: a partial block at the end does not prevent
+    /// direct I/O.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// See [`Self::open`].
     pub(crate) fn open_whole_blocks(path: &Path, writable: bool) -> io::Result<Self> {
         Self::open_as(path, FileOptions { writable, create_bytes: None, direct: true }, true)
     }
@@ -61,12 +61,12 @@ impl DirectFile {
         if let (Some(bytes), false) = (options.create_bytes, path.exists()) {
             make(path, bytes).map_err(named)?;
         }
-        // Before it is opened: opening a pipe waits for its other end.
+        // Checked before the open, because opening a named pipe waits for its other end.
         check_kind(&path.metadata().map_err(named)?).map_err(named)?;
         let file = how.open(path).map_err(named)?;
         let bytes = length(&file).map_err(named)?;
         if bytes == 0 {
-            let text = format!("{}: it has no bytes: give the file a length, or the device something", path.display());
+            let text = format!("{} is empty: give the file a length, or check the device", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let used = if whole_blocks { bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64 } else { bytes };
@@ -77,61 +77,61 @@ impl DirectFile {
         Ok(Self { file, path: path.to_owned(), bytes, writable: options.writable, buffered_because })
     }
 
-    /// Its length when it was opened, in bytes.
+    /// Returns the length at the time of opening, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it may be written.
+    /// Returns true if the file is open for writing.
     #[must_use]
     pub const fn writable(&self) -> bool {
         self.writable
     }
 
-    /// Its path as given.
+    /// Returns the path under which the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether I/O goes past the page cache; the error says why not.
+    /// Returns Ok if I/O bypasses the page cache; the error gives the reason why not.
     ///
     /// # Errors
-    /// The reason, in words.
+    /// A description of the reason.
     pub fn direct(&self) -> Result<(), &str> {
         self.buffered_because.as_deref().map_or(Ok(()), Err)
     }
 
-    /// Which file it is, by whatever name it was opened: its device and its number there.
+    /// Returns the identity of the file, independent of its name: its device and its number there.
     ///
     /// # Errors
-    /// When the file system does not say.
+    /// When the file system does not report it.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let metadata = self.file.metadata()?;
         Ok(match metadata.file_type().is_block_device() {
-            // Several names may lead to one device.
+            // Several names may refer to one device.
             true => (u64::MAX, metadata.rdev()),
             false => (metadata.dev(), metadata.ino()),
         })
     }
 
-    /// The descriptor for a ring.
+    /// Returns the descriptor, for a ring.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Makes what was written durable.
+    /// Makes completed writes durable.
     ///
     /// # Errors
-    /// When the device says that it could not.
+    /// When the device reports a failure.
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-/// Whether a buffer at this file offset can be moved directly: address, offset and length in whole blocks.
+/// Returns true if a buffer at this file offset is suitable for direct I/O: address, offset and length in whole blocks.
 #[must_use]
 pub fn is_aligned(buffer: &IoBuf, offset: u64) -> bool {
     let block = BLOCK_BYTES as u64;
@@ -139,8 +139,8 @@ pub fn is_aligned(buffer: &IoBuf, offset: u64) -> bool {
     address.is_multiple_of(BLOCK_BYTES) && buffer.bytes().is_multiple_of(BLOCK_BYTES) && offset.is_multiple_of(block)
 }
 
-/// Makes a file of this length that survives a crash as soon as this returns; somebody else's of the same name is as
-/// good.
+/// Creates a file of this length that survives a crash as soon as this returns; an existing file of the same name,
+/// created concurrently, is accepted.
 fn make(path: &Path, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file of 0 bytes holds no segment"));
@@ -151,7 +151,7 @@ fn make(path: &Path, bytes: u64) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if let Err(error) = made.set_len(bytes).and_then(|()| made.sync_all()) {
-        // An empty file would be in the way of the next attempt.
+        // An empty file would obstruct the next attempt.
         let _ = std::fs::remove_file(path);
         return Err(error);
     }
@@ -159,15 +159,15 @@ fn make(path: &Path, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the name of a new file durable.
+/// Makes the directory entry of a new file durable.
 pub(crate) fn sync_directory(path: &Path) {
     if let Ok(directory) = File::open(directory_of(path)) {
-        // Not every file system can do that for a directory.
+        // Some file systems do not support fsync of a directory.
         let _ = directory.sync_all();
     }
 }
 
-/// Where a file lies. A bare name has an empty parent, which cannot be opened.
+/// Returns the directory of a file. A bare name has an empty parent, which cannot be opened.
 fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -186,22 +186,22 @@ fn length(file: &File) -> io::Result<u64> {
     if metadata.file_type().is_file() {
         return Ok(metadata.len());
     }
-    // A device's length is where its end is.
+    // The length of a device is the position of its end.
     let mut file = file;
     file.seek(SeekFrom::End(0))
 }
 
 fn direct(path: &Path, how: &OpenOptions, wanted: bool, bytes: u64) -> Result<File, String> {
     if !wanted {
-        return Err("direct I/O was not asked for".to_owned());
+        return Err("direct I/O was not requested".to_owned());
     }
     if !bytes.is_multiple_of(BLOCK_BYTES as u64) {
-        return Err(format!("its length of {bytes} bytes is no multiple of {BLOCK_BYTES}"));
+        return Err(format!("its length of {bytes} bytes is not a multiple of {BLOCK_BYTES}"));
     }
     let mut how = how.clone();
     let opened = how.custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path);
     let file = opened.map_err(|error| format!("the file system refuses direct I/O: {error}"))?;
-    // Some file systems accept the flag and refuse the I/O: one aligned read tells.
+    // Some file systems accept the flag and reject the I/O: one aligned read tests it.
     let mut probe = vec![0u8; 2 * BLOCK_BYTES];
     let skip = probe.as_ptr().align_offset(BLOCK_BYTES);
     match file.read_at(&mut probe[skip..skip + BLOCK_BYTES], 0) {
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_of_a_bare_name_is_this_one() {
+    fn the_directory_of_a_bare_name_is_the_current_one() {
         for (path, directory) in [("ssd", "."), ("./ssd", "."), ("a/ssd", "a"), ("/ssd", "/")] {
             assert_eq!(directory_of(Path::new(path)), Path::new(directory), "{path}");
         }

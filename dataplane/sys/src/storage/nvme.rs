@@ -1,8 +1,8 @@
-//! Namespaces of NVMe drives behind a claimed block device: found, checked, and opened for commands.
+//! Passthrough access to the NVMe namespace behind a claimed block device: detection, validation, and opening.
 //!
-//! A command names blocks of the whole namespace and passes by everything that the kernel knows of it: partitions, its
-//! page cache, who else has it open. So it is asked for only behind a device that this process has claimed, the start
-//! of a partition is added, and whatever is not as it is expected to be is a reason to do without.
+//! A command addresses blocks of the whole namespace and bypasses everything that the kernel knows of it: partitions,
+//! its page cache, other processes that have it open. So commands are used only behind a device that this process has
+//! claimed, the start of a partition is added, and any unexpected property disables them.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,11 +19,12 @@ const NAMESPACE_ID: libc::Ioctl = 0x4e40;
 const ADMIN_COMMAND: libc::Ioctl = 0xc048_4e41_u32 as libc::Ioctl;
 const IDENTIFY: u8 = 6;
 const IDENTIFY_BYTES: usize = 4096;
-/// A command has room for so many blocks.
+/// Limit of blocks of one command.
 const BLOCKS_MOST: u64 = 1 << 16;
-/// Drives whose commands move less are better served by the block layer, which joins and splits.
+/// Least useful command size in bytes. The block layer, which merges and splits requests, serves drives with smaller
+/// commands better.
 const COMMAND_BYTES_LEAST: u32 = 64 << 10;
-/// Sectors of the kernel's files.
+/// Unit of sizes in sysfs, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
 /// `struct nvme_passthru_cmd`.
@@ -44,20 +45,20 @@ struct AdminCommand {
     result: u32,
 }
 
-/// A namespace that takes commands.
+/// A namespace for passthrough commands.
 #[derive(Debug)]
 pub struct NvmeNamespace {
     device: File,
     name: String,
     id: u32,
     block_bytes: u64,
-    /// Where the claimed device begins in it, in blocks, and its length.
+    /// Start of the claimed device in the namespace, in blocks; its length is `blocks`.
     first_block: u64,
     blocks: u64,
     command_bytes_most: u32,
 }
 
-/// What a namespace says of itself.
+/// Decoded identify data of a namespace.
 #[derive(Debug, PartialEq, Eq)]
 struct NamespaceInfo {
     blocks: u64,
@@ -67,10 +68,10 @@ struct NamespaceInfo {
 }
 
 impl NvmeNamespace {
-    /// The namespace behind a claimed device; nothing, if that is no NVMe drive.
+    /// Returns the namespace behind a claimed device; `None` if it is not an NVMe drive.
     ///
     /// # Errors
-    /// Why commands are not for it, in words.
+    /// A description of the reason why commands cannot be used.
     pub fn behind(claimed: &ClaimedFile) -> Result<Option<Self>, String> {
         if !claimed.is_device() {
             return Ok(None);
@@ -87,13 +88,13 @@ impl NvmeNamespace {
         let path = Path::new("/dev").join(&place.generic);
         let said = |what: &str, error: io::Error| format!("{}: {what}: {error}", path.display());
         let device = File::options().read(true).write(true).open(&path).map_err(|error| said("opening", error))?;
-        let metadata = device.metadata().map_err(|error| said("looking", error))?;
+        let metadata = device.metadata().map_err(|error| said("examining", error))?;
         if !metadata.file_type().is_char_device() || number(metadata.rdev()) != place.number {
             return Err(format!("{} is not the device {}", path.display(), place.number));
         }
-        let id = namespace_id(device.as_fd()).map_err(|error| said("its number", error))?;
-        let block_id =
-            namespace_id(claimed.file().fd()).map_err(|error| format!("the number of the namespace: {error}"))?;
+        let id = namespace_id(device.as_fd()).map_err(|error| said("querying its namespace", error))?;
+        let block_id = namespace_id(claimed.file().fd())
+            .map_err(|error| format!("querying the namespace of the block device: {error}"))?;
         if id != block_id {
             return Err(format!("{} is namespace {id}, the block device {block_id}", path.display()));
         }
@@ -101,7 +102,7 @@ impl NvmeNamespace {
         let (first_block, blocks) = place.check(&described, claimed.file().bytes())?;
         let command_bytes_most = place.command_bytes_most(described.block_bytes);
         if command_bytes_most < COMMAND_BYTES_LEAST {
-            return Err(format!("a command moves {command_bytes_most} bytes at the most"));
+            return Err(format!("a command moves at most {command_bytes_most} bytes"));
         }
         Ok(Self {
             device,
@@ -114,13 +115,13 @@ impl NvmeNamespace {
         })
     }
 
-    /// Its name, for logs.
+    /// Returns the device name, for logs.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The most that one command moves, in bytes: whole pages.
+    /// Returns the largest transfer of one command, in bytes: whole pages.
     #[must_use]
     pub const fn command_bytes_most(&self) -> u32 {
         self.command_bytes_most
@@ -130,10 +131,10 @@ impl NvmeNamespace {
         self.id
     }
 
-    /// The blocks of a range of the claimed device.
+    /// Returns the blocks of a range of the claimed device: the first, and their number.
     ///
     /// # Panics
-    /// When they are not whole, more than a command takes, or not all of them the device's.
+    /// When the range is not block-aligned, exceeds the size of a command, or is outside of the device.
     pub(crate) fn blocks_of(&self, offset: u64, bytes: u64) -> (u64, u32) {
         let whole = offset.is_multiple_of(self.block_bytes) && bytes.is_multiple_of(self.block_bytes);
         assert!(
@@ -152,13 +153,13 @@ impl AsFd for NvmeNamespace {
     }
 }
 
-/// What the kernel's files say of the device.
+/// Properties of the device in sysfs.
 #[derive(Debug)]
 struct Place {
-    /// The name of the namespace's character device, and its number.
+    /// Name of the namespace's character device, and its device number.
     generic: String,
     number: String,
-    /// Where the claimed device begins in the whole, and how long the whole is, in sectors.
+    /// Start of the claimed device in the whole one, and length of the whole, in sectors.
     start: u64,
     sectors: u64,
     block_bytes: u64,
@@ -167,7 +168,7 @@ struct Place {
 }
 
 impl Place {
-    /// Of the block device of this number; nothing, if it is no NVMe drive.
+    /// Reads the properties of the block device with this number; `None` if it is not an NVMe drive.
     fn of(sys: &Path, major: u64, minor: u64) -> Result<Option<Self>, String> {
         let link = sys.join(format!("dev/block/{major}:{minor}"));
         let device = fs::canonicalize(&link).map_err(|error| format!("{}: {error}", link.display()))?;
@@ -179,7 +180,7 @@ impl Place {
         let name = whole.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let Some(generic) = generic_of(&name) else { return Ok(None) };
         let entry = sys.join("class/nvme-generic").join(&generic);
-        // Both hang on the same controller, or the same subsystem of several.
+        // Both belong to the same controller, or to the same subsystem of several.
         let parent = |of: PathBuf| fs::canonicalize(of.join("device")).ok();
         if parent(entry.clone()).is_none() || parent(entry.clone()) != parent(whole.clone()) {
             return Err(format!("{name} has no passthrough device {generic}"));
@@ -198,7 +199,7 @@ impl Place {
         }))
     }
 
-    /// The first block of the claimed device and how many it has.
+    /// Returns the first block of the claimed device in the namespace, and the number of its blocks.
     fn check(&self, described: &NamespaceInfo, bytes: u64) -> Result<(u64, u64), String> {
         let NamespaceInfo { blocks, block_bytes, metadata_bytes, protection } = *described;
         if metadata_bytes != 0 || protection != 0 {
@@ -217,14 +218,14 @@ impl Place {
     }
 
     fn command_bytes_most(&self, block_bytes: u64) -> u32 {
-        // Each page may be a piece of its own, and what does not begin with one takes one more.
+        // Each page may be a piece of its own, and an unaligned start takes one more.
         let pages = (self.pieces_most.saturating_sub(1)).max(1) * BLOCK_BYTES as u64;
         let most = self.request_bytes_most.min(pages).min(BLOCKS_MOST * block_bytes).min(1 << 30);
         (most / BLOCK_BYTES as u64 * BLOCK_BYTES as u64) as u32
     }
 }
 
-/// nvme3n1 is also ng3n1.
+/// Returns the name of the generic device: ng3n1 for nvme3n1.
 fn generic_of(name: &str) -> Option<String> {
     let (controller, namespace) = name.strip_prefix("nvme")?.split_once('n')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -238,7 +239,7 @@ fn text(path: &Path) -> Result<String, String> {
 
 fn read(path: &Path) -> Result<u64, String> {
     let text = text(path)?;
-    text.parse().map_err(|_| format!("{}: {text:?} is no number", path.display()))
+    text.parse().map_err(|_| format!("{}: {text:?} is not a number", path.display()))
 }
 
 fn number(device: u64) -> String {
@@ -246,7 +247,7 @@ fn number(device: u64) -> String {
 }
 
 fn namespace_id(device: BorrowedFd<'_>) -> io::Result<u32> {
-    // SAFETY: names no memory.
+    // SAFETY: passes no memory.
     let id = unsafe { libc::ioctl(device.as_raw_fd(), NAMESPACE_ID) };
     if id > 0 { Ok(id as u32) } else { Err(io::Error::last_os_error()) }
 }
@@ -260,16 +261,17 @@ fn identify(device: &File, id: u32) -> io::Result<Vec<u8>> {
         length: IDENTIFY_BYTES as u32,
         ..AdminCommand::default()
     };
-    // SAFETY: the command is as the call wants it; it writes so many bytes to the answer, which lives through it.
+    // SAFETY: the command has the form that the call expects; the kernel writes at most `length` bytes to the answer,
+    // which outlives the call.
     let status = unsafe { libc::ioctl(device.as_raw_fd(), ADMIN_COMMAND, &raw mut command) };
     match status {
         0 => Ok(answer),
-        status if status > 0 => Err(io::Error::other(format!("status {status:#x} of the drive"))),
+        status if status > 0 => Err(io::Error::other(format!("the drive returned status {status:#x}"))),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The namespace's size, and its present format.
+/// Decodes the namespace's size, and its current format.
 fn describe(answer: &[u8]) -> NamespaceInfo {
     let format = usize::from(answer[26]);
     let format = format & 0xf | format >> 1 & 0x30;
@@ -303,18 +305,18 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_taken_as_a_whole_or_a_partition_of_it() {
+    fn whole_namespaces_and_partitions_are_accepted() {
         let whole = describe(&answer(1 << 18, 4, 12, 0, 0));
         let bytes = 1 << 30;
         assert_eq!(place(0, bytes / 512, 4096).check(&whole, bytes), Ok((0, 1 << 18)));
         assert_eq!(place(2048, bytes / 512, 4096).check(&whole, bytes - (1 << 20)), Ok((256, (1 << 18) - 256)));
-        // Formats above the fifteenth have their number in two parts.
+        // Format numbers above 15 are split into two fields.
         let short = describe(&answer(1 << 21, 33, 9, 0, 0));
         assert_eq!(place(1, bytes / 512, 512).check(&short, 512), Ok((1, 1)));
     }
 
     #[test]
-    fn whatever_is_not_as_expected_is_a_reason_to_do_without() {
+    fn unexpected_namespaces_are_rejected() {
         let bytes: u64 = 1 << 30;
         let why = |place: Place, answer: Vec<u8>| place.check(&describe(&answer), bytes).expect_err("refused");
         let sectors = bytes / 512;

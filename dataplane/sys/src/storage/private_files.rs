@@ -1,8 +1,8 @@
-//! Private files: written whole or not at all, readable by their owner alone.
+//! Private files: written atomically, readable only by their owner.
 //!
 //! Keys and the files that name them are secrets, so a file is created with mode 0600 under a temporary name in the
-//! same directory, synced, and renamed over its name. A reader refuses a secret that others may read, and reads at
-//! most a stated number of bytes.
+//! same directory, synced, and renamed over its target. A reader rejects a secret that other users may read, and reads
+//! at most a given number of bytes.
 
 use std::env;
 use std::fmt;
@@ -13,37 +13,27 @@ use std::path::{Path, PathBuf};
 
 use crate::cpu::effective_uid;
 
-/// Why a private file or directory could not be used.
+/// Error of a private file or directory.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum FileError {
     /// The operating system refused.
     Io {
-        /// What was tried, as a verb phrase.
+        /// Attempted action, as a verb phrase.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// The reason.
         source: io::Error,
     },
-    /// The file is longer than anything that belongs there.
-    TooLarge {
-        /// Which file.
-        path: PathBuf,
-        /// How many bytes it may have.
-        limit_bytes: u64,
-    },
-    /// Someone else owns the directory or file, or may read it.
+    /// The file exceeds the size limit of its kind.
+    TooLarge { path: PathBuf, limit_bytes: u64 },
+    /// The directory or file belongs to another user, or is accessible to other users.
     NotPrivate {
-        /// Which one.
         path: PathBuf,
-        /// Who owns it, its mode, and what it should be.
+        /// Its owner or mode, and the next step.
         detail: String,
     },
-    /// `XDG_RUNTIME_DIR` is no absolute path.
-    Environment {
-        /// What it is.
-        path: PathBuf,
-    },
+    /// `XDG_RUNTIME_DIR` is not an absolute path.
+    Environment { path: PathBuf },
 }
 
 impl fmt::Display for FileError {
@@ -53,10 +43,10 @@ impl fmt::Display for FileError {
                 write!(f, "cannot {action} {}: {source}", path.display())
             }
             Self::TooLarge { path, limit_bytes } => {
-                write!(f, "{} is longer than {limit_bytes} bytes: it is not ours", path.display())
+                write!(f, "{} is longer than {limit_bytes} bytes: it is not a kvplane file", path.display())
             }
             Self::Environment { path } => {
-                write!(f, "XDG_RUNTIME_DIR is {}, which is no absolute path", path.display())
+                write!(f, "XDG_RUNTIME_DIR is {}, which is not an absolute path", path.display())
             }
             Self::NotPrivate { path, detail } => {
                 write!(f, "{} is not private: {detail}", path.display())
@@ -67,17 +57,17 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
-/// Makes a [`FileError::Io`] of an error of the system: for `map_err`.
+/// Returns a closure for `map_err` that turns an error of the system into a [`FileError::Io`].
 pub fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_owned();
     move |source| FileError::Io { action, path, source }
 }
 
-/// The user's directory for sockets and for what local processes tell each other: `$XDG_RUNTIME_DIR/kvplane`, else
-/// `/run/user/UID/kvplane`, else `/tmp/kvplane-UID`. It need not exist ([`private_directory`]).
+/// Returns the user's directory for sockets and files of local processes: `$XDG_RUNTIME_DIR/kvplane`, else
+/// `/run/user/UID/kvplane`, else `/tmp/kvplane-UID`. It may not exist yet ([`private_directory`]).
 ///
 /// # Errors
-/// When the environment names no absolute path.
+/// When the environment variable is not an absolute path.
 pub fn runtime_directory() -> Result<PathBuf, FileError> {
     if let Some(path) = env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
@@ -88,19 +78,19 @@ pub fn runtime_directory() -> Result<PathBuf, FileError> {
     if session.is_dir() { Ok(session.join("kvplane")) } else { Ok(PathBuf::from(format!("/tmp/kvplane-{user}"))) }
 }
 
-/// Creates `path` with mode 0700, or accepts it when it is a directory of ours that nobody else may enter.
+/// Creates `path` with mode 0700, or accepts an existing directory of this user that is not accessible to others.
 ///
 /// # Errors
-/// When it cannot be created, is no directory (a symbolic link counts as none), belongs to someone else or is open to
-/// others.
+/// When it cannot be created, is not a directory (nor is a symbolic link), belongs to another user or is accessible to
+/// other users.
 pub fn private_directory(path: &Path) -> Result<(), FileError> {
     made_private_directory(path).map(|_| ())
 }
 
-/// As [`private_directory`]; returns whether it was created.
+/// Creates or accepts a directory like [`private_directory`]; returns true if it was created.
 ///
 /// # Errors
-/// As [`private_directory`].
+/// See [`private_directory`].
 pub fn made_private_directory(path: &Path) -> Result<bool, FileError> {
     let made = match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => true,
@@ -123,31 +113,31 @@ pub fn made_private_directory(path: &Path) -> Result<bool, FileError> {
     Ok(made)
 }
 
-/// Writes `content` to `path` atomically with mode 0600: a reader sees the old file or the new one, a crash leaves
-/// either.
+/// Writes `content` to `path` atomically with mode 0600: a reader sees either the old file or the new one, also after a
+/// crash.
 ///
 /// # Errors
-/// Whatever the file system says.
+/// When the file system reports an error.
 pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
     replace(path, content, |_| Ok(())).map(drop)
 }
 
-/// As [`write_private`]; the file is locked before it has its name, and until the returned handle is dropped, so that a
-/// reader sees whether the writer is alive ([`read_locked`]).
+/// Writes like [`write_private`]; the file is locked before the rename, and until the returned handle is dropped, so
+/// that a reader can tell whether the writer is alive ([`read_locked`]).
 ///
 /// # Errors
-/// As [`write_private`].
+/// See [`write_private`].
 pub fn write_locked(path: &Path, content: &[u8]) -> Result<File, FileError> {
     replace(path, content, File::lock)
 }
 
-/// Replaces a file; `prepare` sees the new one before it has its name.
+/// Replaces a file; `prepare` is called with the new one before the rename.
 fn replace(path: &Path, content: &[u8], prepare: impl FnOnce(&File) -> io::Result<()>) -> Result<File, FileError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = PathBuf::from(temporary);
     let written = (|| {
-        // A left-over of a crashed process with our id may have any mode: it must not be reused.
+        // A leftover of a crashed process with the same id may have any mode: it must not be reused.
         match fs::remove_file(&temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -163,13 +153,13 @@ fn replace(path: &Path, content: &[u8], prepare: impl FnOnce(&File) -> io::Resul
         Ok(file)
     })();
     written.map_err(|error| {
-        // The temporary file is worthless now; that it may be left behind is not worth a second error.
+        // The temporary file is useless now; a failure to remove it is not reported.
         let _ = fs::remove_file(&temporary);
         io_error("write", path)(error)
     })
 }
 
-/// Reads a text of at most `limit_bytes`.
+/// Reads a text file of at most `limit_bytes`.
 ///
 /// # Errors
 /// When it cannot be read, is longer, or is not UTF-8.
@@ -188,19 +178,19 @@ fn text_of(file: &File, path: &Path, limit_bytes: u64) -> Result<String, FileErr
     Ok(text)
 }
 
-/// [`read_text`] of a secret: refused when others may read it.
+/// Reads a secret like [`read_text`]; rejected if other users may read it.
 ///
 /// # Errors
-/// As [`read_text`], and [`FileError::NotPrivate`].
+/// See [`read_text`], and [`FileError::NotPrivate`].
 pub fn read_private(path: &Path, limit_bytes: u64) -> Result<String, FileError> {
     private_text_of(&File::open(path).map_err(io_error("open", path))?, path, limit_bytes)
 }
 
-/// As [`read_private`]; and whether the writer of this text holds it still ([`write_locked`]). The lock of another
-/// writer that took the same name since does not count.
+/// Reads like [`read_private`]; also returns true if the writer of this text still holds its lock ([`write_locked`]).
+/// The lock of another writer that has replaced the file since does not count.
 ///
 /// # Errors
-/// As [`read_private`].
+/// See [`read_private`].
 pub fn read_locked(path: &Path, limit_bytes: u64) -> Result<(String, bool), FileError> {
     let file = File::open(path).map_err(io_error("open", path))?;
     let text = private_text_of(&file, path, limit_bytes)?;
@@ -211,10 +201,10 @@ pub fn read_locked(path: &Path, limit_bytes: u64) -> Result<(String, bool), File
     }
 }
 
-/// Refuses an open file that others than its owner may read or change; `path` is for the error.
+/// Rejects an open file that users other than its owner may read or change; `path` is for the error.
 ///
 /// # Errors
-/// [`FileError::NotPrivate`], or that the file cannot be examined.
+/// [`FileError::NotPrivate`], or an error if the file cannot be examined.
 pub fn check_private(file: &File, path: &Path) -> Result<(), FileError> {
     let found = file.metadata().map_err(io_error("look at", path))?;
     if found.mode() & 0o077 == 0 {

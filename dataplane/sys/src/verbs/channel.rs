@@ -1,4 +1,4 @@
-//! Completion channels: where a thread parks until a completion queue has something.
+//! Completion channels: descriptors on which a thread parks until a completion queue has an event.
 
 use super::context::{Context, set_nonblocking};
 use super::error::VerbsError;
@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where completion queues that were armed announce that they have something: a descriptor to park on. Clones are the
-/// same channel. Any thread may use it.
+/// Channel on which armed completion queues signal new completions: a descriptor to park on. Clones refer to the same
+/// channel. Any thread may use it.
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Channel>,
@@ -22,14 +22,14 @@ struct Channel {
     context: Arc<Context>,
 }
 
-// SAFETY: channels may be used from any thread, several at the same time.
+// SAFETY: channels may be used from several threads at the same time.
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: the queues on it held an Arc of it, so none is left; destroyed once.
+        // SAFETY: the queues on the channel held an Arc of it, so none is left; destroyed once.
         if unsafe { (self.context.functions().destroy_comp_channel)(self.raw.as_ptr()) } != 0 {
             mem::forget(Arc::clone(&self.context));
         }
@@ -45,15 +45,15 @@ impl CompletionChannel {
         Arc::ptr_eq(&self.inner.context, context)
     }
 
-    /// A channel of the device.
+    /// Creates a channel of the device.
     ///
     /// # Errors
     /// When there are too many open files.
     pub fn new(context: &Arc<Context>) -> Result<Self, VerbsError> {
-        // SAFETY: the context is open; the library returns a channel that is ours, or null.
+        // SAFETY: the context is open; the library returns a new channel for this caller, or null.
         let raw = unsafe { (context.functions().create_comp_channel)(context.raw()) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(context.refused("make a completion channel", io::Error::last_os_error()));
+            return Err(context.refused("create a completion channel", io::Error::last_os_error()));
         };
         let channel = Self { inner: Arc::new(Channel { raw, context: Arc::clone(context) }) };
         // SAFETY: the channel is alive; its descriptor does not change.
@@ -62,7 +62,8 @@ impl CompletionChannel {
         Ok(channel)
     }
 
-    /// The token of a queue that announced something, if one did. Arm it again, then poll it.
+    /// Returns the token of a queue that has signalled an event, if any. The caller arms the queue again, then polls
+    /// it.
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
@@ -78,13 +79,13 @@ impl CompletionChannel {
                 _ => Err(context.refused("read a completion channel", source)),
             };
         }
-        // SAFETY: a queue with an event that is not acknowledged is alive: destroying it waits.
+        // SAFETY: a queue with an unacknowledged event is alive: destroying it waits.
         unsafe { (context.functions().ack_cq_events)(queue, 1) };
         Ok(Some(token.addr() as u64))
     }
 }
 
-/// Readable when [`CompletionChannel::take`] has something.
+/// Readable when [`CompletionChannel::take`] has an event.
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the channel, which the borrow holds.

@@ -1,7 +1,7 @@
-//! Completions: where a device says that requests are over.
+//! Work completions: a device's reports of completed requests.
 //!
 //! A completion is only valid until its queue is polled again, and only the queue's owner polls. So it cannot be kept
-//! and shown to a queue pair later, when its number may name another request.
+//! and passed to a queue pair later, when its id may denote another request.
 
 use super::completion_queue::Queue;
 use super::ffi::*;
@@ -9,34 +9,34 @@ use super::slots::SEQUENCE_BITS;
 use std::fmt;
 use std::sync::Arc;
 
-/// How a request ended.
+/// Completion status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// It was done.
+    /// The request succeeded.
     Success,
-    /// The queue failed before, or was told to: whether it was done is not known.
+    /// The queue had failed, or was moved to the error state: the outcome of the request is unknown.
     Flushed,
-    /// A message was longer than the receive it met.
+    /// A message was longer than the receive that it consumed.
     LocalLength,
-    /// The queue pair was not fit for it.
+    /// The queue pair could not carry out the request.
     LocalOperation,
-    /// Our own memory was not registered for it.
+    /// Local memory was not registered for the request.
     LocalProtection,
-    /// Our own memory was not registered for what a peer wanted.
+    /// Local memory was not registered for a peer's request.
     LocalAccess,
-    /// The peer found the request wrong.
+    /// The peer rejected the request as invalid.
     RemoteInvalid,
-    /// The peer's memory was not registered for it, or the key is wrong.
+    /// The peer's memory was not registered for the request, or the key is wrong.
     RemoteAccess,
-    /// The peer could not do it.
+    /// The peer could not carry out the request.
     RemoteOperation,
-    /// The peer does not answer.
+    /// The peer does not respond.
     RetryExceeded,
-    /// The peer had no receive posted, however often it was asked.
+    /// The peer had no receive posted, after all retries.
     ReceiverNotReady,
     /// The device failed.
     Fatal,
-    /// Something else, by its number in verbs.
+    /// Another status, by its number in verbs.
     Other(u32),
 }
 
@@ -60,17 +60,17 @@ impl Status {
     }
 }
 
-/// What names a queue pair among those of one completion queue. Indexes are small and used again; with the generation
-/// a name is never used again.
+/// Id of a queue pair among those of one completion queue. Indexes are small and reused; the generation makes every id
+/// unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId {
-    /// Dense: fit for a table.
+    /// Dense index, suitable for a table.
     pub index: u16,
-    /// Which of the index's holders.
+    /// Generation of the index.
     pub generation: u16,
 }
 
-/// Which kind of queue a request's id belongs to.
+/// Kind of the queue to which a request's id belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Send = 0,
@@ -81,23 +81,23 @@ pub(crate) enum Kind {
 const KIND_SHIFT: u32 = 62;
 const SEQUENCE_SHIFT: u32 = 32;
 
-/// A request's id on a queue pair: kind, sequence, generation and index of the queue.
+/// Encodes the id of a request: kind, sequence number, generation and index of the queue.
 pub(crate) fn request_id(kind: Kind, sequence: u32, queue: QueueId) -> u64 {
     (kind as u64) << KIND_SHIFT | sequence_bits(sequence) | u64::from(queue.generation) << 16 | u64::from(queue.index)
 }
 
-/// A sequence number where ids have it.
+/// Returns a sequence number shifted to its position in ids.
 pub(crate) fn sequence_bits(sequence: u32) -> u64 {
     u64::from(sequence) << SEQUENCE_SHIFT
 }
 
-/// One place for a completion, for [`CompletionQueue::poll`].
+/// Buffer for one completion, for [`CompletionQueue::poll`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Entry(ibv_wc);
 
 impl Entry {
-    /// `count` places.
+    /// Creates `count` buffers.
     #[must_use]
     pub fn many(count: usize) -> Box<[Self]> {
         vec![Self(ibv_wc::default()); count].into()
@@ -110,7 +110,7 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// A device says that a request is over. Show it to its queue to learn which, and to let go of its memory.
+/// Completion of a request. Its queue translates it to the request's token and releases the request's memory.
 #[derive(Clone, Copy)]
 pub struct Completion<'a> {
     raw: &'a ibv_wc,
@@ -118,52 +118,52 @@ pub struct Completion<'a> {
 }
 
 impl Completion<'_> {
-    /// How the request ended.
+    /// Returns the completion status of the request.
     #[must_use]
     pub fn status(&self) -> Status {
         Status::from_raw(self.raw.status)
     }
 
-    /// The queue pair it was posted to. `None` when it was posted to a shared receive queue; then
-    /// [`Completion::qp_num`] says who took it.
+    /// Returns the queue pair to which the request was posted. `None` for a shared receive queue; then
+    /// [`Completion::qp_num`] tells which queue pair consumed it.
     #[must_use]
     pub fn queue(&self) -> Option<QueueId> {
         (self.kind() != Some(Kind::Shared)).then_some(self.id())
     }
 
-    /// The device's number of the queue pair.
+    /// Returns the device's number of the queue pair.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.raw.qp_num
     }
 
-    /// Whether it was a receive, of whichever queue.
+    /// Returns true if it was a receive, on whichever queue.
     #[must_use]
     pub fn is_receive(&self) -> bool {
         self.kind() != Some(Kind::Send)
     }
 
-    /// Of a successful receive: the length of the message, or of what was written with an immediate.
+    /// Returns the length of the message, or of a write with immediate; for a successful receive.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.raw.byte_len
     }
 
-    /// Of a successful receive: the number that came with it.
+    /// Returns the immediate value of a successful receive, if there is one.
     #[must_use]
     pub fn immediate(&self) -> Option<u32> {
         let there = self.raw.status == 0 && self.is_receive() && self.raw.wc_flags & WC_WITH_IMM != 0;
         there.then(|| u32::from_be(self.raw.imm_data))
     }
 
-    /// Of a successful receive: whether it says that the peer wrote to our memory by itself; the receive's own memory
-    /// was not used.
+    /// Returns true if a successful receive reports a one-sided write with immediate by the peer; the receive's own
+    /// memory was not used.
     #[must_use]
     pub fn is_remote_write(&self) -> bool {
         self.raw.status == 0 && self.is_receive() && self.raw.opcode == WC_RECV_RDMA_WITH_IMM
     }
 
-    /// What the vendor has to say of an error.
+    /// Returns the vendor-specific error code.
     #[must_use]
     pub fn vendor_error(&self) -> u32 {
         self.raw.vendor_err
@@ -201,7 +201,7 @@ impl fmt::Debug for Completion<'_> {
     }
 }
 
-/// What one poll found.
+/// Completions found by one poll.
 #[derive(Clone)]
 pub struct PollResult<'a> {
     entries: std::slice::Iter<'a, Entry>,

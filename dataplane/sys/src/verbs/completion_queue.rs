@@ -1,4 +1,4 @@
-//! Completion queues: made, polled, armed, and shared by queue pairs.
+//! Completion queues: creation, polling, arming, and sharing by queue pairs.
 
 use super::channel::CompletionChannel;
 use super::completion::{Entry, PollResult, QueueId};
@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where a device reports requests that are over. Queue pairs keep it alive. One owner polls it; it may move between
-/// threads.
+/// Queue to which a device reports completed requests. Queue pairs keep it alive. One owner polls it; the owner may
+/// move between threads.
 pub struct CompletionQueue {
     inner: Arc<Queue>,
 }
@@ -23,19 +23,19 @@ pub(crate) struct Queue {
     raw: NonNull<ibv_cq>,
     poll: PollCq,
     capacity: u32,
-    /// Completions that the queue pairs on it can have at the same time.
+    /// Capacity reserved by the queue pairs on it: completions that they can have outstanding.
     promised: AtomicU32,
     places: Mutex<Places>,
     channel: Option<CompletionChannel>,
     context: Arc<Context>,
 }
 
-// SAFETY: queues may be used from any thread, several at the same time.
+// SAFETY: queues may be used from several threads at the same time.
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
 
-/// Which names of queue pairs are in use.
+/// Ids of queue pairs that are in use.
 #[derive(Default)]
 struct Places {
     generations: Vec<u16>,
@@ -43,10 +43,10 @@ struct Places {
 }
 
 impl CompletionQueue {
-    /// A queue for `entries` completions at the same time. `token` is what its channel calls it.
+    /// Creates a queue for `entries` outstanding completions. `token` identifies it on its channel.
     ///
     /// # Errors
-    /// When the device has fewer entries, or no more queues; or the channel is another device's.
+    /// When the device supports fewer entries, or no more queues; or the channel belongs to another device.
     pub fn new(
         context: &Arc<Context>,
         entries: u32,
@@ -60,12 +60,12 @@ impl CompletionQueue {
         let raw_channel = channel.as_ref().map_or(std::ptr::null_mut(), CompletionChannel::raw);
         let token = std::ptr::without_provenance_mut(token as usize);
         let entries = entries.max(1);
-        // SAFETY: context and channel are alive and stay so; the token is handed back and never followed.
+        // SAFETY: context and channel are alive and stay so; the token is returned and never dereferenced.
         let raw = unsafe { (context.functions().create_cq)(context.raw(), entries as c_int, token, raw_channel, 0) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(context.refused(format!("make a queue of {entries} completions"), io::Error::last_os_error()));
+            return Err(context.refused(format!("create a queue of {entries} completions"), io::Error::last_os_error()));
         };
-        // SAFETY: the queue is alive, and its table of functions was filled when the device was opened.
+        // SAFETY: the queue is alive, and its function table was filled when the device was opened.
         let poll = unsafe { (*(*raw.as_ptr()).context).ops.poll_cq };
         Ok(Self {
             inner: Arc::new(Queue {
@@ -80,13 +80,13 @@ impl CompletionQueue {
         })
     }
 
-    /// Takes what is there, as much as fits into `entries`. Nothing is not an error.
+    /// Polls the available completions, up to the length of `entries`. An empty result is not an error.
     ///
     /// # Errors
     /// When the queue has failed: it overflowed, or the device is gone.
     pub fn poll<'a>(&'a mut self, entries: &'a mut [Entry]) -> Result<PollResult<'a>, VerbsError> {
         let room = c_int::try_from(entries.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is alive; the device writes at most as many entries as there is room for.
+        // SAFETY: the queue is alive; the device writes at most as many entries as the array has.
         let count = unsafe { (self.inner.poll)(self.inner.raw.as_ptr(), room, entries.as_mut_ptr().cast()) };
         match usize::try_from(count) {
             Ok(count) => Ok(PollResult::new(&entries[..count], &self.inner)),
@@ -97,17 +97,17 @@ impl CompletionQueue {
         }
     }
 
-    /// Asks for an announcement on the channel with the next completion. What came before may not be announced: poll
-    /// once more after arming, before parking.
+    /// Requests an event on the channel for the next completion. Earlier completions may not cause one: poll once more
+    /// after arming, before parking.
     ///
     /// # Errors
-    /// When the queue was made without a channel, or the device is gone.
+    /// When the queue was created without a channel, or the device is gone.
     pub fn arm(&self) -> Result<(), VerbsError> {
         let queue = &*self.inner;
         if queue.channel.is_none() {
             return Err(VerbsError::NotOffered {
                 device: queue.context.name().to_owned(),
-                what: "announcements of a completion queue without a channel",
+                what: "events of a completion queue without a channel",
             });
         }
         // SAFETY: the queue is alive.
@@ -118,7 +118,7 @@ impl CompletionQueue {
         }
     }
 
-    /// How many completions it takes.
+    /// Returns the capacity in completions.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.capacity
@@ -144,7 +144,7 @@ impl Queue {
         &self.context
     }
 
-    /// A name for a queue pair that can have `completions` at the same time.
+    /// Allocates an id for a queue pair that can have `completions` outstanding.
     pub(crate) fn admit(&self, completions: u32) -> Result<QueueId, VerbsError> {
         let promise = |promised: u32| promised.checked_add(completions).filter(|sum| *sum <= self.capacity);
         if let Err(promised) = self.promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, promise) {
@@ -170,12 +170,12 @@ impl Queue {
         Ok(QueueId { index, generation: places.generations[usize::from(index)] })
     }
 
-    /// The queue pair of that name is gone.
+    /// Frees the id of a destroyed queue pair.
     pub(crate) fn release(&self, id: QueueId, completions: u32) {
         self.promised.fetch_sub(completions, Ordering::Relaxed);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let generation = &mut places.generations[usize::from(id.index)];
-        // A place whose generations are used up is not used again.
+        // An index whose generations are used up is not reused.
         if let Some(next) = generation.checked_add(1) {
             *generation = next;
             places.free.push(id.index);

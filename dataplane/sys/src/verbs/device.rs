@@ -1,4 +1,4 @@
-//! Where verbs come from, and the devices there are.
+//! Verbs providers and their devices.
 
 pub(super) mod context;
 pub(super) mod events;
@@ -19,12 +19,12 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Who carries out verbs.
+/// Implementation of verbs.
 #[derive(Clone)]
 pub(crate) enum Provider {
-    /// libibverbs, and with it the NICs of this machine.
+    /// libibverbs, with the NICs of this machine.
     Library(&'static Library),
-    /// Devices of software inside this process.
+    /// Software devices inside this process.
     Soft(Loopback),
 }
 
@@ -37,14 +37,14 @@ impl Provider {
     }
 }
 
-/// A source of RDMA devices: the library of this machine, or software. Clones are the same source.
+/// Source of RDMA devices: the library of this machine, or software. Clones refer to the same source.
 #[derive(Clone)]
 pub struct Verbs {
     provider: Provider,
 }
 
 impl Verbs {
-    /// The RDMA devices of this machine, through libibverbs, which is loaded now.
+    /// Opens the RDMA devices of this machine; loads libibverbs.
     ///
     /// # Errors
     /// When the library is not installed, or is too old.
@@ -52,20 +52,20 @@ impl Verbs {
         Ok(Self { provider: Provider::Library(library()?) })
     }
 
-    /// Devices of software inside this process; see [`Loopback`].
+    /// Creates a source of software devices inside this process; see [`Loopback`].
     #[must_use]
     pub fn loopback(fabric: &Loopback) -> Self {
         Self { provider: Provider::Soft(fabric.clone()) }
     }
 
-    /// One device, `null0`, on which every request succeeds at once and no byte moves but those of messages: what
-    /// remains is what our own code costs.
+    /// Creates a source with one device, `null0`, on which every request succeeds at once and only messages move bytes:
+    /// measures the cost of our own code.
     #[must_use]
     pub fn null() -> Self {
         Self { provider: Provider::Soft(Loopback::null()) }
     }
 
-    /// What this is, for people: `libibverbs`, `loopback` or `null`.
+    /// Returns the name of the source: `libibverbs`, `loopback` or `null`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match &self.provider {
@@ -75,10 +75,10 @@ impl Verbs {
         }
     }
 
-    /// The devices there are, in the provider's order. None is not an error.
+    /// Returns the devices, in the provider's order. An empty list is not an error.
     ///
     /// # Errors
-    /// When the kernel has no verbs.
+    /// When the kernel does not support verbs.
     pub fn devices(&self) -> Result<Vec<Device>, VerbsError> {
         let device = |raw, list| Device { raw, provider: self.provider.clone(), _list: list };
         match &self.provider {
@@ -90,10 +90,10 @@ impl Verbs {
         }
     }
 
-    /// The device of that name.
+    /// Returns the device with this name.
     ///
     /// # Errors
-    /// When there is none; the error names those there are.
+    /// When there is none; the error names the existing ones.
     pub fn device(&self, name: &str) -> Result<Device, VerbsError> {
         let mut devices = self.devices()?;
         match devices.iter().position(|device| device.name() == name) {
@@ -112,14 +112,14 @@ impl fmt::Debug for Verbs {
     }
 }
 
-/// A list of the library's, given back when the last of its devices is gone.
+/// Device list of the library, freed with the last of its devices.
 struct DeviceList {
     library: &'static Library,
     list: NonNull<*mut ibv_device>,
     count: usize,
 }
 
-// SAFETY: the list is never written after it was made, and the library frees it on any thread.
+// SAFETY: the list is never written after its creation, and the library frees it on any thread.
 unsafe impl Send for DeviceList {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceList {}
@@ -127,7 +127,7 @@ unsafe impl Sync for DeviceList {}
 impl DeviceList {
     fn get(library: &'static Library) -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
-        // SAFETY: the library writes one number and returns a list that is ours to free, or null.
+        // SAFETY: the library writes one number and returns a list that the caller frees, or null.
         let list = unsafe { (library.get_device_list)(&raw mut count) };
         match NonNull::new(list) {
             Some(list) => Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0) }),
@@ -136,7 +136,7 @@ impl DeviceList {
     }
 
     fn raws(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
-        // SAFETY: the list has `count` entries, which live as long as it.
+        // SAFETY: the list has `count` entries, which live as long as the list.
         let list = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
         list.iter().filter_map(|device| NonNull::new(*device))
     }
@@ -144,7 +144,7 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: ours, and freed once. Contexts opened from it hold their devices themselves.
+        // SAFETY: freed once, by its owner. Contexts opened from it hold their devices themselves.
         unsafe { (self.library.free_device_list)(self.list.as_ptr()) };
     }
 }
@@ -156,44 +156,44 @@ pub struct Device {
     _list: Option<Arc<DeviceList>>,
 }
 
-// SAFETY: the device behind it is only read, and lives as long as its list or its fabric, which we hold.
+// SAFETY: the device behind it is only read, and lives as long as its list or its fabric, which this struct holds.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The kernel's name for it, such as `mlx5_0`.
+    /// Returns the kernel's name of the device, such as `mlx5_0`.
     #[must_use]
     pub fn name(&self) -> &str {
-        // SAFETY: alive as said above; the provider ends its name with a zero inside the array.
+        // SAFETY: the device is alive, see above; the provider terminates its name with a zero inside the array.
         text(unsafe { &(*self.raw.as_ptr()).name })
     }
 
-    /// Where it stands in sysfs, such as `/sys/class/infiniband/mlx5_0`; empty for software devices.
+    /// Returns the sysfs path, such as `/sys/class/infiniband/mlx5_0`; empty for software devices.
     #[must_use]
     pub fn sysfs_path(&self) -> &str {
         // SAFETY: as in `name`.
         text(unsafe { &(*self.raw.as_ptr()).ibdev_path })
     }
 
-    /// The file that is opened to use it, such as `/dev/infiniband/uverbs0`.
+    /// Returns the path of the device file, such as `/dev/infiniband/uverbs0`.
     #[must_use]
     pub fn file_path(&self) -> String {
         // SAFETY: as in `name`.
         format!("/dev/infiniband/{}", text(unsafe { &(*self.raw.as_ptr()).dev_name }))
     }
 
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
-    /// Without permission for its file, or when it is gone or does not answer.
+    /// When there is no permission for its file, or the device is gone or does not respond.
     pub fn open(&self) -> Result<Arc<Context>, VerbsError> {
-        // SAFETY: the device is alive; the library returns a context that is ours to close, or null.
+        // SAFETY: the device is alive; the library returns a context that the caller closes, or null.
         let raw = unsafe { (self.provider.functions().open_device)(self.raw.as_ptr()) };
         let Some(raw) = NonNull::new(raw) else {
             let source = io::Error::last_os_error();
             let (device, path) = (self.name().to_owned(), self.file_path());
-            // The library tries a second way when its first is barred, and tells only how that one failed.
+            // The library tries a second path if the first fails, and reports only the error of the second.
             let tried = OpenOptions::new().read(true).write(true).open(&path);
             match tried.map_err(|error| error.kind()) {
                 _ if matches!(self.provider, Provider::Soft(_)) => {}
@@ -214,7 +214,7 @@ impl fmt::Debug for Device {
 }
 
 fn text(array: &[c_char]) -> &str {
-    // SAFETY: signed bytes as bytes, of the same length.
+    // SAFETY: reads the signed bytes as bytes, with the same length.
     let bytes = unsafe { std::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };
     CStr::from_bytes_until_nul(bytes).ok().and_then(|text| text.to_str().ok()).unwrap_or("")
 }

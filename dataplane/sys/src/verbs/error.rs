@@ -1,110 +1,86 @@
-//! Why verbs refuse, in the words that tell an operator what to change.
+//! Verbs errors, with texts that tell an operator the next step.
 
 use super::states::QueueState;
 use std::fmt;
 use std::io;
 
-/// An error of the control path: finding devices, registering, connecting.
+/// Error of the control path: opening devices, registering memory, connecting.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum VerbsError {
     /// libibverbs is not installed, or cannot be loaded.
     NoLibrary {
-        /// What the loader said.
+        /// Error of the loader.
         detail: String,
     },
-    /// A library of that name lacks a function.
+    /// The library lacks a function.
     MissingSymbol {
-        /// The function and its version.
+        /// Function and its version.
         symbol: String,
     },
     /// The kernel has no verbs: `ib_uverbs` is not loaded.
-    NoKernelSupport {
-        /// What the library said.
-        source: io::Error,
-    },
-    /// We may not open the device's file.
-    NoPermission {
-        /// The device.
-        device: String,
-        /// Its file.
-        path: String,
-    },
-    /// The kernel knows the device, but its file is not there: we run in a container that was not given it.
-    NoDeviceFile {
-        /// The device.
-        device: String,
-        /// Its file.
-        path: String,
-    },
-    /// There is no device of that name.
+    NoKernelSupport { source: io::Error },
+    /// The device's file may not be opened.
+    NoPermission { device: String, path: String },
+    /// The kernel knows the device, but its file is missing: this process runs in a container without access to it.
+    NoDeviceFile { device: String, path: String },
+    /// No device has that name.
     UnknownDevice {
-        /// The name asked for.
+        /// Requested name.
         name: String,
-        /// The devices there are.
+        /// Existing devices.
         known: Vec<String>,
     },
-    /// The kernel did not let us pin that much memory.
+    /// The kernel did not allow to pin that much memory.
     Memlock {
-        /// What was to be registered.
+        /// Size of the registration.
         bytes: u64,
-        /// This process's limit; `None` when it is unlimited, so that memory itself must be short.
+        /// Limit of this process; `None` if it is unlimited, so that memory itself must be short.
         limit_bytes: Option<u64>,
     },
     /// Memory could not be registered.
     Register {
-        /// The device.
         device: String,
-        /// What was to be registered.
+        /// Size of the registration.
         bytes: u64,
-        /// What the kernel said.
         source: io::Error,
     },
     /// No port of the device is active.
     NoActivePort {
-        /// The device.
         device: String,
-        /// Each port and its state.
+        /// Each port with its state.
         ports: String,
     },
     /// A port has no address that a peer could reach.
-    NoGid {
-        /// The device.
-        device: String,
-        /// The port.
-        port: u8,
-    },
-    /// The device or the library cannot do this.
+    NoGid { device: String, port: u8 },
+    /// The device or the library does not support an operation.
     NotOffered {
-        /// The device.
         device: String,
-        /// What it lacks.
+        /// Missing feature.
         what: &'static str,
     },
-    /// More was asked for than there is, or than can be.
+    /// A request exceeds a limit.
     Limit {
-        /// The device.
         device: String,
-        /// Of what.
+        /// Limited quantity.
         what: &'static str,
-        /// How much was asked for.
+        /// Requested amount.
         wanted: u64,
-        /// How much there is.
+        /// Available amount.
         offered: u64,
     },
-    /// A queue pair was asked to do what its state does not allow.
+    /// A queue pair's state does not allow a transition.
     Transition {
-        /// Where it is.
+        /// Current state.
         from: QueueState,
-        /// Where it should go.
+        /// Requested state.
         to: QueueState,
     },
-    /// The device refused a call.
+    /// The device rejected a call.
     Refused {
-        /// The device.
         device: String,
-        /// Which call, for what.
+        /// Purpose of the call, as a verb phrase.
         what: String,
-        /// What it said.
         source: io::Error,
     },
 }
@@ -132,7 +108,7 @@ impl fmt::Display for VerbsError {
                 write!(f, "{device} cannot be opened: there is no {path}; give the container that device")
             }
             Self::UnknownDevice { name, known } if known.is_empty() => {
-                write!(f, "there is no RDMA device {name:?}; there are none at all")
+                write!(f, "there is no RDMA device {name:?}, nor any other")
             }
             Self::UnknownDevice { name, known } => {
                 write!(f, "there is no RDMA device {name:?}; there are {}", known.join(", "))
@@ -158,7 +134,7 @@ impl fmt::Display for VerbsError {
             ),
             Self::NotOffered { device, what } => write!(f, "{device} does not offer {what}"),
             Self::Limit { device, what, wanted, offered } => {
-                write!(f, "{device}: {wanted} {what} asked for, {offered} is the most")
+                write!(f, "{device}: {wanted} {what} requested, at most {offered} supported")
             }
             Self::Transition { from, to } => write!(f, "a queue pair cannot go from {from:?} to {to:?}"),
             Self::Refused { device, what, source } => write!(f, "{device} refused to {what}: {source}"),
@@ -177,16 +153,16 @@ impl std::error::Error for VerbsError {
     }
 }
 
-/// A flush that did not hand everything to the device. What was posted goes its way; what was not is still unsent and
-/// its memory is held: move the queue pair to its error state and take its tokens with
+/// Error of a flush that did not pass everything to the device. Posted requests proceed; unsent ones stay queued with
+/// their memory: move the queue pair to its error state and take their tokens with
 /// [`abandon`](super::QueuePair::abandon), or flush again later.
 #[derive(Debug)]
 pub struct PostError {
-    /// Requests that the device took.
+    /// Requests that the device accepted.
     pub posted: usize,
-    /// Requests that it did not take: they are still queued, in order, the first of them the one it refused.
+    /// Requests that the device did not accept: still queued, in order; the first of them is the rejected one.
     pub unsent: usize,
-    /// Why.
+    /// Error of the device.
     pub source: io::Error,
 }
 
@@ -203,38 +179,29 @@ impl std::error::Error for PostError {
     }
 }
 
-/// Why a request was not queued. Nothing was changed.
+/// Reason why a request was not queued. No state was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Refusal {
-    /// As many requests as the queue holds are queued or on their way: retire completions first.
+    /// The queue is full of queued and in-flight requests: retire completions first.
     Full,
-    /// As many requests as one flush takes are queued: flush first.
+    /// The batch of one flush is full: flush first.
     BatchFull,
-    /// More pieces than the queue was made for.
-    TooManyPieces {
-        /// In the request.
-        pieces: usize,
-        /// At most.
-        limit: usize,
-    },
-    /// More bytes inline than the queue was made for.
-    TooLongInline {
-        /// In the request.
-        bytes: usize,
-        /// At most.
-        limit: usize,
-    },
-    /// Only what is sent can be inline; a read has to say where to.
+    /// More pieces than the queue was created for.
+    TooManyPieces { pieces: usize, limit: usize },
+    /// More inline bytes than the queue was created for.
+    TooLongInline { bytes: usize, limit: usize },
+    /// Only outgoing data can be inline; a read needs a destination.
     InlineRead,
     /// A piece's memory was registered with another protection domain than the queue's.
     OtherDomain,
-    /// A piece of a run is not of the memory that the run is of.
+    /// A piece of a run is not in the memory of the run.
     OtherMemory,
-    /// A piece's memory was not registered for the device to write, and the request writes to it.
+    /// A piece's memory was not registered for local writes, and the request writes to it.
     NotWritable,
     /// The queue takes its receives from a shared receive queue.
     Shared,
-    /// The queue pair is in a state in which the device would not take the request.
+    /// The device would reject the request in the queue pair's state.
     State(QueueState),
 }
 
@@ -242,14 +209,14 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str("the queue is full: retire completions first"),
-            Self::BatchFull => f.write_str("as many requests as one flush takes are queued: flush first"),
+            Self::BatchFull => f.write_str("the batch of one flush is full: flush first"),
             Self::TooManyPieces { pieces, limit } => {
-                write!(f, "{pieces} pieces in a request, {limit} is the most")
+                write!(f, "a request has {pieces} pieces, at most {limit} are supported")
             }
-            Self::TooLongInline { bytes, limit } => write!(f, "{bytes} bytes inline, {limit} is the most"),
+            Self::TooLongInline { bytes, limit } => write!(f, "{bytes} inline bytes, at most {limit} are supported"),
             Self::InlineRead => f.write_str("a read cannot be inline"),
             Self::OtherDomain => f.write_str("the memory is registered with another protection domain"),
-            Self::OtherMemory => f.write_str("the piece is not of the memory that its run is of"),
+            Self::OtherMemory => f.write_str("the piece is not in the memory of its run"),
             Self::NotWritable => f.write_str("the memory is registered read-only, and the request writes to it"),
             Self::Shared => f.write_str("the queue pair receives from a shared receive queue: post there"),
             Self::State(state) => write!(f, "the queue pair is in state {state:?}"),

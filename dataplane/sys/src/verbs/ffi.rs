@@ -1,8 +1,8 @@
-//! The binary interface of libibverbs, as far as we use it: structs, constants, and the table of functions.
+//! Binary interface of libibverbs, as far as it is used here: structs, constants, and the function tables.
 //!
-//! Written by hand after the installed headers of rdma-core 44 (names are theirs, so that both can be read side by
-//! side); the test `layout` compares sizes and offsets with what a C compiler says. What C enums hold is kept as
-//! plain integers, because a newer library may store values that we do not know.
+//! Written by hand after the installed headers of rdma-core 44 (with their names, so that both can be compared side by
+//! side); the test `layout` compares sizes and offsets with the output of a C compiler. Values of C enums are kept as
+//! plain integers, because a newer library may store values that are unknown here.
 //!
 //! The data path has no symbols: `ibv_post_send` and its like are inline functions of the headers that call through
 //! `ibv_context.ops`. So the software devices only have to fill the same table.
@@ -11,7 +11,7 @@
 
 use libc::{c_char, c_int, c_void, pthread_cond_t, pthread_mutex_t};
 
-/// A place in a table that we neither call nor fill.
+/// Entry of a function table that is neither called nor filled here.
 pub(crate) type UnusedEntry = *mut c_void;
 
 pub(crate) const SEND_FENCE: u32 = 1;
@@ -66,9 +66,9 @@ pub(crate) const LINK_LAYER_INFINIBAND: u8 = 1;
 pub(crate) const LINK_LAYER_ETHERNET: u8 = 2;
 /// `IBV_ODP_SUPPORT` of `general_caps`.
 pub(crate) const ODP_SUPPORT: u64 = 1;
-/// `IBV_ODP_SUPPORT_{SEND,RECV,WRITE,READ}` of `rc_odp_caps`: what on-demand paging must offer to be of use.
+/// `IBV_ODP_SUPPORT_{SEND,RECV,WRITE,READ}` of `rc_odp_caps`: required capabilities for on-demand paging.
 pub(crate) const ODP_RC_ALL: u32 = 0xf;
-/// The mark of a context that lies inside a `verbs_context`.
+/// Mark of a context inside a `verbs_context`.
 pub(crate) const EXTENDED: usize = usize::MAX;
 
 pub(crate) const EVENT_CQ_ERR: u32 = 0;
@@ -131,8 +131,8 @@ pub(crate) type QueryPortSized = unsafe extern "C" fn(*mut ibv_context, u8, *mut
 pub(crate) type QueryDeviceEx =
     unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int;
 
-/// What lies around an extended context. It grows at its front; `size` says how much of it there is, so a field is
-/// found by its distance from the end.
+/// Struct around an extended context. It grows at its front; `size` states its actual size, so a field is located by
+/// its distance from the end.
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPortSized>,
@@ -176,7 +176,7 @@ pub(crate) struct ibv_device_attr {
     pub(crate) phys_port_cnt: u8,
 }
 
-/// The front of the extended attributes; the library fills as much as it is told there is room for.
+/// Front of the extended attributes; the library fills at most the size that the caller passes.
 #[repr(C)]
 pub(crate) struct ibv_device_attr_ex {
     pub(crate) orig_attr: ibv_device_attr,
@@ -187,7 +187,7 @@ pub(crate) struct ibv_device_attr_ex {
     pub(crate) odp_ud_caps: u32,
 }
 
-/// With the speed field that rdma-core got for XDR; older libraries leave it zero, as they are told the whole size.
+/// Includes the speed field that rdma-core added for XDR; older libraries, which get the whole size, leave it zero.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ibv_port_attr {
@@ -219,7 +219,7 @@ pub(crate) struct ibv_port_attr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ibv_gid_entry {
-    /// A union that C aligns for 64-bit words.
+    /// A union that C aligns to 64-bit words.
     pub(crate) gid: [u64; 2],
     pub(crate) gid_index: u32,
     pub(crate) port_num: u32,
@@ -318,7 +318,7 @@ pub(crate) struct ibv_sge {
     pub(crate) lkey: u32,
 }
 
-/// A request to send. Of the three unions behind `imm_data` only the first's RDMA form is named.
+/// A send request. Of the three unions behind `imm_data` only the first's RDMA form is named.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ibv_send_wr {
@@ -375,13 +375,13 @@ pub(crate) struct ibv_srq_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ibv_ah_attr {
-    /// A union that C aligns for 64-bit words.
+    /// A union that C aligns to 64-bit words.
     pub(crate) dgid: [u64; 2],
     pub(crate) flow_label: u32,
     pub(crate) sgid_index: u8,
     pub(crate) hop_limit: u8,
     pub(crate) traffic_class: u8,
-    /// C rounds the route, a struct of its own, up to whole words.
+    /// Padding: C rounds the route, a struct of its own, up to whole words.
     pub(crate) padding: u8,
     pub(crate) dlid: u16,
     pub(crate) sl: u8,

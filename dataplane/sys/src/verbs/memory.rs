@@ -1,11 +1,11 @@
 //! Protection domains and memory regions: memory that a device may read and write.
 //!
-//! A registration holds the [`Region`](crate::Region) under it, and every request holds the registrations of its
-//! pieces from before it is posted until its completion is retired or its queue pair is gone. So memory is never
-//! unmapped, and never deregistered, under a request: dropping a [`MemoryRegion`] only ends it when no request is left.
+//! A registration holds the [`Region`](crate::Region) under it, and every request holds the registrations of its pieces
+//! from before it is posted until its completion is retired or its queue pair is gone. So memory is never unmapped, and
+//! never deregistered, under a request: dropping a [`MemoryRegion`] deregisters it only when no request is left.
 //!
-//! What peers do is not counted: a peer that has the key reaches the memory until it is deregistered. Whoever takes
-//! memory back from peers drops its handles, waits until [`MemoryRegion::is_last`], and drops the last.
+//! One-sided accesses of peers are not counted: a peer that has the key can access the memory until it is deregistered.
+//! To revoke peers' access, drop the handles, wait until [`MemoryRegion::is_last`], and drop the last one.
 
 use super::context::Context;
 use super::error::VerbsError;
@@ -20,36 +20,36 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads that register one memory at the same time, at most.
+/// Limit of threads that register one memory concurrently.
 const MAX_THREADS: usize = 64;
 
-/// What a device may do to memory. Reading it for our own requests is always allowed.
+/// Access rights of a device to memory. Reading it for local requests is always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Access {
-    /// Our own requests write it: receives, and the destinations of reads.
+    /// Local requests may write it: receives, and the destinations of reads.
     pub local_write: bool,
-    /// Peers with the key may write it.
+    /// Peers that have the key may write it.
     pub remote_write: bool,
-    /// Peers with the key may read it.
+    /// Peers that have the key may read it.
     pub remote_read: bool,
-    /// The bytes of one request may become visible in any order. Faster on many machines; what was written is complete
-    /// when its completion is there. Asked for where it is offered, else without effect.
+    /// Relaxed ordering: the bytes of one request may become visible in any order. Faster on many machines; the written
+    /// data is complete when its completion has arrived. Ignored if it is not supported.
     pub relaxed_ordering: bool,
-    /// Do not pin: the device faults pages in. An error where it is not offered.
+    /// On-demand paging: the memory is not pinned, and the device faults pages in. An error if it is not supported.
     pub on_demand: bool,
 }
 
 impl Access {
-    /// For our own requests in both directions.
+    /// Rights for local requests in both directions.
     pub const LOCAL: Self =
         Self { local_write: true, remote_write: false, remote_read: false, relaxed_ordering: true, on_demand: false };
-    /// For our own requests, and for peers in both directions.
+    /// Rights for local requests, and for peers in both directions.
     pub const REMOTE: Self = Self { remote_write: true, remote_read: true, ..Self::LOCAL };
 
     pub(crate) fn raw(self) -> u32 {
         let bit = |set: bool, bits: u32| if set { bits } else { 0 };
         bit(self.local_write, ACCESS_LOCAL_WRITE)
-            // Verbs want the one with the other.
+            // Verbs require local write access for remote write access.
             | bit(self.remote_write, ACCESS_REMOTE_WRITE | ACCESS_LOCAL_WRITE)
             | bit(self.remote_read, ACCESS_REMOTE_READ)
             | bit(self.relaxed_ordering, ACCESS_RELAXED_ORDERING)
@@ -57,8 +57,8 @@ impl Access {
     }
 }
 
-/// What keeps objects of one device apart: queue pairs reach memory of their own domain only. Clones are the same
-/// domain. Any thread may use it.
+/// Protection domain: isolates objects of one device, because queue pairs can access only memory of their own domain.
+/// Clones refer to the same domain. Any thread may use it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<Domain>,
@@ -69,7 +69,7 @@ pub(crate) struct Domain {
     pub(crate) context: Arc<Context>,
 }
 
-// SAFETY: domains may be used from any thread, several at the same time.
+// SAFETY: domains may be used from several threads at the same time.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
@@ -82,25 +82,25 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: everything made in it held an Arc of it, so nothing is left; freed once.
+        // SAFETY: objects created in it held an Arc of it, so none is left; freed once.
         if unsafe { (self.context.functions().dealloc_pd)(self.raw.as_ptr()) } != 0 {
-            // The device still uses it: better never closed than closed under it.
+            // The device still uses it: leaking it is better than closing the device under it.
             mem::forget(Arc::clone(&self.context));
         }
     }
 }
 
 impl ProtectionDomain {
-    /// A domain of its own.
+    /// Creates a protection domain.
     ///
     /// # Errors
-    /// When the device has no more of them.
+    /// When the device supports no more of them.
     pub fn new(context: &Arc<Context>) -> Result<Self, VerbsError> {
-        // SAFETY: the context is open; the library returns a domain that is ours, or null.
+        // SAFETY: the context is open; the library returns a new domain for this caller, or null.
         let raw = unsafe { (context.functions().alloc_pd)(context.raw()) };
         match NonNull::new(raw) {
             Some(raw) => Ok(Self { inner: Arc::new(Domain { raw, context: Arc::clone(context) }) }),
-            None => Err(context.refused("make a protection domain", io::Error::last_os_error())),
+            None => Err(context.refused("create a protection domain", io::Error::last_os_error())),
         }
     }
 
@@ -108,17 +108,17 @@ impl ProtectionDomain {
         &self.inner
     }
 
-    /// The device.
+    /// Returns the device context.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
         &self.inner.context
     }
 
-    /// Registers memory. Pins it, and faults it in, which takes a time that grows with its length.
+    /// Registers memory. Pins it and faults it in, which takes time proportional to its length.
     ///
     /// # Errors
-    /// When it may not be pinned (the error says how to raise the limit), is longer than the device takes, or on-demand
-    /// paging is asked for and not offered.
+    /// When it may not be pinned (the error tells how to raise the limit), exceeds the device's limit, or on-demand
+    /// paging is requested and not supported.
     pub fn register(&self, memory: &IoBuf, access: Access) -> Result<MemoryRegion, VerbsError> {
         let context = self.context();
         let bytes = memory.bytes();
@@ -152,11 +152,11 @@ impl ProtectionDomain {
         NonNull::new(raw).ok_or_else(|| self.register_failed(bytes as u64, io::Error::last_os_error()))
     }
 
-    /// Registers memory in chunks of `chunk_bytes`, by up to `threads` threads at the same time, because pinning is the
-    /// kernel's work and goes at one core's speed per call. In order; the last chunk may be shorter.
+    /// Registers memory in chunks of `chunk_bytes`, by up to `threads` threads concurrently, because the kernel pins at
+    /// the speed of one core per call. Returns the chunks in order; the last one may be shorter.
     ///
     /// # Errors
-    /// The first of the chunks; those that were registered are given back.
+    /// The first error of a chunk; the registered ones are deregistered.
     pub fn register_chunks(
         &self,
         memory: &IoBuf,
@@ -179,7 +179,7 @@ impl ProtectionDomain {
                 let chunk = memory.slice(start, chunk_bytes.min(memory.bytes() - start));
                 let result = self.register(&chunk, access);
                 if result.is_err() {
-                    // Nobody needs to go on.
+                    // The other threads may stop.
                     next.store(chunks, Ordering::Relaxed);
                 }
                 done.push((index, result));
@@ -197,11 +197,11 @@ impl ProtectionDomain {
         done.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// Registers a dma-buf: memory of another device, such as a GPU. `address` is what peers and pieces call its start.
-    /// The kernel keeps the buffer alive as long as the registration.
+    /// Registers a dma-buf: memory of another device, such as a GPU. `address` is the address of its start for peers
+    /// and pieces. The kernel keeps the buffer alive as long as the registration.
     ///
     /// # Errors
-    /// When the library or the device cannot, or the range is not inside the buffer.
+    /// When the library or the device does not support it, or the range is not inside the buffer.
     pub fn register_dma_buf(
         &self,
         fd: BorrowedFd<'_>,
@@ -246,7 +246,7 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// How much memory this process may lock in all; `None` when it is not limited.
+/// Returns the limit of locked memory of this process, in bytes; `None` if it is unlimited.
 #[must_use]
 pub fn memlock_limit_bytes() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -255,24 +255,25 @@ pub fn memlock_limit_bytes() -> Option<u64> {
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Registered memory. Clones are the same registration; it ends when the last of them, and the last request on it, is
-/// gone. Any thread may use it.
+/// Registered memory. Clones share the registration; it ends when the last clone, and the last request on it, is gone.
+/// Any thread may use it.
 ///
-/// Counting requests costs each of them two atomic steps on a word of this handle. Threads that post a lot each
-/// keep a handle of their own, made by [`MemoryRegion::separate`], so that they do not share that word.
+/// Counting requests costs two atomic operations per request on a word of this handle. Threads that post a lot keep a
+/// handle of their own, created by [`MemoryRegion::separate`], so that they do not contend for that word.
 #[derive(Clone)]
 pub struct MemoryRegion {
     shared: Arc<HandleState>,
 }
 
-/// What a handle leads to; two cache lines of its own, so that the counters of two threads' handles do not meet.
+/// State behind a handle; two cache lines of its own, against false sharing between the counters of two threads'
+/// handles.
 #[repr(align(128))]
 struct HandleState {
     address: u64,
     bytes: usize,
     local_key: u32,
     access: u32,
-    /// Which domain, by its address: the registration keeps it alive.
+    /// Address of the domain, for comparisons: the registration keeps the domain alive.
     domain: *const Domain,
     registration: Arc<Registration>,
 }
@@ -296,9 +297,9 @@ unsafe impl Sync for Registration {}
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: no request is left that names it, as requests hold it; deregistered once.
+        // SAFETY: no request on it is left, because requests hold it; deregistered once.
         if unsafe { (self.domain.context.functions().dereg_mr)(self.raw.as_ptr()) } != 0 {
-            // The device may still write there: the memory must not be used for anything else.
+            // The device may still write there: the memory must not be reused.
             mem::forget((self.memory.take(), Arc::clone(&self.domain)));
         }
     }
@@ -306,7 +307,7 @@ impl Drop for Registration {
 
 impl MemoryRegion {
     fn new(domain: &ProtectionDomain, raw: NonNull<ibv_mr>, memory: Option<IoBuf>, access: u32) -> Self {
-        // SAFETY: a registration that was just made for us; its fields do not change.
+        // SAFETY: the registration was just created; its fields do not change.
         let (local_key, remote_key) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
         let (address, bytes) = match &memory {
             Some(memory) => (memory.pointer().addr() as u64, memory.bytes()),
@@ -324,7 +325,7 @@ impl MemoryRegion {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The same registration behind a counter of its own, for another thread.
+    /// Returns a handle of the same registration with a counter of its own, for another thread.
     #[must_use]
     pub fn separate(&self) -> Self {
         let HandleState { address, bytes, local_key, access, domain, ref registration } = *self.shared;
@@ -332,56 +333,57 @@ impl MemoryRegion {
         Self { shared: Arc::new(HandleState { address, bytes, local_key, access, domain, registration }) }
     }
 
-    /// Whether neither another handle nor any request holds the registration: dropping this one ends it.
+    /// Returns true if neither another handle nor a request holds the registration: dropping this handle deregisters
+    /// it.
     #[must_use]
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.shared) == 1 && Arc::strong_count(&self.shared.registration) == 1
     }
 
-    /// Where it starts, as peers and pieces name it.
+    /// Returns the start address, for peers and pieces.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.shared.address
     }
 
-    /// Its length.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shared.bytes
     }
 
-    /// What a peer must show to reach it.
+    /// Returns the remote key, with which peers access the memory.
     #[must_use]
     pub fn remote_key(&self) -> u32 {
         self.shared.registration.remote_key
     }
 
-    /// What the device calls it for our own requests.
+    /// Returns the local key, for local requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         self.shared.local_key
     }
 
-    /// The memory; `None` for a dma-buf.
+    /// Returns the memory; `None` for a dma-buf.
     #[must_use]
     pub fn memory(&self) -> Option<&IoBuf> {
         self.shared.registration.memory.as_ref()
     }
 
-    /// A part of it, for a request. `None` when it is not inside.
+    /// Returns a part of the memory, for a request; `None` if it is out of bounds.
     #[must_use]
     pub fn piece(&self, offset: usize, bytes: u32) -> Option<Piece<'_>> {
         let end = offset.checked_add(bytes as usize)?;
         (end <= self.shared.bytes).then(|| Piece { memory: self, address: self.shared.address + offset as u64, bytes })
     }
 
-    /// As [`MemoryRegion::piece`], by address.
+    /// Returns a part of the memory by address, see [`MemoryRegion::piece`].
     #[must_use]
     pub fn piece_at(&self, address: u64, bytes: u32) -> Option<Piece<'_>> {
         self.piece(usize::try_from(address.checked_sub(self.shared.address)?).ok()?, bytes)
     }
 
-    /// Whether both are one handle, and not only one registration.
+    /// Returns true if both are clones of one handle, not only of one registration.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -401,7 +403,7 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A part of registered memory, inside it for certain.
+/// A part of registered memory, always in bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     pub(crate) memory: &'a MemoryRegion,
@@ -410,7 +412,7 @@ pub struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Its length.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.bytes

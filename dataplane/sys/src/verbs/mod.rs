@@ -1,9 +1,10 @@
-//! Verbs: remote direct memory access through libibverbs, which is found at run time, or through devices of software.
+//! Verbs: RDMA through libibverbs, which is loaded at run time, or through software devices.
 //!
 //! [`Verbs`] is the source: the library of this machine, [`Loopback`] devices inside this process, or a `null` device
-//! that does nothing quickly. Behind each is the same table of C functions, so all code above is the same.
-//! From it come [`Device`]s, an open [`Context`], a [`ProtectionDomain`], [`MemoryRegion`]s, [`CompletionQueue`]s and
-//! [`QueuePair`]s; each holds what it was made of, so they may be dropped in any order.
+//! that completes requests at once and moves only messages. All of them provide the same table of C functions, so the
+//! code above is the same. A source provides [`Device`]s, an open [`Context`], a [`ProtectionDomain`],
+//! [`MemoryRegion`]s, [`CompletionQueue`]s and [`QueuePair`]s; each holds the objects that it was created from, so they
+//! may be dropped in any order.
 //!
 //! ```
 //! use kvplane_sys::verbs::*;
@@ -70,9 +71,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Invariant: a device never touches memory that is not registered, and registered memory is neither deregistered nor
+//! Invariant: a device never accesses memory that is not registered, and registered memory is neither deregistered nor
 //! unmapped while a request on it is posted: requests hold their registrations until a completion retires them or the
-//! device has forgotten their queue pair. Only registered memory can be posted:
+//! device has destroyed their queue pair. Only registered memory can be posted:
 //!
 //! ```compile_fail,E0308
 //! # use kvplane_sys::verbs::{Operation, Payload, QueuePair, Request};
@@ -82,7 +83,7 @@
 //! }
 //! ```
 //!
-//! A piece does not outlive the handle that it was cut from (the request holds a handle of its own):
+//! A piece does not outlive the handle that it was taken from (the request holds a handle of its own):
 //!
 //! ```compile_fail,E0505
 //! # use kvplane_sys::verbs::{MemoryRegion, Operation, Payload, QueuePair, Request};
@@ -100,7 +101,7 @@
 //! shared::<kvplane_sys::verbs::QueuePair>();
 //! ```
 //!
-//! A completion is not kept beyond the next poll of its queue, when the same number may mean another request:
+//! A completion is not kept beyond the next poll of its queue, when the same id may denote another request:
 //!
 //! ```compile_fail,E0499
 //! # use kvplane_sys::verbs::{CompletionQueue, Entry, QueuePair};
@@ -111,7 +112,7 @@
 //! }
 //! ```
 //!
-//! It decides nothing: no retries, no routes, no sizes.
+//! The module makes no decisions: no retries, no routes, no sizes.
 
 mod channel;
 mod completion;

@@ -1,8 +1,8 @@
 //! Queue pairs: reliable connections to a peer.
 //!
-//! Everything that a connection is made of is said by the caller; nothing has a hidden default. A queue pair belongs to
-//! one thread at a time. What it has posted holds its memory; when it is dropped the device forgets it first, and the
-//! memory is let go after that.
+//! The caller sets all attributes of a connection; there are no hidden defaults. A queue pair belongs to one thread at
+//! a time. Its posted requests hold their memory; when it is dropped, the device destroys it first, and the memory is
+//! released after that.
 
 pub(super) mod connection;
 pub(super) mod one_sided;
@@ -32,13 +32,13 @@ use std::mem::{self, ManuallyDrop};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// The most requests in one queue: as many as travel in a sequence number with room to tell old from new.
+/// Limit of requests in one queue: sequence numbers have room for more, to tell old ones from new ones.
 const MAX_DEPTH: u32 = 1 << 16;
 
 /// A reliable connection. One thread at a time posts and retires; it may move between threads, but is not shared.
 ///
-/// Dropped with requests under way, it is gone for the device at once, but some devices leave its completions in the
-/// completion queue, where they take room until they are polled: fail and drain it first where there is time.
+/// If it is dropped with requests in flight, the device destroys it at once, but some devices leave its completions in
+/// the completion queue, where they take room until they are polled: fail and drain it first if there is time.
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     qp_num: u32,
@@ -54,16 +54,16 @@ pub struct QueuePair {
     not_sync: PhantomData<Cell<()>>,
 }
 
-// SAFETY: a queue pair may be used from any thread; all methods that touch its queues take `&mut self`.
+// SAFETY: a queue pair may be used from any thread; all methods that access its queues take `&mut self`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair in state `Reset`, whose completions go to `queue` and whose receives come from `shared`, if given.
-    /// The completion queue has room promised for as many completions as the options allow at the same time; room for
-    /// those of a shared queue's receives is for the caller to leave.
+    /// Creates a queue pair in state `Reset`, with completions on `queue` and receives from `shared`, if given. The
+    /// completion queue reserves room for as many completions as the options allow concurrently; the caller must leave
+    /// room for those of a shared queue's receives.
     ///
     /// # Errors
-    /// When the device or the completion queue has less than the options ask for, or the parts are of several devices.
+    /// When the device or the completion queue cannot satisfy the options, or the parts belong to several devices.
     pub fn new(
         domain: &ProtectionDomain,
         queue: &CompletionQueue,
@@ -79,12 +79,12 @@ impl QueuePair {
             let what = "a queue pair whose parts belong to several devices or domains";
             return Err(VerbsError::NotOffered { device: context.name().to_owned(), what });
         }
-        // With a shared queue each receive of it may complete here; its owner has made room for that.
+        // With a shared queue each of its receives may complete here; its owner has reserved room for that.
         let completions = options.send_depth + receive_depth;
         let id = queue.inner().admit(completions)?;
         let (raw, inline_bytes) = create(domain, queue, shared, options, receive_depth)
             .inspect_err(|_| queue.inner().release(id, completions))?;
-        // SAFETY: the queue pair is alive, and its table of functions was filled when the device was opened.
+        // SAFETY: the queue pair is alive, and its function table was filled when the device was opened.
         let (qp_num, post_send, post_recv) = unsafe {
             let ops = &(*raw.as_ref().context).ops;
             (raw.as_ref().qp_num, ops.post_send, ops.post_recv)
@@ -109,81 +109,81 @@ impl QueuePair {
         })
     }
 
-    /// Its number on the device, for the peer.
+    /// Returns its number on the device, for the peer.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
 
-    /// Its name on its completion queue.
+    /// Returns its id on its completion queue.
     #[must_use]
     pub fn id(&self) -> QueueId {
         self.id
     }
 
-    /// Its state, as far as calls and completions have told.
+    /// Returns its state, as known from calls and completions.
     #[must_use]
     pub fn state(&self) -> QueueState {
         self.state
     }
 
-    /// The bytes that the device takes inline; at least what was asked for.
+    /// Returns the inline size of the device in bytes; at least the requested one.
     #[must_use]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
 
-    /// Ties it to a port: from `Reset` to `Initialized`. From here on receives can be posted, and should be before the
+    /// Assigns a port: from `Reset` to `Initialized`. From here on receives can be posted, and should be before the
     /// peer sends.
     ///
     /// # Errors
-    /// In another state, or when the device refuses.
+    /// In another state, or when the device rejects it.
     pub fn initialize(&mut self, port: u8, pkey_index: u16, access: PeerAccess) -> Result<(), VerbsError> {
         let attributes =
             ibv_qp_attr { port_num: port, pkey_index, qp_access_flags: access.raw(), ..ibv_qp_attr::default() };
         self.modify(QueueState::Initialized, attributes)
     }
 
-    /// Tells it its peer: from `Initialized` to `ReadyToReceive`. Uses of `connection` what concerns the peer's
+    /// Sets the peer: from `Initialized` to `ReadyToReceive`. Uses the attributes of `connection` for the peer's
     /// packets.
     ///
     /// # Errors
-    /// In another state, or when the device refuses, for example because it knows no way to the peer.
+    /// In another state, or when the device rejects it, for example because it has no route to the peer.
     pub fn accept_from(&mut self, connection: &Connection) -> Result<(), VerbsError> {
         self.modify(QueueState::ReadyToReceive, connection.receive_attributes())
     }
 
-    /// Lets it send: from `ReadyToReceive` to `ReadyToSend`. Uses of `connection` what concerns our packets.
+    /// Enables sending: from `ReadyToReceive` to `ReadyToSend`. Uses the attributes of `connection` for our packets.
     ///
     /// # Errors
-    /// In another state, or when the device refuses.
+    /// In another state, or when the device rejects it.
     pub fn start_sending(&mut self, connection: &Connection) -> Result<(), VerbsError> {
         self.modify(QueueState::ReadyToSend, connection.send_attributes())
     }
 
-    /// All three steps, from `Reset` to `ReadyToSend`.
+    /// Makes all three transitions, from `Reset` to `ReadyToSend`.
     ///
     /// # Errors
-    /// Those of the steps; the queue pair stays where it came to.
+    /// Those of the transitions; the queue pair stays in the state that it has reached.
     pub fn connect(&mut self, connection: &Connection) -> Result<(), VerbsError> {
         self.initialize(connection.port, connection.pkey_index, connection.access)?;
         self.accept_from(connection)?;
         self.start_sending(connection)
     }
 
-    /// Stops it, from any state: what is posted comes back flushed through the completion queue. For quiescence: fail,
-    /// poll until [`QueuePair::outstanding`] is zero.
+    /// Moves it to the error state, from any state: posted requests are flushed through the completion queue. To
+    /// quiesce: fail, then poll until [`QueuePair::outstanding`] is zero.
     ///
     /// # Errors
-    /// When the device refuses; dropping the queue pair stops it in any case.
+    /// When the device rejects it; dropping the queue pair stops it in any case.
     pub fn fail(&mut self) -> Result<(), VerbsError> {
         self.modify(QueueState::Error, ibv_qp_attr::default())
     }
 
-    /// Takes it back to `Reset`. The device forgets what was posted, without completions; `each` is told all of it.
+    /// Moves it to `Reset`. The device discards posted requests without completions; `each` is called for all of them.
     ///
     /// # Errors
-    /// When the device refuses; nothing is forgotten then.
+    /// When the device rejects it; no request is discarded then.
     pub fn reset(&mut self, mut each: impl FnMut(RetiredRequest)) -> Result<(), VerbsError> {
         self.modify(QueueState::Reset, ibv_qp_attr::default())?;
         self.send.slots.forget_sent(&mut each);
@@ -194,8 +194,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Ends it: the device forgets it, and `each` is told what was still queued or posted, as flushed. The end of
-    /// quiescence when completions do not come.
+    /// Destroys it: the device discards its requests, and `each` is called for all queued or posted ones, as flushed.
+    /// Ends quiescing when completions do not arrive.
     pub fn close(mut self, mut each: impl FnMut(RetiredRequest)) {
         if self.destroy() {
             self.send.slots.forget_sent(&mut each);
@@ -204,7 +204,7 @@ impl QueuePair {
         self.abandon(each);
     }
 
-    /// Drops what is queued and was not handed over, newest first; the memory of it is let go.
+    /// Drops queued requests that were not posted, newest first, and releases their memory.
     pub fn abandon(&mut self, mut each: impl FnMut(RetiredRequest)) {
         self.send.abandon(&mut each);
         self.receive.slots.abandon_unsent(&mut each);
@@ -215,7 +215,7 @@ impl QueuePair {
         let mask = from.to(to).ok_or(VerbsError::Transition { from, to })?;
         attributes.qp_state = to.raw();
         let modify = self.context().functions().modify_qp;
-        // SAFETY: the queue pair is alive; the library reads the attributes that the mask names.
+        // SAFETY: the queue pair is alive; the library reads the attributes that the mask selects.
         match unsafe { modify(self.raw.as_ptr(), &raw mut attributes, mask as c_int) } {
             0 => {
                 self.state = to;
@@ -223,7 +223,7 @@ impl QueuePair {
             }
             error => {
                 let source = io::Error::from_raw_os_error(error.saturating_abs());
-                Err(self.context().refused(format!("take queue pair {} from {from:?} to {to:?}", self.qp_num), source))
+                Err(self.context().refused(format!("move queue pair {} from {from:?} to {to:?}", self.qp_num), source))
             }
         }
     }
@@ -232,11 +232,10 @@ impl QueuePair {
         &self.domain.context
     }
 
-    /// Queues a request; nothing is handed over before [`QueuePair::flush`]. The memory of its pieces is held until it
-    /// is retired.
+    /// Queues a request; [`QueuePair::flush`] posts it. The memory of its pieces is held until it is retired.
     ///
     /// # Errors
-    /// When it does not fit, or the queue pair cannot send; nothing was changed.
+    /// When it does not fit, or the queue pair cannot send; no state was changed.
     #[inline]
     pub fn push(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
         if !self.state.takes_sends() {
@@ -245,11 +244,11 @@ impl QueuePair {
         self.send.push(request, &self.domain)
     }
 
-    /// As [`QueuePair::push`], for the usual request: a write to the peer's memory, or a read of it, from or to one
-    /// piece of ours, that asks for nothing else.
+    /// Queues the common kind of request, see [`QueuePair::push`]: a write to the peer's memory or a read of it, with
+    /// one local piece and no flags.
     ///
     /// # Errors
-    /// As there.
+    /// See [`QueuePair::push`].
     #[inline]
     pub fn push_one_sided(
         &mut self,
@@ -264,11 +263,12 @@ impl QueuePair {
         self.send.push_one_sided(token, write, remote, piece, &self.domain)
     }
 
-    /// As [`QueuePair::push_one_sided`], for several in a row: queues the first and what `next` has, as long as there
-    /// is room. Returns how many.
+    /// Queues a run of requests like [`QueuePair::push_one_sided`]: the first and those that `next` returns, until the
+    /// queue is full. Returns their number.
     ///
     /// # Errors
-    /// As there, and then nothing was changed; or a piece is not of the run's memory, and those before it are queued.
+    /// See [`QueuePair::push`], without any change; or a piece is not in the run's memory, and the requests before it
+    /// are queued.
     #[inline]
     pub fn push_run<'a>(
         &mut self,
@@ -282,21 +282,21 @@ impl QueuePair {
         self.send.push_run(run, first, &self.domain, next)
     }
 
-    /// Hands everything that is queued to the device, with one doorbell. Returns how many requests. `signal_last` asks
-    /// for a completion of the last of them, and so of all; without it, those behind the last signalled one are only
-    /// known to be over when a later one is (see [`QueuePair::has_silent_tail`]).
+    /// Posts all queued requests with one doorbell; returns their number. `signal_last` requests a completion of the
+    /// last of them, which covers all; without it, the completion of those behind the last signalled one is known only
+    /// when a later one completes (see [`QueuePair::has_silent_tail`]).
     ///
     /// # Errors
-    /// When the device took less; the error says how many. Those it took go their way.
+    /// When the device accepted fewer; the error gives the number. Those that it accepted proceed.
     #[inline]
     pub fn flush(&mut self, signal_last: bool) -> Result<usize, PostError> {
         self.send.flush(self.raw.as_ptr(), signal_last)
     }
 
-    /// Queues a receive; nothing is handed over before [`QueuePair::flush_receives`].
+    /// Queues a receive; [`QueuePair::flush_receives`] posts it.
     ///
     /// # Errors
-    /// When it does not fit, or the queue pair receives from a shared queue; nothing was changed.
+    /// When it does not fit, or the queue pair receives from a shared queue; no state was changed.
     pub fn push_receive(&mut self, token: u64, pieces: &[Piece<'_>]) -> Result<(), Refusal> {
         if self.shared.is_some() {
             return Err(Refusal::Shared);
@@ -307,16 +307,16 @@ impl QueuePair {
         self.receive.push(token, pieces, &self.domain, self.id)
     }
 
-    /// Hands all queued receives to the device, with one call. Returns how many.
+    /// Posts all queued receives with one call; returns their number.
     ///
     /// # Errors
-    /// When the device took less.
+    /// When the device accepted fewer.
     pub fn flush_receives(&mut self) -> Result<usize, PostError> {
         self.receive.flush(self.raw.as_ptr())
     }
 
-    /// Takes back the requests that a completion says are over, oldest first, and lets go of their memory. Returns
-    /// false when the completion is not of this queue pair.
+    /// Retires the requests that a completion covers, oldest first, and releases their memory. Returns false if the
+    /// completion belongs to another queue pair.
     #[inline]
     pub fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(RetiredRequest)) -> bool {
         let receive = completion.is_receive();
@@ -325,7 +325,7 @@ impl QueuePair {
         })
     }
 
-    /// The same by the tokens of those in a row that ended alike.
+    /// Retires requests like [`QueuePair::retire`], and passes the tokens in runs of equal status.
     #[inline]
     pub fn retire_runs(&mut self, completion: &Completion<'_>, mut each: impl FnMut(&[u64], Status)) -> bool {
         let ours = completion.is_from(&self.queue) && completion.id() == self.id && completion.qp_num() == self.qp_num;
@@ -344,55 +344,55 @@ impl QueuePair {
         retired
     }
 
-    /// Requests that may still be queued before completions must be retired.
+    /// Returns the number of requests that can be queued before completions must be retired.
     #[must_use]
     pub fn room(&self) -> usize {
         self.send.slots.room() as usize
     }
 
-    /// Requests that are queued and not handed over.
+    /// Returns the number of queued requests that are not posted.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.send.slots.unsent() as usize
     }
 
-    /// Requests that the device has and that are not retired.
+    /// Returns the number of posted requests that are not retired.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.send.slots.outstanding() as usize
     }
 
-    /// Receives that may still be queued before completions must be retired.
+    /// Returns the number of receives that can be queued before completions must be retired.
     #[must_use]
     pub fn receive_room(&self) -> usize {
         self.receive.slots.room() as usize
     }
 
-    /// Receives that the device has and that are not retired.
+    /// Returns the number of posted receives that are not retired.
     #[must_use]
     pub fn receives_outstanding(&self) -> usize {
         self.receive.slots.outstanding() as usize
     }
 
-    /// Whether the last requests are unsignalled, so that nothing will say when they are over: flush with
-    /// `signal_last`, or push another request that is signalled, an empty write for example.
+    /// Returns true if the last requests are unsignalled, so that their completion is not reported: flush with
+    /// `signal_last`, or push another request that is signalled, for example an empty write.
     #[must_use]
     pub fn has_silent_tail(&self) -> bool {
         self.send.has_silent_tail()
     }
 
-    /// Whether the device has forgotten it.
+    /// Destroys the queue pair; returns true if the device has discarded it.
     fn destroy(&mut self) -> bool {
         let raw = mem::replace(&mut self.raw, NonNull::dangling());
         if raw == NonNull::dangling() {
             return true;
         }
-        // SAFETY: ours, alive, destroyed once: the pointer was taken out.
+        // SAFETY: owned, alive, and destroyed once: the pointer was taken out.
         let gone = unsafe { (self.context().functions().destroy_qp)(raw.as_ptr()) } == 0;
         if gone {
             self.queue.release(self.id, self.completions);
         } else {
-            // The device may go on with what is posted: its memory and all it hangs on stay for good.
+            // The device may still process posted requests: their memory and everything they depend on is leaked.
             mem::forget((Arc::clone(&self.domain), Arc::clone(&self.queue), self.shared.clone()));
             mem::forget((self.send.emptied(), self.receive.emptied()));
         }
@@ -445,7 +445,7 @@ fn create(
         Some(raw) => Ok((raw, wanted.cap.max_inline_data)),
         None => {
             let source = io::Error::last_os_error();
-            Err(context.refused(format!("make a queue pair with {options:?}"), source))
+            Err(context.refused(format!("create a queue pair with {options:?}"), source))
         }
     }
 }
@@ -453,7 +453,7 @@ fn create(
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.destroy();
-        // SAFETY: dropped once, after the device has forgotten the queues; the fields are not used again.
+        // SAFETY: dropped once, after the device has discarded the queues; the fields are not used again.
         unsafe {
             ManuallyDrop::drop(&mut self.send);
             ManuallyDrop::drop(&mut self.receive);

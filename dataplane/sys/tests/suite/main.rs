@@ -1,4 +1,4 @@
-//! Tests of what needs `unsafe` from outside, in one binary: a module for each subject.
+//! Tests that need `unsafe` from outside, in one binary: a module for each subject.
 
 mod process_memory;
 mod two_processes;

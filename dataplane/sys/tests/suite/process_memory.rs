@@ -1,4 +1,4 @@
-//! Copies between processes: the child is this test binary again, in the part that its environment names.
+//! Copies between processes: the child is this test binary again, in the role that its environment names.
 
 use kvplane_sys::process_memory::{read, word, write};
 use kvplane_sys::{CrossError, CrossProcessRange, HugePages, IoBuf, Region, RegionOptions};
@@ -13,7 +13,7 @@ fn memory(bytes: usize) -> Arc<Region> {
     Region::allocate(&RegionOptions { huge: HugePages::Never, ..RegionOptions::new("test", bytes) }).expect("memory")
 }
 
-/// A byte that says where it belongs.
+/// Returns the byte that belongs at an offset.
 fn pattern(seed: u64, at: u64) -> u8 {
     let word = (seed ^ (at / 8)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (word ^ (word >> 29)).to_le_bytes()[(at % 8) as usize]
@@ -57,7 +57,7 @@ impl Peer {
         peer
     }
 
-    /// What the child says next; the test harness's own lines are skipped.
+    /// Returns the child's next message; the test harness's own lines are skipped.
     fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -81,14 +81,14 @@ impl Drop for Peer {
     }
 }
 
-/// Not a test of its own: what the child does.
+/// Not a test of its own: the child's role.
 #[test]
 fn the_other_process() {
     let Ok(part) = std::env::var(PART) else { return };
     let region = memory(BYTES);
     fill(&region, 1);
     if let Some(target) = part.strip_prefix("stranger ") {
-        // SAFETY: plain call; this process has no other thread that minds.
+        // SAFETY: plain call; no other thread of this process depends on the user id.
         assert_eq!(unsafe { libc::setuid(65_534) }, 0);
         let (pid, address) = target.split_once(' ').expect("two numbers");
         let found = word(pid.parse().expect("a pid"), address.parse().expect("an address"));
@@ -102,7 +102,7 @@ fn the_other_process() {
     println!("SAY {}", region.address());
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
-    // The parent has written everything by now.
+    // The parent has completed its writes by now.
     println!("SAY {:?}", wrong(&region, 0, BYTES, |at| pattern(2, at)));
     let _ = std::io::stdin().read_line(&mut line);
 }
@@ -111,7 +111,7 @@ fn the_other_process() {
 fn bytes_cross_both_ways_in_many_ranges() {
     let mut peer = Peer::start("open");
     let ours = memory(BYTES);
-    // Lengths around pages and calls: more ranges than one call takes.
+    // Lengths around page and call limits: more ranges than one call takes.
     let mut crossings = Vec::new();
     let mut at = 0;
     for number in 0.. {
@@ -138,7 +138,7 @@ fn bytes_cross_both_ways_in_many_ranges() {
 }
 
 #[test]
-fn what_is_not_mapped_is_a_fault_and_nothing_behind_it_moves() {
+fn unmapped_ranges_fault_and_later_ranges_are_not_copied() {
     let peer = Peer::start("open");
     let ours = memory(12288);
     fill(&ours, 5);
@@ -153,7 +153,7 @@ fn what_is_not_mapped_is_a_fault_and_nothing_behind_it_moves() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_named_so() {
+fn a_dead_process_is_reported_as_gone() {
     let mut peer = Peer::start("open");
     let ours = memory(4096);
     let list = [CrossProcessRange { local: IoBuf::whole(ours), address: peer.address }];
@@ -164,11 +164,11 @@ fn a_process_that_is_gone_is_named_so() {
 }
 
 #[test]
-fn what_the_kernel_forbids_is_denied() {
+fn forbidden_copies_are_denied() {
     let ours = memory(4096);
     // SAFETY: plain query.
     if unsafe { libc::geteuid() } == 0 {
-        // Root may copy from anybody; a child that is nobody may not copy from us.
+        // Root may copy from any process; a child running as `nobody` may not copy from this one.
         let peer = Peer::start(&format!("stranger {} {}", std::process::id(), ours.address()));
         assert_eq!(peer.address, 1, "the stranger was denied");
         return;

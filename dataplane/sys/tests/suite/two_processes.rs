@@ -1,5 +1,5 @@
-//! Two processes share a region, a ring each way and a doorbell each way, handed over by descriptor. The child is
-//! this test binary again: one test plays its part when it finds a socket's path in the environment.
+//! Two processes share a region, a ring and a doorbell in each direction, passed by descriptor. The child is this test
+//! binary again: one test plays its role if it finds a socket's path in the environment.
 
 use kvplane_sys::doorbell::event_fd;
 use kvplane_sys::unix::{peer_credentials, recv_with_fds, send_with_fds};
@@ -20,7 +20,7 @@ const BACK: usize = 3 * 4096;
 const REGION_BYTES: usize = 5 * 4096;
 const RECORDS: u32 = 3_000;
 
-/// One process's ends: records out, records in, the peer's bell and its own.
+/// One process's ends: outgoing and incoming records, the peer's doorbell and its own.
 struct Link {
     out: ShmProducer,
     input: ShmConsumer,
@@ -52,7 +52,7 @@ impl Link {
         self.peer.ring();
     }
 
-    /// The next record; parks when there is none. A park that nobody ends for 20 s is a lost wake-up.
+    /// Returns the next record; parks while there is none. A park that lasts 20 s is a lost wakeup.
     fn receive(&mut self) -> Vec<u8> {
         let mut record = Vec::new();
         let mut woken = Vec::new();
@@ -61,7 +61,7 @@ impl Link {
             if self.input.is_empty() {
                 woken.clear();
                 self.poller.wait(Duration::from_secs(20), &mut woken).expect("wait");
-                assert!(!woken.is_empty(), "nobody rang");
+                assert!(!woken.is_empty(), "the doorbell did not ring");
             }
             self.own.awake();
             self.own.drain();

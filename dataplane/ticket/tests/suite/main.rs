@@ -1,4 +1,4 @@
-//! Tests of tickets from outside, in one binary: a module for each subject.
+//! Integration tests of tickets, in one binary: a module for each subject.
 
 mod tickets;
 mod time;

@@ -1,4 +1,4 @@
-//! Who is believed and who is not: forged, changed, replayed and foreign tickets, and keys that come and go.
+//! Verification of tickets: forged, changed, replayed and foreign ones, and rotation of keys.
 
 use kvplane_ticket::{
     CHALLENGE_BYTES, Challenges, Credential, Disbelief, HandshakeTranscript, Keys, MOST_KEYS, Mint, Proof, Rights,
@@ -48,7 +48,7 @@ const fn said<'a>(challenge: &'a [u8; CHALLENGE_BYTES], hello: &'a [u8]) -> Hand
 }
 
 #[test]
-fn a_holder_and_a_shard_believe_each_other() {
+fn a_holder_and_a_shard_authenticate_each_other() {
     let mint = mint("a", 1);
     let credential = mint.issue(&terms(), NOW);
     let said = said(&CHALLENGE, b"hello");
@@ -65,12 +65,12 @@ fn a_holder_and_a_shard_believe_each_other() {
     assert!(credential.is_answered(&proof.own, &said, b"welcome", &answer));
     assert!(!credential.is_answered(&proof.own, &said, b"welcame", &answer));
     assert!(!credential.is_answered(&[8; CHALLENGE_BYTES], &said, b"welcome", &answer));
-    // What the holder says is not what the shard would say.
+    // The holder's proof is not valid as the shard's proof.
     assert!(!credential.is_answered(&proof.own, &said, b"welcome", &proof.mac));
 }
 
 #[test]
-fn a_change_of_any_bit_is_found() {
+fn a_change_of_any_bit_is_detected() {
     let mint = mint("a", 1);
     let keys = keys_of(&mint);
     let said = said(&CHALLENGE, b"hello");
@@ -84,7 +84,7 @@ fn a_change_of_any_bit_is_found() {
 }
 
 #[test]
-fn a_proof_is_good_for_its_connection_only() {
+fn a_proof_is_valid_for_its_connection_only() {
     let mint = mint("a", 1);
     let keys = keys_of(&mint);
     let proof = mint.issue(&terms(), NOW).prove(OWN, &said(&CHALLENGE, b"hello"));
@@ -94,16 +94,16 @@ fn a_proof_is_good_for_its_connection_only() {
 }
 
 #[test]
-fn other_clusters_and_made_up_tickets_are_not_believed() {
+fn foreign_and_forged_tickets_are_rejected() {
     let (ours, theirs) = (mint("a", 1), mint("b", 2));
     let said = said(&CHALLENGE, b"hello");
     let keys = keys_of(&ours);
     let foreign = theirs.issue(&terms(), NOW).prove(OWN, &said);
     assert_eq!(keys.check("a", &said, &foreign).err(), Some(Disbelief::NoKey(theirs.present().id)));
-    // The same key in two clusters, by a copied state: the name is in the secret.
+    // Two clusters with the same key, as after copying a state: the secret depends on the cluster's name.
     let proof = ours.issue(&terms(), NOW).prove(OWN, &said);
     assert_eq!(keys.check("b", &said, &proof).err(), Some(Disbelief::Wrong));
-    // Self-made, under a key whose number is known.
+    // A forged ticket, under a key whose number is known.
     let ticket = Ticket {
         key: ours.present().id,
         role: Role::Admin,
@@ -118,7 +118,7 @@ fn other_clusters_and_made_up_tickets_are_not_believed() {
         let own = Credential::from_parts(&ticket.encode(), &secret).expect("the form is right");
         assert_eq!(keys.check("a", &said, &own.prove(OWN, &said)).err(), Some(Disbelief::Wrong));
     }
-    // A ticket that was seen on the wire, without its secret.
+    // A ticket seen on the wire, without its secret.
     let seen = ours.issue(&terms(), NOW).parts().0.to_vec();
     let own = Credential::from_parts(&seen, &[1; 32]).expect("the form is right");
     assert_eq!(keys.check("a", &said, &own.prove(OWN, &said)).err(), Some(Disbelief::Wrong));
@@ -127,7 +127,7 @@ fn other_clusters_and_made_up_tickets_are_not_believed() {
 }
 
 #[test]
-fn keys_are_known_before_their_first_ticket_and_until_their_last() {
+fn keys_are_published_before_their_first_ticket_and_until_their_last() {
     let mut mint = mint("a", 1);
     let mut draw = drawer(3);
     let said = said(&CHALLENGE, b"hello");
@@ -136,7 +136,7 @@ fn keys_are_known_before_their_first_ticket_and_until_their_last() {
     assert_eq!(mint.rotate(NOW + TERM - 1, false, &mut draw), Ok(false), "its term is not over");
     let then = NOW + TERM;
     assert_eq!(mint.rotate(then, false, &mut draw), Ok(true));
-    // A shard that has heard nothing since knows the key that is in use now, for it was told of it as the next one.
+    // A shard that has received no keys since knows the key in use now, as it received that as the next one.
     let late = mint.issue(&terms(), then).prove(OWN, &said);
     assert!(keys.check("a", &said, &late).is_ok() && keys.check("a", &said, &early).is_ok());
     keys.learn(mint.keys().cloned(), TimeLine::default(), then);
@@ -146,7 +146,7 @@ fn keys_are_known_before_their_first_ticket_and_until_their_last() {
     keys.learn(mint.keys().cloned(), TimeLine::default(), after);
     assert!(matches!(keys.check("a", &said, &early).err(), Some(Disbelief::NoKey(_))), "no ticket of it is good");
     assert!(keys.check("a", &said, &late).is_ok());
-    // At once, as after a leak.
+    // Rotation at once, as after a leak.
     assert_eq!(mint.rotate(after, true, &mut draw), Ok(true));
     assert_eq!(mint.rotate(after, true, |_: &mut [u8]| Err(())), Err(()), "no randomness");
 }
@@ -159,13 +159,13 @@ fn keys_do_not_grow_without_limit() {
     assert_eq!(keys.len(), MOST_KEYS);
     keys.learn([], TimeLine::default(), NOW + 98);
     assert_eq!(keys.len(), 2, "those that have ended go");
-    // Said again, a key is known once, as it was said last.
+    // A key that is published again is kept once, with its latest contents.
     keys.learn([key(99), key(99)], TimeLine::default(), NOW + 98);
     assert_eq!(keys.len(), 2);
 }
 
 #[test]
-fn a_key_of_a_former_incarnation_goes_on() {
+fn keys_of_a_former_incarnation_are_resumed() {
     let first = mint("a", 1);
     let said = said(&CHALLENGE, b"hello");
     let keys = keys_of(&first);

@@ -1,15 +1,15 @@
-//! The ticket time over clocks that jump, restarts, several control planes and lost state: it never goes back, what is
-//! made now is good now, and nothing lasts longer than it was to.
+//! Epoch time under clock jumps, restarts, several control planes and lost state: it never goes back, new tickets are
+//! valid, and no ticket lasts longer than its lifetime and grace.
 
 use kvplane_ticket::{GRACE_S, HeardTime, TicketTime, TimeLine, UNHEARD_NS};
 use proptest::prelude::*;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const LIFETIME_S: u64 = 600;
-/// What a restart may take at most: what is reserved ahead.
+/// Most that a restart may skip: the seconds reserved ahead.
 const RESERVE_S: u64 = 60;
 
-/// Lets a control plane tell its time; what it made durable goes to `durable`.
+/// Publishes a control plane's time; a value that it makes durable goes to `durable`.
 fn tell(time: &mut TicketTime, durable: &mut Option<u64>, now_ns: u64) -> u64 {
     if let Some(wanted) = time.wanted(now_ns) {
         *durable = Some(wanted);
@@ -19,7 +19,7 @@ fn tell(time: &mut TicketTime, durable: &mut Option<u64>, now_ns: u64) -> u64 {
 }
 
 #[test]
-fn only_what_is_durable_is_told() {
+fn only_durable_values_are_published() {
     let mut time = TicketTime::begin(None, 1_000, LIFETIME_S, 5);
     assert_eq!((time.now(5), time.now(100 * SECOND_NS)), (1_000, 1_000), "nothing is reserved");
     assert_eq!(time.wanted(5), Some(1_000 + RESERVE_S));
@@ -27,7 +27,7 @@ fn only_what_is_durable_is_told() {
     assert_eq!(time.wanted(5 + 29 * SECOND_NS), None, "half of it is left");
     assert_eq!(time.wanted(5 + 30 * SECOND_NS), Some(1_030 + RESERVE_S));
     assert_eq!(time.now(5 + 61 * SECOND_NS), 1_000 + RESERVE_S, "it could not be made durable, and stands");
-    // Of short tickets no more is taken.
+    // Less is reserved for tickets with a short lifetime.
     for (lifetime_s, reserve_s) in [(0, 2), (3, 2), (100, 10), (10_000, 60)] {
         assert_eq!(TicketTime::begin(Some(7), 1_000, lifetime_s, 0).wanted(0), Some(7 + reserve_s));
     }
@@ -36,8 +36,8 @@ fn only_what_is_durable_is_told() {
 }
 
 #[test]
-fn a_clock_that_was_ahead_locks_nobody_out() {
-    // A control plane of a version that went by its wall clock is two hours ahead for a while, with the same key.
+fn a_clock_that_was_ahead_does_not_reject_new_tickets() {
+    // A control plane of a version that used its wall clock is two hours ahead for a while, with the same key.
     let mut heard = HeardTime::default();
     let line = heard.hear(10_000, None, 0);
     assert_eq!((line, heard.now(0)), (TimeLine::default(), 10_000));
@@ -46,17 +46,18 @@ fn a_clock_that_was_ahead_locks_nobody_out() {
     let back = heard.hear(10_020, Some(ahead), 20 * SECOND_NS);
     assert_eq!(heard.now(20 * SECOND_NS), 17_219, "it does not go back");
     assert!(back.local(10_020 + LIFETIME_S) > heard.now(20 * SECOND_NS), "a ticket of now is good");
-    // It counts for as long as it was to.
+    // The ticket is valid for its whole lifetime.
     let end_s = back.local(10_020 + LIFETIME_S);
     let told = heard.hear(10_020 + LIFETIME_S, Some(back), (20 + LIFETIME_S) * SECOND_NS);
     assert_eq!((told, heard.now((20 + LIFETIME_S) * SECOND_NS)), (back, end_s));
 }
 
 #[test]
-fn two_control_planes_whose_clocks_differ_do_not_end_each_others_tickets() {
+fn control_planes_with_different_clocks_do_not_expire_each_others_tickets() {
     let mut heard = HeardTime::default();
     let one = heard.hear(10_000, None, 0);
-    // Another takes over without the state of the first, with keys of its own; then the first is heard once more.
+    // Another control plane takes over without the state of the first, with keys of its own; then the first is heard
+    // from once more.
     for ahead_s in [1_200i64, -1_200, 86_400] {
         let mut heard = heard;
         let other_s = 10_001u64.saturating_add_signed(ahead_s);
@@ -70,7 +71,7 @@ fn two_control_planes_whose_clocks_differ_do_not_end_each_others_tickets() {
 }
 
 #[test]
-fn the_time_stands_while_nobody_is_heard_and_goes_on_with_who_is() {
+fn epoch_time_stops_without_news_and_follows_the_next_control_plane() {
     let mut heard = HeardTime::default();
     assert_eq!(heard.now(5 * SECOND_NS), 0);
     let line = heard.hear(1_000, None, 0);
@@ -79,18 +80,18 @@ fn the_time_stands_while_nobody_is_heard_and_goes_on_with_who_is() {
     assert_eq!(heard.now(3_600 * SECOND_NS), 4_600);
 }
 
-/// What happens to a cluster.
+/// An event in a cluster.
 #[derive(Clone, Debug)]
 enum ClusterEvent {
-    /// Time passes, in seconds, and the node hears the control plane.
+    /// Time passes, in seconds, and the node hears from the control plane.
     Heard(u64),
-    /// Time passes, in seconds, and nobody hears anybody.
+    /// Time passes, in seconds, without contact.
     Silent(u64),
-    /// The wall clock of the host with the control plane, or of the next one, shows this.
+    /// Value of the wall clock of the control plane's host from now on.
     Clock(u64),
-    /// The control plane starts again, or another leads, with the same durable state.
+    /// The control plane restarts, or another one takes over, with the same durable state.
     Restart,
-    /// The same, and the durable state is gone.
+    /// The control plane restarts without its durable state.
     Lost,
 }
 
@@ -106,13 +107,14 @@ fn happening() -> impl Strategy<Value = ClusterEvent> {
 
 proptest! {
     #[test]
-    fn what_is_made_now_is_good_now_and_for_no_longer_than_it_was_to(
+    fn new_tickets_are_valid_and_expire_in_time(
         happenings in proptest::collection::vec(happening(), 1..60),
     ) {
         let (mut now_s, mut clock_s, mut durable) = (1_000u64, 10_000u64, None);
         let mut time = TicketTime::begin(durable, clock_s, LIFETIME_S, now_s * SECOND_NS);
         let (mut heard, mut known, mut told) = (HeardTime::default(), None, 0);
-        // Where each ticket was made: when in truth, on which line it ends when, and how long nobody was heard since.
+        // For each ticket: its true time of issue, its expiry in the verifier's time, and the time without contact
+        // since.
         let mut tickets: Vec<(u64, u64, u64)> = Vec::new();
         for happening in happenings {
             match happening {
@@ -123,7 +125,7 @@ proptest! {
                 }
                 ClusterEvent::Restart | ClusterEvent::Lost => {
                     if matches!(happening, ClusterEvent::Lost) {
-                        // Its keys went with it, and it may tell any time.
+                        // Its keys are lost too, and it may publish any time.
                         (durable, known, told) = (None, None, 0);
                     }
                     time = TicketTime::begin(durable, clock_s, LIFETIME_S, now_s * SECOND_NS);
@@ -146,7 +148,7 @@ proptest! {
             for (made_s, end_s, silent_s) in &tickets {
                 let good = heard.now(now_s * SECOND_NS) < end_s + GRACE_S;
                 let old_s = now_s - made_s;
-                // A restart may take what was reserved, and one that follows it at once the same again.
+                // A restart may skip the reserved seconds, and a second one directly after it the same again.
                 if good {
                     let most_s = LIFETIME_S + 2 * GRACE_S + silent_s + 40;
                     prop_assert!(old_s <= most_s, "a ticket is good after {old_s} s, {silent_s} of them silent");

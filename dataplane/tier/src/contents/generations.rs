@@ -1,34 +1,35 @@
-//! Generations of segments: which of them still count, and what the next header says of those before it.
+//! Generations of segments: the least one that is live, and what the next segment header states about the segments
+//! before it.
 //!
-//! A segment's header says from which generation on segments hold anything that counts. That is true on the device only
-//! when the header is durable, so there are three values: what holds now, what the header in preparation says, and what
-//! a durable one has said.
+//! A segment's header states the least generation whose segments hold live records. That is true on the device only
+//! once the header is durable, so there are three values: the current one, the one in the header in preparation, and
+//! the one in the latest durable header.
 
 use crate::format::FilledNote;
 
-/// The statements of a header in preparation about the segments before it.
+/// Statements of a header in preparation about the segments before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Heritage {
     pub(crate) oldest_live: u64,
-    /// The generation of the segment that was opened last in this incarnation.
+    /// Generation of the segment that was opened last in this incarnation.
     pub(crate) previous: u64,
     pub(crate) filled: Option<FilledNote>,
 }
 
-/// The generations of a tier's segments.
+/// Generations of a tier's segments.
 #[derive(Debug, Default)]
 pub(crate) struct Generations {
-    /// Segments of lesser generations hold nothing that counts.
+    /// Least generation with live records: segments of lesser generations hold none.
     oldest_live: u64,
-    /// The value of `oldest_live` that a durable header states.
+    /// Value of `oldest_live` in the latest durable header.
     durable_oldest_live: u64,
-    /// The value of `oldest_live` that the header in preparation states.
+    /// Value of `oldest_live` in the header in preparation.
     prepared_oldest_live: u64,
     preparing: Option<u32>,
     last_opened: u64,
-    /// Contents of the segment that was filled last in this incarnation.
+    /// Note on the segment that was filled last in this incarnation.
     filled: Option<FilledNote>,
-    /// The last tombstone that was appended.
+    /// Sequence of the last tombstone that was appended.
     last_tombstone: u64,
 }
 
@@ -45,24 +46,24 @@ impl Generations {
         self.preparing.is_some()
     }
 
-    /// Segments of lesser generations than this hold nothing that counts.
+    /// Raises the least generation with live records.
     pub(crate) fn raise(&mut self, oldest_live: u64) {
         self.oldest_live = self.oldest_live.max(oldest_live);
     }
 
-    /// All headers were read: what they say is durable.
+    /// Marks the current value as durable, as all headers were read.
     pub(crate) const fn headers_read(&mut self) {
         self.durable_oldest_live = self.oldest_live;
     }
 
-    /// The header of a segment is being written: what it says.
+    /// Begins writing the header of a segment, and returns its statements.
     pub(crate) const fn prepare(&mut self, segment: u32) -> Heritage {
         self.preparing = Some(segment);
         self.prepared_oldest_live = self.oldest_live;
         Heritage { oldest_live: self.oldest_live, previous: self.last_opened, filled: self.filled }
     }
 
-    /// The header is durable, or was not written.
+    /// Ends writing the header: it is durable, or was not written.
     pub(crate) const fn prepared(&mut self, is_durable: bool) {
         self.preparing = None;
         if is_durable {
@@ -70,23 +71,23 @@ impl Generations {
         }
     }
 
-    /// A segment of this generation takes records from now on.
+    /// Records the generation of the segment that takes records from now on.
     pub(crate) const fn opened(&mut self, generation: u64) {
         self.last_opened = generation;
     }
 
-    /// The open segment takes no more records.
+    /// Records the note on the open segment, which takes no more records.
     pub(crate) const fn filled(&mut self, note: FilledNote) {
         self.filled = Some(note);
     }
 
-    /// A tombstone was appended.
+    /// Records the sequence of an appended tombstone.
     pub(crate) const fn tombstone(&mut self, sequence: u64) {
         self.last_tombstone = sequence;
     }
 
-    /// True where a restart could find what was removed, or what gave way: a tombstone beyond this sequence, which is
-    /// durable, or a generation that no durable header gives up.
+    /// Returns true if a restart could find removed or reclaimed records: there is a tombstone beyond the durable
+    /// sequence given, or a generation whose reclaim no durable header states.
     pub(crate) const fn is_ahead(&self, durable_sequence: u64) -> bool {
         self.last_tombstone > durable_sequence || self.durable_oldest_live < self.oldest_live
     }
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_gave_way_is_given_up_with_a_durable_header() {
+    fn a_durable_header_gives_up_reclaimed_generations() {
         let mut generations = Generations::default();
         generations.raise(5);
         generations.headers_read();

@@ -1,9 +1,10 @@
-//! From a digest to its record: one open-addressing table of fixed size, entries in place.
+//! Index of records by digest: one open-addressing table of fixed size, entries in place.
 //!
-//! Robin Hood ordering (Celis, 1986) keeps searches for what is absent short; deletion shifts back and leaves no marks.
-//! At most six sevenths of the places are in use, so an object on the device costs [`BYTES_PER_OBJECT`] of memory.
-//! An entry has the payload's checksum: what is read is checked against memory, whatever is beside it on the device.
-//! Which records are live follows from this table alone: reclaim asks it about each entry of a footer.
+//! Robin Hood ordering (Celis, 1986) keeps searches for absent digests short; deletion shifts back and leaves no marks.
+//! At most six sevenths of the table's buckets are in use, so an object on the device costs [`BYTES_PER_OBJECT`] of
+//! memory. An entry has the payload's checksum: a payload is verified against memory, whatever checksum is stored
+//! beside it on the device. This table alone determines which records are live: reclaim looks up each entry of a
+//! footer.
 
 use std::collections::VecDeque;
 
@@ -15,10 +16,10 @@ use crate::config::{DEVICE_BYTES_MOST, KEY_BYTES_MOST, PAYLOAD_BYTES_MOST};
 use crate::format::{AWAY_MOST, FooterEntry, Kind, Shape, UNIT_BYTES};
 use crate::types::RecordView;
 
-/// The most times that a hit is counted.
+/// Largest hit count.
 pub const MAX_HITS: u8 = 3;
 
-/// Entries carried over the place of a walk that are remembered.
+/// Most entries that are remembered because they moved behind a walk.
 const CARRIED_MOST: usize = 1024;
 
 const USED: u8 = 1;
@@ -28,15 +29,15 @@ const REMOVED: u8 = 8;
 const HITS_SHIFT: u32 = 4;
 const HITS: u8 = 3 << HITS_SHIFT;
 
-/// Whether a payload names parts of a longer object: no payload is so long that it needs this bit.
+/// Flag of a stripe head. Payload lengths never need this bit.
 const NAMES_PARTS: u32 = 1 << 31;
-/// Whether a second owner is to have the object too: nor is this bit needed.
+/// Flag of an object that is replicated on a replica owner. Payload lengths never need this bit either.
 const COPIED: u32 = 1 << 30;
 
-/// What is known of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place`
-/// has, from the lowest bit on: 40 bits of the head's place in units, 13 of the key's length, 5 of the blocks between
-/// head and payload, 6 flags. The highest bits of `payload` are [`NAMES_PARTS`] and [`COPIED`], the others are the
-/// payload's length.
+/// Entry of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place` has, from the
+/// lowest bit on: 40 bits of the head's offset in units, 13 of the key's length, 5 of the blocks between head and
+/// payload, 6 flags. The highest bits of `payload` are [`NAMES_PARTS`] and [`COPIED`], the others are the payload's
+/// length.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     digest: [u32; 4],
@@ -73,7 +74,7 @@ impl Entry {
         entry
     }
 
-    /// Of an object that a segment beginning at `segment_at` lists.
+    /// Creates the entry of an object that the footer of a segment beginning at `segment_at` lists.
     pub(crate) const fn listed(listed: &FooterEntry, segment_at: u64) -> Self {
         let mut entry = Self::new(Kind::Object, listed.digest, listed.version, listed.sequence);
         let units = segment_at / UNIT_BYTES + listed.unit as u64;
@@ -100,12 +101,12 @@ impl Entry {
         join(self.sequence)
     }
 
-    /// CRC-64/NVME of the payload.
+    /// Returns the CRC-64/NVME of the payload.
     pub(crate) const fn checksum(&self) -> u64 {
         join(self.checksum)
     }
 
-    /// Where its record begins, in bytes from the start of the device.
+    /// Returns the offset of the record, in bytes from the start of the device.
     pub(crate) const fn offset(&self) -> u64 {
         (join(self.place) & ((1 << 40) - 1)) * UNIT_BYTES
     }
@@ -121,12 +122,12 @@ impl Entry {
         }
     }
 
-    /// Blocks between its head and its payload.
+    /// Returns the blocks between the record's head and its payload.
     pub(crate) const fn away(&self) -> u8 {
         (join(self.place) >> 53) as u8 & AWAY_MOST
     }
 
-    /// What the host sees of it.
+    /// Returns the host's view of the record.
     pub(crate) const fn view(&self) -> RecordView {
         let shape = self.shape();
         RecordView {
@@ -191,7 +192,7 @@ impl core::fmt::Debug for Entry {
     }
 }
 
-/// The table.
+/// Hash table of entries.
 #[derive(Debug)]
 pub(crate) struct Index {
     places: Vec<Entry>,
@@ -201,8 +202,8 @@ pub(crate) struct Index {
     walker: Walker,
 }
 
-/// A walk through the table that takes long: entries that others' coming and going carries over its place, from where
-/// it has not been to where it has, are noted.
+/// Incremental walk through the table. Insertions and deletions move entries; those that move from ahead of the walk to
+/// behind it are noted.
 #[derive(Debug, Default)]
 struct Walker {
     at: usize,
@@ -229,17 +230,17 @@ impl Index {
         Self { places: vec![EMPTY; places], limit, len: 0, seed, walker: Walker::default() }
     }
 
-    /// How many places there are.
+    /// Returns the number of buckets of the table.
     pub(crate) const fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// The entry at a place.
+    /// Returns the entry in a bucket.
     pub(crate) fn at(&self, place: usize) -> Option<&Entry> {
         self.places.get(place).filter(|entry| entry.is_used())
     }
 
-    /// A long walk has been at all places before this one; at 0 it begins.
+    /// Sets the position of an incremental walk, which has visited all buckets before it; 0 starts a walk.
     pub(crate) fn watch(&mut self, place: usize) {
         if place == 0 {
             self.walker = Walker::default();
@@ -247,12 +248,12 @@ impl Index {
         self.walker.at = place;
     }
 
-    /// An entry that the walk would have missed, as it moved behind it.
+    /// Returns an entry that the walk would have missed, as it moved behind the walk's position.
     pub(crate) fn carried_over(&mut self) -> Option<Digest> {
         self.walker.carried.pop_front()
     }
 
-    /// The walk is over; how many entries it may have missed because too many moved at once.
+    /// Ends the walk; returns the number of entries that it may have missed because too many moved at once.
     pub(crate) fn unwatch(&mut self) -> u64 {
         core::mem::take(&mut self.walker).lost
     }
@@ -273,7 +274,7 @@ impl Index {
         self.position(digest).map(|at| &mut self.places[at])
     }
 
-    /// Puts an entry in place of the one of its digest, or adds it; false when the table is full.
+    /// Replaces the entry of the same digest, or adds the entry; returns false if the table is full.
     pub(super) fn set(&mut self, entry: Entry) -> bool {
         if let Some(at) = self.position(entry.digest()) {
             self.places[at] = entry;
@@ -310,12 +311,12 @@ impl Index {
         Some(entry)
     }
 
-    /// Takes out what `keep` refuses; returns how many. Walks the whole table.
+    /// Removes the entries for which `keep` returns false; returns their number. Walks the whole table.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) -> u32 {
         let (before, mut at) = (self.len, 0);
         while at < self.places.len() {
             if self.places[at].is_used() && !keep(&self.places[at]) {
-                // Its follower is here now.
+                // The following entry has shifted into this bucket.
                 self.take(at);
             } else {
                 at += 1;
@@ -324,19 +325,19 @@ impl Index {
         before - self.len
     }
 
-    /// The entries, in the table's order, from place `from` on, with the place after each.
+    /// Returns the entries in the table's order, from bucket `from` on, each with the bucket after it.
     pub(crate) fn walk(&self, from: usize) -> impl Iterator<Item = (usize, &Entry)> {
         let places = self.places.iter().enumerate().skip(from);
         places.filter(|(_, entry)| entry.is_used()).map(|(at, entry)| (at + 1, entry))
     }
 
-    /// The upper half of what a digest is mixed to: says where its search begins, up to the size of the table.
+    /// Returns the upper half of a digest's hash, which determines its home bucket up to the size of the table.
     pub(crate) const fn point(&self, digest: Digest) -> u32 {
         (self.mixed(digest) >> 32) as u32
     }
 
-    /// The entries whose point is from `from` up to `to`, which may be one beyond the last point. They lie between the
-    /// homes of the two or, displaced, behind: until one is at home, or there is none.
+    /// Returns the entries whose point is in `from..to`; `to` may be one beyond the last point. They lie between the
+    /// home buckets of the two or, displaced, behind: up to the first entry at its home, or empty bucket.
     pub(crate) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = &Entry> {
         let places = self.places.len();
         let home = |point: u64| (((u128::from(point) << 32) * places as u128) >> 64) as usize;
@@ -350,7 +351,7 @@ impl Index {
         entries.filter(move |entry| (from..to).contains(&self.point(entry.digest()).into()))
     }
 
-    /// Asserts that every entry is found and all are counted.
+    /// Asserts that every entry is found and counted.
     pub(super) fn check(&self) {
         let mut seen = 0;
         for (_, entry) in self.walk(0) {
@@ -385,7 +386,8 @@ impl Index {
             if entry.digest() == digest {
                 return Some(at);
             }
-            // A settled entry that is nearer to its home than we are to ours: ours would have taken its place.
+            // This entry is nearer to its home than `digest` would be to its own: an insertion of `digest` would have
+            // displaced it.
             if self.distance(entry.digest(), at) < distance {
                 return None;
             }
@@ -394,7 +396,7 @@ impl Index {
         }
     }
 
-    /// Where a search begins: a seeded mix of both words, scaled to the table.
+    /// Returns the home bucket, in which a search begins: a seeded mix of both words, scaled to the table.
     const fn home(&self, digest: Digest) -> usize {
         ((self.mixed(digest) as u128 * self.places.len() as u128) >> 64) as usize
     }

@@ -1,7 +1,8 @@
-//! The segments: what each is doing, which are free, and the order in which they were filled.
+//! Segments of the device: the state of each, the free ones, and the order in which they were filled.
 //!
-//! Segments are used in turn: the one that fell free first is used first, the one that was filled first is reclaimed
-//! first. Both orders carry correctness: a tombstone goes with its segment, and by then every older record is gone.
+//! Segments are used in turn: the one that was freed first is used first, the one that was filled first is reclaimed
+//! first. Both orders are required for correctness: a tombstone is dropped with its segment, and by then every older
+//! record is gone.
 
 use std::collections::VecDeque;
 
@@ -9,15 +10,15 @@ use kvplane_proto::state_machine;
 use kvplane_proto::states::Step;
 
 state_machine! {
-    /// What a segment is doing.
+    /// State of a segment.
     states SegmentState {
-        /// Not looked at since the start.
+        /// Not examined since the start.
         Unknown,
-        /// Holds nothing that counts.
+        /// Holds no live records.
         Free,
         /// Its header is being made durable.
         Preparing,
-        /// May take records.
+        /// Ready to take records.
         Ready,
         /// Takes records.
         Open,
@@ -25,38 +26,38 @@ state_machine! {
         Sealing,
         /// Its footer lists its records.
         Sealed,
-        /// Without a footer: writing failed.
+        /// Not sealed by a footer, because a write failed.
         Retired,
-        /// What is to stay is being copied.
+        /// Records that stay are being copied.
         Reclaiming,
         /// Not used again in this incarnation.
         Dead,
     }
-    /// What happens to a segment.
+    /// Event in the life of a segment.
     events SegmentEvent {
-        /// Its header says that it holds nothing.
+        /// Its header, or the absence of one, shows that it holds no live records.
         FoundFree,
-        /// Recovery has its footer.
+        /// Recovery has read its footer.
         FoundSealed,
         /// Recovery has read its records.
         FoundUnsealed,
-        /// It is next.
+        /// The segment is prepared as the next to be used.
         Prepare,
         /// Its header is durable.
         Prepared,
-        /// Records go to it.
+        /// Records are appended to the segment from now on.
         Open,
-        /// Nothing more goes to it.
+        /// No more records are appended to the segment.
         Fill,
         /// The footer is written.
         Seal,
-        /// A write failed, or nothing could be read.
+        /// A write failed, or the segment could not be read.
         Fail,
-        /// Its turn to go.
+        /// Reclaim of the segment begins.
         Reclaim,
-        /// What was to stay is durable elsewhere.
+        /// Records that stay are durable in other segments.
         Release,
-        /// As before, and it is not to be used again.
+        /// Like `Release`, but the segment must not be used again.
         Discard,
     }
     transitions {
@@ -77,22 +78,22 @@ state_machine! {
 }
 
 impl SegmentState {
-    /// Whether there may be records that count in such a segment.
+    /// Returns true if a segment in this state may have live records.
     pub(crate) const fn has_records(self) -> bool {
         matches!(self, Self::Open | Self::Sealing | Self::Sealed | Self::Retired | Self::Reclaiming)
     }
 }
 
-/// What is known of a segment; it changes by methods of [`Segments`] only.
+/// State and counters of a segment; only methods of [`Segments`] change them.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) state: SegmentState,
-    /// A write to it failed.
+    /// True if a write to the segment failed.
     pub(crate) bad: bool,
-    /// Whether objects in it are shown: recovery has read everything newer.
+    /// True if objects in the segment are visible: recovery has read everything newer.
     pub(crate) visible: bool,
     pub(crate) generation: u64,
-    /// The generation of the segment that was opened before it.
+    /// Generation of the segment that was opened before it.
     pub(crate) previous: u64,
     /// Groups being written to it.
     pub(crate) groups: u32,
@@ -100,19 +101,19 @@ pub(crate) struct Segment {
     pub(crate) reads: u32,
     /// Bytes of live records.
     pub(crate) live_bytes: u64,
-    /// How many they are.
+    /// Number of live records.
     pub(crate) live_records: u32,
 }
 
-/// All of them.
+/// All segments of a device.
 #[derive(Debug)]
 pub(crate) struct Segments {
     all: Vec<Segment>,
-    /// Those without records, in the order in which they are used.
+    /// Segments without records, in the order in which they are used.
     free: VecDeque<u32>,
-    /// Those with records, in the order of their generations.
+    /// Segments with records, in the order of their generations.
     filled: VecDeque<u32>,
-    /// The one that takes records next.
+    /// Segment that takes records next.
     ready: Option<u32>,
 }
 
@@ -138,21 +139,21 @@ impl Segments {
         match state.on(event) {
             Step::Moved(to) => *state = to,
             Step::Stale => {}
-            Step::Illegal => panic!("segment {segment} is {state:?} and met {event:?}"),
+            Step::Illegal => panic!("segment {segment} is {state:?}: illegal event {event:?}"),
         }
     }
 
-    /// Segments without records, the one made ready included.
+    /// Returns the number of segments without records, including the one that is ready.
     pub(crate) fn free_count(&self) -> u32 {
         self.free.len() as u32 + u32::from(self.ready.is_some())
     }
 
-    /// Whether there are free segments beside the one made ready.
+    /// Returns true if there are free segments besides the one that is ready.
     pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Whether a segment is ready to take records.
+    /// Returns true if a segment is ready to take records.
     pub(crate) const fn has_ready(&self) -> bool {
         self.ready.is_some()
     }
@@ -161,61 +162,61 @@ impl Segments {
         (0..).zip(&self.all)
     }
 
-    /// The header of a segment says which generation it is, and which was opened before.
+    /// Sets the generation of a segment, and that of the segment opened before it, as its header states them.
     pub(crate) fn found_header(&mut self, segment: u32, generation: u64, previous: u64) {
         let at = self.at(segment);
         (at.generation, at.previous) = (generation, previous);
     }
 
-    /// A scan says which generation a segment is.
+    /// Sets the generation of a segment, as a scan found it.
     pub(crate) fn found_generation(&mut self, segment: u32, generation: u64) {
         self.at(segment).generation = generation;
     }
 
-    /// A segment holds nothing that counts: it is used when all that fell free before are.
+    /// Marks a segment without live records as free; it is used after those that were freed before.
     pub(crate) fn found_free(&mut self, segment: u32) {
         self.step(segment, SegmentEvent::FoundFree);
         self.free.push_back(segment);
     }
 
-    /// A segment was made ready and never used: it is the next.
+    /// Marks a segment that was prepared but never used as free; it is used next.
     pub(crate) fn found_unused(&mut self, segment: u32) {
         self.step(segment, SegmentEvent::FoundFree);
         self.free.push_front(segment);
     }
 
-    /// Objects in a segment are shown.
+    /// Makes the objects in a segment visible.
     pub(crate) fn show(&mut self, segment: u32) {
         self.at(segment).visible = true;
     }
 
-    /// Recovery knows all: segments with records are in the order of their generations.
+    /// Sorts the segments with records by generation, as recovery is complete.
     pub(crate) fn order_filled(&mut self) {
         let mut filled: Vec<_> = self.iter().filter(|(_, segment)| segment.state.has_records()).collect();
         filled.sort_unstable_by_key(|(_, segment)| segment.generation);
         self.filled = filled.into_iter().map(|(number, _)| number).collect();
     }
 
-    /// The segment that fell free first is to be prepared.
+    /// Takes the segment that was freed first, to prepare it.
     pub(crate) fn take_free(&mut self) -> Option<u32> {
         let segment = self.free.pop_front()?;
         self.step(segment, SegmentEvent::Prepare);
         Some(segment)
     }
 
-    /// A segment is of a new generation, which its header will say.
+    /// Gives a segment its new generation, which its header will state.
     pub(crate) fn renew(&mut self, segment: u32, generation: u64, previous: u64) {
         let at = self.at(segment);
         (at.generation, at.previous, at.bad, at.visible) = (generation, previous, false, true);
     }
 
-    /// The header of a segment is durable: it is ready.
+    /// Marks a segment as ready, as its header is durable.
     pub(crate) fn prepared(&mut self, segment: u32) {
         self.step(segment, SegmentEvent::Prepared);
         self.ready = Some(segment);
     }
 
-    /// The segment that is ready takes records from now on.
+    /// Opens the segment that is ready: it takes records from now on.
     pub(crate) fn open_ready(&mut self) -> Option<u32> {
         let segment = self.ready.take()?;
         self.step(segment, SegmentEvent::Open);
@@ -224,30 +225,30 @@ impl Segments {
         Some(segment)
     }
 
-    /// A segment is not used again in this incarnation: it could not be written or read.
+    /// Discards a segment that could not be written or read: it is not used again in this incarnation.
     pub(crate) fn discard(&mut self, segment: u32) {
         self.step(segment, SegmentEvent::Fail);
         self.step(segment, SegmentEvent::Discard);
     }
 
-    /// A write to a segment failed; false when one did before.
+    /// Marks a segment as bad after a failed write; returns false if it was marked before.
     pub(crate) fn mark_bad(&mut self, segment: u32) -> bool {
         !core::mem::replace(&mut self.at(segment).bad, true)
     }
 
-    /// The segment that was filled first.
+    /// Returns the segment that was filled first.
     pub(crate) fn oldest(&self) -> Option<u32> {
         self.filled.front().copied()
     }
 
-    /// The segment that was filled first is reclaimed.
+    /// Begins reclaim of the segment that was filled first.
     pub(crate) fn reclaim_oldest(&mut self) {
         if let Some(segment) = self.filled.pop_front() {
             self.step(segment, SegmentEvent::Reclaim);
         }
     }
 
-    /// A segment was reclaimed: it is free, unless a write to it failed.
+    /// Frees a reclaimed segment, or discards it if a write to it failed.
     pub(crate) fn release(&mut self, segment: u32) {
         if self[segment].bad {
             self.step(segment, SegmentEvent::Discard);
@@ -273,19 +274,19 @@ impl Segments {
         self.at(segment).reads -= 1;
     }
 
-    /// The index has one more live record in a segment, of so many bytes.
+    /// Counts a live record of `bytes` more in a segment.
     pub(super) fn add_live(&mut self, segment: u32, bytes: u64) {
         let at = self.at(segment);
         (at.live_bytes, at.live_records) = (at.live_bytes + bytes, at.live_records + 1);
     }
 
-    /// The index has one less.
+    /// Counts a live record of `bytes` less in a segment.
     pub(super) fn take_live(&mut self, segment: u32, bytes: u64) {
         let at = self.at(segment);
         (at.live_bytes, at.live_records) = (at.live_bytes - bytes, at.live_records - 1);
     }
 
-    /// The index has none in a segment any more; how many bytes they had.
+    /// Clears the counters of live records of a segment; returns their bytes.
     pub(super) fn clear_live(&mut self, segment: u32) -> u64 {
         let at = self.at(segment);
         at.live_records = 0;
@@ -316,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_life_of_a_segment_is_as_declared() {
+    fn the_state_machine_of_segments_matches_its_table() {
         let table = kvplane_proto::states::render(SegmentState::ALL, SegmentEvent::ALL, |state, event| state.on(event));
         assert_eq!(table, include_str!("segments.table"));
     }

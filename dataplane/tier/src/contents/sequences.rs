@@ -1,17 +1,17 @@
-//! The numbers that order everything: records and generations of segments share one counter, and the incarnation of the
-//! shard stands above it, so no start repeats a number of an earlier one.
+//! Sequence numbers, which order everything: records and generations of segments share one counter, and the incarnation
+//! of the shard is in the bits above it, so no start repeats a number of an earlier one.
 
-/// Sequences of one incarnation of the shard, in bits: the incarnation stands above them.
+/// Bits of a sequence below those of the incarnation.
 const SEQUENCE_BITS: u32 = 40;
-/// Incarnations that can be told apart.
+/// Number of incarnations that a sequence can distinguish.
 pub(crate) const INCARNATIONS_MOST: u64 = 1 << (64 - SEQUENCE_BITS);
 
-/// The incarnation in which a sequence or a generation was given out.
+/// Returns the incarnation in which a sequence or a generation was assigned.
 pub(crate) const fn incarnation_of(sequence: u64) -> u64 {
     sequence >> SEQUENCE_BITS
 }
 
-/// See the module.
+/// Generator of sequences.
 #[derive(Debug, Default)]
 pub(crate) struct Sequences {
     incarnation: u64,
@@ -19,28 +19,28 @@ pub(crate) struct Sequences {
 }
 
 impl Sequences {
-    /// How often the device was opened, this time too.
+    /// Returns the number of times that the device was opened, this one included.
     pub(crate) const fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// The superblock says which incarnation this is.
+    /// Sets the incarnation, as the superblock states it.
     pub(crate) const fn claim(&mut self, incarnation: u64) {
         self.incarnation = incarnation;
     }
 
-    /// Sequences are given out from now on, all greater than `newest`, which is on the device.
+    /// Starts assigning sequences, all greater than `newest`, which is on the device.
     pub(crate) fn begin_above(&mut self, newest: u64) {
         self.incarnation = self.incarnation.max(incarnation_of(newest) + 1);
         self.begin();
     }
 
-    /// Sequences are given out from now on.
+    /// Starts assigning sequences.
     pub(crate) const fn begin(&mut self) {
         self.next = self.floor() + 1;
     }
 
-    /// Less than every sequence of this incarnation, and more than those of all before.
+    /// Returns a number less than every sequence of this incarnation, and greater than those of all earlier ones.
     pub(crate) const fn floor(&self) -> u64 {
         self.incarnation << SEQUENCE_BITS
     }
@@ -50,7 +50,7 @@ impl Sequences {
         self.next - 1
     }
 
-    /// What [`Self::take`] gives next.
+    /// Returns the next sequence that [`Self::take`] will assign.
     pub(crate) const fn next(&self) -> u64 {
         self.next
     }

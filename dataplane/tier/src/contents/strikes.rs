@@ -1,11 +1,11 @@
-//! Tombstones of replacements in flight, and what the tier has again if one of them cannot be written.
+//! Tombstones of replacements in flight, and the records to restore if one of them cannot be written.
 //!
-//! A replacement strikes out the record that it replaces before it is acknowledged. If the tombstone cannot be written
-//! the replacement is refused, and its object counts again; not so if anything later was put, replaced or removed:
-//! groups end in any order, and what ends last may be what was begun first.
+//! The tombstone of a replacement removes the replaced record before the replacement is acknowledged. If the tombstone
+//! cannot be written, the replacement is refused, and the replaced object is live again; not so if anything later was
+//! put, replaced or removed: groups complete in any order, and the one that completes last may have been begun first.
 //!
-//! Invariant: an entry is given back only where every later tombstone of its digest has failed too, and the index has
-//! nothing of that digest.
+//! Invariant: an entry is restored only if every later tombstone of its digest has failed too, and the index has no
+//! entry of that digest.
 
 use std::collections::BTreeMap;
 
@@ -14,24 +14,24 @@ use kvplane_proto::digest::Digest;
 use super::index::Entry;
 use crate::types::Token;
 
-/// A record that a tombstone strikes out.
+/// Record that a tombstone removes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Struck {
     pub(crate) entry: Entry,
-    /// Of the segment that has the record.
+    /// Generation of the segment that has the record.
     pub(crate) generation: u64,
 }
 
-/// A tombstone of a replacement.
+/// Tombstone of a replacement.
 #[derive(Clone, Copy, Debug)]
 struct Strike {
     token: Token,
-    /// Nothing where an earlier one had hidden the record already.
+    /// Record that the tombstone removes; `None` if an earlier tombstone had hidden it already.
     struck: Option<Struck>,
     has_failed: bool,
 }
 
-/// Tombstones of replacements, oldest first for each digest; not more in flight than there are waiters.
+/// Tombstones of replacements, oldest first for each digest; there are at most as many in flight as waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Strikes {
     by_digest: BTreeMap<Digest, Vec<Strike>>,
@@ -39,26 +39,26 @@ pub(crate) struct Strikes {
 }
 
 impl Strikes {
-    /// A tombstone in flight strikes out `struck`.
+    /// Registers a tombstone in flight, which removes `struck`.
     pub(crate) fn begin(&mut self, token: Token, digest: Digest, struck: Option<Struck>) {
         self.by_token.insert(token, digest);
         self.by_digest.entry(digest).or_default().push(Strike { token, struck, has_failed: false });
     }
 
-    /// True while an object that the index does not know may be given back to it.
+    /// Returns true while an object that the index does not know may be restored.
     pub(crate) fn may_return(&self, digest: Digest) -> bool {
         self.by_digest.contains_key(&digest)
     }
 
-    /// Nothing of a digest is given back any more: it was removed.
+    /// Forgets the tombstones of a digest that was removed: no record of it is restored any more.
     pub(crate) fn forget(&mut self, digest: Digest) {
         for strike in self.by_digest.remove(&digest).into_iter().flatten() {
             self.by_token.remove(&strike.token);
         }
     }
 
-    /// An object was put, and had another struck out by itself or not. Nothing older is given back, but for what this
-    /// put replaces where that is not struck out yet.
+    /// Notes that an object was put, whether or not the put itself replaced another. No older record is restored,
+    /// except the one that this put replaces while its tombstone is in flight.
     pub(crate) fn put(&mut self, digest: Digest, has_replaced: bool) {
         let Some(strikes) = self.by_digest.get(&digest) else { return };
         if has_replaced || strikes.iter().all(|strike| strike.has_failed) {
@@ -66,7 +66,7 @@ impl Strikes {
         }
     }
 
-    /// A tombstone is written or has failed; its digest, if an object may have to be given back now.
+    /// Ends a tombstone that was written or has failed; returns its digest if an object may have to be restored now.
     pub(crate) fn end(&mut self, token: Token, good: bool) -> Option<Digest> {
         let digest = self.by_token.remove(&token)?;
         let strikes = self.by_digest.get_mut(&digest)?;
@@ -75,11 +75,11 @@ impl Strikes {
             strikes[at].has_failed = true;
             return Some(digest);
         }
-        // It stands for those before it.
+        // A written tombstone covers those before it.
         for strike in strikes.drain(..=at).filter(|strike| strike.token != token) {
             self.by_token.remove(&strike.token);
         }
-        // Those after it that failed and had nothing to strike out but what it did.
+        // Later tombstones that failed and had only the same record to remove.
         let moot = strikes.iter().take_while(|strike| strike.has_failed && strike.struck.is_none()).count();
         strikes.drain(..moot);
         if strikes.is_empty() {
@@ -88,7 +88,7 @@ impl Strikes {
         None
     }
 
-    /// The entry that the index, which has nothing of this digest, is to have again; `None` while a later tombstone is
+    /// Returns the record to restore to the index, which has no entry of this digest; `None` while a later tombstone is
     /// in flight.
     pub(crate) fn give_back(&mut self, digest: Digest) -> Option<Struck> {
         let strikes = self.by_digest.get(&digest)?;
@@ -117,7 +117,7 @@ mod tests {
         Some(Struck { entry: Entry::new(Kind::Object, DIGEST, Version(version), version), generation: 1 })
     }
 
-    /// Ends a tombstone and gives back what that allows for; its version.
+    /// Ends a tombstone and restores the record, if it may be; returns its version.
     fn end(strikes: &mut Strikes, token: u64, good: bool) -> Option<u64> {
         let digest = strikes.end(Token(token), good)?;
         Some(strikes.give_back(digest)?.entry.version().0)
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_that_fails_gives_back_what_it_struck_out() {
+    fn a_failed_tombstone_restores_its_record() {
         let mut strikes = Strikes::default();
         strikes.begin(Token(1), DIGEST, struck(73));
         assert!(strikes.may_return(DIGEST));
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_given_back_after_a_removal() {
+    fn no_record_is_restored_after_a_removal() {
         let mut strikes = two(None);
         strikes.forget(DIGEST);
         assert_eq!((end(&mut strikes, 1, false), end(&mut strikes, 2, false)), (None, None));
     }
 
     #[test]
-    fn nothing_is_given_back_while_a_later_tombstone_may_be_written_or_is() {
+    fn no_record_is_restored_if_a_later_tombstone_is_in_flight_or_written() {
         for first_ends_first in [true, false] {
             let mut strikes = two(None);
             let (first, second) = if first_ends_first {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_fail_give_back_what_the_first_struck_out_or_what_came_between() {
+    fn two_failed_tombstones_restore_the_latest_record_removed() {
         for order in [[1, 2], [2, 1]] {
             for (second, expected) in [(None, 73), (struck(75), 75)] {
                 let mut strikes = two(second);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_tombstone_that_fails_gives_back_nothing_that_an_earlier_one_struck_out() {
+    fn a_failed_later_tombstone_restores_no_record_that_an_earlier_one_removed() {
         for order in [[1, 2], [2, 1]] {
             let mut strikes = two(None);
             let returned = order.map(|token| end(&mut strikes, token, token == 1));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_keeps_what_is_being_struck_out_for_it_until_it_is_put_over() {
+    fn a_put_keeps_the_record_that_its_tombstone_in_flight_removes() {
         let mut strikes = Strikes::default();
         strikes.begin(Token(1), DIGEST, struck(73));
         strikes.put(DIGEST, false);

@@ -1,37 +1,38 @@
-//! What the next start may find on the device although the index does not know it, digest by digest where that is
+//! Records that the next start may find on the device although the index does not know them, by digest if the digest is
 //! known.
 //!
-//! Records that could not be read, written or struck out; removals and reclaimed segments until that is durable; what a
-//! scan could not make out. A device that takes no writes any more strikes nothing out, so only what it surely does not
-//! have may be put in place of something there. The lists are bounded: what finds no room counts as any digest.
+//! They are records that could not be read, written or removed; removals and reclaimed segments that are not durable
+//! yet; and records that a scan could not identify. A device that takes no more writes takes no tombstones either, so a
+//! replacement is safe only for digests that the device surely does not have. The lists are bounded: on overflow, any
+//! digest may be on the device.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvplane_proto::digest::Digest;
 
-/// Digests of one kind that are told apart.
+/// Most digests of one kind that are listed.
 const DIGESTS_MOST: usize = 16 << 10;
 
-/// See the module.
+/// Digests of records that the index does not know.
 #[derive(Debug, Default)]
 pub(crate) struct UntrackedObjects {
-    /// Whether there was anything of the first kind in this incarnation.
+    /// True if any record could not be read, written or removed in this incarnation.
     any: bool,
-    /// Whether not all digests of the first kind are known.
+    /// True if not all digests of such records are known.
     all: bool,
     digests: BTreeSet<Digest>,
     removed: PassingDigests,
     reclaimed: PassingDigests,
-    /// Segments that were scanned, as a record that one scan cannot make out may be there for the next: until they are
-    /// used again, or until their footer is durable, where one is being written.
+    /// Segments that were scanned, since the next scan may find a record that this one did not identify. They stay
+    /// listed until they are used again, or until their footer is durable, if one is being written (`true`).
     unclear: BTreeMap<u32, bool>,
 }
 
-/// Digests that count until a mark has passed them, in the order of their marks.
+/// Digests that are listed until a mark has passed them, in the order of their marks.
 #[derive(Debug, Default)]
 struct PassingDigests {
     digests: VecDeque<(u64, Digest)>,
-    /// Up to this mark not all are known.
+    /// Mark up to which digests were dropped from the list; 0 if none were.
     unknown_to: u64,
 }
 
@@ -45,7 +46,7 @@ impl PassingDigests {
         }
     }
 
-    /// Up to this mark nothing counts any more.
+    /// Drops all digests up to this mark.
     fn pass(&mut self, mark: u64) {
         while self.digests.front().is_some_and(|(at, _)| *at <= mark) {
             self.digests.pop_front();
@@ -61,22 +62,23 @@ impl PassingDigests {
 }
 
 impl UntrackedObjects {
-    /// Whether there may be records that could not be read, written or removed, and what was given up because of that.
+    /// Returns true if there may be records that could not be read, written or removed, or objects given up because of
+    /// that.
     pub(crate) const fn is_any(&self) -> bool {
         self.any
     }
 
-    /// Whether there are segments of which a scan could not make out everything.
+    /// Returns true if there are segments in which a scan could not identify all records.
     pub(crate) fn has_unclear(&self) -> bool {
         !self.unclear.is_empty()
     }
 
-    /// Whether more will be known soon, as a segment that was scanned is being sealed.
+    /// Returns true if a scanned segment is being sealed, after which all its records are known.
     pub(crate) fn is_settling(&self) -> bool {
         self.unclear.values().any(|gets_footer| *gets_footer)
     }
 
-    /// There may be a record of this digest.
+    /// Notes that there may be a record of this digest.
     pub(crate) fn note(&mut self, digest: Digest) {
         self.any = true;
         if self.all || self.digests.len() == DIGESTS_MOST {
@@ -86,63 +88,63 @@ impl UntrackedObjects {
         }
     }
 
-    /// There may be records of any digest.
+    /// Notes that there may be records of any digest.
     pub(crate) fn note_all(&mut self) {
         (self.any, self.all) = (true, true);
         self.digests.clear();
     }
 
-    /// Something went wrong that leaves no records but those that are noted.
+    /// Notes a fault that leaves no records except those that are noted.
     pub(crate) fn note_fault(&mut self) {
         self.any = true;
     }
 
-    /// A tombstone of this sequence was appended.
+    /// Notes the tombstone of this sequence as appended.
     pub(crate) fn removed(&mut self, sequence: u64, digest: Digest) {
         self.removed.push(sequence, digest);
     }
 
-    /// All tombstones up to this sequence are durable.
+    /// Notes that all tombstones up to this sequence are durable.
     pub(crate) fn removals_durable(&mut self, sequence: u64) {
         self.removed.pass(sequence);
     }
 
-    /// A record of the segment of this generation was given up.
+    /// Notes a record that was given up with the segment of this generation.
     pub(crate) fn reclaimed(&mut self, generation: u64, digest: Digest) {
         self.reclaimed.push(generation, digest);
     }
 
-    /// It is durable that segments of lesser generations hold nothing that counts.
+    /// Notes that a durable header states that segments of generations below `oldest_live` hold no live records.
     pub(crate) fn reclaim_durable(&mut self, oldest_live: u64) {
         self.reclaimed.pass(oldest_live.saturating_sub(1));
     }
 
-    /// A segment was scanned; it gets a footer, or not.
+    /// Notes a segment that was scanned, and whether it gets a footer.
     pub(crate) fn scanned(&mut self, segment: u32, gets_footer: bool) {
         self.unclear.insert(segment, gets_footer);
     }
 
-    /// A segment that was scanned gets no footer after all.
+    /// Notes that a scanned segment gets no footer after all.
     pub(crate) fn no_footer(&mut self, segment: u32) {
         self.unclear.entry(segment).and_modify(|gets_footer| *gets_footer = false);
     }
 
-    /// What a segment has is known by now, or is over.
+    /// Notes that all records of a segment are known, or that the segment is used anew.
     pub(crate) fn settled(&mut self, segment: u32) {
         self.unclear.remove(&segment);
     }
 
-    /// Whether a segment that was scanned gets a footer.
+    /// Returns true if the segment was scanned and gets a footer.
     pub(crate) fn gets_footer(&self, segment: u32) -> bool {
         self.unclear.get(&segment) == Some(&true)
     }
 
-    /// Whether there may be a record of this digest that is not in an unclear segment.
+    /// Returns true if there may be a record of this digest outside of segments with unidentified records.
     pub(crate) fn is_noted(&self, digest: Digest) -> bool {
         self.all || self.digests.contains(&digest)
     }
 
-    /// Whether there may be a record of this digest.
+    /// Returns true if there may be a record of this digest.
     pub(crate) fn may_have(&self, digest: Digest) -> bool {
         let sure = !self.is_noted(digest) && self.unclear.is_empty();
         !sure || self.removed.may_have(digest) || self.reclaimed.may_have(digest)
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_counts_and_nothing_else() {
+    fn only_noted_digests_may_be_found() {
         let mut untracked = UntrackedObjects::default();
         assert!(!untracked.is_any());
         untracked.note(digest(1));
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_durable_counts_until_it_is() {
+    fn undurable_removals_are_listed_until_durable() {
         let mut untracked = UntrackedObjects::default();
         (10..20).for_each(|number| untracked.removed(number, digest(number)));
         untracked.reclaimed(10, digest(20));
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_that_is_not_durable_may_be_anything_until_it_is() {
+    fn an_overflowing_list_covers_any_digest_until_durable() {
         let (mut untracked, most) = (UntrackedObjects::default(), DIGESTS_MOST as u64);
         (1..=most + 2).for_each(|number| untracked.removed(number, digest(number)));
         assert!(untracked.may_have(digest(0)) && untracked.may_have(digest(most + 2)));

@@ -1,46 +1,47 @@
-//! What the tier asks of its device, cut to size: jobs go in, block operations come out, their completions end jobs.
+//! Jobs of the device, split to size: jobs go in, block operations come out, their completions complete jobs.
 //!
-//! A job reads or writes one contiguous range of the device, or flushes. It is cut into operations of at most
-//! `max_op_bytes`, each of whole blocks. Jobs wait in a queue for each priority; how many operations of a priority may
-//! be in flight is limited, so that prefetch and reclaim never starve gets. A completion nobody waits for is counted.
+//! A job reads or writes one contiguous range of the device, or flushes. It is split into operations of at most
+//! `max_op_bytes`, each of whole blocks. Jobs are queued by priority; the number of in-flight operations of each
+//! priority is limited, so that prefetch and reclaim never starve gets. A completion of an unknown operation is
+//! counted.
 
 use std::collections::VecDeque;
 
 use crate::ops::{Action, BlockOp, Fault, OpId, PRIORITIES, Pieces, Priority};
 use crate::slots::{SlotId, Slots};
 
-/// What a job is for.
+/// Purpose of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// A copy of the superblock is read.
+    /// A read of a copy of the superblock.
     SuperblockRead(u8),
-    /// The superblock is written.
+    /// A write of the superblock.
     SuperblockWrite,
-    /// A note of owned slots is read.
+    /// A read of an ownership note.
     NoteRead(u8),
-    /// Or written.
+    /// A write of an ownership note.
     NoteWrite,
-    /// A part of a device without superblocks is read to a place of the scan area: it must be zero.
+    /// A read of a part of a device without superblocks, which must be zero, to a place of the scan area.
     Look(u32),
-    /// A segment is made blank.
+    /// A write that zeroes a segment's header.
     Blank(u32),
-    /// A segment's header is read into one of the blocks of the scan area.
+    /// A read of a segment's header into one of the blocks of the scan area.
     HeaderRead { segment: u32, place: u32 },
-    /// The header of the next segment is written.
+    /// A write of the header of the next segment.
     Prepare(u32),
-    /// A group of records is written.
+    /// A write of a group of records.
     Group(u64),
-    /// An object is read.
+    /// A read of an object.
     Read(SlotId),
-    /// A page of a footer is written.
+    /// A write of a page of a footer.
     Page,
-    /// A window of a footer is filled, at recovery.
+    /// A read of a window of a footer, during recovery.
     Reader(u32),
-    /// A window of a scanned segment is filled, at recovery.
+    /// A read of a window of a scanned segment, during recovery.
     Scan,
-    /// A window of the footer of the segment that is reclaimed is filled.
+    /// A read of a window of the footer of the segment being reclaimed.
     Victim,
-    /// Flush.
+    /// A flush.
     Flush,
 }
 
@@ -70,7 +71,7 @@ struct Op {
     priority: Priority,
 }
 
-/// Jobs in flight.
+/// Jobs that are queued or in flight.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     running: Slots<RunningJob>,
@@ -96,15 +97,15 @@ impl Jobs {
         }
     }
 
-    /// Takes on a job. There is room: every owner has a bounded number of jobs, and the table is their sum.
+    /// Adds a job. There is room: every owner has a bounded number of jobs, and the table's capacity is their sum.
     pub(crate) fn submit(&mut self, job: Job) {
         let (bytes, priority) = (job.pieces.bytes(), job.priority);
         let running = RunningJob { job, bytes, given: 0, in_flight: 0, all_given: false, fault: None };
-        let id = self.running.insert(running).expect("the table of jobs holds what every owner may have");
+        let id = self.running.insert(running).expect("the table has room for the jobs of every owner");
         self.queues[priority as usize].push_back(id);
     }
 
-    /// Completions nobody waited for.
+    /// Returns the number of completions of unknown operations.
     pub(crate) const fn stale(&self) -> u64 {
         self.stale
     }
@@ -113,7 +114,7 @@ impl Jobs {
         self.running.is_empty()
     }
 
-    /// The next operation, of the most urgent priority that may have one more.
+    /// Returns the next operation, of the most urgent priority below its limit.
     pub(crate) fn next(&mut self) -> Option<BlockOp> {
         let priority = Priority::ALL.into_iter().find(|priority| {
             let at = *priority as usize;
@@ -126,7 +127,7 @@ impl Jobs {
         let (at, action) = (running.given, running.job.action);
         running.given += bytes;
         running.in_flight += 1;
-        // The rest of what failed need not be done.
+        // The rest of a failed job is skipped.
         running.all_given = running.given == running.bytes || running.fault.is_some();
         let (offset, pieces) = (running.job.offset + at, running.job.pieces.part(at, bytes));
         if running.all_given {
@@ -134,11 +135,12 @@ impl Jobs {
         }
         self.in_flight[priority as usize] += 1;
         let op = Op { job: id, bytes: bytes as u32, priority };
-        let slot = self.ops.insert(op).expect("as many places as operations may be in flight");
+        let slot = self.ops.insert(op).expect("the table has a slot for every operation that may be in flight");
         Some(BlockOp { id: OpId { slot }, action, offset, bytes: bytes as u32, pieces, priority })
     }
 
-    /// An operation is over; what it moved, or why not. Returns the owner of the job when that is over with it.
+    /// Completes an operation, with the bytes that it moved or the fault. Returns the owner of the job if the job is
+    /// complete with it.
     pub(crate) fn complete(&mut self, id: OpId, result: Result<u32, Fault>) -> Option<(Owner, Result<(), Fault>)> {
         let Some(op) = self.ops.remove(id.slot) else {
             self.stale += 1;
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_not_gone_on_with_and_priorities_do_not_wait_for_each_other() {
+    fn failed_jobs_stop_and_priorities_do_not_block_each_other() {
         let mut jobs = Jobs::new(4, [1; PRIORITIES], 512);
         jobs.submit(job(Priority::Background, 1024));
         jobs.submit(job(Priority::Get, 1024));

@@ -1,6 +1,6 @@
-//! The footer of a sealed segment: an index of its records, in pages from the segment's end towards its start.
+//! Footer of a sealed segment: a list of its records, in pages from the segment's end towards its start.
 //!
-//! An entry has what the index has, the payload's checksum with it, so that a get need not read the record's head.
+//! An entry holds what the index holds, with the payload's checksum, so that a get need not read the record's head.
 //! Page 0 is the last of the segment; each page stands for itself, so that reading and writing need one page of memory.
 //! A footer is written only after the records that it lists are durable.
 
@@ -27,20 +27,16 @@ const COPIED: u8 = 16;
 
 /// One record of the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct FooterEntry {
-    /// Object or tombstone.
     pub kind: Kind,
-    /// Lengths.
     pub shape: Shape,
-    /// Whether reclaim is to keep it.
+    /// True if the object is hard-pinned: reclaim keeps it.
     pub pinned: bool,
-    /// The object's name.
     pub digest: Digest,
-    /// The object's version.
     pub version: Version,
-    /// The record's sequence.
     pub sequence: u64,
-    /// Where the record begins, in units from the segment's start.
+    /// Offset of the record in units of [`UNIT_BYTES`](super::UNIT_BYTES), from the segment's start.
     pub unit: u32,
     /// Blocks between an extent's head and its payload: see [`Shape::payload_at`].
     pub away: u8,
@@ -49,7 +45,7 @@ pub struct FooterEntry {
 }
 
 impl FooterEntry {
-    /// Disk form.
+    /// Encodes the entry.
     pub fn encode(&self, out: &mut [u8]) {
         put128(out, 0, self.digest.0);
         put64(out, 16, self.version.0);
@@ -65,13 +61,14 @@ impl FooterEntry {
         put64(out, 48, self.payload_checksum ^ self.bond());
     }
 
-    /// Mixed into the checksum, so that a checksum beside another object's name is none of that object.
+    /// Returns a value that is mixed into the checksum, so that a checksum stored beside another object's digest does
+    /// not match.
     const fn bond(&self) -> u64 {
         let name = mix64(self.digest.0 as u64 ^ mix64((self.digest.0 >> 64) as u64));
         mix64(mix64(name ^ self.version.0) ^ self.sequence)
     }
 
-    /// Reads an entry of a page whose checksum matched.
+    /// Decodes an entry of a page whose checksum matched.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let entry = Self {
@@ -95,31 +92,31 @@ impl FooterEntry {
     }
 }
 
-/// The header of a page.
+/// Header of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FooterPage {
-    /// The segment's number.
+    /// Number of the segment.
     pub segment: u32,
-    /// The use of the segment that it describes.
+    /// Generation of the segment that the footer describes.
     pub generation: u64,
-    /// Which page.
+    /// Number of this page.
     pub page: u32,
-    /// How many pages the footer has.
+    /// Number of pages of the footer.
     pub pages: u32,
-    /// How many entries this page has.
+    /// Number of entries of this page.
     pub entries: u32,
     /// Records up to this sequence were durable before the last record of the segment was appended.
     pub durable_sequence: u64,
 }
 
 impl FooterPage {
-    /// How many entries a page of so many bytes holds.
+    /// Returns the number of entries that fit in a page of `page_bytes`.
     #[must_use]
     pub const fn capacity(page_bytes: u32) -> u32 {
         (page_bytes as usize - FOOTER_HEADER_BYTES) as u32 / FOOTER_ENTRY_BYTES as u32
     }
 
-    /// Writes a whole page: this header over `entries`, the rest zero.
+    /// Encodes a whole page: this header and `entries`, the rest zero.
     pub fn encode(&self, uuid: u128, entries: &[FooterEntry], out: &mut [u8]) {
         out.fill(0);
         for (entry, place) in entries.iter().zip(out[FOOTER_HEADER_BYTES..].chunks_exact_mut(FOOTER_ENTRY_BYTES)) {
@@ -138,10 +135,10 @@ impl FooterPage {
         put32(out, CHECKSUM_AT, checksum);
     }
 
-    /// Reads a page's header and checks the whole page.
+    /// Decodes a page's header and verifies the whole page.
     ///
     /// # Errors
-    /// When it is no page of this device, or damaged.
+    /// If the bytes are not a page of this device, or are damaged.
     pub fn decode(bytes: &[u8], uuid: u128) -> Result<Self, Flaw> {
         check_start(bytes, MAGIC)?;
         if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT])
@@ -161,7 +158,7 @@ impl FooterPage {
         if plausible { Ok(page) } else { Err(Flaw::Values) }
     }
 
-    /// The entries of a page that was checked.
+    /// Returns the entries of a page that was verified.
     pub fn entries(bytes: &[u8], entries: u32) -> impl Iterator<Item = FooterEntry> + '_ {
         let places = bytes[FOOTER_HEADER_BYTES..].chunks_exact(FOOTER_ENTRY_BYTES);
         places.take(entries as usize).filter_map(FooterEntry::decode)

@@ -1,19 +1,18 @@
-//! Which slots the shard owned when it last said so, and what on the device is void: two copies, written one after the
-//! other.
+//! Ownership note: the slots that the shard owned when it last wrote the note, and the slots whose records are void.
+//! Two copies, written one after the other.
 //!
-//! A start believes what the device has of a slot if the slot was the shard's by the newest of these notes, and if the
-//! control plane says that no slot has changed hands since. Else what it has is in doubt until it was compared with
-//! what happened to the slot meanwhile; a note that is written before that is done says of which slots that is still
-//! so.
+//! After a start, a slot's records are trusted if the newest note lists the slot as owned, and if the control plane
+//! confirms that no slot has changed owners since. Otherwise the slot is in doubt until it was reconciled with the
+//! changes of its other owners; a note that is written before that is done lists the slots that are still in doubt.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
 
 use super::{Flaw, check_start, put32, put64, seeded, start, word32, word64};
 
-/// Bytes of a note as it is read and written; what follows the fields is zero.
+/// Bytes of a note as it is read and written; the rest after the fields is zero.
 pub const OWNERSHIP_IO_BYTES: u32 = 8192;
-/// Where the two copies are on the device.
+/// Offsets of the two copies on the device.
 pub const OWNERSHIP_OFFSETS: [u64; 2] = [8192, 40_960];
 const MAGIC: [u8; 4] = *b"KVTO";
 const BODY_CHECKSUM_AT: usize = 56;
@@ -31,82 +30,83 @@ const DOUBT_CHECKSUM_AT: usize = DOUBT_AT + SLOTS / 8;
 pub struct SlotSet(pub Box<[u64; SLOTS / 64]>);
 
 impl SlotSet {
-    /// No slot.
+    /// Returns an empty set.
     #[must_use]
     pub fn none() -> Self {
         Self(Box::new([0; SLOTS / 64]))
     }
 
-    /// Whether a slot is in it.
+    /// Returns true if the set contains `slot`.
     #[must_use]
     pub fn has(&self, slot: Slot) -> bool {
         self.0[usize::from(slot.0) / 64] & (1 << (slot.0 % 64)) != 0
     }
 
-    /// Whether there is none in it.
+    /// Returns true if the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// How many are in it.
+    /// Returns the number of slots in the set.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Puts a slot in.
+    /// Adds a slot.
     pub fn insert(&mut self, slot: Slot) {
         self.0[usize::from(slot.0) / 64] |= 1 << (slot.0 % 64);
     }
 
-    /// Takes a slot out.
+    /// Removes a slot.
     pub fn remove(&mut self, slot: Slot) {
         self.0[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
     }
 
-    /// The slots that are in it, in their order.
+    /// Returns the slots of the set in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         (0..SLOTS as u16).map(Slot).filter(|slot| self.has(*slot))
     }
 
-    /// Makes each word of it from its own and the other's.
+    /// Combines each word of this set with that of `other`.
     #[must_use]
     pub fn with(&self, other: &Self, both: impl Fn(u64, u64) -> u64) -> Self {
         Self(Box::new(core::array::from_fn(|at| both(self.0[at], other.0[at]))))
     }
 }
 
-/// What a shard owned, and what of that is void.
+/// Slots that a shard owned, and which of them are void.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ownership {
-    /// Which state of the control plane the epoch is of.
+    /// Cluster state that the epoch belongs to.
     pub state: u64,
-    /// The map that was applied last.
+    /// Epoch of the cluster map that was applied last.
     pub epoch: Epoch,
-    /// What the map gave the shard. Whatever the device has of other slots is void.
+    /// Slots that the map gave the shard. Records of all other slots are void.
     pub owned: SlotSet,
-    /// Slots that came back while the device still had objects of the time before: those below `floor` are void.
+    /// Slots that the shard owns again while the device still has records of its earlier ownership: those below `floor`
+    /// are void.
     pub void: SlotSet,
-    /// See `void`.
+    /// Least version of an object of a slot in `void` that is not void.
     pub floor: Version,
-    /// Slots, owned or not, of which the device has objects that were not compared yet with what others did meanwhile.
+    /// Slots, owned or not, whose objects on the device are not reconciled yet with the changes of other owners.
     pub doubt: Doubt,
 }
 
-/// Slots that others had meanwhile, perhaps. An earlier version of this program knows nothing of them.
+/// Slots in doubt: other owners may have changed them meanwhile. An earlier version of this program does not know them.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Doubt {
-    /// Which.
     pub slots: SlotSet,
-    /// By a map of this epoch, or a later one, the shard had each of them last.
+    /// Least epoch by which the shard last owned each of the slots; it may have owned them by a later map too.
     pub epoch: Epoch,
-    /// Their objects with lesser versions are in doubt; the others are of the time since.
+    /// Objects of these slots with lesser versions are in doubt; greater ones were committed since.
     pub floor: Version,
 }
 
 impl Doubt {
-    /// About nothing.
+    /// Returns a value with no slot in doubt.
     #[must_use]
     pub fn none() -> Self {
         Self { slots: SlotSet::none(), epoch: Epoch(0), floor: Version(0) }
@@ -114,7 +114,7 @@ impl Doubt {
 }
 
 impl Ownership {
-    /// Disk form of the `number`-th note.
+    /// Encodes the `number`-th note.
     #[must_use]
     pub fn encode(&self, number: u64, uuid: u128) -> Vec<u8> {
         let mut out = vec![0; OWNERSHIP_IO_BYTES as usize];
@@ -128,7 +128,8 @@ impl Ownership {
         for (at, set) in [(OWNED_AT, &self.owned), (VOID_AT, &self.void), (DOUBT_AT, &self.doubt.slots)] {
             set.0.iter().enumerate().for_each(|(word, bits)| put64(&mut out, at + 8 * word, *bits));
         }
-        // All slots in one: a note of which a part was written is none, whatever a former note left in the other part.
+        // One checksum over all slots: a partly written note is invalid, whatever an earlier note left in the other
+        // part.
         let body = frame_checksum(&out[OWNED_AT..DOUBT_CHECKSUM_AT]);
         put32(&mut out, BODY_CHECKSUM_AT, body);
         let doubt = frame_checksum(&out[DOUBT_AT..DOUBT_CHECKSUM_AT]);
@@ -138,10 +139,10 @@ impl Ownership {
         out
     }
 
-    /// Reads a note and its number.
+    /// Decodes a note and its number.
     ///
     /// # Errors
-    /// When there is none.
+    /// If the bytes are not a valid note.
     pub fn decode(bytes: &[u8], uuid: u128) -> Result<(u64, Self), Flaw> {
         check_start(bytes, MAGIC)?;
         let body = word32(bytes, BODY_CHECKSUM_AT);
@@ -166,8 +167,8 @@ impl Ownership {
     }
 }
 
-/// True for a note of earlier versions, whose body was what came before the slots in doubt. These had a checksum of
-/// their own, or were all zeros where a version knew no doubt.
+/// Returns true for a note of earlier versions, whose body checksum covers only what precedes the slots in doubt. Those
+/// slots had a checksum of their own, or were all zeros in versions without doubt.
 fn is_earlier(bytes: &[u8], body: u32) -> bool {
     let slots = &bytes[DOUBT_AT..DOUBT_CHECKSUM_AT];
     let (stated, none) = (word32(bytes, DOUBT_CHECKSUM_AT), slots.iter().all(|byte| *byte == 0));
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_says_what_is_in_doubt() {
+    fn a_note_lists_the_slots_in_doubt() {
         let bytes = note().encode(4, 11);
         assert_eq!(Ownership::decode(&bytes, 11), Ok((4, note())));
         let slots: Vec<u16> = note().doubt.slots.iter().map(|slot| slot.0).collect();
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_what_is_in_doubt_is_seen() {
+    fn damage_to_the_slots_in_doubt_is_detected() {
         let mut bytes = note().encode(4, 11);
         bytes[DOUBT_AT + 100] ^= 1;
         assert_eq!(Ownership::decode(&bytes, 11), Err(Flaw::Checksum));
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_which_a_part_was_written_is_none() {
+    fn a_torn_note_is_invalid() {
         let (after, before) = (note().encode(4, 11), Ownership { doubt: Doubt::none(), epoch: Epoch(7), ..note() });
         let torn = |first: &[u8], then: &[u8], cut: usize| {
             let torn = [&first[..cut], &then[cut..]].concat();
@@ -233,7 +234,7 @@ mod tests {
         let mut damaged = earlier(&note());
         damaged[DOUBT_AT + 100] ^= 1;
         assert_eq!(Ownership::decode(&damaged, 11), Err(Flaw::Checksum));
-        // One that knew no doubt.
+        // A note of a version without slots in doubt.
         let mut bytes = earlier(&Ownership { doubt: Doubt::none(), ..note() });
         bytes[DOUBT_CHECKSUM_AT..DOUBT_CHECKSUM_AT + 4].fill(0);
         let (_, found) = Ownership::decode(&bytes, 11).expect("a note");

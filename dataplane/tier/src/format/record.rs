@@ -1,9 +1,9 @@
-//! A record: an object, or the removal of one.
+//! Record: an object, or the tombstone of one.
 //!
-//! Header, checksums of the payload's chunks where there are several, key, payload. A *packed* record is contiguous and
+//! Header, checksums of the payload's chunks if there are several, key, payload. A *packed* record is contiguous and
 //! ends at the next unit of 64 bytes. An *extent* has its payload in blocks of its own, so that it is read without
 //! anything else and without a copy; its head may share a block with the heads of extents that follow, so the payload
-//! is up to [`AWAY_MOST`] blocks away from where the head's last block ends.
+//! begins up to [`AWAY_MOST`] blocks after the block in which the head ends.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
@@ -15,9 +15,9 @@ use super::{
 
 /// Bytes of a record's fixed header.
 pub const RECORD_HEADER_BYTES: usize = 104;
-/// The most chunk checksums that a record lists.
+/// Most chunk checksums that a record lists.
 pub const MAX_CHUNKS: u32 = 16_384;
-/// The most blocks between the block in which an extent's head ends and its payload.
+/// Most blocks between the block in which an extent's head ends and its payload.
 pub const AWAY_MOST: u8 = 31;
 const MAGIC: [u8; 4] = *b"KVTR";
 const CHECKSUM_AT: usize = 100;
@@ -28,12 +28,12 @@ const TWIN: u8 = 4;
 const NAMES_PARTS: u8 = 8;
 const COPIED: u8 = 16;
 
-/// What a record says.
+/// Kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// There is an object.
+    /// An object.
     Object,
-    /// What was said of the digest before is void.
+    /// A removal: earlier records of the digest are void.
     Tombstone,
 }
 
@@ -54,42 +54,43 @@ impl Kind {
     }
 }
 
-/// How long a record's parts are, and of what kind its payload is.
+/// Lengths of a record's parts, and properties of its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Bytes of the payload.
     pub payload_bytes: u32,
     /// Bytes of the key.
     pub key_bytes: u16,
-    /// Whether the payload has blocks of its own.
+    /// True if the payload has blocks of its own.
     pub extent: bool,
-    /// Whether the payload only names where the parts of a longer object are, by the word of whoever put it.
+    /// True if the payload is a stripe head, which only names the stripes of a larger object, as the caller stated.
     pub names_parts: bool,
-    /// Whether a second owner is to have the object too, by the word of whoever put it.
+    /// True if the object is replicated on a replica owner, as the caller stated.
     pub copied: bool,
 }
 
 impl Shape {
-    /// Checksums that the record lists: none where one chunk holds all.
+    /// Returns the number of checksums that the record lists: 0 if one chunk holds the whole payload.
     #[must_use]
     pub const fn chunks(&self, chunk_bytes: u32) -> u32 {
         if self.payload_bytes <= chunk_bytes { 0 } else { self.payload_bytes.div_ceil(chunk_bytes) }
     }
 
-    /// Bytes before the payload, without padding.
+    /// Returns the bytes before the payload, without padding.
     #[must_use]
     pub const fn head_bytes(&self, chunk_bytes: u32) -> u64 {
         RECORD_HEADER_BYTES as u64 + 8 * self.chunks(chunk_bytes) as u64 + self.key_bytes as u64
     }
 
-    /// Bytes that the payload takes: whole blocks in an extent.
+    /// Returns the bytes that the payload takes: whole blocks in an extent.
     #[must_use]
     pub const fn payload_room(&self, block_bytes: u32) -> u64 {
         let bytes = self.payload_bytes as u64;
         if self.extent { bytes.next_multiple_of(block_bytes as u64) } else { bytes }
     }
 
-    /// Where the payload of a record begins whose head is at `at`, from the start of anything made of whole blocks.
+    /// Returns the offset of the payload of a record whose head is at `at`. Both count from the start of any range of
+    /// whole blocks.
     #[must_use]
     pub const fn payload_at(&self, at: u64, away: u8, chunk_bytes: u32, block_bytes: u32) -> u64 {
         let head = at + self.head_bytes(chunk_bytes);
@@ -97,7 +98,7 @@ impl Shape {
         if self.extent { head.next_multiple_of(block) + away as u64 * block } else { head }
     }
 
-    /// The most that an appended record takes: a head in blocks of its own.
+    /// Returns the most bytes that an appended record takes: a head in blocks of its own.
     #[must_use]
     pub const fn most_bytes(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
         let head = self.head_bytes(chunk_bytes);
@@ -105,7 +106,7 @@ impl Shape {
         (head + self.payload_room(block_bytes)).next_multiple_of(UNIT_BYTES)
     }
 
-    /// Bytes of the record: head and payload, without what lies between them.
+    /// Returns the bytes of the record: head and payload, without the padding between them.
     #[must_use]
     pub const fn record_bytes(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
         let head = self.head_bytes(chunk_bytes);
@@ -114,34 +115,31 @@ impl Shape {
     }
 }
 
-/// The fixed header of a record.
+/// Fixed header of a record.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordHeader {
-    /// Object or tombstone.
     pub kind: Kind,
-    /// Lengths.
     pub shape: Shape,
-    /// Whether reclaim is to keep it.
+    /// True if the object is hard-pinned: reclaim keeps it.
     pub pinned: bool,
-    /// Whether this is the second copy of a tombstone, in a block of its own.
+    /// True if this is the second copy of a tombstone, in a block of its own.
     pub twin: bool,
-    /// The object's name.
     pub digest: Digest,
-    /// The object's version.
     pub version: Version,
-    /// Which record: greater than that of any record appended before.
+    /// Sequence of the record: greater than that of any record appended before.
     pub sequence: u64,
-    /// The generation of its segment.
+    /// Generation of the record's segment.
     pub generation: u64,
-    /// Where it was meant to be, in bytes from the start of the device.
+    /// Offset that the record was written for, in bytes from the start of the device.
     pub offset: u64,
     /// CRC-64/NVME of the whole payload.
     pub payload_checksum: u64,
     /// Records up to this sequence were durable when this one was appended.
     pub durable_sequence: u64,
-    /// How many tombstones of this segment were durable then.
+    /// Number of tombstones of this segment that were durable when this record was appended.
     pub durable_tombstones: u32,
-    /// Segments of lesser generations held nothing that counted: as in the segment's header, should that be unreadable.
+    /// Least generation of segments with live records, as in the segment's header, in case that is unreadable.
     pub oldest_live: u64,
     /// Blocks between an extent's head and its payload: see [`Shape::payload_at`].
     pub away: u8,
@@ -152,7 +150,7 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// The record as its segment's footer lists it, when it begins at `unit` of the segment.
+    /// Returns the entry of the record in its segment's footer, for a record that begins at `unit` of the segment.
     #[must_use]
     pub const fn listed(&self, unit: u32) -> FooterEntry {
         FooterEntry {
@@ -168,7 +166,7 @@ impl RecordHeader {
         }
     }
 
-    /// Disk form.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self, uuid: u128) -> [u8; RECORD_HEADER_BYTES] {
         let mut out = [0; RECORD_HEADER_BYTES];
@@ -199,11 +197,11 @@ impl RecordHeader {
         out
     }
 
-    /// Reads a header and checks what can be checked without its body. The lengths are believed after the checksum, and
-    /// bounded by `most_payload_bytes`.
+    /// Decodes a header and verifies what can be verified without its body. The lengths are trusted only after the
+    /// checksum matched, and are bounded by `most_payload_bytes`.
     ///
     /// # Errors
-    /// When there is none.
+    /// If the bytes are not a valid header.
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], uuid: u128, most_payload_bytes: u32) -> Result<Self, Flaw> {
         check_start(bytes, MAGIC)?;
         if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) {

@@ -1,45 +1,45 @@
-//! The header of a segment: which use of the segment this is.
+//! Segment header: the generation of a segment.
 //!
-//! It is durable before any record of that use is written, and stands twice in its block. Generations are sequence
-//! numbers, so they grow from one use of any segment to the next.
+//! It is durable before any record of that generation is written, and is stored twice in its block. Generations are
+//! sequence numbers, so they grow from one use of any segment to the next.
 
 use super::{Flaw, check_start, put32, put64, seeded, start, word32, word64};
 
 /// Bytes of a segment's header.
 pub const SEGMENT_HEADER_BYTES: usize = 64;
-/// Where the two copies are in the segment's first block; the rest of it is zero.
+/// Offsets of the two copies in the segment's first block; the rest of the block is zero.
 pub const SEGMENT_HEADER_OFFSETS: [usize; 2] = [0, 256];
 const MAGIC: [u8; 4] = *b"KVTG";
 const CHECKSUM_AT: usize = 60;
 
-/// The header of a segment.
+/// Header of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
-    /// The segment's number.
+    /// Number of the segment.
     pub segment: u32,
-    /// Which use of it: greater than that of any segment begun before.
+    /// Generation of the segment: greater than that of any segment begun before.
     pub generation: u64,
-    /// Segments of lesser generations hold nothing that counts.
+    /// Least generation of segments with live records: segments of lesser generations are empty.
     pub oldest_live: u64,
-    /// The generation of the segment that was filled before this one in the same incarnation of the shard, or 0.
+    /// Generation of the segment that was filled before this one in the same incarnation of the shard, or 0.
     pub previous: u64,
-    /// Contents of the segment that was filled last before this header was made, in the same incarnation.
+    /// Note on the segment that was filled last before this header was made, in the same incarnation.
     pub filled: Option<FilledNote>,
 }
 
-/// The removals in a segment that was filled, so that those which are missing at its end are missed.
+/// Tombstones of a segment that was filled, so that recovery detects missing ones at its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FilledNote {
-    /// Which use of which segment; never 0.
+    /// Generation of that segment; never 0.
     pub generation: u64,
-    /// How many tombstones it has, each counted once.
+    /// Number of its tombstones, twins not counted.
     pub tombstones: u32,
-    /// The sequence of the last of them, or 0.
+    /// Sequence of its last tombstone, or 0.
     pub last_tombstone: u64,
 }
 
 impl SegmentHeader {
-    /// Disk form.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self, uuid: u128) -> [u8; SEGMENT_HEADER_BYTES] {
         let mut out = [0; SEGMENT_HEADER_BYTES];
@@ -58,16 +58,16 @@ impl SegmentHeader {
         out
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// When there is none.
+    /// If the bytes are not a valid header.
     pub fn decode(bytes: &[u8; SEGMENT_HEADER_BYTES], uuid: u128) -> Result<Self, Flaw> {
         check_start(bytes, MAGIC)?;
         if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) {
             return Err(Flaw::Checksum);
         }
-        // Zero in the headers of earlier programs: they say nothing about others.
+        // Zero in the headers of earlier versions, which carry no note.
         let filled = FilledNote {
             generation: word64(bytes, 40),
             last_tombstone: word64(bytes, 48),

@@ -1,8 +1,8 @@
-//! The superblock: whose device it is, and how it is cut up.
+//! Superblock: identity and layout of a device.
 //!
-//! Two copies, written in turns with growing generations; the valid one of the greater generation counts. The first 128
-//! bytes and the place of their checksum stay so in every format version, so that another version is told apart from
-//! damage and refused.
+//! Two copies, written in turn with growing generations; the valid one of the greater generation is current. The first
+//! 128 bytes and the offset of their checksum are the same in every format version, so that another version is
+//! distinguished from damage and refused.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::ids::{NodeId, ShardId};
@@ -14,32 +14,33 @@ pub const SUPERBLOCK_BYTES: usize = 128;
 const MAGIC: [u8; 4] = *b"KVTS";
 const CHECKSUM_AT: usize = 124;
 
-/// The superblock.
+/// Superblock of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
-    /// Which of all superblocks ever written to the device: one more for each incarnation of the shard.
+    /// Number of this superblock among all ever written to the device: it grows by one with each incarnation of the
+    /// shard.
     pub generation: u64,
-    /// Names the device, for good. Drawn when it is formatted.
+    /// Permanent identity of the device, drawn when it is formatted.
     pub uuid: u128,
-    /// The cluster that it belongs to: a digest of the cluster's name.
+    /// Digest of the name of the cluster that the device belongs to.
     pub cluster: u128,
-    /// The node that it belongs to.
+    /// Node that the device belongs to.
     pub node: NodeId,
-    /// The shard of that node.
+    /// Shard of that node.
     pub shard: ShardId,
-    /// Bytes that the device writes at once.
+    /// Unit of the device's writes, in bytes.
     pub block_bytes: u32,
     /// Bytes of a page of a footer.
     pub footer_page_bytes: u32,
     /// Bytes of a segment.
     pub segment_bytes: u64,
-    /// How many segments there are.
+    /// Number of segments.
     pub segments: u32,
     /// Bytes of payload under one checksum.
     pub chunk_bytes: u32,
 }
 
-/// What was found where a superblock should be.
+/// Contents of a superblock's location.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuperblockFound {
     /// A superblock of this format.
@@ -48,14 +49,14 @@ pub enum SuperblockFound {
     Blank,
     /// A whole superblock of another format version.
     OtherVersion(u16),
-    /// The magic number, but damaged.
+    /// A superblock's magic number with a wrong checksum.
     Damaged,
-    /// Something else.
+    /// Other data.
     Foreign,
 }
 
 impl Superblock {
-    /// Disk form.
+    /// Encodes the superblock.
     #[must_use]
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut out = [0; SUPERBLOCK_BYTES];
@@ -75,7 +76,7 @@ impl Superblock {
         out
     }
 
-    /// Reads what stands in a superblock's place.
+    /// Decodes the contents of a superblock's location.
     #[must_use]
     pub fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> SuperblockFound {
         if bytes.iter().all(|byte| *byte == 0) {

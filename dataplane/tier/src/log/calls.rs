@@ -1,4 +1,4 @@
-//! Puts, removals and gets.
+//! Puts, removals and gets of the log.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
@@ -15,13 +15,13 @@ use crate::ops::Priority;
 use crate::types::errors::{GetError, PutError, Reason, RemoveError};
 use crate::types::{Ack, Get, Put, PutReceipt, Removal, Token};
 
-/// A removal, or a replacement, of an object.
+/// Removal or replacement of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoveCall {
     pub(crate) digest: Digest,
     pub(crate) ack: Ack,
     pub(crate) token: Token,
-    /// Whether reclaim has a segment in hand: a restart may find what was in it.
+    /// True while reclaim processes a segment: a restart may find the segment's records.
     pub(crate) is_reclaiming: bool,
 }
 
@@ -37,15 +37,16 @@ impl Log {
         if known.is_none() {
             self.writer.fill_crowded_segment(&mut self.device, &mut self.contents, memory);
         }
-        // What is replaced is struck out first: if the new record is damaged one day, the old one does not come back.
-        // One of the same version may, and must: the object is not lost if its new record is.
+        // The replaced record is removed by a tombstone first: if the new record is ever damaged, the old one does not
+        // come back. A record of the same version may come back, and must: the object is not lost with its new record.
         let replaced = known.filter(|entry| !entry.is_removed() && entry.version() != put.version);
         let need = Need::of(shape, replaced.is_some(), &self.device);
         self.make_room(now_ns, need, false, memory).map_err(|no_room| {
             self.counts.put_refusals += 1;
             if no_room == NoRoom::Full { PutError::Full } else { PutError::Busy }
         })?;
-        // Only now: a call that finds no room is repeated, and checksums take longer than everything else here.
+        // Checksums are computed only now: a call that finds no room is retried, and they take longer than all other
+        // steps.
         let computed = self.sums.compute(put.payload, self.device.config().chunk_bytes, memory);
         if let Some(stated) = put.checksum.filter(|stated| *stated != computed) {
             self.counts.bad_payloads += 1;
@@ -95,7 +96,7 @@ impl Log {
         Ok(shape)
     }
 
-    /// Removes an object in favour of a version that is to replace it; see [`crate::Tier::strike`].
+    /// Removes an object that a newer version is to replace; see [`crate::Tier::strike`].
     pub(crate) fn strike(
         &mut self,
         now_ns: u64,
@@ -126,13 +127,13 @@ impl Log {
     ) -> Result<Removal, RemoveError> {
         let removal = self.append_removal(now_ns, call, memory);
         if !matches!(removal, Err(RemoveError::Busy)) {
-            // No replacement in flight gives it back.
+            // No replacement in flight restores the object.
             self.contents.strikes.forget(call.digest);
         }
         removal
     }
 
-    /// A tombstone for an object, where one is needed: the object is hidden at once.
+    /// Appends a tombstone if one is needed: the object is hidden at once.
     fn append_removal(
         &mut self,
         now_ns: u64,
@@ -166,8 +167,8 @@ impl Log {
         Ok(Removal::Pending)
     }
 
-    /// Nothing can be written: an object is hidden in this incarnation only. The device has it still, and recovery may
-    /// not have come to it yet.
+    /// Hides an object on a device that takes no writes, in this incarnation only. The device still has the object, and
+    /// recovery may not have found it yet.
     fn hide(&mut self, digest: Digest, reason: Reason) -> Result<Removal, RemoveError> {
         let Self { device, contents, .. } = self;
         if !contents.may_have(digest, device) {
@@ -210,7 +211,7 @@ impl Log {
         Ok(())
     }
 
-    /// Begins to read the key that is kept with an object; see [`crate::Tier::get_key`].
+    /// Begins to read the key of an object; see [`crate::Tier::get_key`].
     pub(crate) fn get_key(&mut self, digest: Digest, priority: Priority, token: Token) -> Result<(), GetError> {
         if self.device.is_gone() {
             return Err(GetError::Unavailable(Reason::Gone));

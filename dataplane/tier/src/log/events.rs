@@ -1,20 +1,20 @@
-//! Events on their way to the host, and how many acknowledgements it is owed.
+//! Queue of events for the host, and count of outstanding acknowledgements.
 //!
-//! Both are bounded: calls are refused as busy while too many events wait, or too many acknowledgements are
-//! outstanding.
+//! Both are bounded, as backpressure: calls are refused as busy while too many events are queued, or too many
+//! acknowledgements are outstanding.
 
 use std::collections::VecDeque;
 
 use crate::config::TierConfig;
 use crate::types::Event;
 
-/// See the module.
+/// Queue of events for the host.
 #[derive(Debug)]
 pub(crate) struct Events {
     queue: VecDeque<Event>,
-    /// So many events are too many.
+    /// Queue depth at which no more calls are accepted.
     clogged_at: usize,
-    /// Acknowledgements that are outstanding or not taken.
+    /// Acknowledgements that are outstanding, or queued and not taken by the host.
     outstanding: u32,
     max_outstanding: u32,
 }
@@ -34,7 +34,7 @@ impl Events {
         self.queue.push_back(event);
     }
 
-    /// The next event. One that acknowledges a call, or says that it failed, makes room for another call.
+    /// Returns the next event. An event that acknowledges a call, or reports its failure, makes room for another call.
     pub(crate) fn pop(&mut self) -> Option<Event> {
         let event = self.queue.pop_front()?;
         if matches!(
@@ -46,17 +46,17 @@ impl Events {
         Some(event)
     }
 
-    /// A put or a removal was taken: its acknowledgement, or failure, is outstanding.
+    /// Counts an accepted put or removal, whose acknowledgement or failure is outstanding.
     pub(crate) const fn owe(&mut self) {
         self.outstanding += 1;
     }
 
-    /// Whether a put or a removal may be taken.
+    /// Returns true if a put or a removal may be accepted.
     pub(crate) fn may_owe(&self) -> bool {
         self.outstanding < self.max_outstanding && !self.is_clogged()
     }
 
-    /// Whether so many events wait for the host that no more calls are taken.
+    /// Returns true if so many events are queued for the host that no more calls are accepted.
     pub(crate) fn is_clogged(&self) -> bool {
         self.queue.len() >= self.clogged_at
     }
@@ -72,7 +72,7 @@ mod tests {
     use crate::types::{Ack, Token};
 
     #[test]
-    fn calls_are_taken_as_far_as_the_host_takes_their_acknowledgements() {
+    fn calls_are_refused_until_the_host_takes_acknowledgements() {
         let config = TierConfig { max_waiters: 2, max_reads: 1, ..TierConfig::for_device(1 << 30, 4096) };
         let mut events = Events::new(&config);
         let stored = Event::Stored { token: Token(1), ack: Ack::Buffered };

@@ -1,65 +1,66 @@
-//! Group commit: flushes, what they cover, and what goes on after them.
+//! Group commit: flushes, the writes that they cover, and the barriers that wait for them.
 //!
-//! One flush is in flight at a time. It covers every write that was over when it was given out; what comes later waits
-//! for the next. A flush that fails is not repeated: what the device has is unknown then, and it takes no more writes.
+//! One flush is in flight at a time. It covers every write that was complete when it was submitted; later writes wait
+//! for the next flush. A failed flush is not repeated: the device's contents are unknown then, and it takes no more
+//! writes.
 
 use super::groups::{Mark, Waiter};
 use crate::device::Device;
 
-/// What goes on after a flush.
+/// Action that waits for a flush.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Barrier {
-    /// Superblocks, or the blank segments under them, are durable.
+    /// Superblocks, or the blank segments below them, become durable.
     Superblock,
-    /// A note of owned slots is durable.
+    /// An ownership note becomes durable.
     Note,
-    /// The header of a segment is durable.
+    /// The header of a segment becomes durable.
     Prepared(u32),
-    /// The records of a segment are durable, so its footer may be written.
+    /// The records of a segment become durable, so its footer may be written.
     Records(u32),
-    /// So is its footer.
+    /// The footer of a segment becomes durable.
     Footer(u32),
-    /// What was to stay of the segment that is reclaimed is durable elsewhere.
+    /// Records that stay of the segment being reclaimed become durable in other segments.
     Victim,
-    /// What recovery has shown stays.
+    /// The result of recovery becomes durable.
     Recovered,
-    /// A call waits for its acknowledgement.
+    /// A call is acknowledged.
     Waiter(Waiter),
 }
 
-/// See the module.
+/// Flushes of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
-    /// For the next flush, and for the one in flight.
+    /// Barriers for the next flush, and those of the flush in flight.
     pending: Vec<Barrier>,
     covered: Vec<Barrier>,
     in_flight: bool,
-    /// When the oldest write was over that no flush covers.
+    /// Completion time of the oldest write that no flush covers.
     unsynced_since_ns: Option<u64>,
     written: Mark,
     covered_mark: Mark,
     durable: Mark,
-    /// How many there were.
+    /// Number of flushes since the start.
     count: u64,
 }
 
 impl Flushes {
-    /// Goes on with `barrier` after a flush that begins from now on.
+    /// Passes `barrier` after a flush that begins from now on.
     pub(crate) fn after(&mut self, barrier: Barrier) {
         self.pending.push(barrier);
     }
 
-    /// A write is over.
+    /// Notes a completed write.
     pub(crate) fn note_write(&mut self, now_ns: u64) {
         self.unsynced_since_ns.get_or_insert(now_ns);
     }
 
-    /// The log is written up to here.
+    /// Sets the mark up to which the log is written.
     pub(super) const fn advance(&mut self, written: Mark) {
         self.written = written;
     }
 
-    /// The last durable sequence, and how many tombstones of the segment of `generation` are durable.
+    /// Returns the last durable sequence, and the number of durable tombstones of the segment of `generation`.
     pub(crate) const fn durable(&self, generation: u64) -> (u64, u32) {
         let same = self.durable.generation == generation;
         (self.durable.sequence, if same { self.durable.tombstones } else { 0 })
@@ -77,14 +78,14 @@ impl Flushes {
         self.count
     }
 
-    /// When to flush what was written although no barrier waits. A flush in flight is the next occasion: nobody is
-    /// called for nothing until it ends.
+    /// Returns the time to flush completed writes for which no barrier waits. While a flush is in flight there is none:
+    /// its completion is the next occasion, and an earlier call would have nothing to do.
     pub(crate) fn due_ns(&self, device: &Device) -> Option<u64> {
         let due = self.unsynced_since_ns.map(|since| since.saturating_add(device.config().sync_interval_ns));
         due.filter(|_| device.is_writable() && !self.in_flight)
     }
 
-    /// Begins a flush when a barrier waits for it, or when it is time to.
+    /// Begins a flush if a barrier waits for it, or if it is due.
     pub(crate) fn work(&mut self, now_ns: u64, device: &mut Device) {
         let due = self.due_ns(device).is_some_and(|due_ns| now_ns >= due_ns);
         if self.in_flight || !device.is_writable() || (self.pending.is_empty() && !due) {
@@ -98,7 +99,7 @@ impl Flushes {
         device.flush();
     }
 
-    /// The flush is over; the barriers that it covers.
+    /// Ends the flush; returns the barriers that it covers.
     pub(crate) fn end(&mut self, is_durable: bool) -> Vec<Barrier> {
         self.in_flight = false;
         if is_durable {
@@ -107,12 +108,12 @@ impl Flushes {
         core::mem::take(&mut self.covered)
     }
 
-    /// The barriers that wait for a flush that will not come.
+    /// Takes the barriers that wait for a flush that will not be submitted.
     pub(crate) fn take_pending(&mut self) -> Vec<Barrier> {
         core::mem::take(&mut self.pending)
     }
 
-    /// Gives back the memory of barriers that were passed.
+    /// Gives back the memory of passed barriers.
     pub(crate) fn recycle(&mut self, mut barriers: Vec<Barrier>) {
         barriers.clear();
         if self.covered.is_empty() && self.covered.capacity() < barriers.capacity() {
@@ -128,7 +129,7 @@ mod tests {
     use crate::types::errors::Reason;
 
     #[test]
-    fn a_flush_covers_what_was_written_before_it_and_the_next_one_the_rest() {
+    fn a_flush_covers_only_the_writes_completed_before_it() {
         let config = TierConfig { sync_interval_ns: 100, ..TierConfig::for_device(1 << 30, 4096) };
         let (mut device, mut flushes) = (Device::new(config), Flushes::default());
         flushes.work(0, &mut device);

@@ -1,4 +1,4 @@
-//! Reading footers: from the last page, as many pages at once as a buffer holds.
+//! Reader of footers: from the last page, as many pages at once as fit in a buffer.
 
 use crate::config::TierConfig;
 use crate::device::{Device, Owner};
@@ -6,21 +6,21 @@ use crate::format::FooterPage;
 use crate::memory::{Memory, Span};
 use crate::ops::{Pieces, Priority};
 
-/// The pages of a segment's footer that are read at once.
+/// Pages of a segment's footer that are read at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FooterWindow {
     pub(crate) segment: u32,
-    /// The first page, and how many there are.
+    /// First page, and number of pages.
     first: u32,
     count: u32,
-    /// How many pages the footer has, once page 0 is known.
+    /// Number of pages of the footer, once page 0 is known.
     pages: u32,
-    /// Where in the staging area they are read to.
+    /// Offset of the buffer in the staging area.
     buffer: u64,
 }
 
 impl FooterWindow {
-    /// The first window of a segment's footer.
+    /// Returns the first window of a segment's footer.
     pub(crate) fn begin(segment: u32, buffer: u64, config: &TierConfig) -> Self {
         Self { segment, first: 0, count: most(config).min(config.footer_pages), pages: 0, buffer }
     }
@@ -29,12 +29,12 @@ impl FooterWindow {
         self.first
     }
 
-    /// The window that begins with this page, which the footer has.
+    /// Returns the window that begins with this page of the footer.
     fn from(self, page: u32, config: &TierConfig) -> Self {
         Self { first: page, count: most(config).min(self.pages - page), ..self }
     }
 
-    /// What comes after a page that was gone through.
+    /// Returns the page or window that follows a processed page.
     pub(crate) fn after(self, page: u32, config: &TierConfig) -> NextPage {
         if page + 1 == self.pages {
             NextPage::None
@@ -45,14 +45,14 @@ impl FooterWindow {
         }
     }
 
-    /// Has the window read: its pages lie in the buffer in the device's order, the last one first.
+    /// Submits the read of the window: its pages lie in the buffer in the device's order, the last one first.
     pub(crate) fn read(&self, owner: Owner, device: &mut Device) {
         let bytes = self.count * device.config().footer_page_bytes;
         let offset = device.page_at(self.segment, self.first + self.count - 1);
         device.read(owner, offset, Pieces::of(&[Span::staging(self.buffer, bytes)]), Priority::Background);
     }
 
-    /// Checks a page of a window that was read; its bytes are in `bytes` afterwards. `None` when it is no page of the
+    /// Verifies a page of a window that was read, and copies it into `bytes`. Returns `None` if it is not a page of the
     /// segment's footer in this generation.
     pub(crate) fn load(
         &mut self,
@@ -79,14 +79,14 @@ impl FooterWindow {
     }
 }
 
-/// What comes after a page of a footer.
+/// Continuation after a page of a footer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NextPage {
     /// Another page of the window.
     Here(u32),
-    /// A window that is to be read.
+    /// Another window, which must be read first.
     Window(FooterWindow),
-    /// It was the last.
+    /// The footer has no more pages.
     None,
 }
 

@@ -1,8 +1,8 @@
-//! Groups of records: what is written at once.
+//! Groups of records: units of writing.
 //!
 //! A group is a contiguous range of the device: packed records and short extents in its buffer, long extents as pieces
-//! of their own, padded to the block. Heads of extents share blocks as far as they fit. Where it has tombstones, it
-//! ends with a block of their twins, so that no single damaged block brings a removed object back.
+//! of their own, padded to the block. Heads of extents share blocks as far as they fit. A group with tombstones ends
+//! with a block of their twins, so that no single damaged block brings a removed object back.
 
 use core::ops::RangeInclusive;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use crate::memory::Span;
 use crate::ops::Pieces;
 use crate::types::{Ack, Token};
 
-/// Who waits for a record.
+/// Call or move that waits for a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Waiter {
     Put {
@@ -28,7 +28,7 @@ pub(crate) enum Waiter {
         token: Token,
         ack: Ack,
     },
-    /// A record that is written again.
+    /// A copy of a record by reclaim.
     Move(u64),
 }
 
@@ -38,17 +38,17 @@ impl Waiter {
     }
 }
 
-/// What is left of the last blocks that were taken for heads of extents.
+/// Rest of the last blocks that were taken for heads of extents.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Heads {
-    /// In the staging area, and on the device.
+    /// Offsets in the staging area and on the device.
     pub(super) staging: u64,
     pub(super) offset: u64,
     pub(super) bytes: u32,
 }
 
 impl Heads {
-    /// What is left after a head of so many bytes.
+    /// Returns the rest after a head of `bytes`.
     pub(super) fn after(self, bytes: u32) -> Self {
         let taken = bytes.next_multiple_of(UNIT_BYTES as u32).min(self.bytes);
         let (staging, offset) = (self.staging + u64::from(taken), self.offset + u64::from(taken));
@@ -56,7 +56,7 @@ impl Heads {
     }
 }
 
-/// A tombstone of a group, to be written twice.
+/// Tombstone of a group, to be written twice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tombstone {
     pub(super) digest: Digest,
@@ -71,7 +71,7 @@ enum GroupState {
     Over,
 }
 
-/// How far the log is written.
+/// Position up to which the log is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mark {
     pub(super) sequence: u64,
@@ -80,19 +80,19 @@ pub(super) struct Mark {
     pub(super) tombstones: u32,
 }
 
-/// Where a group begins.
+/// Start of a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupStart {
     pub(super) segment: u32,
-    /// Of the segment.
+    /// Generation of the segment.
     pub(super) generation: u64,
-    /// On the device.
+    /// Offset on the device.
     pub(super) offset: u64,
     pub(super) sequence: u64,
     pub(super) now_ns: u64,
 }
 
-/// One group.
+/// Group of records.
 #[derive(Debug)]
 pub(super) struct Group {
     state: GroupState,
@@ -104,11 +104,11 @@ pub(super) struct Group {
     pub(super) heads: Heads,
     last_sequence: u64,
     tombstones: Vec<Tombstone>,
-    /// Tombstones of the segment, up to and with this group.
+    /// Tombstones of the segment, up to and including this group.
     tombstones_through: u32,
     waiters: Vec<Waiter>,
     wants_durable: bool,
-    /// A reader waits for it.
+    /// True if a read waits for the group.
     is_urgent: bool,
 }
 
@@ -117,7 +117,7 @@ impl Group {
         self.bytes
     }
 
-    /// Bytes of its buffer that are taken.
+    /// Returns the bytes of the group's buffer that are taken.
     pub(super) const fn buffered(&self) -> u32 {
         self.buffered
     }
@@ -126,7 +126,7 @@ impl Group {
         self.start.segment
     }
 
-    /// Where it ends so far, on the device.
+    /// Returns the offset of the group's current end on the device.
     pub(super) const fn end(&self) -> u64 {
         self.start.offset + self.bytes
     }
@@ -143,7 +143,7 @@ impl Group {
         self.is_urgent
     }
 
-    /// Whether nobody waits for it but reclaim.
+    /// Returns true if only reclaim waits for the group.
     pub(super) fn has_only_copies(&self) -> bool {
         self.waiters.iter().all(|waiter| matches!(waiter, Waiter::Move(_)))
     }
@@ -152,7 +152,7 @@ impl Group {
         now_ns >= self.start.now_ns.saturating_add(delay_ns)
     }
 
-    /// Takes `bytes` of the buffer, which follow on the device what the group has so far.
+    /// Takes `bytes` of the buffer, which follow the group's current end on the device.
     pub(super) fn take_buffer(&mut self, bytes: u32, layout: &Layout) -> Span {
         let at = layout.groups + u64::from(self.buffer) * u64::from(layout.group_bytes) + u64::from(self.buffered);
         self.buffered += bytes;
@@ -161,13 +161,13 @@ impl Group {
         span
     }
 
-    /// Adds memory.
+    /// Adds memory to the group.
     pub(super) fn attach(&mut self, span: Span) {
         self.pieces.push(span);
         self.bytes += u64::from(span.bytes);
     }
 
-    /// It has the record of this sequence from now on, and perhaps a caller that waits for that.
+    /// Adds the record of this sequence to the group, and the call that waits for it, if any.
     pub(super) fn enter(&mut self, sequence: u64, waiter: Option<Waiter>) {
         self.last_sequence = sequence;
         if let Some(waiter) = waiter {
@@ -180,7 +180,7 @@ impl Group {
         self.tombstones.push(tombstone);
     }
 
-    /// The tombstones, to write their twins; to be given back.
+    /// Takes the tombstones, to write their twins; the caller returns them.
     pub(super) fn take_tombstones(&mut self) -> Vec<Tombstone> {
         core::mem::take(&mut self.tombstones)
     }
@@ -190,37 +190,37 @@ impl Group {
     }
 }
 
-/// What is to be written of a group that is complete.
+/// Write of a complete group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupWrite {
     pub(super) number: u64,
     pub(super) offset: u64,
     pub(super) pieces: Pieces,
     pub(super) bytes: u64,
-    /// Whether the write itself is to make it durable.
+    /// True if the write itself must be durable (FUA).
     pub(super) is_durable: bool,
 }
 
-/// A group that is written, or was not: who waits for it.
+/// Completed group, written or failed, with its waiters.
 #[derive(Debug)]
 pub(crate) struct EndedGroup {
     pub(crate) segment: u32,
     pub(crate) sequences: RangeInclusive<u64>,
-    /// Whether the write made it durable.
+    /// True if the write made the group durable.
     pub(crate) is_durable: bool,
     pub(crate) waiters: Vec<Waiter>,
     tombstones: Vec<Tombstone>,
 }
 
-/// The groups that are not over, and those that are behind one that is not, in order.
+/// Groups that are not complete, and those queued behind one that is not, in order.
 #[derive(Debug)]
 pub(crate) struct Groups {
     queue: VecDeque<Group>,
-    /// The number of the first.
+    /// Number of the first group.
     first: u64,
-    /// Buffers of the staging area that no group has.
+    /// Free buffers of the staging area.
     buffers: Vec<u32>,
-    /// Lists of groups that are over, for the next ones: appending allocates nothing once they have grown.
+    /// Lists of completed groups for reuse: appending allocates nothing once they have grown.
     spare_lists: Vec<(Vec<Tombstone>, Vec<Waiter>)>,
 }
 
@@ -238,7 +238,7 @@ impl Groups {
         self.queue.is_empty()
     }
 
-    /// Opens a group; false when no buffer is free.
+    /// Opens a group; returns false if no buffer is free.
     pub(super) fn open(&mut self, start: GroupStart) -> bool {
         let Some(buffer) = self.buffers.pop() else { return false };
         let (tombstones, waiters) = self.spare_lists.pop().unwrap_or_default();
@@ -260,7 +260,7 @@ impl Groups {
         true
     }
 
-    /// The open group.
+    /// Returns the open group.
     pub(super) fn filling(&self) -> Option<&Group> {
         self.queue.back().filter(|group| group.state == GroupState::Filling)
     }
@@ -269,12 +269,12 @@ impl Groups {
         self.queue.back_mut().filter(|group| group.state == GroupState::Filling)
     }
 
-    /// The number of the open group.
+    /// Returns the number of the open group.
     pub(crate) fn filling_number(&self) -> Option<u64> {
         self.filling().map(|_| self.last_number())
     }
 
-    /// When the open group was opened.
+    /// Returns the time at which the open group was opened.
     pub(crate) fn open_since_ns(&self) -> Option<u64> {
         self.filling().map(|group| group.start.now_ns)
     }
@@ -287,7 +287,7 @@ impl Groups {
         self.queue.iter().any(|group| group.state == GroupState::Writing)
     }
 
-    /// The open group is complete; what of it is to be written.
+    /// Closes the open group; returns its write.
     pub(super) fn close(&mut self, tombstones_through: u32, durable_writes: bool) -> Option<GroupWrite> {
         let number = self.filling_number()?;
         let group = self.filling_mut()?;
@@ -298,25 +298,25 @@ impl Groups {
         Some(GroupWrite { number, offset, pieces, bytes, is_durable: group.wants_durable })
     }
 
-    /// Takes back the last group, which has nothing.
+    /// Removes the last group, which is empty.
     pub(super) fn drop_last(&mut self) {
         if let Some(group) = self.queue.pop_back() {
             self.buffers.push(group.buffer);
         }
     }
 
-    /// Whether what is at this place of the device is not written yet.
+    /// Returns true if the record at this offset of the device is not written yet.
     pub(crate) fn is_unwritten(&self, offset: u64) -> bool {
         self.queue.iter().any(|group| group.is_unwritten(offset))
     }
 
-    /// As [`Self::is_unwritten`]; the group of the place does not wait for more records.
+    /// Returns [`Self::is_unwritten`], and has the group of the offset written without waiting for more records.
     pub(crate) fn hasten(&mut self, offset: u64) -> bool {
         let group = self.queue.iter_mut().find(|group| group.is_unwritten(offset));
         group.map(|group| group.is_urgent = true).is_some()
     }
 
-    /// A group is written, or was not.
+    /// Ends a group that was written or has failed.
     pub(super) fn end(&mut self, number: u64) -> Option<EndedGroup> {
         let at = number.checked_sub(self.first)?;
         let group = self.queue.get_mut(at as usize)?;
@@ -331,15 +331,15 @@ impl Groups {
         })
     }
 
-    /// Gives back the lists of a group of which nobody waits any more.
+    /// Keeps the lists of a completed group for reuse.
     pub(super) fn recycle(&mut self, mut group: EndedGroup) {
         group.tombstones.clear();
         group.waiters.clear();
         self.spare_lists.push((group.tombstones, group.waiters));
     }
 
-    /// Groups that are over leave in order, so that "written up to here" has no holes: how far the log is written with
-    /// the next one that leaves.
+    /// Removes the next completed group. Groups leave in order, so that the returned mark, up to which the log is
+    /// written, has no gaps.
     pub(super) fn pop_over(&mut self) -> Option<Mark> {
         let group = self.queue.pop_front_if(|group| group.state == GroupState::Over)?;
         self.first += 1;

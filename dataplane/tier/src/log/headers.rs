@@ -1,4 +1,4 @@
-//! The header of the next segment: one is made ready ahead of the open segment.
+//! Header of the next segment: one segment is prepared ahead of the open one.
 
 use crate::contents::{Contents, Heritage};
 use crate::device::{Device, Owner};
@@ -6,7 +6,7 @@ use crate::format::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader}
 use crate::memory::{Memory, Span, zero};
 use crate::ops::Pieces;
 
-/// Prepares the segment that fell free first, when none is ready or being prepared.
+/// Prepares the segment that was freed first, if none is ready or in preparation.
 pub(super) fn prepare(device: &mut Device, contents: &mut Contents, memory: &mut dyn Memory) {
     let busy = contents.segments.has_ready() || contents.generations.is_preparing();
     if busy || !contents.is_open() || !device.is_writable() {

@@ -1,10 +1,10 @@
-//! Reads of records: what is read is checked before it counts.
+//! Reads of records, each verified before it is used.
 //!
-//! Of an extent the payload is read and nothing else: whole blocks straight to their destination, the last incomplete
-//! one to a buffer. Its checksum is in memory, with the index, so neither old nor misplaced nor damaged bytes pass. The
-//! head is read too where the key is wanted, where all of the record is to be checked, and where the payload was wrong:
-//! it says what became of the record.
-//! A packed record is read as a whole into a buffer, head and all, and its payload copied.
+//! A get of an extent reads only the payload: whole blocks straight to their destination, the last incomplete one to a
+//! buffer. Its checksum is in memory, with the index, so neither old nor misplaced nor damaged bytes pass. The head is
+//! read too if the key is needed, if the whole record is to be verified, and if the payload was wrong: the head shows
+//! what became of the record. A packed record is read as a whole into a buffer, including its head, and its payload is
+//! copied.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,30 +20,30 @@ use crate::ops::{Fault, Pieces, Priority};
 use crate::slots::{SlotId, Slots};
 use crate::types::{Miss, Token};
 
-/// Whom a read is for.
+/// Purpose of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     Get(Token),
-    /// Only the key is wanted.
+    /// A get of the key only.
     Key(Token),
-    /// A record that is written again.
+    /// A copy of the record by reclaim.
     Move(u64),
-    /// A record that is only checked.
+    /// A check of the record.
     Scrub,
 }
 
-/// What is being read of a record.
+/// Part of a record that is being read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
-    /// All of a packed record.
+    /// The whole of a packed record.
     Whole,
     /// The payload of an extent.
     Payload,
-    /// The head of an extent, of which the payload was right or not.
+    /// The head of an extent, after its payload was right or wrong.
     Head { payload_right: bool },
 }
 
-/// A read in flight.
+/// Read in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadJob {
     entry: Entry,
@@ -63,13 +63,13 @@ impl ReadJob {
         Self { entry, destination, priority, purpose, part }
     }
 
-    /// Where its record is on the device.
+    /// Returns the offset of the record on the device.
     pub(super) const fn offset(&self) -> u64 {
         self.entry.offset()
     }
 }
 
-/// A record that was read, and what came of it: the checksum of its payload, or why it cannot be given.
+/// Completed read of a record, with its result: the checksum of the payload, or the reason of the miss.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EndedRead {
     pub(crate) slot: SlotId,
@@ -78,29 +78,29 @@ pub(crate) struct EndedRead {
     pub(crate) verified: Result<u64, Miss>,
 }
 
-/// Gets, since the start.
+/// Counters of gets, since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReadCounts {
-    /// Gets that gave an object.
+    /// Gets that returned an object.
     pub(crate) hits: u64,
-    /// Bytes of them.
+    /// Bytes of these objects.
     pub(crate) hit_bytes: u64,
-    /// Gets of what is not there.
+    /// Gets of digests that are not in the tier.
     pub(crate) misses: u64,
 }
 
-/// The reads in flight.
+/// Reads in flight.
 #[derive(Debug)]
 pub(crate) struct Reads {
     slots: Slots<ReadJob>,
-    /// Reads of what is not written yet.
+    /// Reads of records that are not written yet.
     waiting: VecDeque<SlotId>,
-    /// How many of the reads are gets, of objects or keys.
+    /// Number of gets among the reads, of objects or keys.
     gets: u32,
     max_gets: u32,
-    /// Keys that were read and not taken.
+    /// Keys that were read and not taken yet.
     keys: BTreeMap<Token, Vec<u8>>,
-    /// The body of the head at hand.
+    /// Buffer for the body of the head that is being verified.
     body: Vec<u8>,
     counts: ReadCounts,
 }
@@ -128,38 +128,38 @@ impl Reads {
         &self.counts
     }
 
-    /// Whether one more get may be begun.
+    /// Returns true if another get may begin.
     pub(super) const fn may_get(&self) -> bool {
         self.gets < self.max_gets
     }
 
-    /// A get of what is not there.
+    /// Counts a get of a digest that is not in the tier.
     pub(super) const fn count_miss(&mut self) {
         self.counts.misses += 1;
     }
 
-    /// A get gave an object.
+    /// Counts a get that returned an object.
     pub(super) fn count_hit(&mut self, entry: &Entry) {
         self.counts.hits += 1;
         self.counts.hit_bytes += u64::from(entry.shape().payload_bytes);
     }
 
-    /// A key that was read; once.
+    /// Takes a key that was read.
     pub(crate) fn take_key(&mut self, token: Token) -> Option<Vec<u8>> {
         self.keys.remove(&token)
     }
 
-    /// Keeps the key of a record that was read and verified, until it is taken.
+    /// Keeps the key of a verified record until it is taken.
     pub(super) fn keep_key(&mut self, token: Token, read: &EndedRead, device: &Device, memory: &dyn Memory) {
         let key = self.key(read.slot, &read.entry, device, memory);
         self.keys.insert(token, key);
     }
 
-    /// Begins a read for which a place is free; what is not written yet waits.
+    /// Begins a read, for which a slot is free; the read of a record that is not written yet waits.
     pub(super) fn begin(&mut self, read: ReadJob, is_written: bool, device: &mut Device, segments: &mut Segments) {
         segments.begin_read(device.segment_of(read.offset()));
         self.gets += u32::from(matches!(read.purpose, Purpose::Get(_) | Purpose::Key(_)));
-        let slot = self.slots.insert(read).expect("as many places as gets and moves");
+        let slot = self.slots.insert(read).expect("the table has a slot for every get, move and scrub");
         if is_written {
             submit(slot, &read, device);
         } else {
@@ -167,7 +167,7 @@ impl Reads {
         }
     }
 
-    /// Looks again at the reads of what was not written.
+    /// Submits the waiting reads whose records are written now.
     pub(super) fn wake(&mut self, groups: &Groups, device: &mut Device) {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { return };
@@ -180,7 +180,7 @@ impl Reads {
         }
     }
 
-    /// The record of a read that is over is not wanted any more.
+    /// Ends a read whose record is no longer needed, and frees its slot.
     pub(crate) fn end(&mut self, slot: SlotId, device: &Device, segments: &mut Segments) {
         if let Some(read) = self.slots.remove(slot) {
             segments.end_read(device.segment_of(read.offset()));
@@ -188,7 +188,7 @@ impl Reads {
         }
     }
 
-    /// The key of a record that was read and verified.
+    /// Returns the key of a verified record.
     pub(crate) fn key(&self, slot: SlotId, entry: &Entry, device: &Device, memory: &dyn Memory) -> Vec<u8> {
         let shape = entry.shape();
         let mut key = vec![0; usize::from(shape.key_bytes)];
@@ -197,7 +197,7 @@ impl Reads {
         key
     }
 
-    /// Checks what was read; the payload is in its destination afterwards. Nothing when the head is wanted too, which
+    /// Verifies a read; the payload is in its destination afterwards. Returns `None` if the head is needed too, which
     /// is then being read.
     pub(super) fn verify(
         &mut self,
@@ -236,7 +236,7 @@ impl Reads {
         submit(slot, read, device);
     }
 
-    /// Checks the head of a record against the index and itself.
+    /// Verifies the head of a record against the index and its own checksums.
     fn verify_head(&mut self, slot: SlotId, entry: &Entry, device: &Device, memory: &dyn Memory) -> Result<(), Miss> {
         let (config, shape, head) = (device.config(), entry.shape(), head_at(slot, entry, device));
         let mut fixed = [0; RECORD_HEADER_BYTES];
@@ -277,13 +277,13 @@ fn submit(slot: SlotId, read: &ReadJob, device: &mut Device) {
     device.read(Owner::Read(slot), start, pieces, read.priority);
 }
 
-/// The blocks that have the bytes from `start` to `end` of the device, to be read into a buffer.
+/// Returns the blocks that contain the bytes from `start` to `end` of the device, to be read into a buffer.
 fn blocks_of(buffer: u64, start: u64, end: u64, block: u64) -> (u64, Pieces) {
     let first = start - start % block;
     (first, Pieces::of(&[Span::staging(buffer, (end.next_multiple_of(block) - first) as u32)]))
 }
 
-/// Where a record's payload is on the device.
+/// Returns the offset of a record's payload on the device.
 const fn payload_at(entry: &Entry, device: &Device) -> u64 {
     let (chunk, block) = (device.config().chunk_bytes, device.config().block_bytes);
     entry.shape().payload_at(entry.offset(), entry.away(), chunk, block)
@@ -294,12 +294,12 @@ fn read_buffer(slot: SlotId, device: &Device) -> u64 {
     layout.reads + u64::from(slot.index) * u64::from(layout.read_bytes)
 }
 
-/// Where the head of a record that was read is.
+/// Returns the offset of a record's head in its read buffer.
 fn head_at(slot: SlotId, entry: &Entry, device: &Device) -> u64 {
     read_buffer(slot, device) + entry.offset() % device.block()
 }
 
-/// Copies from a buffer what is not in its destination yet, and compares the checksum of what the reader gets.
+/// Copies the bytes that are only in the buffer to the destination, and compares the checksum of the destination.
 fn verify_payload(read: &ReadJob, buffer: u64, device: &Device, memory: &mut dyn Memory) -> Result<(), Miss> {
     let to = read.destination;
     let copied = if read.entry.shape().extent { to.bytes % device.config().block_bytes } else { to.bytes };

@@ -1,7 +1,8 @@
-//! Sealing: when no more goes to a segment, its records are made durable, then its footer is written, page by page.
+//! Sealing of segments: once a segment takes no more records, its records are made durable, then its footer is written,
+//! page by page.
 //!
-//! A footer is not waited for: if it is lost, the segment is scanned. Here are also the lists of records, of which the
-//! open segment, those that are sealed and one that is scanned have one each.
+//! No call waits for a footer: if it is lost, the segment is scanned. This module also owns the lists of records: the
+//! open segment, each segment being sealed, and a scanned segment have one each.
 
 use std::collections::VecDeque;
 
@@ -13,22 +14,22 @@ use crate::format::{FooterEntry, FooterPage};
 use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces};
 
-/// Lists of a segment's records: one for the open segment, others for those being sealed or scanned.
+/// Number of lists of a segment's records: one for the open segment, others for those being sealed or scanned.
 const LISTS: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Groups are still being written.
     Groups,
-    /// A flush is waited for.
+    /// Waits for a flush of the records.
     Flush,
-    /// So many pages are written.
+    /// This number of pages is written.
     Pages(u32),
-    /// There will be no footer; its groups end yet.
+    /// There will be no footer; groups may still be in flight.
     Given,
 }
 
-/// A segment being sealed.
+/// Segment being sealed.
 #[derive(Debug)]
 struct Seal {
     segment: u32,
@@ -38,13 +39,13 @@ struct Seal {
     writing: bool,
 }
 
-/// See the module.
+/// Segments being sealed, and spare lists of records.
 #[derive(Debug)]
 pub(crate) struct Seals {
     queue: VecDeque<Seal>,
     spare_lists: Vec<Vec<FooterEntry>>,
     page: Vec<u8>,
-    /// Segments that were sealed.
+    /// Segments sealed since the start.
     sealed: u64,
 }
 
@@ -68,12 +69,12 @@ impl Seals {
         self.sealed
     }
 
-    /// Whether there is a list of records to be had for the segment after the open one.
+    /// Returns true if a list of records remains for the segment after the open one.
     pub(super) fn may_seal(&self) -> bool {
         self.queue.len() + 1 < LISTS && !self.spare_lists.is_empty()
     }
 
-    /// How many lists no segment has.
+    /// Returns the number of unused lists.
     pub(super) const fn spare_lists(&self) -> usize {
         self.spare_lists.len()
     }
@@ -87,7 +88,7 @@ impl Seals {
         self.spare_lists.push(entries);
     }
 
-    /// The records of a segment that is being sealed.
+    /// Returns the records of a segment that is being sealed.
     pub(super) fn entries_of(&self, segment: u32) -> Option<&Vec<FooterEntry>> {
         self.queue.iter().find(|seal| seal.segment == segment).map(|seal| &seal.entries)
     }
@@ -109,7 +110,7 @@ impl Seals {
         }
     }
 
-    /// A write to a segment failed: it gets no footer.
+    /// Gives up the footer of a segment after a failed write.
     pub(super) fn retire(&mut self, segment: u32, segments: &mut Segments) {
         if let Some(seal) = self.queue.iter_mut().find(|seal| seal.segment == segment && seal.stage != Stage::Given) {
             seal.stage = Stage::Given;
@@ -117,7 +118,7 @@ impl Seals {
         }
     }
 
-    /// No footer is written any more.
+    /// Abandons all footers.
     pub(crate) fn abandon(&mut self, segments: &mut Segments) {
         for seal in &mut self.queue {
             if seal.stage != Stage::Given {
@@ -127,7 +128,7 @@ impl Seals {
         }
     }
 
-    /// Goes on with every segment whose groups are over, and writes a page of one.
+    /// Advances every segment whose groups are complete, and writes a page of one.
     pub(crate) fn work(
         &mut self,
         flushes: &mut Flushes,
@@ -156,7 +157,7 @@ impl Seals {
         }
     }
 
-    /// The records of a segment are durable, or not.
+    /// Handles the flush of a segment's records, or its failure.
     pub(crate) fn records_durable(&mut self, segment: u32, result: Result<(), Fault>) {
         let Some(seal) = self.queue.iter_mut().find(|seal| seal.segment == segment) else { return };
         if seal.stage == Stage::Flush && result.is_ok() {
@@ -185,7 +186,7 @@ impl Seals {
         device.write(Owner::Page, device.page_at(segment, page), Pieces::of(&[span]));
     }
 
-    /// A page is written, or was not; its segment, and whether that is sealed with it.
+    /// Handles a page that was written or has failed; returns its segment, and true if the segment is sealed with it.
     pub(super) fn page_written(&mut self, result: Result<(), Fault>, page_bytes: u32) -> Option<(u32, bool)> {
         let at = self.queue.iter().position(|seal| seal.writing)?;
         let seal = &mut self.queue[at];
@@ -204,7 +205,7 @@ impl Seals {
         Some((segment, is_last))
     }
 
-    /// Asserts that no list is lost or made up.
+    /// Asserts that no list is lost or duplicated.
     pub(super) fn check(&self, open: usize) {
         let lists = self.spare_lists.len() + self.queue.len() + open;
         assert!(lists <= LISTS, "{lists} lists of records");

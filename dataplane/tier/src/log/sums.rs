@@ -1,17 +1,17 @@
-//! The checksums of a payload's chunks, which a record lists when there are several.
+//! Checksums of a payload's chunks, which a record lists if there are several.
 
 use kvplane_proto::checksum::joined_payload_checksum;
 
 use crate::memory::{Memory, Span, sum};
 
-/// The checksums of the payload at hand; their memory is used again for the next one.
+/// Checksums of the current payload; their memory is reused for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkSums {
     sums: Vec<u64>,
 }
 
 impl ChunkSums {
-    /// Computes the checksum of each chunk, where there are several, and returns that of the whole.
+    /// Computes the checksum of each chunk, if there are several, and returns the checksum of the whole payload.
     pub(crate) fn compute(&mut self, payload: Span, chunk_bytes: u32, memory: &dyn Memory) -> u64 {
         self.sums.clear();
         if payload.bytes <= chunk_bytes {
@@ -28,7 +28,7 @@ impl ChunkSums {
         whole
     }
 
-    /// One for each chunk; none where the payload is one chunk.
+    /// Returns one checksum for each chunk; none if the payload is a single chunk.
     pub(crate) fn as_slice(&self) -> &[u64] {
         &self.sums
     }

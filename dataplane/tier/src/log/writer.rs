@@ -1,7 +1,7 @@
-//! The end of the log: the open segment, the groups that are being written to it, flushes and seals.
+//! End of the log: the open segment, the groups that are being written to it, flushes and seals.
 //!
-//! Records go to the open group, and that to the open segment. Groups are written as a whole, several at a time; a
-//! segment that is full is sealed. `append.rs` puts records into the open group.
+//! Records go to the open group, and the group to the open segment. Groups are written as a whole, several at a time; a
+//! segment that is full is sealed. `append.rs` adds records to the open group.
 
 mod append;
 
@@ -18,38 +18,38 @@ use crate::format::{FilledNote, FooterEntry, FooterPage, Kind};
 use crate::memory::{Memory, Span, zero};
 use crate::ops::{Fault, MAX_PIECES};
 
-/// The segment that records go to.
+/// Segment that takes records.
 #[derive(Debug)]
 struct OpenSegment {
     segment: u32,
-    /// Where the next group begins, or the next record, in bytes from the segment's start.
+    /// Offset of the next group, or the next record, in bytes from the segment's start.
     end: u64,
     entries: Vec<FooterEntry>,
     tombstones: u32,
-    /// What the last record said was durable.
+    /// Durable sequence that the last record stated.
     durable_sequence: u64,
 }
 
-/// What was written, since the start.
+/// Counters of writes, since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteCounts {
-    /// Tombstones appended, those of replaced objects included.
+    /// Tombstones appended, including those of replaced objects.
     pub(crate) tombstones: u64,
     pub(crate) groups: u64,
     /// Bytes of groups.
     pub(crate) bytes: u64,
 }
 
-/// See the module.
+/// Writing end of the log.
 #[derive(Debug)]
 pub(crate) struct Writer {
     open: Option<OpenSegment>,
-    /// Segments to which nothing more goes, in this incarnation.
+    /// Segments that were filled in this incarnation.
     filled: u64,
     pub(crate) groups: Groups,
     pub(crate) seals: Seals,
     pub(crate) flushes: Flushes,
-    /// The body of the record at hand.
+    /// Buffer for the body of the record being appended.
     body: Vec<u8>,
     counts: WriteCounts,
 }
@@ -72,12 +72,12 @@ impl Writer {
         &self.counts
     }
 
-    /// Whether nothing is being written, and nothing is to be flushed that is waited for.
+    /// Returns true if nothing is being written, and no barrier waits for a flush.
     pub(crate) fn is_idle(&self) -> bool {
         self.groups.is_empty() && self.seals.is_empty() && self.flushes.is_idle()
     }
 
-    /// Makes sure that the open group takes a record, closing groups and segments as needed.
+    /// Makes room for a record in the open group, closing groups and segments as needed.
     pub(crate) fn make_room(
         &mut self,
         now_ns: u64,
@@ -138,14 +138,14 @@ impl Writer {
             && end + twins_bytes(tombstones, block) + footer <= config.segment_bytes
     }
 
-    /// How much of all segments was taken in this incarnation, in bytes of [`segment_room`]. One that was left early is
-    /// taken whole.
+    /// Returns the bytes of all segments that were taken in this incarnation, in bytes of [`segment_room`]. A segment
+    /// that was closed early counts as a whole.
     pub(crate) fn log_taken(&self, device: &Device) -> u64 {
         let open = self.open.as_ref().map_or(0, |open| segment_taken(open.end, open.entries.len(), device));
         self.filled * segment_room(device) + open
     }
 
-    /// By how much [`Self::log_taken`] grows at the most with a record that needs this.
+    /// Returns the most by which a record with this need increases [`Self::log_taken`].
     pub(crate) fn log_cost(&self, need: Need, device: &Device) -> u64 {
         let alone = segment_taken(device.block() + need.device_bytes, 1, device);
         let Some(open) = &self.open else { return alone };
@@ -182,8 +182,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Closes the open group when it is time to, or when nothing else is being written. `more_copies`: whether reclaim
-    /// reads records that are to be appended with those of the open group.
+    /// Closes the open group if it is due, or if nothing else is being written. `more_copies`: reclaim is reading
+    /// records that are to be appended to the open group.
     pub(crate) fn group_work(
         &mut self,
         now_ns: u64,
@@ -194,7 +194,7 @@ impl Writer {
     ) {
         let Some(group) = self.groups.filling() else { return };
         let config = device.config();
-        // Nobody waits for copies alone: they share blocks with the next ones.
+        // No call waits for a group of copies alone: it may wait for more copies, which share its blocks.
         let more = more_copies && group.has_only_copies();
         let due = group.is_due(now_ns, config.group_delay_ns);
         let full = group.bytes() >= u64::from(config.group_bytes);
@@ -203,7 +203,7 @@ impl Writer {
         }
     }
 
-    /// Completes the open group with twins and padding and has it written.
+    /// Completes the open group with twins and padding, and submits its write.
     pub(crate) fn close_group(&mut self, device: &mut Device, contents: &mut Contents, memory: &mut dyn Memory) {
         let Some(group) = self.groups.filling_mut() else { return };
         let tombstones = group.take_tombstones();
@@ -221,7 +221,7 @@ impl Writer {
         let through = self.open.as_ref().map_or(0, |open| open.tombstones);
         let Some(write) = self.groups.close(through, device.config().durable_writes) else { return };
         if write.bytes == 0 {
-            // Nothing came after all; there is nothing to write and no call to acknowledge.
+            // The group is empty; there is nothing to write and no call to acknowledge.
             self.groups.drop_last();
             if let Some(segment) = segment {
                 contents.segments.end_group(segment);
@@ -238,7 +238,7 @@ impl Writer {
         }
     }
 
-    /// Takes `bytes` of the open group's buffer, which follow on the device what the group has so far.
+    /// Takes `bytes` of the open group's buffer, which follow the group's current end on the device.
     fn take_buffer(&mut self, bytes: u32, device: &Device) -> Span {
         let group = self.groups.filling_mut().expect("room was made in an open group");
         let span = group.take_buffer(bytes, device.layout());
@@ -252,14 +252,14 @@ impl Writer {
         self.follow_group(device);
     }
 
-    /// The open segment ends where the open group does.
+    /// Moves the end of the open segment to the end of the open group.
     fn follow_group(&mut self, device: &Device) {
         if let (Some(open), Some(group)) = (&mut self.open, self.groups.filling()) {
             open.end = group.end() - device.segment_at(group.segment());
         }
     }
 
-    /// Zeros up to the next block.
+    /// Pads the open group with zeros up to the next block.
     fn pad(&mut self, device: &Device, memory: &mut dyn Memory) {
         let Some(group) = self.groups.filling() else { return };
         let bytes = (group.bytes().next_multiple_of(device.block()) - group.bytes()) as u32;
@@ -269,8 +269,9 @@ impl Writer {
         }
     }
 
-    /// Closes the open segment early when it has a good part of an index that is half full: objects shorter than the
-    /// index has room for would all lie in a few segments, and reclaim would give up that many of them at once.
+    /// Closes the open segment early if it holds a large share of an index that is at least half full: if objects are
+    /// shorter than the index was sized for, a few segments would hold all of them, and reclaim would evict that many
+    /// at once.
     pub(super) fn fill_crowded_segment(
         &mut self,
         device: &mut Device,
@@ -278,7 +279,7 @@ impl Writer {
         memory: &mut dyn Memory,
     ) {
         let Some(open) = &self.open else { return };
-        // Those that may be full at a time are to hold the whole index, with as much to spare.
+        // The segments that may be full at a time must hold the whole index, with as much to spare.
         let config = device.config();
         let segments = config.segments.saturating_sub(config.free_segments_low).clamp(1, 16);
         let share = config.max_records.div_ceil(segments).saturating_mul(2);
@@ -296,12 +297,12 @@ impl Writer {
         self.fill_segment(device, contents);
     }
 
-    /// Whether the open segment may be closed.
+    /// Returns true if the open segment may be closed.
     pub(crate) fn may_seal(&self) -> bool {
         self.seals.may_seal()
     }
 
-    /// No more goes to the open segment.
+    /// Closes the open segment for records and begins to seal it.
     fn fill_segment(&mut self, device: &Device, contents: &mut Contents) {
         let Some(open) = self.open.take() else { return };
         self.filled += 1;
@@ -327,7 +328,7 @@ impl Writer {
         self.seals.seal(segment, entries, durable_sequence, device.is_writable(), &mut contents.segments);
     }
 
-    /// A write to a segment failed: it gets no more records and no footer.
+    /// Closes a segment after a failed write: it gets no more records and no footer.
     pub(super) fn retire(
         &mut self,
         segment: u32,
@@ -337,25 +338,26 @@ impl Writer {
     ) {
         if self.open.as_ref().is_some_and(|open| open.segment == segment) {
             contents.segments.step(segment, SegmentEvent::Fail);
-            // What is in the open group goes to the same segment still; it is well if it is written.
+            // The open group still goes to the same segment; its write may succeed.
             self.leave_segment(device, contents, memory);
         }
         self.seals.retire(segment, &mut contents.segments);
     }
 
-    /// The records of a segment that is open or being sealed.
+    /// Returns the records of a segment that is open or being sealed.
     pub(super) fn entries_of(&self, segment: u32) -> Option<&Vec<FooterEntry>> {
         let open = self.open.as_ref().filter(|open| open.segment == segment).map(|open| &open.entries);
         open.or_else(|| self.seals.entries_of(segment))
     }
 
-    /// Whether a list for the records of a scanned segment is free; one is left for puts.
+    /// Returns true if a list for the records of a scanned segment is free; one is left for puts.
     pub(crate) const fn has_list_for_scan(&self) -> bool {
         let needed = if self.open.is_some() { 1 } else { 2 };
         self.seals.spare_lists() >= needed
     }
 
-    /// Nobody waits for a group any more that is over: the log is written as far as every group before is over too.
+    /// Releases a completed group whose waiters were served, and advances the mark up to which the log is written,
+    /// which stops before the first group that is not complete.
     pub(super) fn leave_group(&mut self, group: EndedGroup) {
         self.groups.recycle(group);
         while let Some(mark) = self.groups.pop_over() {
@@ -363,7 +365,7 @@ impl Writer {
         }
     }
 
-    /// A page of a footer is written, or was not; the segment for which it was not.
+    /// Handles a page of a footer that was written or has failed; returns the segment after a failure.
     pub(super) fn page_written(
         &mut self,
         result: Result<(), Fault>,
@@ -380,7 +382,7 @@ impl Writer {
         result.is_err().then_some(segment)
     }
 
-    /// Asserts that no list of records is lost or made up.
+    /// Asserts that no list of records is lost or duplicated.
     pub(super) fn check(&self) {
         self.seals.check(usize::from(self.open.is_some()));
     }

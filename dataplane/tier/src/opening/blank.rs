@@ -1,42 +1,43 @@
-//! Is a device blank? It is when everything that formatting would write over is zero, and so are both of its ends,
-//! where partition tables, file systems, swap space, volumes and RAID members keep their marks.
+//! Check that a device is blank: everything that formatting would overwrite is zero, and so are both of its ends, where
+//! partition tables, file systems, swap space, volumes and RAID members keep their signatures.
 
 use crate::device::{Device, Owner};
 use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces, Priority};
 use crate::types::errors::OpenError;
 
-/// How many bytes of a blank device must be zero at each end: btrfs has its mark after 64 KiB, partitions begin at one
+/// Bytes of a blank device that must be zero at each end: btrfs has its signature after 64 KiB, partitions begin at one
 /// MiB.
 pub const ENDS_BYTES: u64 = 1 << 20;
-/// How much is read at once: less than any device has to cut up, as polled reads of mapped devices fail that are.
+/// Bytes of one read: small enough that no device splits it, as polled reads of mapped devices fail if they are split.
 const LOOK_BYTES: u64 = 64 << 10;
-/// A window is read so often before what was read there is believed not to be zero, or not to be readable: a single
-/// read that fails, or is wrong, says nothing.
+/// Reads of a window before it is considered not zero or unreadable: a single read that fails, or is wrong, proves
+/// nothing.
 const TRIES: u8 = 4;
 
-/// A part of the device that must be zero.
+/// Part of the device that must be zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Window {
     offset: u64,
     bytes: u32,
-    /// How often it was read.
+    /// Number of times that it was read.
     tries: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Whether all is zero at both ends of the device,
+    /// Both ends of the device are checked,
     Ends,
-    /// and where segments begin.
+    /// then the starts of segments.
     Starts { next: u32, left: u32 },
 }
 
-/// See the module.
+/// Check that a device is blank.
 #[derive(Debug)]
 pub(super) struct BlankCheck {
     step: Step,
-    /// What is read to each place of the scan area: at the ends only the first, else a block each.
+    /// Windows being read, by their place in the scan area: one at the ends of the device, later one of a block for
+    /// each place.
     windows: Vec<Window>,
 }
 
@@ -51,8 +52,8 @@ impl BlankCheck {
         self.look_at_ends(0, device);
     }
 
-    /// A window is read. `None` while others are to be read; else whether the device is blank, or why it cannot be
-    /// formatted.
+    /// Handles a window that was read. Returns `None` while other windows are to be read, `Ok` if the device is blank,
+    /// else the reason why it cannot be formatted.
     pub(super) fn looked_at(
         &mut self,
         place: u32,
@@ -84,7 +85,7 @@ impl BlankCheck {
         None
     }
 
-    /// Reads on at one of the ends, from `offset` on.
+    /// Continues at the ends of the device, from `offset` on.
     fn look_at_ends(&mut self, offset: u64, device: &mut Device) {
         let config = device.config();
         let end_of_device = config.device_bytes();
@@ -119,12 +120,12 @@ impl BlankCheck {
     }
 }
 
-/// Where in the scan area a window is read to.
+/// Returns the buffer of a window in the scan area.
 fn span_of(place: u32, window: &Window, device: &Device) -> Span {
     Span::staging(device.layout().scans + u64::from(place) * device.block(), window.bytes)
 }
 
-/// Where the first byte is that is not zero.
+/// Returns the offset of the first byte that is not zero.
 fn first_not_zero(memory: &dyn Memory, span: Span) -> Option<u64> {
     let mut bytes = [0; 4096];
     let mut done = 0;

@@ -1,5 +1,4 @@
-//! Notes of which slots are owned: read at the start, written when that changes, each durable before the host hears of
-//! it.
+//! Ownership notes: read at the start, written when ownership changes, each durable before the host is notified.
 
 use crate::device::{Device, Owner};
 use crate::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS, Ownership};
@@ -8,19 +7,19 @@ use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces, Priority};
 use crate::types::Event;
 
-/// See the module.
+/// Ownership notes of a device.
 #[derive(Debug)]
 pub(crate) struct Notes {
-    /// What the device said at the start.
+    /// Newest note at the start.
     found: Option<Ownership>,
     readable: [bool; 2],
-    /// The last number, and the copy that is written now or next: the other one counts meanwhile.
+    /// Number of the last note, and the copy that is written now or next; the other copy is valid meanwhile.
     number: u64,
     copy: usize,
     pass: Option<Pass>,
 }
 
-/// A note is written to one copy and, once that is durable, to the other: what damages one place then costs nothing.
+/// A note is written to one copy and, once that is durable, to the other, so that damage to one location loses nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
     First,
@@ -37,17 +36,17 @@ impl Notes {
         Self { found: None, readable: [false; 2], number: 0, copy: 0, pass: None }
     }
 
-    /// What the device said at the start; nothing, if no note was ever durable.
+    /// Returns the newest note at the start; `None` if no note was ever durable.
     pub(crate) const fn found(&self) -> Option<&Ownership> {
         self.found.as_ref()
     }
 
-    /// A copy is read, or could not be.
+    /// Handles a copy that was read, or could not be.
     pub(crate) const fn read(&mut self, copy: u8, result: Result<(), Fault>) {
         self.readable[copy as usize] = result.is_ok();
     }
 
-    /// Finds the newest note, once it is known whose device this is.
+    /// Finds the newest note, once the device's uuid is known.
     pub(super) fn choose(&mut self, device: &Device, memory: &dyn Memory) {
         for copy in 0..2 {
             if !self.readable[copy] {
@@ -63,7 +62,7 @@ impl Notes {
         }
     }
 
-    /// Writes down which slots are owned from now on; false when that cannot be begun now.
+    /// Begins to write a note; returns false if that is not possible now.
     pub(crate) fn note(&mut self, ownership: &Ownership, log: &mut Log, memory: &mut dyn Memory) -> bool {
         let device = &mut log.device;
         if !log.contents.is_open() || !device.is_writable() || self.pass.is_some() {
@@ -82,7 +81,7 @@ impl Notes {
         device.write(Owner::NoteWrite, OWNERSHIP_OFFSETS[self.copy], pieces);
     }
 
-    /// A copy of the note is durable, or will not be.
+    /// Handles a copy of the note that is durable, or never will be.
     pub(crate) fn durable(&mut self, result: Result<(), Fault>, log: &mut Log) {
         let pass = self.pass.take();
         if result.is_err() {

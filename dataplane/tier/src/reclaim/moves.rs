@@ -1,5 +1,5 @@
-//! Copies: records of a segment that is reclaimed on their way to the end of the log, in the order in which they were
-//! listed, and the memory that they take.
+//! Moves: records of a segment being reclaimed on their way to the end of the log, in the order in which the footer
+//! lists them, and the memory that they take.
 
 use std::collections::VecDeque;
 
@@ -17,31 +17,31 @@ pub(super) enum MoveState {
     Over,
 }
 
-/// A record on its way to the end of the log.
+/// Record on its way to the end of the log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move {
     pub(super) entry: Entry,
-    /// In the area for copies, counted from its start.
+    /// Memory in the copy area, counted from its start.
     memory: Span,
     pub(super) checksum: u64,
     pub(super) state: MoveState,
 }
 
 impl Move {
-    /// Where its payload is, in the area for copies that begins here.
+    /// Returns the memory of the payload, in the copy area that begins at `area`.
     pub(super) const fn payload(&self, area: u64) -> Span {
         Span::staging(area + self.memory.offset, self.memory.bytes)
     }
 }
 
-/// See the module.
+/// Moves in flight.
 #[derive(Debug)]
 pub(super) struct Moves {
     queue: VecDeque<Move>,
-    /// The number of the first.
+    /// Number of the first move.
     first: u64,
     most: usize,
-    /// Where the next one's memory begins, in the area for copies, and how long that is.
+    /// Offset of the next move's memory in the copy area, and length of the area.
     head: u64,
     area_bytes: u64,
 }
@@ -57,12 +57,12 @@ impl Moves {
         self.queue.is_empty()
     }
 
-    /// The number of the first: greater when one is over.
+    /// Returns the number of the first move: it grows when one ends.
     pub(super) const fn first(&self) -> u64 {
         self.first
     }
 
-    /// The numbers of all.
+    /// Returns the numbers of all moves.
     pub(super) fn numbers(&self) -> core::ops::Range<u64> {
         self.first..self.first + self.queue.len() as u64
     }
@@ -75,12 +75,13 @@ impl Moves {
         self.queue.get_mut(number.checked_sub(self.first)? as usize)
     }
 
-    /// Whether records are being read that are to be appended.
+    /// Returns true if records are being read.
     pub(super) fn is_reading(&self) -> bool {
         self.queue.iter().any(|moved| moved.state == MoveState::Reading)
     }
 
-    /// Takes on a record that is to be read; its number. `None` when there is no room for it until another one is over.
+    /// Begins a move whose record is to be read; returns its number, or `None` if there is no room until another move
+    /// ends.
     pub(super) fn begin(&mut self, entry: Entry) -> Option<u64> {
         if self.queue.len() == self.most {
             return None;
@@ -92,7 +93,7 @@ impl Moves {
         Some(number)
     }
 
-    /// Memory for a record, in turn: what was taken first is given back first.
+    /// Takes memory for a record from the ring: memory is freed in the order in which it was taken.
     fn take_memory(&mut self, bytes: u32) -> Option<u64> {
         let (bytes, area) = (u64::from(bytes).next_multiple_of(STAGING_ALIGN_BYTES), self.area_bytes);
         let at = match self.queue.front() {
@@ -114,7 +115,7 @@ impl Moves {
         Some(at)
     }
 
-    /// Those that are over leave in order.
+    /// Removes completed moves, in order.
     pub(super) fn drop_over(&mut self) {
         while self.queue.pop_front_if(|moved| moved.state == MoveState::Over).is_some() {
             self.first += 1;

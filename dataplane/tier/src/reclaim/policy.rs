@@ -1,39 +1,39 @@
-//! Which records of a segment that is reclaimed are written again. Data in, decision out.
+//! Policy of reclaim: the records of a segment that are rewritten. Data in, decision out.
 
-/// What is known of a live record when its segment is reclaimed.
+/// Properties of a live record whose segment is being reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Candidate {
     /// Bytes that the record takes on the device.
     pub(crate) record_bytes: u64,
-    /// Hits since it was written or written again, counted up to [`crate::MAX_HITS`].
+    /// Hits since it was last written, counted up to [`crate::MAX_HITS`].
     pub(crate) hits: u8,
-    /// Whether a caller wants it kept.
+    /// True if a caller pinned the object.
     pub(crate) pinned: bool,
-    /// How many more bytes of this segment may be written again.
+    /// Bytes of this segment that may still be rewritten.
     pub(crate) budget_bytes: u64,
 }
 
-/// What becomes of it.
+/// Decision on a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It is appended once more.
+    /// The record is appended again.
     Reinsert,
-    /// It goes.
+    /// The record is evicted.
     Drop,
 }
 
-/// Reinserts what is pinned or was hit often enough, while the budget lasts; pinned records may use all of it, hot ones
-/// leave a quarter of the whole budget to them.
+/// Policy that rewrites records that are pinned or were hit often enough, while the budget lasts; pinned records may
+/// use all of it, hot ones leave a quarter of the whole budget to them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ReclaimPolicy {
-    /// So many hits make a record hot. 0: everything is.
+    /// Hits that make a record hot. 0: every record is hot.
     pub(crate) hot_hits: u8,
-    /// The budget of a whole segment.
+    /// Budget of a whole segment.
     pub(crate) budget_bytes: u64,
 }
 
 impl ReclaimPolicy {
-    /// What becomes of `candidate`.
+    /// Decides on `candidate`.
     pub(crate) const fn decide(&self, candidate: &Candidate) -> Verdict {
         let reserved = if candidate.pinned { 0 } else { self.budget_bytes / 4 };
         let wanted = candidate.pinned || candidate.hits >= self.hot_hits;

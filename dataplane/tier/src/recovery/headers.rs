@@ -1,5 +1,5 @@
-//! The headers of all segments, read at the start: in which generation each segment is, and what the headers say of
-//! those that were filled before.
+//! Headers of all segments, read at the start: the generation of each segment, and the notes on the segments that were
+//! filled before.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use crate::format::{FilledNote, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, Se
 use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces, Priority};
 
-/// See the module.
+/// Headers of all segments.
 #[derive(Debug, Default)]
 pub(super) struct Headers {
     next: u32,
     left: u32,
     damaged: Vec<u32>,
-    /// What headers say of segments that were filled, by their generations.
+    /// Notes on filled segments in other headers, by generation.
     filled: BTreeMap<u64, FilledNote>,
 }
 
 impl Headers {
-    /// Begins to read them.
+    /// Begins to read the headers.
     pub(super) fn begin(&mut self, device: &mut Device) {
         let segments = device.config().segments;
         let first = device.header_places().min(segments);
@@ -28,7 +28,7 @@ impl Headers {
         (0..first).for_each(|segment| read(segment, segment, device));
     }
 
-    /// The header of a segment is read; whether it was the last.
+    /// Handles the header of a segment that was read; returns true if it was the last.
     pub(super) fn read_done(
         &mut self,
         segment: u32,
@@ -68,18 +68,19 @@ impl Headers {
         self.damaged.contains(&segment)
     }
 
-    /// Segments whose headers are damaged.
+    /// Returns the segments whose headers are damaged.
     pub(super) fn damaged(&self) -> &[u32] {
         &self.damaged
     }
 
-    /// What a header says of the segment of this generation, as it was filled.
+    /// Returns the note of another header on the segment of this generation.
     pub(super) fn filled(&self, generation: u64) -> Option<&FilledNote> {
         self.filled.get(&generation)
     }
 
-    /// All headers are read: sequences follow from them, and what no generation counts of is free. The segments to be
-    /// recovered, the newest first, without those whose headers are damaged.
+    /// Evaluates the headers, once all are read: sequences start above them, and segments below the least live
+    /// generation are free. Returns the segments to be recovered, the newest first, without those whose headers are
+    /// damaged.
     pub(super) fn sort_out(&self, contents: &mut Contents) -> Vec<u32> {
         let newest = contents.segments.iter().map(|(_, segment)| segment.generation).max().unwrap_or(0);
         contents.sequences.begin_above(newest);
@@ -103,10 +104,10 @@ impl Headers {
         live.into_iter().map(|(_, segment)| segment).collect()
     }
 
-    /// How many segments are gone that were opened in the incarnation before this one: a header is made when the
-    /// segment before it is open, whose own is durable by then and stays as it is until that one is reclaimed. Of
-    /// earlier incarnations nobody knows, as a start uses segments anew in which nothing was; nor where a header is
-    /// damaged.
+    /// Returns the number of segments that were opened in the previous incarnation and are gone: a header is made when
+    /// the segment before it is open, whose own header is durable by then and stays untouched until that segment is
+    /// reclaimed. Earlier incarnations cannot be judged, as a start reuses segments that were empty; nor can any if a
+    /// header is damaged.
     pub(super) fn missing_segments(&self, contents: &Contents) -> u32 {
         let all = || contents.segments.iter();
         if all().any(|(number, _)| self.is_damaged(number)) {

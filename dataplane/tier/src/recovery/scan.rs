@@ -1,10 +1,10 @@
-//! Scanning a segment without a footer: every unit may begin a record; what is whole and of this use of the segment
-//! counts.
+//! Scan of a segment without a footer: every unit may begin a record; records that are whole and of this generation of
+//! the segment are live.
 //!
-//! The segment is read in windows from its start. Heads come before their payloads, several in a row where extents
-//! share a block for them: what they announce waits in the order of the payloads until the scan comes there. A record
-//! counts when its header and every checksum of its payload match, so a write that was torn leaves nothing behind.
-//! Records of an earlier use, or that say another place, are counted and passed over.
+//! The segment is read in windows from its start. Heads come before their payloads, several in a row if extents share a
+//! block for them: the announced payloads are queued in their order until the scan reaches them. A record is accepted
+//! if its header and every checksum of its payload match, so a torn write leaves no record. Records of an earlier
+//! generation, or that state another location, are counted and skipped.
 
 use std::collections::VecDeque;
 
@@ -16,15 +16,15 @@ use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces, Priority};
 use crate::types::RecoveryReport;
 
-/// The longest window. A host serves nobody while it goes through one.
+/// Longest window. The host serves no calls while it processes one.
 const WINDOW_MOST: u64 = 4 << 20;
 
-/// A record whose payload is to be checked.
+/// Record whose payload is to be verified.
 #[derive(Debug)]
 struct PendingRecord {
     header: RecordHeader,
-    /// Where the record begins, its payload begins and ends, and where the next unchecked byte is, from the segment's
-    /// start.
+    /// Offsets from the segment's start: of the record, of the start and end of its payload, and of the next byte to
+    /// verify.
     start: u64,
     payload: u64,
     end: u64,
@@ -32,62 +32,62 @@ struct PendingRecord {
     left_of_chunk: u32,
     left: u32,
     sum: PayloadChecksum,
-    /// The listed checksums, the last first.
+    /// Listed checksums, the last first.
     sums: Vec<u64>,
     good: bool,
 }
 
-/// A scan that goes on; the records that it finds count when it is over.
+/// Scan in progress; the records that it finds are applied when it ends.
 #[derive(Debug)]
 pub(super) struct Scan {
     segment: u32,
-    /// The use of the segment that counts; without a header, the newest that is found.
+    /// Generation of the segment; without a header, the newest that is found.
     generation: Option<u64>,
     newest: u64,
     entries: Vec<FooterEntry>,
-    /// Where to look next for a head, from the segment's start.
+    /// Offset at which to look for the next head, from the segment's start.
     at: u64,
     window: u64,
     window_bytes: u32,
-    /// Before this place, something could not be read: windows are small.
+    /// Offset up to which a read failed: windows before it are small.
     narrow_until: u64,
-    /// What heads have announced, in the order of the payloads.
+    /// Announced payloads, in their order.
     pending: VecDeque<PendingRecord>,
     unreadable: bool,
-    /// What records say of what was durable.
+    /// Durable sequence and tombstones that the records state.
     durable_sequence: u64,
     durable_tombstones: u32,
-    /// What records say of the generations that count.
+    /// Least live generation that the records state.
     oldest_live: u64,
-    /// The body of the head at hand.
+    /// Buffer for the body of the current head.
     body: Vec<u8>,
 }
 
-/// A segment that was scanned.
+/// Result of the scan of a segment.
 #[derive(Debug)]
 pub(super) struct ScannedSegment {
     pub(super) segment: u32,
-    /// The generation of its header, where that is whole.
+    /// Generation in the segment's header, if that is valid.
     pub(super) header: Option<u64>,
-    /// The newest generation of which records were found.
+    /// Newest generation among the records found.
     newest: u64,
     pub(super) entries: Vec<FooterEntry>,
-    /// Whether all of it could be read.
+    /// True if the whole segment could be read.
     pub(super) is_whole: bool,
-    /// What its records say of what was durable,
+    /// Durable sequence and tombstones that its records state,
     pub(super) durable_sequence: u64,
     pub(super) durable_tombstones: u32,
-    /// and of the generations that count.
+    /// and the least live generation.
     pub(super) oldest_live: u64,
 }
 
 impl ScannedSegment {
-    /// The use of the segment that counts.
+    /// Returns the generation of the segment.
     pub(super) fn generation(&self) -> u64 {
         self.header.unwrap_or(self.newest)
     }
 
-    /// How many tombstones were found; with `durable`, of those that its records say were durable.
+    /// Returns the number of tombstones found; with `durable`, only of those that its records state as durable.
     pub(super) fn tombstones(&self, durable: bool) -> u32 {
         let tombstones = self.entries.iter().filter(|entry| entry.kind == Kind::Tombstone);
         tombstones.filter(|entry| !durable || entry.sequence <= self.durable_sequence).count() as u32
@@ -95,9 +95,9 @@ impl ScannedSegment {
 }
 
 enum Step {
-    /// Look on.
+    /// Continue in this window.
     Next,
-    /// The next thing does not lie in the window as a whole.
+    /// The next part is not completely in this window.
     More,
 }
 
@@ -121,7 +121,7 @@ impl Scan {
         }
     }
 
-    /// There is no window left.
+    /// Ends the scan.
     pub(super) fn end(self) -> ScannedSegment {
         ScannedSegment {
             segment: self.segment,
@@ -135,12 +135,12 @@ impl Scan {
         }
     }
 
-    /// Where the scan goes on: at the next payload when nothing lies before it.
+    /// Returns the offset at which the scan continues: at the next payload if no head is before it.
     fn reach(&self) -> u64 {
         self.due().map_or(self.at, |pending| pending.at)
     }
 
-    /// The payload that is to be checked before the next head is looked for.
+    /// Returns the payload that is to be verified before the next head.
     fn due(&self) -> Option<&PendingRecord> {
         self.pending.front().filter(|pending| pending.payload <= self.at)
     }
@@ -150,7 +150,7 @@ impl Scan {
         self.pending.insert(self.pending.len() - later, pending);
     }
 
-    /// What a record says of what was durable, and the record itself.
+    /// Takes a record, and its statements about what was durable.
     fn take(&mut self, header: &RecordHeader, start: u64) {
         if header.durable_sequence >= self.durable_sequence {
             self.durable_sequence = header.durable_sequence;
@@ -164,7 +164,7 @@ impl Scan {
         }
     }
 
-    /// Reads the window at which the scan goes on.
+    /// Reads the window at which the scan continues.
     pub(super) fn read(&self, device: &mut Device) {
         let (offset, bytes) = self.range(device);
         let pieces = Pieces::of(&[Span::staging(device.layout().scans, bytes)]);
@@ -181,8 +181,8 @@ impl Scan {
         (from, bytes as u32)
     }
 
-    /// Looks through a window that was read. Whether there is another. Without a header, generations below
-    /// `oldest_live` do not count.
+    /// Processes a window that was read; returns true if there is another. Without a header, records of generations
+    /// below `oldest_live` are stale.
     pub(super) fn look_through(
         &mut self,
         result: Result<(), Fault>,
@@ -195,7 +195,7 @@ impl Scan {
         let window_end = self.window + u64::from(self.window_bytes);
         let end = device.config().segment_bytes - u64::from(device.config().footer_page_bytes);
         if result.is_err() && self.window_bytes > device.config().scan_bytes {
-            // Once more in small parts, so that no more is given up than cannot be read.
+            // The window is read again in small parts, so that only unreadable parts are given up.
             self.narrow_until = window_end;
             return true;
         }
@@ -228,7 +228,7 @@ impl Scan {
             return Step::More;
         }
         if self.at + RECORD_HEADER_BYTES as u64 > window_end {
-            // What is too near to the segment's end for a header is none.
+            // There is no room for a header between here and the segment's end.
             if window_end == device.config().segment_bytes {
                 self.at = window_end;
             }
@@ -259,7 +259,7 @@ impl Scan {
         };
         let good = frame_checksum(&self.body) == header.body_checksum;
         if !good && self.generation.is_none() {
-            // A record of an earlier use, its head partly overwritten by one that may count.
+            // A record of an earlier generation, its head partly overwritten by a record that may be live.
             report.torn_records += 1;
             self.at += UNIT_BYTES;
             return Step::Next;
@@ -284,7 +284,7 @@ impl Scan {
         Step::Next
     }
 
-    /// Whether what looks like a header is one that counts here.
+    /// Decodes a header, and returns it if it is valid for this location and generation.
     fn check(
         &mut self,
         fixed: &[u8; RECORD_HEADER_BYTES],
@@ -318,7 +318,7 @@ impl Scan {
             return None;
         }
         if header.generation > self.newest {
-            // A newer use than what was found so far.
+            // The record is of a newer generation than those found so far.
             report.stale_records += self.entries.len() as u64;
             self.entries.clear();
             self.newest = header.generation;
@@ -327,7 +327,7 @@ impl Scan {
         Some(header)
     }
 
-    /// Checks as much of a payload as the window has.
+    /// Verifies as much of a payload as the window has.
     fn payload(&mut self, device: &Device, report: &mut RecoveryReport, memory: &dyn Memory) -> Step {
         let window_end = self.window + u64::from(self.window_bytes);
         let Some(pending) = self.pending.front_mut() else { return Step::Next };
@@ -358,7 +358,7 @@ impl Scan {
         } else {
             report.torn_records += 1;
         }
-        // Without a header, this may be a record of an earlier use, partly overwritten by those that count.
+        // Without a header, this may be a record of an earlier generation, partly overwritten by live ones.
         let whole = pending.good || self.generation.is_some();
         self.at = self.at.max(if whole { pending.end } else { pending.payload.next_multiple_of(UNIT_BYTES) });
         Step::Next

@@ -1,66 +1,66 @@
-//! The scrubber's plan: which record is read next, and when. No device, no memory: places, bytes and times.
+//! Plan of the scrubber: the next record to read, and its time. No device, no memory: positions, bytes and times.
 //!
-//! A *pass* goes through the index from its first place to its last. In the background there is a pass every hour, at a
-//! slow rate; an operator may ask for one at a rate of his own. Such a pass can be paused and goes on where it was.
-//! However records move in the index meanwhile, every record that is there from the beginning of a pass to its end is
-//! read in it: see `contents/index.rs` for those that are carried over the place where the pass is.
+//! A *pass* walks the index from its first bucket to its last. In the background there is a pass every hour, at a slow
+//! rate; an operator may order one at a rate of choice. An ordered pass can be paused and resumed. However records move
+//! in the index meanwhile, every record that exists from the beginning of a pass to its end is read in it: see
+//! `contents/index.rs` for entries that move behind the walk.
 
 use super::{ScrubPass, ScrubReport, ScrubState};
 
 /// Time between two passes in the background.
 const REST_NS: u64 = 3_600_000_000_000;
-/// A look at a part of the index in which there was nothing to read.
+/// Pause after a part of the index with no record to read.
 const LOOK_NS: u64 = 100_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// When to read, and how much was read.
+/// Schedule of reads, and counters of what was read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScrubPlan {
     background_bytes_per_s: u64,
     ordered: Option<u64>,
     report: ScrubReport,
-    /// The place of the index where the pass is.
+    /// Bucket of the index at which the pass is.
     pub(super) at: usize,
     in_pass: bool,
     next_ns: u64,
 }
 
 impl ScrubPlan {
-    /// The rate of passes in the background; 0 for none.
+    /// Sets the rate of background passes; 0 for none.
     pub(super) fn set_background(&mut self, bytes_per_s: u64) {
         self.background_bytes_per_s = bytes_per_s;
     }
 
-    /// An operator wants a pass at this rate: a new one, or the paused one's rest. 0 pauses.
+    /// Orders a pass at this rate: a new one, or the rest of the paused one. 0 pauses.
     pub(super) fn order(&mut self, now_ns: u64, bytes_per_s: u64) {
         if self.ordered.is_none() {
             if bytes_per_s == 0 {
                 return;
             }
-            // What a pass in the background has read is read once more.
+            // Records that a background pass has read are read again.
             self.in_pass = false;
         }
         self.ordered = Some(bytes_per_s);
         self.next_ns = now_ns;
     }
 
-    /// What was ordered will not be done.
+    /// Cancels the ordered pass.
     pub(super) const fn give_up(&mut self) {
         self.ordered = None;
         self.in_pass = false;
     }
 
-    /// Bytes a second at the moment.
+    /// Returns the current rate in bytes per second.
     fn rate(&self) -> u64 {
         self.ordered.unwrap_or(self.background_bytes_per_s)
     }
 
-    /// When to look for the next record; nothing while there is no pass to be made.
+    /// Returns the time to look for the next record; `None` while no pass is due.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (self.rate() > 0).then_some(self.next_ns)
     }
 
-    /// Whether a pass has to begin, so that the index is to be watched.
+    /// Begins a pass unless one is in progress; returns true if the caller has to start the index walk.
     pub(super) fn begin(&mut self, objects: u64) -> bool {
         if self.in_pass {
             return false;
@@ -71,28 +71,28 @@ impl ScrubPlan {
         true
     }
 
-    /// A record is being read.
+    /// Notes a record that is being read.
     pub(super) fn reading(&mut self, now_ns: u64, bytes: u64) {
         let pass = &mut self.report.pass;
         pass.records += 1;
         pass.bytes += bytes;
         let took_ns = u128::from(bytes) * u128::from(SECOND_NS) / u128::from(self.rate().max(1));
         let took_ns = u64::try_from(took_ns).unwrap_or(u64::MAX);
-        // Time that was not used is not made up for: the rate holds over every stretch of time.
+        // Unused time is not made up for: the rate holds over every interval.
         self.next_ns = self.next_ns.max(now_ns).saturating_add(took_ns);
     }
 
-    /// There was nothing to read among the places that were looked at.
+    /// Notes that none of the visited buckets had a record to read.
     pub(super) fn nothing(&mut self, now_ns: u64) {
         self.next_ns = self.next_ns.max(now_ns).saturating_add(LOOK_NS);
     }
 
-    /// A record was not whole.
+    /// Counts a record that was not whole.
     pub(super) fn bad(&mut self) {
         self.report.pass.bad_records += 1;
     }
 
-    /// The pass is over.
+    /// Ends the pass.
     pub(super) fn end(&mut self, now_ns: u64, overlooked: u64) {
         self.report.pass.overlooked = overlooked;
         self.report.passes += 1;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_is_paused_and_goes_on_and_the_background_follows_it() {
+    fn a_paused_pass_is_resumed_and_background_passes_follow() {
         let mut plan = ScrubPlan::default();
         assert_eq!((plan.due_ns(), plan.report().state), (None, ScrubState::Idle));
         plan.set_background(1000);

@@ -1,4 +1,4 @@
-//! What the host calls: objects are put, removed, read and listed; reclaim and scrubbing are set.
+//! Calls of the host: objects are put, removed, read and listed; reclaim and scrubbing are configured.
 
 use kvplane_proto::digest::Digest;
 
@@ -15,21 +15,21 @@ use crate::types::{Ack, Get, Harm, Put, PutReceipt, RecordView, Removal, Token};
 
 /// Objects: puts, removals, gets.
 impl Tier {
-    /// Takes an object. [`crate::Event::Stored`] or [`crate::Event::StoreFailed`] follows, and
-    /// [`crate::Event::Released`] where the payload is lent. From now on gets give this object, and what was promised
-    /// of an earlier one of the digest is void.
+    /// Puts an object. [`crate::Event::Stored`] or [`crate::Event::StoreFailed`] follows, and
+    /// [`crate::Event::Released`] if the payload is lent. From now on gets return this object; acknowledgements of an
+    /// earlier object of the digest no longer hold.
     ///
     /// # Errors
-    /// See [`PutError`]; nothing happened.
+    /// See [`PutError`]; nothing has changed.
     pub fn put(&mut self, now_ns: u64, put: &Put<'_>, memory: &mut dyn Memory) -> Result<PutReceipt, PutError> {
         self.log.put(now_ns, put, memory)
     }
 
-    /// Removes an object in favour of a version that is to replace it: as [`Self::remove`], but where the tombstone
-    /// cannot be written the object is in the tier again, as its replacement does not happen either.
+    /// Removes an object that a newer version is to replace: as [`Self::remove`], but if the tombstone cannot be
+    /// written the object is in the tier again, as its replacement fails too.
     ///
     /// # Errors
-    /// See [`RemoveError`]; after [`RemoveError::Unavailable`] the object is as it was.
+    /// See [`RemoveError`]; after [`RemoveError::Unavailable`] the object is unchanged.
     pub fn strike(
         &mut self,
         now_ns: u64,
@@ -42,7 +42,7 @@ impl Tier {
         self.log.strike(now_ns, &call, memory)
     }
 
-    /// Removes an object: it is hidden at once, and never comes back once [`crate::Event::Removed`] has said so.
+    /// Removes an object: it is hidden at once, and never comes back after [`crate::Event::Removed`].
     ///
     /// # Errors
     /// See [`RemoveError`].
@@ -59,76 +59,78 @@ impl Tier {
     }
 
     /// Begins to read an object. [`crate::Event::Got`] or [`crate::Event::Missed`] follows; until then the destination
-    /// is the tier's.
+    /// belongs to the tier.
     ///
     /// # Errors
-    /// See [`GetError`]; nothing happened.
+    /// See [`GetError`]; nothing has changed.
     pub fn get(&mut self, get: &Get) -> Result<(), GetError> {
         self.log.get(get)
     }
 
-    /// Begins to read the key that is kept with an object. [`crate::Event::Key`] or [`crate::Event::Missed`] follows;
-    /// with the former, [`Self::take_key`] has it. Counts as no hit.
+    /// Begins to read the key that is stored with an object. [`crate::Event::Key`] or [`crate::Event::Missed`] follows;
+    /// after the former, [`Self::take_key`] returns the key. Does not count as a hit.
     ///
     /// # Errors
-    /// See [`GetError`]; nothing happened.
+    /// See [`GetError`]; nothing has changed.
     pub fn get_key(&mut self, digest: Digest, priority: Priority, token: Token) -> Result<(), GetError> {
         self.log.get_key(digest, priority, token)
     }
 
-    /// The key of [`crate::Event::Key`]; once.
+    /// Takes the key that [`crate::Event::Key`] announced.
     pub fn take_key(&mut self, token: Token) -> Option<Vec<u8>> {
         self.log.reads.take_key(token)
     }
 
-    /// Says whether reclaim is to keep an object; false when there is none. Lasts until the next start, or with the
-    /// record that reclaim writes.
+    /// Pins an object against reclaim, or unpins it; returns false if there is no such object. The pin lasts until the
+    /// next start, or goes into the record that reclaim rewrites.
     pub fn set_pinned(&mut self, digest: Digest, pinned: bool) -> bool {
         let entry = self.log.contents.index.find_mut(digest).filter(|entry| !entry.is_removed());
         entry.map(|entry| entry.set_pinned(pinned)).is_some()
     }
 }
 
-/// What is known without reading.
+/// Queries that need no read.
 impl Tier {
-    /// The limits.
+    /// Returns the sizes and limits.
     #[must_use]
     pub const fn config(&self) -> &TierConfig {
         self.log.device.config()
     }
 
-    /// Why no writes are taken, if so.
+    /// Returns the reason why no writes are taken, if there is one.
     #[must_use]
     pub const fn degraded(&self) -> Option<Reason> {
         self.log.device.degraded()
     }
 
-    /// Whether every record on the device has been looked at.
+    /// Returns true if recovery is complete: every record on the device is known.
     #[must_use]
     pub const fn is_recovered(&self) -> bool {
         self.log.contents.is_running()
     }
 
-    /// Whether records are still being found.
+    /// Returns true while recovery searches for records.
     #[must_use]
     pub const fn is_recovering(&self) -> bool {
         self.log.contents.is_open() && !self.log.contents.is_running() && !self.log.device.is_gone()
     }
 
-    /// How often the device was opened, this time too; 1 for one that was formatted at this opening.
+    /// Returns the number of times that the device was opened, this one included; 1 for a device that was formatted at
+    /// this opening.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.log.contents.sequences.incarnation()
     }
 
-    /// What is known of an object. Not an access; nothing for what recovery has not reached.
+    /// Returns the properties of an object. Not an access; returns `None` for objects that recovery has not reached.
     #[must_use]
     pub fn locate(&self, digest: Digest) -> Option<RecordView> {
         self.log.contents.shown(digest, &self.log.device).map(Entry::view)
     }
 
-    /// Objects from a place of the index on, at most `most`, with the place to go on from; `None` for it at the end.
-    /// An object that is there all the while is seen, unless others come and go meanwhile; some may be seen twice.
+    /// Returns at most `most` objects from a bucket of the index on, and the bucket to continue from, which is `None`
+    /// at the end. Every object that exists throughout the walk is returned, unless objects are added or removed
+    /// meanwhile; some may be returned twice.
     #[must_use]
     pub fn walk(&self, from: usize, most: usize) -> (Vec<RecordView>, Option<usize>) {
         let (device, contents) = (&self.log.device, &self.log.contents);
@@ -143,79 +145,81 @@ impl Tier {
         (views, end)
     }
 
-    /// Objects whose place in the order of [`Self::point_of`] is from `from` up to `to`, in no order. Looks at about as
-    /// many places of the index as that is of all.
+    /// Returns the objects whose point ([`Self::point_of`]) is in `from..to`, in no order. Visits about the same share
+    /// of the index's buckets.
     pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = RecordView> {
         let (device, contents) = (&self.log.device, &self.log.contents);
         contents.index.between(from, to).filter(|entry| contents.is_shown(entry, device)).map(Entry::view)
     }
 
-    /// How many places the index has.
+    /// Returns the number of buckets of the index.
     #[must_use]
     pub const fn places(&self) -> usize {
         self.log.contents.index.places()
     }
 
-    /// The order in which [`Self::between`] walks: 32 bits of a mix of the digest, salted by the configured seed.
+    /// Returns the point of a digest, by which [`Self::between`] selects: 32 bits of a hash of the digest with the
+    /// configured seed.
     #[must_use]
     pub const fn point_of(&self, digest: Digest) -> u32 {
         self.log.contents.index.point(digest)
     }
 
-    /// Whether the device may have objects that the index does not know and the next start finds: what could not be
-    /// read, written or removed, and what was given up because of that.
+    /// Returns true if the device may have objects that the index does not know and the next start finds: records that
+    /// could not be read, written or removed, and objects given up because of that.
     #[must_use]
     pub const fn is_untracked(&self) -> bool {
         self.log.contents.untracked.is_any()
     }
 
-    /// Whether that will be known better soon: what recovery scanned is being sealed.
+    /// Returns true if that will be known better soon, as segments that recovery scanned are being sealed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         self.log.device.is_writable() && self.log.contents.untracked.is_settling()
     }
 
-    /// True where an object that the index does not know may come to light: in what recovery has not looked at, at the
-    /// next start, or as a tombstone in flight fails.
+    /// Returns true if an object that the index does not know may still appear: in segments that recovery has not read,
+    /// at the next start, or because a tombstone in flight fails.
     #[must_use]
     pub fn may_find(&self, digest: Digest) -> bool {
         self.log.contents.may_find(digest, &self.log.device)
     }
 
-    /// Whether the next start may find an object: the index knows it, or what the index lost may be of its digest.
+    /// Returns true if the next start may find an object: the index knows it, or one of the records that the index lost
+    /// may be of its digest.
     #[must_use]
     pub fn may_have(&self, digest: Digest) -> bool {
         self.log.contents.may_have(digest, &self.log.device)
     }
 
-    /// Records that were not whole, since the start.
+    /// Returns the counters of records that were not whole, since the start.
     #[must_use]
     pub const fn harm(&self) -> Harm {
         self.log.contents.harm()
     }
 
-    /// Counts since the start, and how much there is now. Walks the segments.
+    /// Returns counters since the start, and current quantities. Walks the segments.
     #[must_use]
     pub fn stats(&self) -> TierStats {
         TierStats::of(&self.log, &self.reclaim)
     }
 
-    /// Bytes written to the device in groups of records, since the start.
+    /// Returns the bytes written to the device in groups of records, since the start.
     #[must_use]
     pub const fn written_bytes(&self) -> u64 {
         self.log.writer.counts().bytes
     }
 
-    /// Whether nothing is in flight: no operation, no unwritten record, nothing unsynced that is waited for.
+    /// Returns true if nothing is in flight: no operation, no unwritten record, no flush that a call waits for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.log.is_idle() && !self.reclaim.is_active()
     }
 
-    /// Asserts every invariant, for tests and simulation. Walks everything.
+    /// Asserts every invariant, for tests and simulation. Walks the whole index.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// If an invariant does not hold.
     pub fn check(&self) {
         self.log.check();
     }
@@ -223,45 +227,45 @@ impl Tier {
 
 /// Slots, reclaim and scrubbing.
 impl Tier {
-    /// What the device said at the start about its shard's slots; nothing, if no note was ever durable.
+    /// Returns the ownership note that the device had at the start; `None` if no note was ever durable.
     #[must_use]
     pub const fn ownership(&self) -> Option<&Ownership> {
         self.notes.found()
     }
 
-    /// Writes down which slots are owned from now on. [`crate::Event::OwnershipNoted`] follows, unless the device takes
-    /// no more writes by then. False when that cannot be begun now: one note at a time, and not before the device is
+    /// Begins to write an ownership note. [`crate::Event::OwnershipNoted`] follows, unless the device takes no more
+    /// writes by then. Returns false if that is not possible now: one note at a time, and not before the device is
     /// open.
     pub fn note_ownership(&mut self, ownership: &Ownership, memory: &mut dyn Memory) -> bool {
         self.notes.note(ownership, &mut self.log, memory)
     }
 
-    /// Reclaims until so many segments are free, or all that is left is what reclaim would keep. 0 ends that. More than
-    /// half of the segments cannot be wanted: what is kept needs room. Nothing is wanted of a tier that takes no
-    /// writes: it makes no room.
+    /// Reclaims until `free_segments` are free, or until all that is left is pinned or hot. 0 cancels the request. At
+    /// most half of the segments can be requested, as objects that are kept need room. A tier that takes no writes
+    /// ignores the request: it cannot make room.
     pub fn reclaim_until(&mut self, free_segments: u32) {
         let wanted = if self.log.device.is_writable() { free_segments } else { 0 };
         self.reclaim.want_free(wanted, self.log.device.config());
     }
 
-    /// Segments that a caller wants to be free; 0 when there are as many, or nobody wants any.
+    /// Returns the requested number of free segments; 0 if it is reached, or there is no request.
     #[must_use]
     pub const fn wanted_free_segments(&self) -> u32 {
         self.reclaim.wanted_free()
     }
 
-    /// How fast records are checked in the background, in bytes a second; 0 for not at all.
+    /// Sets the rate of background scrubbing, in bytes per second; 0 disables it.
     pub fn set_scrub(&mut self, bytes_per_s: u64) {
         self.scrubber.set_background(bytes_per_s);
     }
 
-    /// Checks every record once, at this rate; a pass that was paused goes on. 0 pauses it. Nothing is begun where
-    /// nothing can be read: the device is gone or was refused.
+    /// Scrubs every record once, at this rate; a paused pass is resumed. 0 pauses the pass. Ignored if the device
+    /// cannot be read: it is gone or was refused.
     pub fn scrub_once(&mut self, now_ns: u64, bytes_per_s: u64) {
         self.scrubber.order(now_ns, bytes_per_s, &self.log);
     }
 
-    /// What the scrubber does and has found.
+    /// Returns the state and findings of the scrubber.
     #[must_use]
     pub fn scrub_report(&self) -> ScrubReport {
         self.scrubber.report()

@@ -1,22 +1,22 @@
-//! What is counted, and how the tier is.
+//! Counters and quantities of a tier.
 
 use crate::contents::SegmentState;
 use crate::log::Log;
 use crate::reclaim::Reclaim;
 use crate::types::Harm;
 
-/// Counts since the start, and how much there is now.
+/// Counters since the start, and current quantities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
     /// Objects in the index.
     pub objects: u32,
     /// Bytes of live records on the device.
     pub live_bytes: u64,
-    /// Segments that the device is cut into.
+    /// Segments of the device.
     pub segments: u32,
     /// Segments that take records, or whose records and footer are being written.
     pub open_segments: u32,
-    /// Bytes of segments with records that no live record takes.
+    /// Bytes of segments with records that are not in live records.
     pub dead_bytes: u64,
     /// Segments without records.
     pub free_segments: u32,
@@ -24,52 +24,52 @@ pub struct TierStats {
     pub bad_segments: u32,
     /// Segments in use that have a footer.
     pub sealed_segments: u32,
-    /// Puts taken.
+    /// Puts accepted.
     pub puts: u64,
     /// Bytes of their payloads.
     pub put_bytes: u64,
-    /// Puts refused for want of room.
+    /// Puts refused because there was no room.
     pub put_refusals: u64,
-    /// Puts refused because the payload was not what its writer stated.
+    /// Puts refused because the payload did not match its writer's checksum.
     pub bad_payloads: u64,
-    /// Removals taken.
+    /// Removals accepted.
     pub removes: u64,
-    /// Tombstones appended, those of replaced objects included.
+    /// Tombstones appended, including those of replaced objects.
     pub tombstones: u64,
-    /// Gets that gave an object.
+    /// Gets that returned an object.
     pub hits: u64,
-    /// Bytes of them.
+    /// Bytes of these objects.
     pub hit_bytes: u64,
-    /// Gets of what is not there.
+    /// Gets of digests that are not in the tier.
     pub misses: u64,
     /// Groups written.
     pub groups: u64,
-    /// Bytes of them: with `put_bytes`, the write amplification.
+    /// Bytes of these groups: divided by `put_bytes`, the write amplification.
     pub written_bytes: u64,
-    /// Flushes.
+    /// Flushes submitted.
     pub flushes: u64,
     /// Segments sealed.
     pub sealed: u64,
     /// Segments reclaimed.
     pub reclaims: u64,
-    /// Records written again by reclaim.
+    /// Records rewritten by reclaim.
     pub reinserted: u64,
     /// Bytes of their payloads.
     pub reinserted_bytes: u64,
-    /// Objects dropped by reclaim.
+    /// Objects evicted by reclaim.
     pub evicted: u64,
-    /// Operations that the device could not write.
+    /// Operations that the device failed to write.
     pub write_faults: u64,
     /// Records that were not whole.
     pub harm: Harm,
-    /// Completions that nobody waited for.
+    /// Completions of unknown operations.
     pub stale_completions: u64,
-    /// Removals that the index holds until recovery is over.
+    /// Removals that the index holds until recovery is complete.
     pub tombstones_held: u64,
 }
 
 impl TierStats {
-    /// Walks the segments.
+    /// Collects the counters. Walks the segments.
     pub(super) fn of(log: &Log, reclaim: &Reclaim) -> Self {
         let (contents, config) = (&log.contents, log.device.config());
         let segments = || contents.segments.iter().map(|(_, segment)| segment.state);

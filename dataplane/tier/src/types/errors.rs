@@ -1,65 +1,62 @@
-//! What can go wrong in each operation of the tier, in numbers.
+//! Errors of the tier's operations, with the numbers that explain them.
 
 use core::fmt;
 
 use crate::ops::Fault;
 
-/// What to do about a device that holds something else.
-const WIPE: &str = "it is not touched; name another, or wipe it if nobody wants what it has (blkdiscard -z DEVICE, or \
-                    dd if=/dev/zero of=DEVICE; remove a file)";
+/// Advice for a device that holds other data.
+const WIPE: &str = "it is not touched; name another device, or wipe this one if its data is not needed (blkdiscard -z \
+                    DEVICE, or dd if=/dev/zero of=DEVICE; remove a file)";
 
-/// Why a device is not opened. Nothing was written to it.
+/// Reason why a device was not opened. Nothing was written to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum OpenError {
-    /// Only zeros where the superblocks should be.
+    /// The superblocks are blank: only zeros.
     Blank,
-    /// Something else stands there.
+    /// The superblocks hold other data.
     Foreign,
-    /// No superblocks, but not blank either: formatting would overwrite what its owner may want.
+    /// There are no superblocks, but the device is not blank either: formatting would overwrite data.
     NotBlank {
-        /// Where the first byte is that is not zero, from the start of the tier's part of the device.
+        /// Offset of the first byte that is not zero, from the start of the tier's part of the device.
         offset: u64,
     },
-    /// Neither copy of the superblock is whole.
+    /// Both copies of the superblock are damaged.
     Damaged,
-    /// Neither copy can be read, or not what tells whether the device is blank.
+    /// Both copies of the superblock, or the blocks that show whether the device is blank, cannot be read.
     Unreadable,
-    /// It is blank, and cannot be formatted.
+    /// The device is blank, and formatting it failed.
     Unwritable,
-    /// A format that this program does not know.
+    /// The format version is unknown to this program.
     OtherVersion {
-        /// The device's.
+        /// Format version of the device.
         found: u16,
-        /// This program's.
+        /// Format version of this program.
         known: u16,
     },
-    /// It belongs to somebody else.
+    /// The device belongs to another owner.
     OtherOwner {
-        /// What differs: `cluster`, `node`, `shard` or `device`.
+        /// Field that differs: `cluster`, `node`, `shard` or `device`.
         field: &'static str,
-        /// What the device says.
         found: u128,
-        /// What was expected.
         expected: u128,
     },
-    /// It was formatted with other sizes.
+    /// The device was formatted with other sizes.
     OtherLayout {
         /// Name of the field in the configuration.
         field: &'static str,
-        /// What the device says.
+        /// Value on the device.
         found: u64,
-        /// What is configured.
+        /// Configured value.
         expected: u64,
     },
     /// The device was opened more often than its format can count.
-    TooManyIncarnations {
-        /// How often.
-        incarnations: u64,
-    },
+    TooManyIncarnations { incarnations: u64 },
 }
 
 impl OpenError {
-    /// Whether the device fails, rather than being another's or of another kind: whoever has memory can do without.
+    /// Returns true if the device is faulty, rather than another owner's or of another format: a node with enough
+    /// memory can start without it.
     #[must_use]
     pub const fn is_fault(&self) -> bool {
         matches!(self, Self::Unreadable | Self::Unwritable)
@@ -84,7 +81,7 @@ impl fmt::Display for OpenError {
                 f.write_str("both superblocks of the device are damaged: check the device; wipe it to start anew")
             }
             Self::Unreadable => f.write_str(
-                "both superblocks of the device cannot be read, or not what tells whether it is blank: check it",
+                "both superblocks of the device, or the blocks that show whether it is blank, cannot be read: check it",
             ),
             Self::Unwritable => f.write_str("the device is blank and takes no writes: name one that can be written"),
             Self::OtherVersion { found, known } => {
@@ -93,7 +90,7 @@ impl fmt::Display for OpenError {
                     "the device has format version {found}, this program knows {known}: use the program that wrote it"
                 )
             }
-            // The device has digests of names, which tell nobody anything.
+            // The device stores digests of names, which mean nothing to an operator.
             Self::OtherOwner { field: "cluster", .. } => write!(
                 f,
                 "the device belongs to a cluster of another name: start with the name that it was formatted under \
@@ -103,7 +100,7 @@ impl fmt::Display for OpenError {
                 write!(f, "the device belongs to {field} {found:#x}, not to {expected:#x}: it is not touched")
             }
             Self::OtherLayout { field, found, expected } => {
-                write!(f, "the device was formatted with {field} {found}, and would have {expected} now")
+                write!(f, "the device was formatted with {field} {found}, but {expected} is configured")
             }
             Self::TooManyIncarnations { incarnations } => {
                 write!(f, "the device was opened {incarnations} times: format it anew")
@@ -114,19 +111,17 @@ impl fmt::Display for OpenError {
 
 impl core::error::Error for OpenError {}
 
-/// Why the tier takes no writes, or nothing at all.
+/// Reason why the tier takes no writes, or no calls at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Reason {
     /// Too many segments had write errors.
-    WriteErrors {
-        /// How many.
-        segments: u32,
-    },
-    /// No space under the tier, though its file should have been preallocated.
+    WriteErrors { segments: u32 },
+    /// No space is left under the tier, though its file should have been preallocated.
     NoSpace,
-    /// The device takes no writes.
+    /// The device is read-only.
     DeviceReadOnly,
-    /// A flush failed: what the device has of the latest writes is unknown.
+    /// A flush failed: how much of the latest writes the device has is unknown.
     FlushFailed,
     /// The superblock could not be written.
     SuperblockUnwritten,
@@ -137,7 +132,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// What follows from a superblock or note that could not be written.
+    /// Returns the reason that a fault in writing a superblock or an ownership note leads to.
     pub(crate) const fn of_superblock(fault: Fault) -> Self {
         match fault {
             Fault::NoSpace => Self::NoSpace,
@@ -166,43 +161,33 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why a put was not taken. Nothing happened.
+/// Reason why a put was rejected. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum PutError {
-    /// Objects have at least one byte.
+    /// The object is empty: objects have at least one byte.
     Empty,
-    /// The object is larger than any that the tier takes.
-    TooLarge {
-        /// Its size.
-        bytes: u32,
-        /// The configured limit.
-        limit_bytes: u32,
-    },
+    /// The object is larger than the tier's limit.
+    TooLarge { bytes: u32, limit_bytes: u32 },
     /// The key is too long.
-    KeyTooLong {
-        /// Its length.
-        bytes: usize,
-        /// The configured limit.
-        limit_bytes: u16,
-    },
-    /// The payload's address does not suit direct I/O, and it is too long to be copied.
+    KeyTooLong { bytes: usize, limit_bytes: u16 },
+    /// The payload's offset is not aligned for direct I/O, and it is too long to be copied.
     Unaligned {
-        /// Where it is.
         offset: u64,
-        /// What that must be a multiple of.
+        /// Alignment that direct I/O requires.
         align_bytes: u32,
     },
-    /// The payload is not what its writer stated: it was damaged before it came here.
+    /// The payload does not match its writer's checksum: it was damaged on the way here.
     Checksum {
-        /// What the writer stated.
+        /// Checksum that the writer stated.
         stated: u64,
-        /// What the bytes give.
+        /// Checksum of the bytes.
         computed: u64,
     },
-    /// No buffer, acknowledgement or prepared segment is free, or the tier is still being opened. Transient: retry
-    /// after the next event.
+    /// Backpressure: no buffer, acknowledgement slot or prepared segment is free, or the tier is still being opened.
+    /// Transient: retry after the next event.
     Busy,
-    /// No segment is free, or the index is full; reclaim goes on. Transient.
+    /// No segment is free, or the index is full; reclaim is running. Transient.
     Full,
     /// The tier takes no writes.
     Unavailable(Reason),
@@ -219,7 +204,7 @@ impl fmt::Display for PutError {
                 write!(f, "a key of {bytes} bytes is above the tier's limit of {limit_bytes}")
             }
             Self::Unaligned { offset, align_bytes } => {
-                write!(f, "the payload is at {offset}: direct I/O wants a multiple of {align_bytes}")
+                write!(f, "the payload is at {offset}: direct I/O requires a multiple of {align_bytes}")
             }
             Self::Checksum { stated, computed } => {
                 write!(f, "the payload's checksum is {computed:#018x}, its writer stated {stated:#018x}")
@@ -233,28 +218,28 @@ impl fmt::Display for PutError {
 
 impl core::error::Error for PutError {}
 
-/// Why a get was not begun.
+/// Reason why a get was rejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum GetError {
     /// No object of this digest is known (yet, while recovery runs).
     NotFound,
-    /// The destination has not the object's length.
+    /// The destination's length differs from the object's.
     WrongLength {
-        /// The destination's.
+        /// Length of the destination.
         bytes: u32,
-        /// The object's.
+        /// Length of the object.
         object_bytes: u32,
     },
-    /// The destination's address does not suit direct I/O.
+    /// The destination's offset is not aligned for direct I/O.
     Unaligned {
-        /// Where it is.
         offset: u64,
-        /// What that must be a multiple of.
+        /// Alignment that direct I/O requires.
         align_bytes: u32,
     },
-    /// All reads are in use. Transient.
+    /// Backpressure: all reads are in use. Transient.
     Busy,
-    /// The tier serves nothing.
+    /// The tier takes no calls.
     Unavailable(Reason),
 }
 
@@ -266,7 +251,7 @@ impl fmt::Display for GetError {
                 write!(f, "the destination has {bytes} bytes, the object {object_bytes}")
             }
             Self::Unaligned { offset, align_bytes } => {
-                write!(f, "the destination is at {offset}: direct I/O wants a multiple of {align_bytes}")
+                write!(f, "the destination is at {offset}: direct I/O requires a multiple of {align_bytes}")
             }
             Self::Busy => f.write_str("all reads of the tier are in use: retry"),
             Self::Unavailable(reason) => write!(f, "the tier serves nothing: {reason}"),
@@ -276,12 +261,12 @@ impl fmt::Display for GetError {
 
 impl core::error::Error for GetError {}
 
-/// Why a removal was not written.
+/// Reason why a tombstone was not written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoveError {
-    /// As [`PutError::Busy`]; nothing happened. Transient: retry.
+    /// Backpressure, see [`PutError::Busy`]; nothing has changed. Transient: retry.
     Busy,
-    /// The tier takes no writes. The object is hidden now, and may be back after a restart.
+    /// The tier takes no writes. The object is hidden now, but a restart may bring it back.
     Unavailable(Reason),
 }
 

@@ -1,4 +1,4 @@
-//! What is formatted: a blank device only, and that also when the format before was cut short.
+//! Tests of formatting: only a blank device is formatted, even after an interrupted format.
 
 use crate::support;
 
@@ -7,12 +7,12 @@ use kvplane_tier::{ENDS_BYTES, OpenError, TierConfig};
 use support::small;
 use support::world::World;
 
-/// A device with some room between its ends.
+/// Configuration of a device with some room between its ends.
 fn config() -> TierConfig {
     TierConfig { segments: 16, ..small(512) }
 }
 
-/// Opens a device that has these bytes, which must be refused and stay as it is.
+/// Opens a device that has these bytes; it must be refused and stay unchanged.
 fn refused(at: u64, bytes: &[u8]) -> OpenError {
     let mut world = World::new(config(), 1);
     world.device.put(at as usize, bytes);
@@ -24,7 +24,7 @@ fn refused(at: u64, bytes: &[u8]) -> OpenError {
 }
 
 #[test]
-fn what_others_keep_on_a_device_is_refused_and_not_touched() {
+fn devices_with_other_data_are_refused_and_not_touched() {
     let end = config().device_bytes();
     let marks: [(&str, u64, &[u8]); 12] = [
         ("a boot record", 510, &[0x55, 0xaa]),
@@ -50,11 +50,11 @@ fn what_others_keep_on_a_device_is_refused_and_not_touched() {
 }
 
 #[test]
-fn a_format_that_is_cut_short_is_taken_up_again() {
+fn an_interrupted_format_is_repeated() {
     let mut whole = World::new(config(), 1);
     whole.until_open();
     let all = whole.device.completions;
-    // Every operation that writes or flushes is among the last.
+    // Every operation that writes or flushes is among the last ones.
     for crash_after in (0..all - 40).step_by(29).chain(all - 40..=all) {
         for power in [true, false] {
             let mut world = World::new(config(), crash_after);
@@ -70,7 +70,7 @@ fn a_format_that_is_cut_short_is_taken_up_again() {
 }
 
 #[test]
-fn reads_that_fail_now_and_then_are_no_reason_to_refuse() {
+fn occasional_read_errors_do_not_refuse_a_device() {
     let mut opened = 0;
     for seed in 0..40 {
         let mut world = World::new(config(), seed);

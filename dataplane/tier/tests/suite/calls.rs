@@ -1,4 +1,4 @@
-//! Each call by itself: what it gives, what it refuses, what it asks of the device.
+//! Tests of single calls: results, refusals, and operations of the device.
 
 use crate::support;
 
@@ -27,7 +27,7 @@ fn a_packed_object_is_copied_and_an_extent_is_lent() {
 }
 
 #[test]
-fn a_get_waits_for_what_is_not_written_yet_and_gives_all_of_it() {
+fn a_get_waits_for_an_unwritten_record_and_returns_all_of_it() {
     for bytes in [1, 511, 5999, 6000, 65_536, 65_537, 102_400] {
         let mut world = world(small(512));
         let source = put(&mut world, 1, Span::pool(0, bytes), Ack::Buffered);
@@ -46,7 +46,7 @@ fn a_get_waits_for_what_is_not_written_yet_and_gives_all_of_it() {
 #[test]
 fn short_extents_share_the_block_of_their_heads_and_are_read_alone() {
     let mut world = world(TierConfig { group_bytes: 64 << 10, ops_in_flight: [4, 1, 1, 1], ..small(4096) });
-    // While this one is written, the others gather in one group.
+    // While this record is written, the others gather in one group.
     let first = put(&mut world, 99, Span::pool(0, 4096), Ack::Buffered);
     take(&mut world, &first).expect("room");
     let Some(Output::Block(write)) = world.tier.poll_output(world.now_ns, &mut world.memory) else { panic!("a write") };
@@ -80,7 +80,7 @@ fn short_extents_share_the_block_of_their_heads_and_are_read_alone() {
 }
 
 #[test]
-fn a_wrong_payload_is_told_apart_by_its_head() {
+fn the_head_shows_the_cause_of_a_wrong_payload() {
     let mut world = world(small(4096));
     for key in 0..3 {
         let one = put(&mut world, key, Span::pool(key * 4096, 4096), Ack::Durable);
@@ -93,7 +93,7 @@ fn a_wrong_payload_is_told_apart_by_its_head() {
         found.expect("a head") - 8
     };
     let [first, second, third] = [0, 1, 2].map(|key| at(&world, key));
-    // A payload of other bytes; a record of another place.
+    // Replaces a payload by other bytes, and a record by one of another location.
     world.device.flip(first + 4096, 3);
     let misplaced = world.device.bytes()[third..third + 8192].to_vec();
     world.device.put(second, &misplaced);
@@ -108,7 +108,7 @@ fn a_wrong_payload_is_told_apart_by_its_head() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_numbers() {
+fn invalid_calls_are_refused_with_numbers() {
     let mut world = world(small(512));
     let refuse = |world: &mut World, change: &dyn Fn(&mut Put<'_>)| {
         let mut bad = put(world, 1, Span::pool(0, 8000), Ack::Buffered);
@@ -120,7 +120,7 @@ fn what_cannot_be_is_refused_with_numbers() {
     assert_eq!(long, "an object of 102401 bytes is above the tier's limit of 102400");
     assert_eq!(refuse(&mut world, &|put| put.key = &[0; 41]), "a key of 41 bytes is above the tier's limit of 40");
     let odd = refuse(&mut world, &|put| put.payload.offset = 3);
-    assert_eq!(odd, "the payload is at 3: direct I/O wants a multiple of 64");
+    assert_eq!(odd, "the payload is at 3: direct I/O requires a multiple of 64");
     assert!(refuse(&mut world, &|put| put.checksum = Some(1)).contains("its writer stated 0x0000000000000001"));
     let good = put(&mut world, 1, Span::pool(0, 8000), Ack::Buffered);
     take(&mut world, &good).expect("room");
@@ -149,7 +149,7 @@ fn puts_that_wait_for_a_flush_share_it() {
 }
 
 #[test]
-fn with_durable_writes_nobody_waits_for_a_flush() {
+fn durable_writes_need_no_flush() {
     let mut world = world(TierConfig { durable_writes: true, ..small(512) });
     let first = put(&mut world, 99, Span::pool(0, 400), Ack::Durable);
     take(&mut world, &first).expect("room");
@@ -176,7 +176,7 @@ fn a_removal_hides_at_once_and_is_written_only_where_it_must_be() {
     assert_eq!(remove(&mut world, 2, 5), Ok(Removal::Absent));
     assert_eq!(remove(&mut world, 1, 6), Ok(Removal::Pending));
     assert_eq!(world.tier.locate(digest(1)), None);
-    // The first removal is not durable yet: the second must not be told that there is nothing.
+    // The first removal is not durable yet: the second must not return that the object is absent.
     assert_eq!(remove(&mut world, 1, 7), Ok(Removal::Pending));
     assert_eq!(settle(&mut world), [Event::Removed { token: Token(6) }, Event::Removed { token: Token(7) }]);
     assert_eq!(remove(&mut world, 1, 8), Ok(Removal::Absent));
@@ -221,7 +221,7 @@ fn a_write_error_retires_a_segment_and_too_many_end_all_writing() {
     assert_eq!(reason, Reason::WriteErrors { segments: 2 });
     assert!(events.contains(&Event::Degraded(reason)));
     assert_eq!(take(&mut world, &lost), Err(PutError::Unavailable(reason)));
-    // What was there is still given, and what is removed is hidden.
+    // Stored objects are still served, and removed ones are hidden.
     let get = Get { digest: digest(7), destination: Span::pool(0, 400), priority: Priority::Get, token: Token(1) };
     world.tier.get(&get).expect("it is known");
     assert!(matches!(settle(&mut world)[..], [Event::Got { .. }]));
@@ -232,7 +232,7 @@ fn a_write_error_retires_a_segment_and_too_many_end_all_writing() {
 }
 
 #[test]
-fn a_full_disk_and_a_lost_device_are_said_and_nothing_hangs() {
+fn a_full_disk_and_a_lost_device_are_reported_and_calls_end() {
     for (fault, reason) in
         [(Fault::NoSpace, Reason::NoSpace), (Fault::Gone, Reason::Gone), (Fault::ReadOnly, Reason::DeviceReadOnly)]
     {
@@ -252,7 +252,7 @@ fn a_full_disk_and_a_lost_device_are_said_and_nothing_hangs() {
         assert_eq!(world.tier.poll_timeout(), None);
         assert!(world.tier.is_idle());
         world.tier.check();
-        // Nobody waits for what will not be done.
+        // No request is left for work that will not be done.
         world.tier.reclaim_until(3);
         assert_eq!(world.tier.wanted_free_segments(), 0);
         world.tier.scrub_once(world.now_ns, 1 << 20);
@@ -296,8 +296,8 @@ fn reclaim_keeps_what_is_pinned_or_hot_and_drops_the_rest() {
 }
 
 #[test]
-fn what_reclaim_loses_is_told() {
-    // Footers that are damaged, records that are, and copies that cannot be written.
+fn objects_lost_by_reclaim_are_reported() {
+    // Damaged footers, damaged records, and copies that cannot be written.
     let footers = |world: &mut World| {
         let blocks = world.device.bytes().chunks(512).enumerate();
         let at: Vec<usize> =
@@ -363,7 +363,7 @@ fn gets_are_not_held_up_by_other_work() {
     while let Some(Output::Block(op)) = world.tier.poll_output(world.now_ns, &mut world.memory) {
         given.push(op.priority);
     }
-    // As many as each priority may have under way, gets first.
+    // As many as each priority may have in flight, gets first.
     assert_eq!(given, [Priority::Get, Priority::Get, Priority::Get, Priority::Get, Priority::Prefetch]);
 }
 
@@ -382,7 +382,7 @@ fn without_format_a_blank_device_is_refused() {
 }
 
 #[test]
-fn a_device_that_takes_no_writes_serves_what_it_has_and_a_blank_one_says_why_it_has_nothing() {
+fn a_read_only_device_serves_its_objects_and_a_blank_one_is_refused() {
     let config = small(512);
     let mut world = World::new(config.clone(), 1);
     (world.device.faults.write_error, world.device_fails) = (1.0, true);
@@ -391,7 +391,7 @@ fn a_device_that_takes_no_writes_serves_what_it_has_and_a_blank_one_says_why_it_
     assert_eq!((world.refused, refused.is_fault()), (Some(refused), true));
     let one = put(&mut world, 1, Span::pool(0, 10), Ack::Durable);
     assert_eq!(take(&mut world, &one), Err(PutError::Unavailable(Reason::Refused(refused))));
-    // Nothing can come back from there, so a removal is one.
+    // No object can come back from a blank device, so the removal is complete.
     let removed = world.tier.remove(0, digest(1), Ack::Durable, Token(1), &mut world.memory);
     assert_eq!(removed, Ok(kvplane_tier::Removal::Absent));
     let mut world = self::world(config);

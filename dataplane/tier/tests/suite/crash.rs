@@ -1,5 +1,5 @@
-//! A crash after every single operation of the device, in a fixed history; then everything is as it was promised, and
-//! recovering twice gives the same.
+//! Tests with a crash after every single operation of the device, in a fixed history: every acknowledgement holds after
+//! the restart, and recovering twice gives the same result.
 
 use crate::support;
 
@@ -16,8 +16,8 @@ fn digest(key: u64) -> Digest {
     Digest::of(b"tenant", &key.to_le_bytes())
 }
 
-/// Fills the device about one and a half times with puts, overwrites, removals and gets, `crash_after` operations long;
-/// whether all of it was done.
+/// Fills the device about one and a half times with puts, overwrites, removals and gets, until `crash_after`
+/// operations; returns true if all of it was done.
 fn history(world: &mut World, crash_after: u64) -> bool {
     let mut rng = Rng::new(9, "history");
     world.until_recovered();
@@ -78,7 +78,7 @@ fn a_crash_after_any_operation_keeps_what_was_promised() {
 }
 
 #[test]
-fn a_crash_while_a_version_is_written_once_more_leaves_it_there() {
+fn a_crash_while_a_version_is_rewritten_keeps_it() {
     for (power, bytes) in [(true, 3_000), (true, 70_000), (false, 3_000), (false, 70_000)] {
         for crash_after in 0.. {
             let mut world = World::new(small(4096), 78);
@@ -96,7 +96,7 @@ fn a_crash_while_a_version_is_written_once_more_leaves_it_there() {
             world.until_recovered();
             assert_eq!(world.tier.locate(digest(1)).map(|view| view.version.0), Some(1), "after {crash_after}");
             world.verify(Promise::Durable, true).expect("its bytes");
-            // A removal is of both records.
+            // A removal covers both records.
             world.remove(digest(1), Ack::Durable).expect("it is there");
             world.settle();
             world.restart(power);
@@ -117,7 +117,7 @@ fn recovering_twice_gives_the_same() {
         world.restart(true);
         world.until_recovered();
         let first = all(&world);
-        // Before reclaim or anybody else has done anything.
+        // Before reclaim or a call has changed anything.
         world.restart(true);
         world.until_recovered();
         let second = all(&world);
@@ -129,9 +129,9 @@ fn recovering_twice_gives_the_same() {
 }
 
 #[test]
-fn a_restart_in_peace_scans_only_what_was_open() {
+fn a_clean_restart_scans_only_open_segments() {
     let mut world = World::new(TierConfig { segments: 24, ..small(4096) }, 4);
-    // Not so much that reclaim has to begin.
+    // Not enough for reclaim to begin.
     history(&mut world, u64::MAX);
     world.settle();
     assert_eq!(world.tier.stats().reclaims, 0);
@@ -145,7 +145,7 @@ fn a_restart_in_peace_scans_only_what_was_open() {
 }
 
 #[test]
-fn starts_that_are_cut_short_cost_nothing() {
+fn interrupted_starts_cost_no_objects() {
     let mut world = World::new(small(4096), 5);
     world.until_recovered();
     for key in 0..3 {
@@ -163,7 +163,7 @@ fn starts_that_are_cut_short_cost_nothing() {
     assert_eq!(all(&world).len(), 3, "objects made room for segments that nobody used");
 }
 
-/// Puts and removals, with operations of the device in between.
+/// Runs puts and removals, with operations of the device in between.
 fn work(world: &mut World, rng: &mut Rng, turns: u64) {
     for _ in 0..turns {
         let key = digest(rng.below(12));
@@ -180,8 +180,8 @@ fn work(world: &mut World, rng: &mut Rng, turns: u64) {
     }
 }
 
-/// Removals that the power took before they were durable are not taken for lost by the start after the next, where the
-/// one in between ended before it had put on the device what it found.
+/// Removals that a power failure took before they were durable are not counted as lost by the start after the next, if
+/// the one in between ended before it had written its findings to the device.
 #[test]
 fn what_the_power_took_is_not_missed_two_incarnations_later() {
     for seed in 0..60 {
@@ -189,7 +189,7 @@ fn what_the_power_took_is_not_missed_two_incarnations_later() {
         let config = TierConfig { segment_bytes: 64 << 10, segments: 64, max_object_bytes: 4 << 10, ..small(512) };
         let mut world = World::new(config, seed);
         world.until_recovered();
-        // Until the first segment is full: who it was is being written to the header of the next but one.
+        // Until the first segment is full: its note is being written to the header of the next segment but one.
         work(&mut world, &mut rng, 10);
         let free = world.tier.stats().free_segments;
         while world.tier.stats().free_segments == free {

@@ -1,4 +1,5 @@
-//! An index that is small for the device: objects shorter than it has room for, until long after it is full.
+//! Tests of an index that is small for the device: more and shorter objects than it was sized for, until long after it
+//! is full.
 
 use crate::support;
 
@@ -12,7 +13,7 @@ fn digest(key: u64) -> Digest {
     Digest::of(b"", &key.to_le_bytes())
 }
 
-/// Puts an object, however often that has to be asked for; panics when nothing can come of it any more.
+/// Puts an object, retrying as long as that is useful; panics when it is refused for good.
 fn put(world: &mut World, key: u64, bytes: u32, pinned: bool, ack: Ack) {
     for _ in 0..10_000 {
         match world.put(digest(key), bytes, pinned, ack) {
@@ -28,7 +29,7 @@ fn put(world: &mut World, key: u64, bytes: u32, pinned: bool, ack: Ack) {
     panic!("put {key} is refused time and again: {:?}", world.tier.stats());
 }
 
-/// Any limits that there may be, as far as they say how much there is of anything.
+/// Draws any valid limits, as far as they concern sizes and numbers.
 fn config(rng: &mut Rng) -> TierConfig {
     let mut config = small(if rng.chance(0.5) { 512 } else { 4096 });
     config.segments = 4 + rng.below(20) as u32;
@@ -50,7 +51,7 @@ fn config(rng: &mut Rng) -> TierConfig {
 }
 
 #[test]
-fn puts_of_short_objects_go_on_whatever_the_limits() {
+fn puts_of_short_objects_succeed_whatever_the_limits() {
     for seed in 1..=60 {
         let mut rng = Rng::new(seed, "crowded");
         let mut world = World::new(config(&mut rng), seed);
@@ -60,7 +61,7 @@ fn puts_of_short_objects_go_on_whatever_the_limits() {
             let ack = if rng.chance(0.2) { Ack::Durable } else { Ack::Buffered };
             let most = if rng.chance(0.9) { 300 } else { 8000 };
             let bytes = 1 + rng.below(most) as u32;
-            // Now and then one that is there already.
+            // From time to time, a key that exists already.
             let key = if rng.chance(0.1) { key / 2 } else { key };
             put(&mut world, key, bytes, pins, ack);
             for _ in 0..reads {
@@ -72,9 +73,9 @@ fn puts_of_short_objects_go_on_whatever_the_limits() {
     }
 }
 
-/// It has room for the oldest few, not for all, when the next one comes.
+/// The index evicts the oldest few objects, not all, to make room for the next one.
 #[test]
-fn a_full_index_gives_up_a_small_part_at_a_time() {
+fn a_full_index_evicts_a_small_part_at_a_time() {
     let mut world = World::new(TierConfig { segments: 20, ..small(4096) }, 1);
     world.until_recovered();
     let mut least = u64::MAX;

@@ -1,4 +1,4 @@
-//! Damage to what is on the device: any bit flipped, a log cut at any block, old data, other devices.
+//! Tests of damage to the device's contents: any bit flipped, a log cut at any block, old data, other devices.
 
 use crate::support;
 
@@ -22,7 +22,7 @@ fn put(world: &mut World, key: u64, bytes: u32) {
     }
 }
 
-/// Some sealed segments and an open one; a part of the keys is removed, the last removals are the last records.
+/// Creates some sealed segments and an open one; a part of the keys is removed, the last removals are the last records.
 fn filled(seed: u64) -> World {
     let mut world = World::new(TierConfig { segment_bytes: 64 << 10, max_object_bytes: 20_000, ..small(512) }, seed);
     world.until_recovered();
@@ -50,10 +50,10 @@ fn restart_and_verify(world: &mut World, what: &str) {
     }
 }
 
-/// What was written last of a segment that others follow is gone, its footer too: nothing in it says so, but the
-/// headers of later segments do.
+/// The records at the end of a segment that others follow are gone, its footer too: nothing in the segment shows it,
+/// but the headers of later segments do.
 #[test]
-fn removals_at_the_end_of_a_segment_that_are_missing_are_missed() {
+fn missing_removals_at_the_end_of_a_segment_are_detected() {
     let mut damaged = 0;
     for seed in 0..30 {
         let mut world = filled(seed);
@@ -82,9 +82,9 @@ fn removals_at_the_end_of_a_segment_that_are_missing_are_missed() {
     assert!(damaged >= 10, "only {damaged} segments had removals and a footer");
 }
 
-/// Nothing is left of a segment in use: that it was there is said by the header of the one that was made ready next.
+/// A segment in use is erased completely: the header of the segment prepared next shows that it existed.
 #[test]
-fn a_segment_in_use_that_is_gone_is_counted() {
+fn a_missing_segment_is_counted() {
     let mut gone = 0;
     for seed in 0..20 {
         let mut world = filled(seed);
@@ -109,9 +109,8 @@ fn a_segment_in_use_that_is_gone_is_counted() {
     assert!(gone > 10, "{gone}");
 }
 
-/// Places to damage: around everything that is not zero, some of them each time.
-/// A record that turns out to be damaged while recovery goes on had replaced an older one, which recovery comes to
-/// later: that does not show in its place. Seed 8260 of the simulated tiers found it.
+/// A record that turns out to be damaged during recovery had replaced an older one, which recovery reads later: that
+/// one does not become visible in its place. Seed 8260 of the simulated tiers found it.
 #[test]
 fn what_a_damaged_record_replaced_stays_away_while_recovery_goes_on() {
     let (key, mut met) = (digest(7), 0);
@@ -149,6 +148,7 @@ fn what_a_damaged_record_replaced_stays_away_while_recovery_goes_on() {
     assert!(met > 5, "met {met} times only");
 }
 
+/// Returns offsets to damage: some of the bytes that are not zero, others each time.
 fn places(world: &World, rng: &mut Rng, count: usize) -> Vec<usize> {
     let used: Vec<usize> = (0..world.device.bytes().len()).filter(|at| world.device.bytes()[*at] != 0).collect();
     (0..count).map(|_| used[rng.below(used.len() as u64) as usize]).collect()
@@ -171,7 +171,7 @@ fn one_flipped_bit_never_gives_a_wrong_byte_or_a_removed_key() {
 }
 
 #[test]
-fn every_bit_of_the_structures_matters_to_nobody_but_the_device() {
+fn a_flipped_bit_in_any_structure_gives_no_wrong_bytes() {
     // Headers of segments, records and tombstones of the open segment, pages of footers: each byte in turn.
     let world = filled(3);
     let mut structures = Vec::new();
@@ -208,13 +208,13 @@ fn a_log_cut_anywhere_is_a_shorter_log() {
         world.restart(true);
         world.until_recovered();
         world.tier.check();
-        // Whole segments are gone, removals among them: only that bytes are right can be promised.
+        // Whole segments are gone, removals among them: only the correctness of bytes can be guaranteed.
         world.verify(Promise::Nothing, false).unwrap_or_else(|error| panic!("seed {seed}, cut at {at}: {error}"));
     }
 }
 
 #[test]
-fn a_segment_as_it_was_long_ago_is_recognised() {
+fn old_contents_of_a_segment_are_detected() {
     for seed in 0..20 {
         let mut world = filled(seed);
         let old = world.device.bytes().to_vec();
@@ -226,12 +226,12 @@ fn a_segment_as_it_was_long_ago_is_recognised() {
         let segment = seed as usize % world.config.segments as usize;
         let at = FIRST_SEGMENT_OFFSET as usize + segment * each;
         world.device.put(at, &old[at..at + each]);
-        // While it runs: whatever was read from there is recognised.
+        // While it runs, all reads of the old contents are detected.
         world.verify(Promise::None, false).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         world.restart(true);
         world.until_recovered();
         world.tier.check();
-        // It may have had the removals.
+        // The segment may have had the removals.
         world.verify(Promise::Nothing, false).unwrap_or_else(|error| panic!("seed {seed}, restarted: {error}"));
     }
 }

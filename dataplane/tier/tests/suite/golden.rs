@@ -1,4 +1,4 @@
-//! The bytes on the device, held still: whoever changes one changes the format version with it.
+//! Golden bytes of the on-disk format: a change of them needs a new format version.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn records_come_back_as_they_were(
+    fn records_survive_encoding(
         digest in any::<u128>(), version in any::<u64>(), sequence in any::<u64>(), offset in any::<u64>(),
         payload_bytes in 1..1u32 << 20, key_bytes in 0..4096u16, extent in any::<bool>(), pinned in any::<bool>(),
         away in 0..=AWAY_MOST, names_parts in any::<bool>(), copied in any::<bool>(),

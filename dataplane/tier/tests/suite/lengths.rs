@@ -1,5 +1,5 @@
-//! Lengths that lie: records and footers whose checksums are right and which say that they reach past the end of the
-//! object's limit, of the segment or of the device. The model device refuses any operation outside of itself.
+//! Tests of false lengths: records and footers with valid checksums that claim to reach past the limit of an object,
+//! the end of the segment or of the device. The model device refuses any operation outside of itself.
 
 use crate::support;
 
@@ -18,10 +18,10 @@ const SEGMENT: u64 = 64 << 10;
 const MOST: u32 = 20_000;
 const KEYS: u64 = 24;
 
-/// What is said falsely, in words, and how.
+/// Name of a false statement, and the function that makes it.
 type Lie<T> = (&'static str, fn(&mut T));
 
-/// Some sealed segments and an open one, everything durable.
+/// Creates some sealed segments and an open one, everything durable.
 fn filled(seed: u64) -> World {
     let config = TierConfig { segment_bytes: SEGMENT, max_object_bytes: MOST, ..small(BLOCK) };
     let mut world = World::new(config, seed);
@@ -39,7 +39,7 @@ fn filled(seed: u64) -> World {
     world
 }
 
-/// Recovers from what is on the device; every byte that is given is right, whatever else is lost.
+/// Recovers from the device's contents; every byte that is served is right, whatever else is lost.
 fn recovered(world: &mut World, what: &str) -> RecoveryReport {
     world.restart(true);
     world.until_recovered();
@@ -50,7 +50,7 @@ fn recovered(world: &mut World, what: &str) -> RecoveryReport {
     report
 }
 
-/// Where the heads of objects of unsealed segments begin, with their headers.
+/// Returns the offsets and headers of objects in unsealed segments.
 fn heads(world: &World) -> Vec<(usize, RecordHeader)> {
     let bytes = world.device.bytes();
     let is_sealed = |at: usize| {
@@ -126,7 +126,7 @@ fn a_footer_that_reaches_past_an_end_gives_nothing_from_there() {
             }
             assert!(lied > 0, "seed {seed} sealed nothing");
             let report = recovered(&mut world, &format!("seed {seed}: {what}"));
-            // Not each: what lied in a segment that reclaim emptied is read by nobody.
+            // Not each one is counted: a false entry in a segment that reclaim has emptied is never read.
             assert!(report.given_up > 0, "seed {seed}: {what}: {report} after {lied} lies");
         }
     }

@@ -1,4 +1,4 @@
-//! Tests of the SSD log from outside, in one binary: a module for each subject.
+//! Integration tests of the SSD tier, in one binary: a module for each subject.
 
 mod blank;
 mod calls;

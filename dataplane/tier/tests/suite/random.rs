@@ -1,4 +1,4 @@
-//! Random work with crashes: never a wrong byte, never a removed key back, what was promised durable is there.
+//! Tests of random work with crashes: never a wrong byte, never a removed key back, and every durable object is found.
 
 use crate::support;
 
@@ -40,11 +40,11 @@ fn bytes(world: &mut World) -> u32 {
         _ => u64::from(world.config.max_object_bytes),
     };
     let bytes = 1 + world.rng.below(most) as u32;
-    // Those that fill their blocks have blocks of their own, however short.
+    // Payloads that fill their blocks take whole blocks, however short they are.
     if world.rng.chance(0.3) { bytes.next_multiple_of(world.config.block_bytes).min(100 << 10) } else { bytes }
 }
 
-/// One thing that a caller does, or the device, or time.
+/// Runs one action of a caller, of the device, or of time.
 fn act(world: &mut World) {
     let key = digest(world.rng.below(KEYS));
     let ack = if world.rng.chance(0.4) { Ack::Durable } else { Ack::Buffered };
@@ -78,7 +78,7 @@ fn nothing_is_lost_or_comes_back_over_crashes() {
     for seed in seeds() {
         let mut rng = Rng::new(seed, "scenario");
         let config = config(&mut rng);
-        // An index that is too small for the device forgets what is oldest at a restart.
+        // An index that is too small for the device gives up the oldest objects at a restart.
         let strict = config.max_records > 100;
         let mut world = World::new(config, seed);
         world.is_honest = true;
@@ -90,7 +90,7 @@ fn nothing_is_lost_or_comes_back_over_crashes() {
             let power = rng.chance(0.6);
             world.restart(power);
             if rng.chance(0.3) {
-                // Once more in the middle of recovery.
+                // A second restart, during recovery.
                 for _ in 0..rng.below(60) {
                     world.step();
                 }
@@ -123,7 +123,7 @@ fn calls_are_served_while_recovery_runs() {
             world.settle();
             world.restart(true);
             world.until_open();
-            // What is done now wins over whatever recovery finds later.
+            // Calls during recovery win over the records that recovery finds later.
             let (mut removed, mut put) = (Vec::new(), Vec::new());
             for key in 0..KEYS {
                 let digest = digest(key);
@@ -221,7 +221,7 @@ fn a_device_that_lies_never_gives_wrong_bytes() {
             world.restart(rng.chance(0.5));
             world.until_recovered();
             world.tier.check();
-            // What is promised is void; that bytes are right was checked with each get.
+            // Acknowledgements are void here; the bytes were verified with each get.
             let _ = world.verify(Promise::Durable, false);
         }
         lies += world.device.lies;

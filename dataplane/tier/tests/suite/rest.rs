@@ -1,4 +1,5 @@
-//! Reclaim ends, whatever the limits are, however hot or short the objects, and however many of them are pinned.
+//! Tests that reclaim ends, whatever the limits are, however hot or short the objects, and however many of them are
+//! pinned.
 
 use crate::support;
 
@@ -18,8 +19,8 @@ fn digest(key: u64) -> Digest {
     Digest::of(b"", &key.to_le_bytes())
 }
 
-/// Any limits that there may be, as far as they say what reclaim does: often all is hot, and nearly all segments are
-/// to be free.
+/// Draws any valid limits, as far as they concern reclaim: often every record is hot, and nearly all segments are to be
+/// free.
 fn config(rng: &mut Rng) -> TierConfig {
     let mut config = small(if rng.chance(0.5) { 512 } else { 4096 });
     config.segments = 4 + rng.below(12) as u32;
@@ -39,7 +40,7 @@ fn config(rng: &mut Rng) -> TierConfig {
     config
 }
 
-/// Puts an object unless it is refused time and again: nothing but that is to be expected of some limits.
+/// Puts an object, unless it is refused again and again, which is expected with some limits.
 fn put(world: &mut World, key: u64, bytes: u32, pinned: bool) {
     for _ in 0..200 {
         match world.put(digest(key), bytes, pinned, Ack::Buffered) {
@@ -99,7 +100,7 @@ fn reclaim_ends_whatever_the_limits() {
     }
 }
 
-/// However idle the device is: a block for each would be twenty times what they have.
+/// Copies are batched even if the device is idle: a block for each would be twenty times their size.
 #[test]
 fn short_copies_share_blocks() {
     let limits = TierConfig { hot_hits: 0, free_segments_low: 6, max_records: 1000, ..small(4096) };

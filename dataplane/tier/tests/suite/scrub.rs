@@ -1,5 +1,5 @@
-//! Scrubbing and reclaim on request: every record is looked at whatever else goes on, what is damaged is found and is
-//! given to nobody, the rate is kept, and room is made as asked.
+//! Tests of scrubbing and of reclaim on request: every record is verified whatever else is done, damage is found and
+//! never served, the rate is kept, and the requested segments are freed.
 
 use crate::support;
 
@@ -35,7 +35,7 @@ fn put(world: &mut World, key: u64, bytes: u32) {
     panic!("no room for {bytes} bytes");
 }
 
-/// Where the device holds an object's payload: somewhere in its record.
+/// Damages an object's payload on the device.
 fn damage(world: &mut World, key: u64, bytes: u32) {
     let mut pattern = vec![0; bytes as usize];
     let version = world.tier.locate(digest(key)).expect("it is there").version.0;
@@ -48,7 +48,7 @@ fn damage(world: &mut World, key: u64, bytes: u32) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn a_pass_finds_all_that_is_damaged_while_others_come_and_go(
+    fn a_pass_finds_all_damage_while_objects_are_put_and_removed(
         seed in any::<u64>(),
         sizes in prop::collection::vec(100..30_000u32, 1..24),
         damaged in prop::collection::btree_set(0..24u64, 0..6),

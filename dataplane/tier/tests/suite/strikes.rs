@@ -1,4 +1,4 @@
-//! Tombstones of replacements that are written late, or not at all, beside removals and other replacements.
+//! Tests of tombstones of replacements that are written late, or not at all, beside removals and other replacements.
 
 use crate::support;
 
@@ -8,7 +8,7 @@ use support::calls::{digest, put, settle, take, world};
 use support::small;
 use support::world::World;
 
-/// Writes that are submitted once a group has waited long enough; none of them is carried out.
+/// Returns the writes that are submitted once a group has waited long enough; none of them is carried out.
 fn ops(world: &mut World) -> Vec<OpId> {
     world.now_ns += world.config.group_delay_ns;
     let mut ops = Vec::new();
@@ -21,7 +21,7 @@ fn ops(world: &mut World) -> Vec<OpId> {
     ops
 }
 
-/// An object that a tombstone strikes out for a replacement, and the write of the tombstone.
+/// Removes an object by the tombstone of a replacement; returns the write of the tombstone.
 fn struck_out(world: &mut World) -> OpId {
     let one = put(world, 1, Span::pool(0, 400), Ack::Durable);
     take(world, &one).expect("room");
@@ -39,13 +39,13 @@ fn complete(world: &mut World, op: OpId, result: Result<u32, Fault>) {
 }
 
 #[test]
-fn what_was_removed_while_it_was_struck_out_is_not_given_back() {
+fn an_object_removed_during_its_replacement_is_not_restored() {
     let mut world = world(small(512));
     let strike = struck_out(&mut world);
     let removal = world.tier.remove(world.now_ns, digest(1), Ack::Buffered, Token(7), &mut world.memory);
-    assert_eq!(removal, Ok(Removal::Pending), "the tombstone under way may fail");
+    assert_eq!(removal, Ok(Removal::Pending), "the tombstone in flight may fail");
     world.now_ns += world.config.group_delay_ns;
-    // The later write is over first.
+    // The later write completes first.
     let events = settle(&mut world);
     assert!(events.contains(&Event::Removed { token: Token(7) }), "{events:?}");
     complete(&mut world, strike, Err(Fault::Io));
@@ -56,7 +56,7 @@ fn what_was_removed_while_it_was_struck_out_is_not_given_back() {
 }
 
 #[test]
-fn what_a_later_replacement_struck_out_is_not_given_back_by_the_first() {
+fn a_failed_replacement_restores_no_object_that_a_later_one_removed() {
     for is_first_over_first in [true, false] {
         let mut world = world(small(512));
         let first = struck_out(&mut world);
@@ -77,7 +77,7 @@ fn what_a_later_replacement_struck_out_is_not_given_back_by_the_first() {
 }
 
 #[test]
-fn what_is_replaced_is_given_back_if_neither_tombstone_nor_replacement_is_written() {
+fn a_replaced_object_is_restored_if_tombstone_and_replacement_fail() {
     let mut world = world(small(512));
     let strike = struck_out(&mut world);
     let new = Put { version: Version(9), ..put(&mut world, 1, Span::pool(0, 400), Ack::Buffered) };

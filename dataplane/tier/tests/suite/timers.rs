@@ -1,4 +1,4 @@
-//! When the tier wants to be called without anything having happened: never for nothing.
+//! Tests of the tier's timer: it never requests a call that has nothing to do.
 
 use crate::support;
 
@@ -7,7 +7,7 @@ use support::calls::put;
 use support::small;
 use support::world::World;
 
-/// Has the next operation done, if it is one that `wanted` says. Which it is.
+/// Completes the next operation if `wanted` accepts it; returns its action.
 fn next_op(world: &mut World, wanted: fn(Action) -> bool) -> Option<Action> {
     loop {
         match world.tier.poll_output(world.now_ns, &mut world.memory)? {
@@ -22,20 +22,20 @@ fn next_op(world: &mut World, wanted: fn(Action) -> bool) -> Option<Action> {
 }
 
 #[test]
-fn while_a_flush_takes_long_the_timer_rests() {
+fn no_timer_is_due_while_a_flush_is_in_flight() {
     let mut world = World::new(TierConfig { ops_in_flight: [4, 3, 1, 1], ..small(512) }, 1);
     world.until_recovered();
     world.settle();
     let is_write = |action| matches!(action, Action::Write { .. });
     let first = put(&mut world, 1, Span::pool(0, 400), Ack::Durable);
     world.tier.put(world.now_ns, &first, &mut world.memory).expect("room");
-    // All writes end, the flush does not.
+    // All writes complete, the flush does not.
     while next_op(&mut world, is_write).expect("a flush comes") != Action::Flush {}
-    // What is written meanwhile wants another flush, after that one.
+    // Writes completed meanwhile need another flush, after that one.
     let second = put(&mut world, 2, Span::pool(512, 400), Ack::Buffered);
     world.tier.put(world.now_ns, &second, &mut world.memory).expect("room");
     while let Some(action) = next_op(&mut world, is_write) {
-        assert_ne!(action, Action::Flush, "there is one under way");
+        assert_ne!(action, Action::Flush, "a flush is in flight");
     }
     world.now_ns += 10 * world.config.sync_interval_ns;
     assert_eq!(next_op(&mut world, is_write), None);

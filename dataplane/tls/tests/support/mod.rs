@@ -1,4 +1,4 @@
-//! Certificates for tests: those of a cluster, and those that should not be taken.
+//! Certificates for tests: valid ones of a cluster, and invalid ones.
 
 use kvplane_tls::{DataTls, Keychain, Material};
 use rcgen::{
@@ -6,14 +6,14 @@ use rcgen::{
     date_time_ymd,
 };
 
-/// An authority that signs what it is told to.
+/// An authority that signs any certificate.
 pub(crate) struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// A fresh one, whose name is always the same.
+    /// Creates an authority with a new key, always under the same name.
     pub(crate) fn new() -> Self {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
@@ -24,7 +24,7 @@ impl Authority {
         Self { pem, issuer: Issuer::new(params, key) }
     }
 
-    /// An identity of this role in this cluster, from the year `years.0` to the year `years.1`.
+    /// Issues an identity of this role in this cluster, valid from the year `years.0` to the year `years.1`.
     pub(crate) fn issue_for(&self, cluster: &str, role: &str, years: (i32, i32)) -> Material {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(vec![format!("{role}.{cluster}.kvplane")]).expect("a name");
@@ -35,13 +35,13 @@ impl Authority {
         Material { cluster: cluster.to_owned(), certificate_pem, key_pem, trust_pem }
     }
 
-    /// A good one.
+    /// Issues a valid identity.
     pub(crate) fn issue(&self, role: &str) -> Material {
         self.issue_for("prod", role, (2020, 4000))
     }
 }
 
-/// A keychain with this identity, for connections to nodes.
+/// Returns a keychain with this identity, for connections to nodes.
 pub(crate) fn keychain(mode: DataTls, material: Material) -> Keychain {
     let keychain = Keychain::new(mode, "node");
     keychain.set(material).expect("an identity that can be used");

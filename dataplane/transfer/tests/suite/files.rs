@@ -248,7 +248,7 @@ fn one_file_is_one_segment_by_whatever_name() {
     assert_eq!(engine.metrics().rails.len(), 0);
     let buffered = engine.open_segment(&link.name("?buffered")).unwrap();
     let why = engine.segment_info(buffered).unwrap().file.unwrap().buffered_because;
-    assert!(why.unwrap().contains("not asked for"));
+    assert!(why.unwrap().contains("not requested"));
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! TCP that fails on purpose: refuses, cuts, holds back and corrupts by a seeded plan.
+//! TCP driver with fault injection: refuses and cuts connections, delays frames and corrupts payloads by a seeded plan.
 //!
-//! For drills on a live node as well as for tests: what a host makes of a bad network can be seen without one.
-//! Without a plan each call is passed on to [`Tcp`] after one branch.
+//! Used for fault drills on a live node as well as for tests: the host's reaction to a bad network can be observed
+//! without one. Without a plan each call is forwarded to [`Tcp`] after one branch.
 //!
-//! * A refused connection ends as the kernel's refusals do, by [`Event::Gone`].
-//! * A cut connection ends as by a reset, when a frame arrives, before a queued frame leaves, or after.
-//! * A frame that is held back holds back everything behind it on its connection, at most one frame being out of the
-//!   kernel. Time is an argument: the host calls [`Fault::next_ready`] again at [`Fault::poll_timeout`].
-//! * A corrupted payload has one bit changed in its final memory before the host learns of it, and the checksum
-//!   reported is that of what lies there then.
+//! * A refused connection ends with [`Event::Gone`], as after a refusal by the kernel.
+//! * A cut connection ends as after a reset: when a frame arrives, before a queued frame is sent, or after it is sent.
+//! * A delayed frame delays all later frames of its connection; at most one frame is out of the kernel. Time is an
+//!   argument: the host calls [`Fault::next_ready`] again at [`Fault::poll_timeout`].
+//! * A corrupted payload has one bit flipped in its final memory before it is delivered to the host. The reported
+//!   checksum is that of the corrupted bytes.
 //!
-//! Invariant: to the host a fault looks like one that the network, the peer or the memory could have made; in
-//! particular a connection is still reported as gone only when none of its I/O is left. Thread affinity: none; one
+//! Invariant: to the host an injected fault looks like one that the network, the peer or the memory could have caused;
+//! in particular a connection is reported as gone only when none of its I/O is in flight. Thread affinity: none; one
 //! thread at a time.
 
 mod plan;
@@ -31,26 +31,26 @@ use crate::tcp::{StrangerLimits, Tcp, ZeroCopyCounters, ZeroCopyOptions};
 use crate::token::Token;
 use crate::types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};
 
-/// The errnos of what is imitated.
+/// Errnos of the injected errors.
 const CONNECTION_RESET: i32 = 104;
 const CONNECTION_REFUSED: i32 = 111;
 
-/// Faults made so far.
+/// Counts of injected faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounters {
-    /// Connections that we began and that were refused.
+    /// Outgoing connections that were refused.
     pub refused: u64,
     /// Connections cut when a frame arrived.
     pub cut_arriving: u64,
     /// Connections cut when a frame was queued.
     pub cut_leaving: u64,
-    /// Frames held back.
+    /// Frames delayed.
     pub delayed: u64,
     /// Payloads corrupted.
     pub corrupted: u64,
 }
 
-/// [`Tcp`], with faults where a plan asks for them.
+/// [`Tcp`] driver that injects the faults of an optional plan.
 pub struct Fault {
     tcp: Tcp,
     faults: Option<Box<Faults>>,
@@ -59,9 +59,9 @@ pub struct Fault {
 struct Faults {
     injector: Injector,
     counters: FaultCounters,
-    /// What is kept of each connection, by its index.
+    /// State of each connection, by its index.
     slots: Vec<Slot>,
-    /// When held frames are to be given out: one entry for each.
+    /// Release times of delayed frames, one entry for each frame.
     due: BTreeSet<(u64, ConnectionId)>,
     /// Connections to cut at the next flush.
     cuts: Vec<(ConnectionId, Departure)>,
@@ -71,7 +71,7 @@ struct Faults {
 struct Slot {
     generation: u32,
     held: Option<HeldFrame>,
-    /// Where the payload that is arriving goes.
+    /// Destination of the payload that is being received.
     target: Option<Pieces>,
 }
 
@@ -82,13 +82,13 @@ struct HeldFrame {
 }
 
 impl Fault {
-    /// A driver without connections that fails by this plan, or not at all, and sends as these options say.
+    /// Creates a driver without connections. Injects the faults of `plan`, or none; sends with these zero-copy options.
     #[must_use]
     pub fn new(plan: Option<&FaultPlan>, zero_copy: ZeroCopyOptions) -> Self {
         Self { tcp: Tcp::new(zero_copy), faults: plan.map(|plan| Box::new(Faults::new(plan))) }
     }
 
-    /// Faults made so far; none without a plan.
+    /// Returns the number of injected faults; all zero without a plan.
     #[must_use]
     pub fn counters(&self) -> FaultCounters {
         self.faults.as_ref().map_or_else(FaultCounters::default, |faults| faults.counters)
@@ -97,7 +97,7 @@ impl Fault {
     /// See [`Tcp::listen`].
     ///
     /// # Errors
-    /// When the poller does not take it.
+    /// When the listener cannot be registered with the poller.
     pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
         self.tcp.listen(poller, listener)
     }
@@ -107,17 +107,17 @@ impl Fault {
         self.tcp.set_tls(keychain);
     }
 
-    /// As [`Tcp::limit_strangers`].
+    /// See [`Tcp::limit_strangers`].
     pub fn limit_strangers(&mut self, limits: StrangerLimits) {
         self.tcp.limit_strangers(limits);
     }
 
-    /// As [`Tcp::trust`].
+    /// See [`Tcp::trust`].
     pub fn trust(&mut self, id: ConnectionId) {
         self.tcp.trust(id);
     }
 
-    /// As [`Tcp::strangers`].
+    /// See [`Tcp::strangers`].
     #[must_use]
     pub fn strangers(&self) -> (usize, u64) {
         self.tcp.strangers()
@@ -126,7 +126,7 @@ impl Fault {
     /// See [`Tcp::connect`].
     ///
     /// # Errors
-    /// When no socket can be had, the table is full, or the kernel knows at once that it cannot work.
+    /// When no socket is available, the connection table is full, or the kernel rejects the connection at once.
     pub fn connect(&mut self, poller: &Poller, address: SocketAddr) -> std::io::Result<ConnectionId> {
         let id = self.tcp.connect(poller, address)?;
         if let Some(faults) = &mut self.faults
@@ -168,7 +168,7 @@ impl Fault {
         event
     }
 
-    /// A connection that may have input, see [`Tcp::next_ready`]; also one whose held frame is due.
+    /// Returns a connection that may have input, see [`Tcp::next_ready`], or one whose delayed frame is due.
     pub fn next_ready(&mut self, now_ns: u64) -> Option<ConnectionId> {
         match self.faults.as_mut().and_then(|faults| faults.next_due(now_ns)) {
             Some(id) => Some(id),
@@ -181,10 +181,10 @@ impl Fault {
         self.tcp.ready_again(id);
     }
 
-    /// When the host should come by again though nothing may arrive until then, in its nanoseconds.
+    /// Returns the time in nanoseconds at which the host has to poll again even if no socket becomes ready.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        // Left over from the last round: nothing will announce it.
+        // Left over from the last round: no readiness event will announce it.
         if self.tcp.has_work() {
             return Some(0);
         }
@@ -198,7 +198,7 @@ impl Fault {
         self.tcp.zero_copy()
     }
 
-    /// The next input of a connection, see [`Tcp::input`].
+    /// Returns the next input of a connection, see [`Tcp::input`].
     pub fn input(&mut self, id: ConnectionId, scratch: &mut Vec<u8>, now_ns: u64) -> Input {
         let Some(faults) = &mut self.faults else { return self.tcp.input(id, scratch) };
         if let Some(held) = &faults.slot(id).held {
@@ -225,7 +225,7 @@ impl Fault {
     /// See [`Tcp::receive_payload`].
     ///
     /// # Panics
-    /// When no payload is awaited or the memory is not of its length.
+    /// When no payload is expected or the memory does not have its length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
         if let Some(faults) = &mut self.faults {
             faults.slot(id).target = match &target {
@@ -313,9 +313,9 @@ impl Faults {
         slot
     }
 
-    /// A connection has ended or is about to: nothing more of it is given out.
+    /// Drops the state of a connection that has ended or is about to end: none of its frames is delivered any more.
     fn forget(&mut self, id: ConnectionId) {
-        // Its position may be another connection's by now.
+        // The slot may belong to another connection by now.
         let Some(slot) = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation) else {
             return;
         };
@@ -331,7 +331,7 @@ impl Faults {
         self.due.insert((until_ns, id));
     }
 
-    /// Gives out the held frame of a connection.
+    /// Delivers the delayed frame of a connection.
     fn release(&mut self, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let Some(held) = self.slot(id).held.take() else { return Input::Wait };
         self.due.remove(&(held.until_ns, id));
@@ -339,7 +339,7 @@ impl Faults {
         Input::Frame(held.header)
     }
 
-    /// A connection whose held frame is due. Named once: the frame stays until the host takes it.
+    /// Returns a connection whose delayed frame is due. Returned once: the frame is kept until the host takes it.
     fn next_due(&mut self, now_ns: u64) -> Option<ConnectionId> {
         let &(until_ns, id) = self.due.first()?;
         if until_ns > now_ns {
@@ -349,7 +349,7 @@ impl Faults {
         Some(id)
     }
 
-    /// The payload of a connection has arrived: its checksum, after what the plan has done to it.
+    /// Handles a received payload: returns its checksum after the corruption that the plan makes, if any.
     fn payload(&mut self, id: ConnectionId, checksum: Option<u64>) -> Option<u64> {
         let (Some(pieces), Some(_)) = (self.slot(id).target.take(), checksum) else { return checksum };
         let Some(corruption) = self.injector.corruption(pieces.bytes()) else { return checksum };

@@ -1,32 +1,32 @@
-//! Which faults happen: a plan of probabilities, and the seeded decisions that follow from it.
+//! Fault plan: probabilities of faults, and the seeded decisions that follow from them.
 //!
-//! Each kind of decision has a stream of its own and draws the same number of words whatever it decides, so the n-th
-//! decision of a kind depends on the seed, its own probabilities and n only. Nothing here does anything: see
-//! [`Fault`](super::Fault).
+//! Each kind of decision has a random stream of its own and draws the same number of words whatever the decision is.
+//! The n-th decision of a kind therefore depends on the seed, the kind's own probabilities and n only. This module only
+//! decides; [`Fault`](super::Fault) injects the faults.
 
 use kvplane_proto::rng::Rng;
 
-/// Which faults a connection driver makes, and how often. The default makes none.
+/// Kinds and frequencies of the faults that a connection driver injects. The default injects none.
 ///
 /// A probability of 0 or below means never, of 1 or above always.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct FaultPlan {
-    /// Equal seeds make equal decisions.
+    /// Seed of all decisions: equal seeds make equal decisions.
     pub seed: u64,
-    /// Probability that a connection we ask for is refused.
+    /// Probability that an outgoing connection is refused.
     pub refuse_connect: f64,
-    /// Probability that a frame, arriving or leaving, is the last of its connection.
+    /// Probability that a connection is cut at a frame, received or sent.
     pub cut_per_frame: f64,
-    /// Probability that an arriving frame, and with it all that follow on its connection, is held back.
+    /// Probability that a received frame, and with it all later frames of its connection, is delayed.
     pub delay_per_frame: f64,
-    /// The longest that a frame is held back, in nanoseconds; each time is drawn evenly from 0 to this.
+    /// Longest delay of a frame, in nanoseconds; each delay is drawn evenly from 0 to this.
     pub delay_max_ns: u64,
-    /// Probability that one byte of an arrived payload is changed in memory. Only payloads that are summed up: of
-    /// others nobody could tell, so their consumers are promised nothing.
+    /// Probability that one bit of a received payload is flipped in memory. Applies to checksummed payloads only: a
+    /// consumer cannot detect corruption of other payloads and gets no guarantee about them.
     pub corrupt_per_payload: f64,
 }
 
-/// What happens to an arriving frame.
+/// Decision about a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arrival {
     Pass,
@@ -34,24 +34,24 @@ pub(super) enum Arrival {
     Hold { delay_ns: u64 },
 }
 
-/// What happens to a leaving frame.
+/// Decision about a frame to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Departure {
     Pass,
-    /// It never leaves.
+    /// The connection is cut before the frame is sent.
     CutBefore,
-    /// It leaves, perhaps in part; nothing comes back.
+    /// The connection is cut after the frame is sent, perhaps in part; no reply arrives.
     CutAfter,
 }
 
-/// Which byte of a payload is changed, and which of its bits.
+/// Offset of the corrupted byte in a payload, and the mask of its flipped bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Corruption {
     pub(super) offset: usize,
     pub(super) mask: u8,
 }
 
-/// Decides by a plan.
+/// Draws the decisions of a plan.
 #[derive(Debug)]
 pub(super) struct Injector {
     plan: FaultPlan,
@@ -98,7 +98,7 @@ impl Injector {
         }
     }
 
-    /// What happens to an arrived payload of this length, which is not 0.
+    /// Decides about a received payload of `bytes` bytes, which is not 0.
     pub(super) fn corruption(&mut self, bytes: usize) -> Option<Corruption> {
         let corrupt = self.payloads.chance(self.plan.corrupt_per_payload);
         let offset = self.payloads.below(bytes as u64) as usize;
@@ -153,7 +153,7 @@ mod tests {
             })
             .collect();
         assert_eq!(arrivals, decide(&PLAN, 500).1);
-        // Nor does one probability of a kind disturb where another strikes.
+        // Changing one probability of a kind does not change the decisions of the others either.
         let undelayed = decide(&FaultPlan { delay_per_frame: 0.0, ..PLAN }, 500).1;
         assert!(arrivals.iter().zip(&undelayed).all(|(a, b)| (*a == Arrival::Cut) == (*b == Arrival::Cut)));
     }

@@ -1,77 +1,77 @@
-//! One transfer on its way: which part of it moves next, and how.
+//! State machine of one file transfer: which part is moved next, and how.
 
 use std::sync::Arc;
 
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{BLOCK_BYTES, DirectFile, IoBuf, Region, file};
 
-/// Aligned memory that one transfer may borrow.
+/// Size of the aligned staging buffer that one transfer may borrow, in bytes.
 pub const STAGING_BYTES: usize = 256 << 10;
 
 /// A transfer between a file and memory.
 #[derive(Clone, Debug)]
 pub struct FileTransfer {
-    /// The caller's name for it, given back when it is done.
+    /// Token of the caller, returned with the completion.
     pub token: u64,
-    /// Which file.
+    /// The file segment.
     pub file: SegmentId,
-    /// Where in it.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// The memory.
+    /// Memory that is read or written.
     pub buffer: IoBuf,
-    /// Into the file, or out of it.
+    /// True: memory to file. False: file to memory.
     pub write: bool,
 }
 
-/// What a job wants to do next.
+/// Next action of a job.
 pub(super) enum Next {
-    /// Nothing: it has ended.
+    /// The job has ended.
     Done(Result<(), Status>),
-    /// Move a part between the file and its own memory.
+    /// Move a part directly between the file and the memory of the transfer.
     Direct {
-        /// Into the file.
+        /// True: memory to file.
         write: bool,
-        /// The part's memory.
+        /// Memory of the part.
         buffer: IoBuf,
-        /// Where in the file.
+        /// Offset of the part in the file, in bytes.
         offset: u64,
     },
     /// Move a window of whole blocks through staging.
     Staging {
-        /// Where the window starts.
+        /// Offset of the window in the file, in bytes.
         offset: u64,
-        /// Its length.
+        /// Length of the window, in bytes.
         bytes: usize,
-        /// Whether the job writes, so that the window's blocks must be its alone.
+        /// True if the job writes, so that it needs an exclusive lock on the window's blocks.
         write: bool,
     },
 }
 
-/// What staging is doing.
+/// State of the staged window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// No window is open.
     Between,
-    /// The window's blocks are being read; so many bytes are there.
+    /// The window's blocks are being read; this many bytes have been read.
     Reading(usize),
-    /// The window's blocks are being written; so many bytes are gone.
+    /// The window's blocks are being written; this many bytes have been written.
     Writing(usize),
 }
 
-/// A transfer and how far it is.
+/// A transfer and its progress.
 pub(super) struct Job {
     transfer: FileTransfer,
     file: Arc<DirectFile>,
-    /// Bytes moved for good.
+    /// Bytes whose move is complete.
     done_bytes: usize,
     step: Step,
     staging: Option<IoBuf>,
     failed: Option<Status>,
-    /// Operations that moved nothing since the last that did.
+    /// Consecutive operations that moved no bytes.
     idle_operations: u32,
 }
 
-/// Operations in a row that may move nothing before a transfer is given up.
+/// Limit of consecutive operations that move no bytes; beyond it the transfer fails.
 const IDLE_OPERATIONS_MOST: u32 = 64;
 
 impl Job {
@@ -103,12 +103,12 @@ impl Job {
         self.staging.take()
     }
 
-    /// Ends it with this as soon as nothing of it is in flight; the first reason stays.
+    /// Fails the job with `status` as soon as no operation of it is in flight; the first status is kept.
     pub(super) fn fail(&mut self, status: Status) {
         self.failed.get_or_insert(status);
     }
 
-    /// Whether its blocks may be somebody else's now.
+    /// Returns true if no window is open, so that the lock on the job's blocks can be released.
     pub(super) fn is_between_windows(&self) -> bool {
         self.step == Step::Between
     }
@@ -121,7 +121,7 @@ impl Job {
         self.transfer.buffer.bytes() - self.done_bytes
     }
 
-    /// The next operation. Asked only while none of the job's is in flight.
+    /// Returns the next action. Called only while no operation of the job is in flight.
     pub(super) fn next(&self) -> Next {
         if let Some(status) = self.failed {
             return Next::Done(Err(status));
@@ -130,7 +130,7 @@ impl Job {
             return Next::Done(Ok(()));
         }
         let (buffer, offset) = (self.transfer.buffer.slice(self.done_bytes, self.left()), self.position());
-        // A short count may leave an aligned transfer at an odd place: staging takes it from there.
+        // A short count may leave an aligned transfer at an unaligned offset: the rest goes through staging.
         if self.step == Step::Between && (self.file.direct().is_err() || file::is_aligned(&buffer, offset)) {
             return Next::Direct { write: self.transfer.write, buffer, offset };
         }
@@ -138,8 +138,8 @@ impl Job {
         Next::Staging { offset, bytes, write: self.transfer.write }
     }
 
-    /// The window of whole blocks around what moves next: its offset, its length, and how much of the transfer is in
-    /// it.
+    /// Returns the window of whole blocks around the part to move next: its offset, its length, and the number of bytes
+    /// of the transfer in it.
     fn window(&self) -> (u64, usize, usize) {
         let block = BLOCK_BYTES as u64;
         let start = self.position() / block * block;
@@ -148,13 +148,13 @@ impl Job {
         (start, (lead + payload).next_multiple_of(BLOCK_BYTES), payload)
     }
 
-    /// The operation on staging that [`Next::Staging`] announced.
+    /// Returns the operation on staging that [`Next::Staging`] announced.
     pub(super) fn staged_operation(&mut self) -> (bool, IoBuf, u64) {
         let (start, bytes, payload) = self.window();
         let whole = (self.position() - start) == 0 && payload == bytes;
         let staging = self.staging.as_ref().expect("staging was lent before");
         if self.step == Step::Between {
-            // A write of whole blocks needs nothing of what is there.
+            // A write of whole blocks does not need their old contents.
             self.step = if self.transfer.write && whole { Step::Writing(0) } else { Step::Reading(0) };
             if self.step == Step::Writing(0) {
                 self.copy_into_staging();
@@ -174,10 +174,10 @@ impl Job {
         copy(&staging.slice(lead, payload), &self.transfer.buffer.slice(self.done_bytes, payload));
     }
 
-    /// Takes an operation's result: bytes, or a negative errno.
+    /// Handles the result of an operation: a byte count, or a negative errno.
     ///
     /// # Errors
-    /// What went wrong, in words; the job then ends with a status.
+    /// A description of the failure; the job then ends with a status.
     pub(super) fn moved(&mut self, result: i32) -> Result<(), String> {
         let moved = match result {
             bytes @ 1.. => bytes as usize,
@@ -195,7 +195,7 @@ impl Job {
                 self.done_bytes += moved;
                 self.idle_operations = 0;
             }
-            // Direct I/O goes on at a whole block.
+            // Direct I/O resumes at a block boundary.
             Step::Reading(at) if at + moved < bytes => return self.resume(Step::Reading, at, moved),
             Step::Writing(at) if at + moved < bytes => return self.resume(Step::Writing, at, moved),
             Step::Reading(_) if self.transfer.write => {
@@ -217,7 +217,7 @@ impl Job {
         Ok(())
     }
 
-    /// A window moved in part: the next operation starts at the last whole block.
+    /// Resumes a partly moved window: the next operation starts at the last block boundary.
     fn resume(&mut self, step: fn(usize) -> Step, at: usize, moved: usize) -> Result<(), String> {
         let to = (at + moved) / BLOCK_BYTES * BLOCK_BYTES;
         if to > at || self.may_retry() {

@@ -1,12 +1,13 @@
-//! File segments: ranges of files moved to and from registered memory by io_uring, past the page cache.
+//! File segments: ranges of files that io_uring transfers to and from registered memory, bypassing the page cache.
 //!
-//! A transfer whose memory, offset and length are whole blocks goes straight between the device and its memory. Any
-//! other one passes through aligned staging, at most [`STAGING_BYTES`] at a time; where it writes a part of a block,
-//! the rest of that block is read first, and no other write of ours may touch the block meanwhile.
+//! A transfer whose memory, offset and length are block-aligned goes directly between the device and its memory. Any
+//! other transfer passes through aligned staging, at most [`STAGING_BYTES`] at a time. A write of a part of a block
+//! reads the rest of that block first (read-modify-write); no other write of this process may touch the block
+//! meanwhile.
 //!
-//! A transfer completes when every byte of it was moved: a short count is continued, and the end of the file before the
-//! end of the range is an error, never a success. A completed write has reached the device or the page cache; making
-//! it durable is [`Files::sync`].
+//! A transfer completes when all of its bytes have been moved: a short count is continued, and a file that ends before
+//! the range does is an error, never a success. A completed write has reached the device or the page cache;
+//! [`Files::sync`] makes it durable.
 //!
 //! Thread affinity: one thread at a time; it may be another each time.
 
@@ -29,20 +30,20 @@ pub use job::{FileTransfer, STAGING_BYTES};
 use job::{Job, Next};
 use table::Table;
 
-/// Operations in flight at once; more transfers wait.
+/// Limit of operations in flight; further transfers wait.
 const DEPTH: usize = 64;
-/// Transfers that pass through staging at once.
+/// Limit of transfers that pass through staging at once.
 const STAGINGS: usize = 8;
-/// Entries of the ring.
+/// Number of ring entries.
 const RING_ENTRIES: u32 = 128;
 
-/// The files of one host and what is in flight on them.
+/// The files of one host and the transfers in flight on them.
 #[derive(Default)]
 pub struct Files {
     ring: Option<Ring>,
     table: Table,
     jobs: slab::Slab<Job>,
-    /// Jobs that wait for depth, staging or a block, oldest first.
+    /// Jobs that wait for queue depth, staging or a block lock, oldest first.
     waiting: VecDeque<usize>,
     stagings: Vec<IoBuf>,
     stagings_made: usize,
@@ -53,7 +54,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// No files yet; the ring is made with the first.
+    /// Creates an instance without files; the ring is set up with the first file.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -62,16 +63,16 @@ impl Files {
     /// Opens a file as a segment.
     ///
     /// # Errors
-    /// When it cannot be opened or no ring can be had: says which and why.
+    /// When the file cannot be opened or no ring can be set up: names the file and the reason.
     pub fn open(&mut self, path: &Path, options: FileOptions) -> io::Result<SegmentId> {
         self.add(Arc::new(DirectFile::open(path, options)?))
     }
 
-    /// Makes an open file a segment. Writes of parts of blocks are kept apart within one `Files` only: what is written
-    /// with direct I/O is to be written by one.
+    /// Makes an open file a segment. Writes of partial blocks are serialized within one `Files` only, so a file with
+    /// direct I/O must be written by one `Files` only.
     ///
     /// # Errors
-    /// When no ring can be had, or too many files are open.
+    /// When no ring can be set up, or too many files are open.
     pub fn add(&mut self, file: Arc<DirectFile>) -> io::Result<SegmentId> {
         if self.ring.is_none() {
             self.ring = Some(Ring::shared(RING_ENTRIES)?);
@@ -79,32 +80,33 @@ impl Files {
         self.table.add(file)
     }
 
-    /// Forgets a file. Transfers under way end first; new ones are stale.
+    /// Removes a file. Transfers in flight complete; new ones fail as stale.
     pub fn close(&mut self, file: SegmentId) {
         self.table.remove(file);
     }
 
-    /// An open file.
+    /// Returns an open file.
     #[must_use]
     pub fn get(&self, file: SegmentId) -> Option<&DirectFile> {
         self.table.get(file).map(Arc::as_ref)
     }
 
-    /// Pins memory that is used again and again. Where the kernel refuses, transfers are merely a little slower.
+    /// Registers memory with the ring (pins it) for repeated use. If the kernel refuses, transfers are merely a little
+    /// slower.
     pub fn register(&mut self, region: &Arc<Region>) {
         if let Some(ring) = &mut self.ring {
             let _ = ring.register_region(region);
         }
     }
 
-    /// Lets pinned memory go.
+    /// Unregisters memory.
     pub fn unregister(&mut self, region: &Arc<Region>) {
         if let Some(ring) = &mut self.ring {
             ring.unregister_region(region);
         }
     }
 
-    /// Starts a transfer. Its end comes from [`Self::poll_done`], also when it is refused.
+    /// Starts a transfer. Its completion is returned by [`Self::poll_done`], also when the transfer is rejected.
     pub fn start(&mut self, transfer: FileTransfer) {
         let refusal = match self.table.get(transfer.file) {
             None => Some(Status::Stale),
@@ -124,8 +126,8 @@ impl Files {
         }
     }
 
-    /// Withdraws the transfers for which `which` says so: those that have not begun end now, the others as soon as the
-    /// kernel lets their memory go. All of them end with [`Status::Cancelled`] unless they were done before.
+    /// Cancels the transfers whose token `which` selects: those not started end now, the others as soon as the kernel
+    /// releases their memory. All of them end with [`Status::Cancelled`] unless they completed before.
     pub fn cancel(&mut self, mut which: impl FnMut(u64) -> bool) {
         for (_, job) in &mut self.jobs {
             if which(job.token()) {
@@ -135,7 +137,7 @@ impl Files {
         self.advance_waiting();
     }
 
-    /// Submits what is queued and takes what has ended. Never blocks. Whether anything ended.
+    /// Submits queued operations and handles completions. Never blocks. Returns true if an operation completed.
     ///
     /// # Errors
     /// When the ring fails.
@@ -155,7 +157,7 @@ impl Files {
         Ok(progress)
     }
 
-    /// Hands to the kernel what was started since the last round.
+    /// Submits the operations that were queued since the last call.
     ///
     /// # Errors
     /// When the ring fails.
@@ -166,45 +168,45 @@ impl Files {
         }
     }
 
-    /// Ends all I/O for good: withdraws what is in flight and starts nothing more. Waits for the kernel to let go of
-    /// the memory, at most `longest`; whether it has. Transfers under way are not reported any more: their memory is
-    /// the caller's again once this said yes.
+    /// Ends all I/O for good: cancels the operations in flight and starts no more. Waits at most `longest` for the
+    /// kernel to release the memory; returns true if it has. Transfers in flight are not reported any more; once this
+    /// returned true, their memory belongs to the caller again.
     pub fn end(&mut self, longest: Duration) -> bool {
         self.waiting.clear();
         self.ring.as_mut().is_none_or(|ring| ring.end(longest))
     }
 
-    /// The next transfer that has ended, by its token.
+    /// Returns the next completed transfer, by its token.
     pub fn poll_done(&mut self) -> Option<(u64, Result<(), Status>)> {
         self.done.pop_front()
     }
 
-    /// Whether transfers are under way: a host does not forget about them when it parks.
+    /// Returns true if no transfer is in flight. A host that is not idle must keep polling.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.jobs.is_empty() && self.done.is_empty()
     }
 
-    /// Becomes readable when transfers have ended; `None` before the first file.
+    /// Returns a descriptor that becomes readable when transfers have completed; `None` before the first file.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.ring.as_ref().map(AsFd::as_fd)
     }
 
-    /// Makes what was written to a file durable. Blocks as long as the device takes.
+    /// Makes completed writes to a file durable. Blocks until the device has flushed.
     ///
     /// # Errors
-    /// When the file is gone or the device could not.
+    /// When the file was closed or the flush failed.
     pub fn sync(&self, file: SegmentId) -> io::Result<()> {
         self.get(file).ok_or_else(|| io::Error::other("the file segment was closed"))?.sync()
     }
 
-    /// The last thing that went wrong, in words.
+    /// Returns and clears the description of the last failure.
     pub fn take_problem(&mut self) -> Option<String> {
         self.last_problem.take()
     }
 
-    /// Starts the next operation of every waiting job that can have one, oldest first.
+    /// Starts the next operation of every waiting job that can proceed, oldest first.
     fn advance_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(index) = self.waiting.pop_front() else { return };
@@ -225,7 +227,7 @@ impl Files {
                 self.operate(index, write, buffer, offset);
             }
             Next::Staging { offset, bytes, write } => {
-                // Blocks are taken only with staging in hand, or two jobs could wait for each other.
+                // Blocks are locked only by a job that has staging, or two jobs could deadlock.
                 let staged = job.has_staging() || self.lend_staging(index);
                 let file = self.jobs[index].file_id();
                 let free = staged && (!write || self.table.lock(file, index, offset, bytes as u64));

@@ -1,4 +1,4 @@
-//! The open files, and which blocks of each are being written.
+//! Table of open files, with the blocks of each that are being written.
 
 use std::io;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{BLOCK_BYTES, DirectFile};
 
-/// A file's place in the table.
+/// Table entry of a file.
 #[derive(Default)]
 struct Entry {
     file: Option<Arc<DirectFile>>,
-    /// Blocks under a write, first and last, and whose: as many as there are operations in flight at most.
+    /// Blocks that are being written: first, last, and the job. At most as many as operations are in flight.
     writing: Vec<(u64, u64, usize)>,
 }
 
-/// Files by id.
+/// File table, by id.
 #[derive(Default)]
 pub(super) struct Table {
     entries: Vec<(u32, Entry)>,
@@ -23,7 +23,7 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn add(&mut self, file: Arc<DirectFile>) -> io::Result<SegmentId> {
-        // A place is free when its file was closed and the last write on it has ended.
+        // An entry is free when its file was closed and the last write on it has ended.
         let free = self.entries.iter().position(|(_, entry)| entry.file.is_none() && entry.writing.is_empty());
         let index = match free {
             Some(index) => index,
@@ -54,8 +54,8 @@ impl Table {
         if *generation == id.generation { entry.file.as_ref() } else { None }
     }
 
-    /// Takes the blocks of a range for a job's write; false when another job writes one of them. A job holds one range
-    /// at a time, and asking again for it is granted.
+    /// Locks the blocks of a range for a job's write; returns false if another job writes one of them. A job locks one
+    /// range at a time; locking its range again succeeds.
     pub(super) fn lock(&mut self, id: SegmentId, job: usize, offset: u64, bytes: u64) -> bool {
         let Some((_, entry)) = self.entries.get_mut(id.index as usize) else { return true };
         let block = BLOCK_BYTES as u64;

@@ -1,11 +1,11 @@
-//! File segments on real files: every alignment against a model, and the ends of files.
+//! File segments on real files: every alignment compared with a model, and the ends of files.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::*;
 
-/// A word that follows from its address.
+/// Returns the byte that belongs at an offset.
 fn pattern(seed: u64, at: u64) -> u8 {
     let word = (at / 8).wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     (word >> (8 * (at % 8))) as u8
@@ -16,7 +16,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(name: &str) -> Self {
         let name = format!("kvplane-file-{name}-{}", std::process::id());
-        // Beside the build: a real file system where direct I/O is likely to work.
+        // Next to the build: a real file system where direct I/O is likely to work.
         Self(std::env::current_exe().expect("a path").with_file_name(name))
     }
 }
@@ -42,7 +42,7 @@ fn run(files: &mut Files, transfers: Vec<FileTransfer>) -> Vec<(u64, Result<(), 
 }
 
 fn collect(files: &mut Files, count: usize) -> Vec<(u64, Result<(), Status>)> {
-    // Far above what it takes, also where the processor is emulated and the file system is another machine's.
+    // Far above the usual time, for emulated processors and remote file systems.
     let until = Instant::now() + Duration::from_secs(180);
     let mut ended = Vec::new();
     while ended.len() < count {
@@ -103,7 +103,7 @@ fn neighbours_that_share_a_block_do_not_undo_each_other() {
     let local = memory(bytes as usize);
     let whole: Vec<u8> = (0..bytes).map(|at| pattern(3, at)).collect();
     local.copy_in(&whole);
-    // Ranges of 1,000 bytes: four or five share each block, and all are under way at once.
+    // Ranges of 1,000 bytes: four or five share each block, and all are in flight at once.
     let transfers: Vec<FileTransfer> = (0..bytes.div_ceil(1000))
         .map(|index| {
             let (at, length) = (index * 1000, 1000.min(bytes - index * 1000));
@@ -113,11 +113,11 @@ fn neighbours_that_share_a_block_do_not_undo_each_other() {
         .collect();
     let ended = run(&mut files, transfers);
     assert!(ended.iter().all(|(_, result)| result.is_ok()), "{:?}", files.take_problem());
-    assert!(std::fs::read(&scratch.0).expect("readable") == whole, "every byte of every neighbour is there");
+    assert!(std::fs::read(&scratch.0).expect("readable") == whole, "all bytes of all neighbours are written");
 }
 
 #[test]
-fn what_is_outside_is_refused_and_a_file_that_shrank_is_an_error() {
+fn out_of_range_transfers_are_rejected_and_a_truncated_file_is_an_error() {
     let scratch = Scratch::new("ends");
     let mut files = Files::new();
     let file = files.open(&scratch.0, options(64 << 10)).expect("a file");
@@ -136,7 +136,7 @@ fn what_is_outside_is_refused_and_a_file_that_shrank_is_an_error() {
     std::fs::OpenOptions::new().write(true).open(&scratch.0).and_then(|file| file.set_len(32 << 10)).expect("shrunk");
     let ended = run(&mut files, vec![transfer(4, 0, 64 << 10, false), transfer(5, 100, 40_000, false)]);
     assert!(ended.iter().all(|(_, result)| *result == Err(Status::OutOfRange)), "a short read is an error: {ended:?}");
-    assert!(files.take_problem().expect("said why").contains("ended at"));
+    assert!(files.take_problem().expect("a description").contains("ended at"));
     files.close(file);
     assert_eq!(run(&mut files, vec![transfer(6, 0, 4096, false)]), [(6, Err(Status::Stale))]);
     assert!(files.is_idle());
@@ -181,13 +181,13 @@ fn cancelled_transfers_end_once_and_leave_memory_alone() {
     assert!(files.is_idle());
 }
 
-/// Once the end was reached, the memory is the caller's alone, whatever was under way.
+/// After `end`, the memory belongs to the caller alone, whatever was in flight.
 #[test]
-fn an_end_leaves_nobody_at_the_memory() {
+fn end_releases_all_memory() {
     let scratch = Scratch::new("end");
     let bytes = 8 << 20;
     let mut files = Files::new();
-    assert!(files.end(Duration::ZERO), "there never was a ring");
+    assert!(files.end(Duration::ZERO), "no ring was created");
     for write in [false, true] {
         let mut files = Files::new();
         let file = files.open(&scratch.0, options(bytes as u64)).expect("a file");

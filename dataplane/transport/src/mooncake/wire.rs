@@ -1,31 +1,31 @@
-//! What travels on a Mooncake data connection: a request of 24 bytes, a status of 8, payloads without any frame.
+//! Wire format of a Mooncake data connection: a request of 24 bytes, a status of 8, payloads without framing.
 //!
 //! A request names an absolute address of the answering process. Version 1 of the protocol answers a read with the
-//! bytes alone, a write with nothing, and a bad address by closing the connection. Version 2 answers each request with
-//! a status first. Which version a request speaks is a bit of its operation, so one server serves both.
+//! bytes alone, a write with no bytes, and a bad address by closing the connection. Version 2 answers each request with
+//! a status first. The version of a request is a bit of its operation, so one server serves both.
 //!
-//! All numbers are little-endian. Nothing here allocates, and no length is trusted: it is the server's to compare with
+//! All numbers are little-endian. Decoding allocates no memory and trusts no length: the server compares it with the
 //! registered memory. Source: Mooncake's transfer engine, 0.3.13.
 
 use core::fmt;
 
-/// Bytes of a request.
+/// Size of a request, in bytes.
 pub const REQUEST_BYTES: usize = 24;
-/// Bytes of a status.
+/// Size of a status, in bytes.
 pub const STATUS_BYTES: usize = 8;
 
-/// The status of a request that was carried out: "MCTV" in its upper half, as on the wire.
+/// Status of a request that was carried out: "MCTV" in its upper half, as on the wire.
 const STATUS_OK: u64 = 0x4d43_5456_0000_0000;
-/// The status of a request whose range is not registered memory.
+/// Status of a request whose range is not registered memory.
 const STATUS_REJECTED: u64 = STATUS_OK | 1;
-/// The part that all statuses share.
+/// Bits that are equal in all statuses.
 const STATUS_MAGIC_BITS: u64 = 0xffff_ffff_0000_0000;
 
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const STATUS_BIT: u8 = 0x80;
 
-/// Which version of the protocol a request speaks.
+/// Protocol version of a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Dialect {
     /// Payloads only.
@@ -37,17 +37,17 @@ pub enum Dialect {
 /// A request to move a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Where in the answering process.
+    /// Absolute address in the answering process.
     pub address: u64,
-    /// How much.
+    /// Length of the range, in bytes.
     pub bytes: u64,
-    /// Into that process, or out of it.
+    /// True: write into that process. False: read from it.
     pub write: bool,
-    /// Whether a status is wanted.
+    /// Protocol version: V2 requests a status.
     pub dialect: Dialect,
 }
 
-/// Why 24 bytes are not a request. The connection cannot be read any further.
+/// Unknown operation of a received request. The connection cannot be read any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnknownOperation(pub u8);
 
@@ -74,8 +74,8 @@ impl Request {
 
     /// Reads a request. The padding may hold anything.
     ///
-    /// A stock engine takes any operation but a write's for a read. Here an unknown one is refused: nobody sends it on
-    /// purpose, and answering garbage with memory helps nobody.
+    /// A stock engine treats any operation but a write as a read. This decoder rejects an unknown operation: no engine
+    /// sends one on purpose, and garbage must not be answered with memory contents.
     ///
     /// # Errors
     /// When the operation is unknown.
@@ -94,7 +94,7 @@ impl Request {
     }
 }
 
-/// What a status says.
+/// Decoded status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// The request is done: a write's bytes are in place, a read's follow.
@@ -103,7 +103,7 @@ pub enum Verdict {
     Rejected,
     /// A status of a later version.
     Failed(u32),
-    /// Not a status: the peer speaks version 1 and sent what it was asked for.
+    /// Not a status: the peer speaks version 1 and sent the requested payload.
     NotAStatus,
 }
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_padding_means_nothing() {
+    fn padding_is_ignored() {
         let request = Request { address: 9, bytes: 8, write: false, dialect: Dialect::V1 };
         let mut wire = request.encode();
         wire[17..].fill(0xa5);
@@ -175,7 +175,7 @@ mod tests {
         }
 
         #[test]
-        fn a_status_is_told_from_other_bytes(bytes in any::<[u8; STATUS_BYTES]>()) {
+        fn statuses_are_distinguished_from_other_bytes(bytes in any::<[u8; STATUS_BYTES]>()) {
             let verdict = decode_status(bytes);
             prop_assert_eq!(verdict == Verdict::NotAStatus, bytes[4..] != [0x56, 0x54, 0x43, 0x4d]);
         }

@@ -1,20 +1,20 @@
-//! What the driver counts, by priority, and how long flushes take.
+//! Counters of the NVMe driver by priority, and latency histograms.
 
 use kvplane_tier::Priority;
 
-/// Buckets of [`Latency`]: the last takes everything above.
+/// Number of buckets of [`Latency`]: the last one takes everything above.
 pub const BUCKETS: usize = 32;
 
-/// How long something took, by powers of two of microseconds.
+/// Latency histogram, by powers of two of microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
-    /// How often.
+    /// Number of samples.
     pub count: u64,
-    /// Altogether, in nanoseconds.
+    /// Sum of all samples, in nanoseconds.
     pub sum_ns: u64,
-    /// At the most.
+    /// Largest sample, in nanoseconds.
     pub most_ns: u64,
-    /// How many took less than 2^index microseconds, and not less than half of that.
+    /// Samples below 2^index microseconds and not below half of that.
     pub buckets: [u64; BUCKETS],
 }
 
@@ -27,7 +27,7 @@ impl Latency {
         self.buckets[bucket.min(BUCKETS - 1)] += 1;
     }
 
-    /// A time that at least `percent` of all were not above, in nanoseconds: exact to a factor of two.
+    /// Returns an upper bound of the given percentile, in nanoseconds: exact to a factor of two.
     #[must_use]
     pub fn percentile_ns(&self, percent: u64) -> u64 {
         let wanted = (self.count * percent).div_ceil(100);
@@ -42,25 +42,25 @@ impl Latency {
     }
 }
 
-/// Operations of one priority.
+/// Counters of the operations of one priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorityCounters {
-    /// Given to the device.
+    /// Operations submitted to the device.
     pub started: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// That the device could not do, or not whole.
+    /// Operations that failed, or were completed in part.
     pub failed: u64,
-    /// Under way now.
+    /// Operations in flight now.
     pub in_flight: u64,
-    /// Waiting for the device now.
+    /// Operations queued for the device now.
     pub queued: u64,
 }
 
-/// What a driver counted.
+/// Counters of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NvmeCounters {
-    /// By priority, in the order of [`Priority::ALL`].
+    /// Counters by priority, in the order of [`Priority::ALL`].
     pub priorities: [PriorityCounters; Priority::ALL.len()],
     /// Reads.
     pub reads: u64,
@@ -70,21 +70,21 @@ pub struct NvmeCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Operations whose completions were polled for.
+    /// Operations whose completions were polled.
     pub polled: u64,
-    /// Reads and writes that were commands to the drive.
+    /// Reads and writes that were issued as commands to the drive.
     pub commands: u64,
-    /// Commands that failed, and were tried the plain way.
+    /// Commands that failed and were retried through io_uring.
     pub commands_failed: u64,
-    /// Reads and writes whose memory was pinned before.
+    /// Reads and writes whose memory was registered (pinned) before.
     pub pinned: u64,
-    /// Times when operations were given to the kernel, as many as there were in one call.
+    /// Submission calls: each submits a batch of operations.
     pub submissions: u64,
-    /// Times when the device asked to try again.
+    /// Retries of operations that the kernel put off.
     pub retries: u64,
-    /// How long reads took that somebody waited for.
+    /// Latency of reads on behalf of gets.
     pub get_latency: Latency,
-    /// How long flushes took.
+    /// Latency of flushes.
     pub flush_latency: Latency,
 }
 

@@ -1,4 +1,4 @@
-//! What the driver works on: a part of a claimed file or device, and what the device behind it offers.
+//! Claimed file or device under a tier: detection of its capabilities, and its parts.
 
 use std::fs;
 use std::io;
@@ -10,35 +10,36 @@ use kvplane_sys::{ClaimedFile, NvmeNamespace};
 use kvplane_tier::format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockFound};
 use kvplane_tier::{ENDS_BYTES, OpenError};
 
-/// Parts begin at multiples of this.
+/// Alignment of parts, in bytes.
 const PART_BYTES: u64 = 1 << 20;
 
-/// Which way reads and writes take to a device. What it cannot do is done by io_uring alone, and said.
+/// I/O path of reads and writes to a device. Where the device cannot serve it, io_uring alone is used and a remark is
+/// logged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum IoChoice {
-    /// Commands by passthrough where it is an NVMe drive, polled for where the device offers that.
+    /// Passthrough commands if it is an NVMe drive; polled completions where the device offers them.
     #[default]
     Auto,
     /// io_uring with completions by interrupt.
     Uring,
-    /// io_uring with completions that are polled for.
+    /// io_uring with polled completions.
     Polled,
     /// Commands by passthrough.
     Passthrough,
 }
 
-/// What a device offers beyond plain reads and writes.
+/// Capabilities of a device beyond plain reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offers {
-    /// Its completions can be polled for.
+    /// Its completions can be polled.
     pub polling: bool,
     /// A single write can be made durable without a flush of everything.
     pub durable_writes: bool,
-    /// It takes NVMe commands, which move at most so many bytes each.
+    /// Largest transfer of one NVMe command in bytes, if the device takes commands.
     pub command_bytes_most: Option<u32>,
 }
 
-/// A claimed file or device, to be shared out.
+/// A claimed file or device, to be divided into parts.
 #[derive(Debug)]
 pub struct Ssd {
     claimed: ClaimedFile,
@@ -46,15 +47,15 @@ pub struct Ssd {
     offers: Offers,
     namespace: Option<NvmeNamespace>,
     remarks: Vec<String>,
-    /// A flush of it failed, of whichever part.
+    /// A flush of the device failed, of whichever part.
     flush_failed: AtomicBool,
 }
 
 impl Ssd {
-    /// Takes a file or device for this process alone. See [`ClaimedFile::open`].
+    /// Claims a file or device for this process alone. See [`ClaimedFile::open`].
     ///
     /// # Errors
-    /// As there, and when it holds something that is no tier: names the path and says what to do.
+    /// As [`ClaimedFile::open`], and when the device holds foreign data: names the path and the next step.
     pub fn open(path: &Path, bytes: Option<u64>, io: IoChoice) -> io::Result<Self> {
         let claimed = ClaimedFile::open(path, bytes)?;
         if let Some(error) = somebody_elses(&claimed) {
@@ -63,7 +64,7 @@ impl Ssd {
         let mut remarks = claimed.remarks().to_vec();
         let (mut offers, described) = detect(&claimed, Path::new("/sys/dev/block"), io);
         if io == IoChoice::Polled && !offers.polling {
-            remarks.push(format!("{}: the device does not let its completions be polled for", path.display()));
+            remarks.push(format!("{}: the device does not support polled completions", path.display()));
         }
         let namespace = namespace_of(&claimed, io).unwrap_or_else(|why| {
             remarks.push(format!("{}: no commands by passthrough: {why}", path.display()));
@@ -81,19 +82,19 @@ impl Ssd {
         Ok(Self { claimed, path: path.to_owned(), offers, namespace, remarks, flush_failed: AtomicBool::new(false) })
     }
 
-    /// Bytes that may be used.
+    /// Returns the usable bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.claimed.bytes()
     }
 
-    /// What it was named.
+    /// Returns the path under which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How it is used, for logs.
+    /// Returns remarks on how the device is used, for logs.
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
@@ -103,8 +104,8 @@ impl Ssd {
         self.namespace.as_ref()
     }
 
-    /// A flush failed. What the device or the kernel dropped may be of any part, and the kernel tells of it once: the
-    /// next flush of another part may succeed, and says nothing of what was written there before.
+    /// Records a failed flush. The writes that the device or the kernel dropped may belong to any part, and the kernel
+    /// reports the failure once: the next flush of another part may succeed, and proves nothing about earlier writes.
     pub(super) fn note_failed_flush(&self) {
         self.flush_failed.store(true, Ordering::Release);
     }
@@ -127,10 +128,10 @@ pub struct Part {
 }
 
 impl Part {
-    /// One of `of` equal parts.
+    /// Returns part `which` of `of` equal parts.
     ///
     /// # Panics
-    /// When there are not so many parts.
+    /// When `which` is not below `of`.
     #[must_use]
     pub fn new(ssd: &Arc<Ssd>, which: u64, of: u64) -> Self {
         assert!(which < of, "part {which} of {of}");
@@ -138,29 +139,30 @@ impl Part {
         Self { ssd: Arc::clone(ssd), start: which * bytes, bytes }
     }
 
-    /// Its length.
+    /// Returns the length of the part, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What the device offers.
+    /// Returns the capabilities of the device.
     #[must_use]
     pub fn offers(&self) -> Offers {
         self.ssd.offers
     }
 
-    /// What the whole was named.
+    /// Returns the path of the whole device.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.ssd.path()
     }
 }
 
-/// Whether the whole holds something that is no tier. Shards look at their own parts only, and a part in the middle of
-/// a disk with partitions, or of a file system, may well be blank: so this comes before any of them formats.
+/// Returns an error if the device holds data that is not a tier. Shards check only their own parts, and a part in the
+/// middle of a partitioned disk or of a file system may well be blank, so the whole device is checked before any shard
+/// formats its part.
 ///
-/// What cannot be read is left to the shards to say.
+/// Read errors are left to the shards to report.
 fn somebody_elses(claimed: &ClaimedFile) -> Option<OpenError> {
     let bytes = claimed.bytes();
     let head = ENDS_BYTES.min(bytes);
@@ -177,7 +179,8 @@ fn somebody_elses(claimed: &ClaimedFile) -> Option<OpenError> {
     None
 }
 
-/// Whether one of a superblock's places has one of any version, whole or not: whose it is, the shards say.
+/// Returns true if the head holds a superblock of any version at one of its offsets, valid or not; the shards check
+/// whose it is.
 fn holds_superblock(head: &[u8]) -> bool {
     SUPERBLOCK_OFFSETS.iter().any(|at| {
         let bytes = head.get(*at as usize..).and_then(<[u8]>::first_chunk::<SUPERBLOCK_BYTES>);
@@ -186,7 +189,7 @@ fn holds_superblock(head: &[u8]) -> bool {
     })
 }
 
-/// The drive that is to be given commands.
+/// Opens the NVMe namespace for passthrough commands.
 fn namespace_of(claimed: &ClaimedFile, io: IoChoice) -> Result<Option<NvmeNamespace>, String> {
     match io {
         IoChoice::Uring | IoChoice::Polled => Ok(None),
@@ -198,7 +201,7 @@ fn namespace_of(claimed: &ClaimedFile, io: IoChoice) -> Result<Option<NvmeNamesp
     }
 }
 
-/// What the kernel says of the device, below the directory of devices by number.
+/// Reads the device's capabilities from sysfs, below the directory of block devices by number.
 fn detect(claimed: &ClaimedFile, root: &Path, io: IoChoice) -> (Offers, String) {
     let (major, minor) = claimed.device();
     let device = root.join(format!("{major}:{minor}"));
@@ -229,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_device_offers_is_read_from_its_queue() {
+    fn capabilities_are_read_from_sysfs() {
         let name = format!("kvplane-detect-{}", std::process::id());
         let root = std::env::current_exe().expect("a path").with_file_name(name);
         let file = root.join("file");
@@ -255,7 +258,7 @@ mod tests {
         assert!(remarks.contains("no commands by passthrough: it is no NVMe drive"), "{remarks}");
         drop(wanted);
         let wanted = Ssd::open(&file, None, IoChoice::Polled).expect("opened all the same");
-        let offered = wanted.offers.polling || wanted.remarks().concat().contains("does not let its completions");
+        let offered = wanted.offers.polling || wanted.remarks().concat().contains("does not support polled");
         assert!(offered, "{:?}", wanted.remarks());
         drop(wanted);
         fs::remove_dir_all(&root).expect("removed");

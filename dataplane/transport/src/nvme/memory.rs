@@ -1,4 +1,4 @@
-//! The memory of a tier: the shard's pool and an area of the tier's own, both as regions.
+//! Memory of a tier: the shard's pool and the tier's staging area, both as regions.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ pub struct TierMemory {
 }
 
 impl TierMemory {
-    /// Of these two regions.
+    /// Creates it from these two regions.
     #[must_use]
     pub const fn new(pool: Arc<Region>, staging: Arc<Region>) -> Self {
         Self { pool, staging }
     }
 
-    /// Both regions.
+    /// Returns both regions.
     #[must_use]
     pub const fn regions(&self) -> [&Arc<Region>; 2] {
         [&self.pool, &self.staging]
@@ -33,7 +33,7 @@ impl TierMemory {
         }
     }
 
-    /// A piece for the kernel.
+    /// Returns the buffer of a span, for the kernel.
     pub(super) fn buffer(&self, span: Span) -> IoBuf {
         IoBuf::new(Arc::clone(self.region(span)), span.offset as usize, span.bytes as usize)
     }

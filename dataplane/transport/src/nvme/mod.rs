@@ -1,17 +1,19 @@
-//! The SSD under a tier: block operations carried out by io_uring on a part of a file or device.
+//! NVMe driver under a tier: block operations carried out by io_uring on a part of a file or device.
 //!
-//! * Operations wait in a queue for each priority. The most urgent goes first, and each priority has a depth of its
+//! * Operations wait in one queue per priority. The most urgent priority goes first, and each has a queue depth of its
 //!   own, so that prefetch, reclaim and recovery neither starve gets nor fill the device's queue before them.
-//! * What is queued goes to the kernel some operations at a time, and what has ended comes back so: the device works on
-//!   the first while the next are made ready. With all at once they would go up and down together, and it would idle.
-//! * Memory is the pool's own pages and the tier's staging area, pinned once where the kernel allows. Operations of one
-//!   piece use that; those of several pieces are scattered or gathered, and their pages pinned for each.
-//! * Where the device's completions can be polled for, reads and writes go to a second ring that does; the first
-//!   refusal puts everything back on the plain one. Flushes always take the plain one.
-//! * Of an NVMe drive reads and writes are commands to it (`passthrough.rs`). One that fails is tried again the plain
-//!   way, whose error counts; a drive that refuses commands is given none any more.
-//! * A short count is given to the tier as it is, which takes it for an error. Only what the kernel asks to be tried
-//!   again is, and not for ever.
+//! * Operations are submitted to the kernel in batches of a few, and completions are handled in batches too: the device
+//!   works on the first operations while the next are prepared. If all were batched at once, CPU and device would take
+//!   turns, and the device would idle.
+//! * Memory is the pool's own pages and the tier's staging area, registered (pinned) once where the kernel allows.
+//!   Operations with a single piece use the registration; operations with several pieces are scattered or gathered, and
+//!   their pages are pinned for each operation.
+//! * Where the device offers polled completions, reads and writes go to a second, polled ring; the first refusal moves
+//!   all of them back to the plain ring. Flushes always use the plain ring.
+//! * On an NVMe drive reads and writes are passthrough commands (`passthrough.rs`). A command that fails is retried
+//!   through io_uring, whose error counts; a drive that refuses commands receives no more of them.
+//! * A short count is reported unchanged to the tier, which treats it as an error. Only operations that the kernel puts
+//!   off (EAGAIN, EINTR) are retried, a bounded number of times.
 //!
 //! Thread affinity: one thread at a time; it may be another each time.
 
@@ -39,11 +41,11 @@ pub use device::{IoChoice, Offers, Part, Ssd};
 pub use memory::TierMemory;
 pub use operations::DEPTHS;
 
-/// How often an operation that the kernel puts off is tried.
+/// Limit of attempts for an operation that the kernel puts off.
 const ATTEMPTS_MOST: u32 = 100;
 
-/// How many operations go to the kernel in one call, and come back in one. A call costs less than a microsecond; the
-/// end and the beginning of an operation cost us several, mostly for checksums.
+/// Batch size of submissions and completions. A submission call costs less than a microsecond; completing and starting
+/// an operation costs several, mostly for checksums.
 const AT_A_TIME: usize = 8;
 
 /// The driver of one tier.
@@ -53,7 +55,7 @@ pub struct Nvme {
     rings: Rings,
     operations: Operations,
     done: VecDeque<(OpId, Result<u32, Fault>)>,
-    /// What has ended and was not looked at, and by which way it went.
+    /// Completions that are not handled yet, each with the path that its operation took.
     ended: VecDeque<(Completion, Way)>,
     counters: NvmeCounters,
     remarks: Vec<String>,
@@ -61,10 +63,10 @@ pub struct Nvme {
 }
 
 impl Nvme {
-    /// A driver for this part of a device, on this memory.
+    /// Creates a driver for this part of a device, on this memory.
     ///
     /// # Errors
-    /// When the kernel gives no ring.
+    /// When the kernel provides no ring.
     pub fn new(part: Part, memory: TierMemory) -> io::Result<Self> {
         let polling = part.offers().polling;
         Self::with(part, memory, polling)
@@ -86,29 +88,29 @@ impl Nvme {
         })
     }
 
-    /// What it works on.
+    /// Returns the part that the driver works on.
     #[must_use]
     pub const fn part(&self) -> &Part {
         &self.part
     }
 
-    /// The memory that it moves from and to.
+    /// Returns the memory that the driver reads and writes.
     pub const fn memory(&mut self) -> &mut TierMemory {
         &mut self.memory
     }
 
-    /// How it works, for logs.
+    /// Returns remarks on how the driver works, for logs.
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
     }
 
-    /// The last thing that went wrong, in words.
+    /// Returns and clears the description of the last failure.
     pub fn take_problem(&mut self) -> Option<String> {
         self.last_problem.take()
     }
 
-    /// What happened so far, and how much is under way.
+    /// Returns the counters, with the current numbers in flight and queued.
     #[must_use]
     pub fn counters(&self) -> NvmeCounters {
         let mut counters = self.counters;
@@ -118,7 +120,8 @@ impl Nvme {
         counters
     }
 
-    /// Takes an operation. Its end comes from [`Self::poll_done`]; the tier bounds how many there are.
+    /// Queues an operation. Its completion is returned by [`Self::poll_done`]; the tier bounds the number of
+    /// operations.
     pub fn start(&mut self, op: BlockOp) {
         let fits = op.offset.checked_add(op.bytes.into()).is_some_and(|end| end <= self.part.bytes);
         if !fits {
@@ -130,7 +133,7 @@ impl Nvme {
         self.operations.add(op, cpu::monotonic_ns());
     }
 
-    /// Gives the kernel what is queued, as far as the depths allow: the most urgent first, in few calls.
+    /// Submits queued operations as far as the queue depths allow: the most urgent first, in few calls.
     ///
     /// # Errors
     /// When the ring fails.
@@ -157,7 +160,7 @@ impl Nvme {
         self.rings.submit()
     }
 
-    /// Puts an operation into a ring. Whether there was room.
+    /// Puts an operation into a ring. Returns false if the ring is full.
     fn issue(&mut self, index: usize) -> bool {
         let Some(RunningCall { op, plain, .. }) = self.operations.get(index) else { return true };
         let pieces: Vec<IoBuf> = op.pieces.as_slice().iter().map(|span| self.memory.buffer(*span)).collect();
@@ -168,7 +171,7 @@ impl Nvme {
         true
     }
 
-    /// Takes some of what has ended: there may be more. Never blocks. Whether anything did.
+    /// Handles a batch of completions; more may be left. Never blocks. Returns true if there were any.
     ///
     /// # Errors
     /// When a ring fails.
@@ -265,29 +268,30 @@ impl Nvme {
         }
     }
 
-    /// The next operation that has ended: the bytes it moved, or why not.
+    /// Returns the next completed operation: the bytes it moved, or its fault.
     pub fn poll_done(&mut self) -> Option<(OpId, Result<u32, Fault>)> {
         self.done.pop_front()
     }
 
-    /// Whether nothing is queued or under way.
+    /// Returns true if no operation is queued or in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty() && self.done.is_empty()
     }
 
-    /// Whether completions come only when a ring is polled, or wait to be taken: then a host does not park meanwhile.
+    /// Returns true if completions arrive only when a ring is polled, or are left to be taken: the host must not park
+    /// then.
     #[must_use]
     pub fn must_be_polled(&self) -> bool {
         !self.done.is_empty() || !self.ended.is_empty() || self.rings.must_be_polled()
     }
 
-    /// One of them becomes readable when something has ended that is not polled for.
+    /// Returns descriptors, one of which becomes readable when an unpolled operation has completed.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.fds()
     }
 
-    /// Ends all I/O for good and waits for the kernel to let go of the memory, at most `longest`. Whether it has.
+    /// Ends all I/O for good and waits at most `longest` for the kernel to release the memory. Returns true if it has.
     pub fn end(&mut self, longest: Duration) -> bool {
         self.rings.end(longest)
     }

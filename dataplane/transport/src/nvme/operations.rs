@@ -1,4 +1,4 @@
-//! Operations between their start and their end: they wait, the most urgent first, or the device has them.
+//! Operations that have not completed: queued by priority, or in flight on the device.
 
 use std::collections::VecDeque;
 
@@ -6,25 +6,25 @@ use kvplane_tier::{BlockOp, Priority};
 
 use super::counters::PriorityCounters;
 
-/// Entries of a ring: all that may be in flight.
+/// Number of ring entries: the limit of operations in flight.
 pub(super) const RING_ENTRIES: u32 = 256;
-/// How many operations of each priority the device has at once.
+/// Queue depth of each priority on the device.
 pub const DEPTHS: [usize; Priority::ALL.len()] = [128, 64, 24, 16];
 
 const _: () = assert!(DEPTHS[0] + DEPTHS[1] + DEPTHS[2] + DEPTHS[3] <= RING_ENTRIES as usize);
 
-/// An operation that has not ended.
+/// An operation that has not completed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunningCall {
     pub(super) op: BlockOp,
     pub(super) since_ns: u64,
-    /// How often the kernel has put it off.
+    /// Number of times the kernel has put it off.
     pub(super) attempts: u32,
-    /// By a command it could not be done.
+    /// The passthrough command failed; the operation is retried through io_uring.
     pub(super) plain: bool,
 }
 
-/// All operations of a driver that have not ended.
+/// All operations of a driver that have not completed.
 pub(super) struct Operations {
     running: slab::Slab<RunningCall>,
     queues: [VecDeque<usize>; Priority::ALL.len()],
@@ -46,30 +46,30 @@ impl Operations {
         self.queues[op.priority as usize].push_back(index);
     }
 
-    /// Takes the next one of a priority out of its queue, as far as the depth allows.
+    /// Dequeues the next operation of a priority if its queue depth allows.
     pub(super) fn next(&mut self, priority: Priority) -> Option<usize> {
         let priority = priority as usize;
         if self.in_flight[priority] < DEPTHS[priority] { self.queues[priority].pop_front() } else { None }
     }
 
-    /// Puts back the one that [`Self::next`] gave: there was no room for it.
+    /// Puts back the operation that [`Self::next`] returned, because the ring was full.
     pub(super) fn put_back(&mut self, priority: Priority, index: usize) {
         self.queues[priority as usize].push_front(index);
     }
 
-    /// The device has the one that [`Self::next`] gave.
+    /// Records that the operation returned by [`Self::next`] is in flight.
     pub(super) const fn issued(&mut self, priority: Priority) {
         self.in_flight[priority as usize] += 1;
     }
 
-    /// The device has one no more.
+    /// Records that an operation is no longer in flight.
     pub(super) fn returned(&mut self, index: usize) -> Option<RunningCall> {
         let running = self.running.get(index).copied()?;
         self.in_flight[running.op.priority as usize] -= 1;
         Some(running)
     }
 
-    /// Queues one again that came back, changed like this.
+    /// Queues an operation again after `change` was applied to it.
     pub(super) fn repeat(&mut self, index: usize, change: impl FnOnce(&mut RunningCall)) {
         let Some(running) = self.running.get_mut(index) else { return };
         change(running);
@@ -80,22 +80,22 @@ impl Operations {
         self.running.get(index).copied()
     }
 
-    /// One has ended.
+    /// Removes a completed operation.
     pub(super) fn remove(&mut self, index: usize) {
         self.running.remove(index);
     }
 
-    /// Whether nothing is queued or under way.
+    /// Returns true if no operation is queued or in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
 
-    /// Whether the device has any.
+    /// Returns true if any operation is in flight.
     pub(super) fn has_in_flight(&self) -> bool {
         self.in_flight.iter().any(|in_flight| *in_flight > 0)
     }
 
-    /// Says how many of a priority are under way, and how many wait.
+    /// Writes the numbers of in-flight and queued operations of a priority into `counters`.
     pub(super) fn count(&self, priority: usize, counters: &mut PriorityCounters) {
         counters.in_flight = self.in_flight[priority] as u64;
         counters.queued = self.queues[priority].len() as u64;

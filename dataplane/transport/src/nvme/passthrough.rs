@@ -1,7 +1,8 @@
-//! Reads and writes as NVMe commands to the drive behind the device.
+//! NVMe passthrough: reads and writes as NVMe commands to the drive behind the device.
 //!
-//! Before any is given, two blocks are read both ways: the first and the last of what is used. A command counts blocks
-//! of the namespace, and if that were not the same place, nothing else here would notice in time.
+//! Before the first command, two blocks are read by both paths and compared: the first and the last of the part. A
+//! command addresses blocks of the namespace; if those were not the same blocks, nothing else here would notice in
+//! time.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +14,20 @@ use kvplane_tier::{Action, BlockOp};
 use super::device::Part;
 use super::operations::RING_ENTRIES;
 
-/// How long the first reads may take.
+/// Timeout of the compared reads.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A ring of commands.
+/// Ring of passthrough commands.
 pub(super) struct Commands {
     pub(super) ring: CommandRing,
-    /// Completions come only when it is polled.
+    /// Completions arrive only when the ring is polled.
     pub(super) polled: bool,
-    /// The drive has not refused any.
+    /// Cleared once the drive refuses commands.
     pub(super) is_used: bool,
 }
 
 impl Commands {
-    /// A ring for the drive of this part; `plain` and `file` lead to the same device.
+    /// Creates a ring for the drive of this part; `plain` and `file` address the same device through io_uring.
     pub(super) fn new(part: &Part, plain: &mut Ring, file: RegisteredFile, polled: bool) -> Result<Self, String> {
         let namespace = part.ssd.namespace().ok_or("it is no NVMe drive")?;
         let mut ring = CommandRing::of_commands(RING_ENTRIES, polled).map_err(|error| error.to_string())?;
@@ -75,12 +76,12 @@ impl Commands {
         Ok(())
     }
 
-    /// Whether a command can do that.
+    /// Returns true if a command can carry out the operation.
     pub(super) fn takes(&self, part: &Part, op: &BlockOp) -> bool {
         self.is_used && part.ssd.namespace().is_some_and(|namespace| op.bytes <= namespace.command_bytes_most())
     }
 
-    /// Queues a read or a write. Whether its memory was pinned before.
+    /// Queues a read or a write. Returns true if its memory was registered (pinned) before.
     pub(super) fn issue(
         &mut self,
         part: &Part,

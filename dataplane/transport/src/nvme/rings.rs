@@ -1,4 +1,4 @@
-//! The ways to the device: a plain ring, one whose completions are polled for, one of commands to the drive.
+//! Rings of one driver: a plain ring, a polled ring, and a ring of passthrough commands.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use super::memory::TierMemory;
 use super::operations::RING_ENTRIES;
 use super::passthrough::Commands;
 
-/// The rings, and so the one that a completion came from.
+/// Ring that an operation is submitted to, and that its completion comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     Commands,
@@ -21,23 +21,23 @@ pub(super) enum Way {
     Plain,
 }
 
-/// The rings of one driver, and which of them are used.
+/// Rings of one driver, and the choice between them.
 pub(super) struct Rings {
     plain: Ring,
     file: RegisteredFile,
-    /// The ring whose completions are polled for.
+    /// Ring with polled completions.
     polled: Option<(Ring, RegisteredFile)>,
-    /// Whether it is used.
+    /// True while reads and writes go to the polled ring.
     polling: bool,
-    /// The ring of commands to the drive, as long as it takes them.
+    /// Ring of passthrough commands, used as long as the drive accepts them.
     commands: Option<Commands>,
-    /// Empty between two calls.
+    /// Scratch buffer; empty between two calls.
     completions: Vec<Completion>,
 }
 
 impl Rings {
-    /// Rings to this part of a device, with this memory pinned where the kernel allows; what is not as it could be goes
-    /// to `remarks`.
+    /// Opens the rings to this part of a device, with this memory registered (pinned) where the kernel allows. Every
+    /// restriction is added to `remarks`.
     pub(super) fn open(part: &Part, memory: &TierMemory, polling: bool, remarks: &mut Vec<String>) -> io::Result<Self> {
         let mut plain = Ring::shared(RING_ENTRIES)?;
         let fd = part.ssd.claimed().file().fd();
@@ -68,14 +68,14 @@ impl Rings {
         Ok(Self { plain, file, polling: polled.is_some(), polled, commands, completions: Vec::new() })
     }
 
-    /// Whether reads and writes go to the ring whose completions are polled for.
+    /// Returns true if reads and writes go to the polled ring.
     #[cfg(test)]
     pub(super) const fn is_polling(&self) -> bool {
         self.polling
     }
 
-    /// Puts an operation into a ring: by a command to the drive, unless it must go the `plain` way. Whether its memory
-    /// was pinned before.
+    /// Puts an operation into a ring: as a passthrough command unless it has to use the `plain` path. Returns true if
+    /// its memory was registered (pinned) before.
     pub(super) fn issue(
         &mut self,
         part: &Part,
@@ -106,7 +106,7 @@ impl Rings {
         Ok(is_pinned)
     }
 
-    /// Gives the kernel what was put into the rings.
+    /// Submits what was put into the rings.
     pub(super) fn submit(&mut self) -> io::Result<()> {
         self.plain.submit()?;
         if let Some((ring, _)) = &mut self.polled {
@@ -115,7 +115,7 @@ impl Rings {
         self.commands.as_mut().map_or(Ok(()), |commands| commands.ring.submit())
     }
 
-    /// Takes all that has ended.
+    /// Takes all completions.
     pub(super) fn poll(&mut self, ended: &mut VecDeque<(Completion, Way)>) -> io::Result<()> {
         for way in [Way::Commands, Way::Polled, Way::Plain] {
             match (way, &mut self.commands, &mut self.polled) {
@@ -129,7 +129,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Whether completions of this way are polled for.
+    /// Returns true if completions of this ring are polled.
     pub(super) fn polls(&self, way: Way) -> bool {
         match way {
             Way::Polled => true,
@@ -138,14 +138,14 @@ impl Rings {
         }
     }
 
-    /// The device does not let its completions be polled for after all. A remark, the first time.
+    /// Stops polling because the device refuses it after all. Returns a remark the first time.
     pub(super) fn stop_polling(&mut self) -> Option<String> {
         core::mem::take(&mut self.polling)
             .then(|| "completions come by interrupt: the device refuses polling".to_owned())
     }
 
-    /// A command has failed with this result. A remark where the drive takes no commands at all: what fails is tried
-    /// the plain way, and said then.
+    /// Handles a failed command. Returns a remark if the drive takes no commands at all; the failed operation is
+    /// retried through io_uring, which reports its error if it fails again.
     pub(super) fn command_failed(&mut self, op: &BlockOp, result: i32) -> Option<String> {
         use kvplane_sys::errno::{EACCES, EINVAL, ENOTTY, EOPNOTSUPP, EPERM};
         let commands = self.commands.as_mut()?;
@@ -157,20 +157,20 @@ impl Rings {
         Some(refused(&format!("one of {bytes} bytes: {error}")))
     }
 
-    /// Whether something is under way whose completion comes only when its ring is polled.
+    /// Returns true if an operation is in flight whose completion arrives only when its ring is polled.
     pub(super) fn must_be_polled(&self) -> bool {
         let waits = |in_flight: usize| in_flight > 0;
         self.polled.as_ref().is_some_and(|(ring, _)| waits(ring.in_flight()))
             || self.commands.as_ref().is_some_and(|commands| commands.polled && waits(commands.ring.in_flight()))
     }
 
-    /// One of them becomes readable when something has ended that is not polled for.
+    /// Returns descriptors, one of which becomes readable when an unpolled operation has completed.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let commands = self.commands.as_ref().filter(|commands| !commands.polled);
         [Some(self.plain.as_fd()), commands.map(|commands| commands.ring.as_fd())].into_iter().flatten()
     }
 
-    /// Ends all I/O for good and waits for the kernel to let go of the memory, at most `longest`. Whether it has.
+    /// Ends all I/O for good and waits at most `longest` for the kernel to release the memory. Returns true if it has.
     pub(super) fn end(&mut self, longest: Duration) -> bool {
         let polled = self.polled.as_mut().is_none_or(|(ring, _)| ring.end(longest));
         let commands = self.commands.as_mut().is_none_or(|commands| commands.ring.end(longest));

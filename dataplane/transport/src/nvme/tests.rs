@@ -21,7 +21,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(name: &str) -> Self {
         let name = format!("kvplane-nvme-{name}-{}", std::process::id());
-        // Beside the build: a real file system where direct I/O is likely to work.
+        // Next to the build: a real file system where direct I/O is likely to work.
         Self(std::env::current_exe().expect("a path").with_file_name(name))
     }
 }
@@ -37,7 +37,7 @@ fn region(bytes: usize) -> Arc<Region> {
     Region::allocate(&options).expect("memory")
 }
 
-/// A byte that follows from its object and its place.
+/// Returns the byte of an object at an offset.
 fn pattern(object: u128, at: usize) -> u8 {
     let word = (object as u64).wrapping_add(at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
     (word >> (8 * (at % 8))) as u8
@@ -130,7 +130,7 @@ impl Bed {
         })
     }
 
-    /// The object's bytes, checked against what they must be.
+    /// Gets an object and checks its bytes.
     fn get(&mut self, object: u128, bytes: u32) -> Result<(), Miss> {
         let token = Token(object as u64);
         self.pool.copy_in(4096, &vec![0; bytes as usize]);
@@ -165,7 +165,7 @@ fn there(bed: &mut Bed) {
 }
 
 #[test]
-fn what_was_put_is_there_now_and_after_a_restart_without_any_goodbye() {
+fn objects_survive_an_unclean_restart() {
     let scratch = Scratch::new("restart");
     let mut bed = Bed::open(&scratch, false);
     println!("{:?} {:?}", bed.nvme.part.ssd.remarks(), bed.nvme.remarks());
@@ -195,7 +195,7 @@ fn durable_means_flushed_and_flushes_are_timed() {
 }
 
 #[test]
-fn a_device_that_refuses_polling_is_used_without() {
+fn polling_is_disabled_when_the_device_refuses_it() {
     let scratch = Scratch::new("polling");
     let mut bed = Bed::open(&scratch, true);
     fill(&mut bed, Ack::Buffered);
@@ -228,20 +228,20 @@ fn flipped_bits_on_the_device_are_misses_never_wrong_bytes() {
 }
 
 #[test]
-fn a_file_that_was_cut_gives_errors_not_bytes() {
+fn a_truncated_file_causes_errors_not_wrong_bytes() {
     let scratch = Scratch::new("cut");
     let mut bed = Bed::open(&scratch, false);
     fill(&mut bed, Ack::Durable);
     let file = std::fs::File::options().write(true).open(&scratch.0).expect("the file");
     file.set_len(4096).expect("cut");
     assert_eq!(bed.get(6, 1 << 20), Err(Miss::Fault(Fault::Io)));
-    let problem = bed.nvme.take_problem().expect("it is said");
+    let problem = bed.nvme.take_problem().expect("a description");
     assert!(problem.contains("only 0 bytes were moved"), "{problem}");
     assert_eq!(bed.tier.stats().harm.unread, 1);
 }
 
 #[test]
-fn whole_blocks_use_pinned_memory_and_one_call_gives_several() {
+fn whole_blocks_use_pinned_memory_and_submissions_are_batched() {
     let scratch = Scratch::new("pinned");
     let mut bed = Bed::open(&scratch, false);
     fill(&mut bed, Ack::Buffered);
@@ -270,7 +270,7 @@ fn gets_pass_what_is_queued_before_them() {
     let scratch = Scratch::new("priority");
     let mut bed = Bed::open(&scratch, false);
     fill(&mut bed, Ack::Buffered);
-    // Far more background reads than its depth, as a recovery makes them, then one get.
+    // Many more background reads than their queue depth, as in a recovery, then one get.
     let template = block_op(&mut bed, 6);
     let depth = DEPTHS[Priority::Background as usize];
     for _ in 0..8 * depth {
@@ -291,7 +291,7 @@ fn gets_pass_what_is_queued_before_them() {
     }
 }
 
-/// The operation by which an object is read.
+/// Returns the operation by which an object is read.
 fn block_op(bed: &mut Bed, object: u128) -> BlockOp {
     let get = Get {
         digest: Digest(object),
@@ -317,12 +317,12 @@ fn an_operation_outside_the_part_is_refused() {
     let op = block_op(&mut bed, 6);
     bed.nvme.start(BlockOp { offset: FILE_BYTES - 4096, ..op });
     assert_eq!(bed.nvme.poll_done(), Some((op.id, Err(Fault::Io))));
-    assert!(bed.nvme.take_problem().expect("it is said").contains("outside a part"));
+    assert!(bed.nvme.take_problem().expect("a description").contains("outside a part"));
     assert!(bed.nvme.end(Duration::from_secs(10)));
 }
 
 #[test]
-fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
+fn kernel_errors_map_to_faults() {
     use kvplane_sys::errno;
     for (error, fault) in [
         (errno::ENOSPC, Fault::NoSpace),
@@ -337,7 +337,7 @@ fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
     }
 }
 
-/// A drive of the rig, blank; one test has it at a time.
+/// Returns a blank drive of the rig; one test uses it at a time.
 fn drive(which: usize) -> Option<(PathBuf, MutexGuard<'static, ()>)> {
     static DRIVES: Mutex<()> = Mutex::new(());
     let alone = DRIVES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -358,7 +358,7 @@ fn drive(which: usize) -> Option<(PathBuf, MutexGuard<'static, ()>)> {
     Some((path, alone))
 }
 
-/// Puts on one way and gets on all.
+/// Puts through one path and gets through all.
 fn by_commands(path: &Path) {
     let open = |io| Arc::new(Ssd::open(path, None, io).expect("the drive"));
     for io in [IoChoice::Passthrough, IoChoice::Auto, IoChoice::Uring, IoChoice::Polled] {
@@ -379,21 +379,21 @@ fn by_commands(path: &Path) {
         assert_eq!((counters.commands > 0, counters.commands_failed), (commands, 0));
         assert_eq!(counters.polled > 0, polls);
         assert!(bed.nvme.remarks().is_empty(), "{:?}", bed.nvme.remarks());
-        // While it is ours nobody can mount it, and commands go nowhere else.
+        // While it is claimed it cannot be mounted, and commands go nowhere else.
         assert!(Ssd::open(path, None, io).expect_err("taken").to_string().contains("in use"));
         assert!(bed.nvme.end(Duration::from_secs(10)));
     }
 }
 
 #[test]
-fn a_drive_takes_commands_and_the_other_ways_find_what_they_wrote() {
+fn commands_write_what_the_other_paths_read() {
     if let Some((path, _alone)) = drive(0) {
         by_commands(&path);
     }
 }
 
 #[test]
-fn a_partition_is_written_where_it_is_and_nowhere_else() {
+fn commands_stay_within_their_partition() {
     let Some((whole, _alone)) = drive(1) else { return };
     let whole = std::fs::canonicalize(whole).expect("the drive");
     // A table of two partitions, in sectors.
@@ -424,15 +424,15 @@ fn a_partition_is_written_where_it_is_and_nowhere_else() {
 }
 
 #[test]
-fn a_drive_that_refuses_a_command_is_given_no_more() {
+fn a_drive_that_refuses_a_command_gets_no_more_commands() {
     let Some((path, _alone)) = drive(0) else { return };
     let ssd = Arc::new(Ssd::open(&path, None, IoChoice::Passthrough).expect("the drive"));
     let mut bed = Bed::over(Part::new(&ssd, 0, 1), false);
     fill(&mut bed, Ack::Durable);
-    // As an old kernel would: what was refused is done the plain way.
+    // As on an old kernel: a refused command is retried through io_uring.
     let op = block_op(&mut bed, 6);
     bed.nvme.start(op);
-    // Not given to the drive, which would do it.
+    // Not submitted to the drive, which would execute it.
     let index = bed.nvme.operations.next(op.priority).expect("one waits");
     bed.nvme.operations.issued(op.priority);
     bed.nvme.completed(Completion { token: index as u64, result: -kvplane_sys::errno::EOPNOTSUPP }, Way::Commands);
@@ -451,9 +451,9 @@ fn a_drive_that_refuses_a_command_is_given_no_more() {
 
 const EIO: i32 = 5;
 
-/// The kernel tells of what it or the device dropped once; it may have been of any part.
+/// The kernel reports a lost write once; the write may belong to any part.
 #[test]
-fn a_flush_that_failed_for_one_part_is_no_flush_of_another() {
+fn a_failed_flush_of_one_part_fails_the_flushes_of_others() {
     let scratch = Scratch::new("flushes");
     let ssd = Arc::new(Ssd::open(&scratch.0, Some(2 * FILE_BYTES), IoChoice::Uring).expect("a file"));
     let [mut one, mut other] = [0, 1].map(|which| Bed::over(Part::new(&ssd, which, 2), false));

@@ -1,4 +1,4 @@
-//! What a device tells: requests that are over, messages that came, ports that went down.
+//! Event handling of RDMA devices: completions, received messages, and port events.
 
 use kvplane_proto::{SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{AsyncEvent, Mtu, RetiredRequest, Status};
@@ -11,22 +11,22 @@ use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, Place, SegmentKey};
 use super::work::Work;
 use crate::types::{CloseCause, ConnectionId};
 
-/// Completions taken from one device in one round, in lots: bounds how long others wait.
+/// Limit of completion batches taken from one device in one round: bounds the delay of the other devices.
 const LOTS: usize = 16;
 
-/// A message that came.
+/// A received message.
 #[derive(Clone, Copy)]
 pub(super) struct ReceivedMessage {
-    /// The link of the queue pair that it came on.
+    /// Link of the queue pair that received it.
     link: Option<u32>,
-    /// The receive that it is in.
+    /// Receive buffer that holds it.
     receive: u32,
     bytes: u32,
     status: Status,
 }
 
 impl Links {
-    /// Takes what a device says is over. Whether there was anything.
+    /// Handles the completions of a device. Returns true if there were any.
     pub(super) fn take_completions(&mut self, nic: usize, segments: &mut Segments) -> bool {
         let mut progress = false;
         self.nics[nic].completions.set_emptied(false);
@@ -75,7 +75,7 @@ impl Links {
         progress
     }
 
-    /// A request is over: whatever waited for it goes on.
+    /// Handles the completion of a request and resumes the work that waited for it.
     fn work_over(&mut self, index: u32, retired: RetiredRequest) {
         let RetiredRequest { token, status, .. } = retired;
         let id = self.table.id_at(index);
@@ -116,7 +116,7 @@ impl Links {
         entry.endpoints.touch(link.endpoint);
         if link.sends.credits.arrived(envelope.credits).is_err() {
             entry.receives.repost(receive);
-            self.close(id, CloseCause::Rdma("the peer broke the rules of credits".to_owned()));
+            self.close(id, CloseCause::Rdma("the peer violated the credit protocol".to_owned()));
             return;
         }
         if matches!(envelope.kind, MessageKind::Frame | MessageKind::More) {
@@ -136,7 +136,7 @@ impl Links {
         }
     }
 
-    /// A message that tells something by itself; it is in the books.
+    /// Handles a control message; its bytes are in `books.message`.
     fn control(&mut self, id: ConnectionId, envelope: &Envelope, segments: &mut Segments) -> Result<(), CloseCause> {
         let Some((link, nic, books)) = self.parts(id) else { return Ok(()) };
         let message = core::mem::take(&mut books.message);
@@ -164,7 +164,7 @@ impl Links {
         result
     }
 
-    /// Takes what a device tells of itself and of its port.
+    /// Handles asynchronous events of a device and of its port.
     pub(super) fn take_events(&mut self, nic: usize) {
         while let Some(event) = self.nics[nic].next_event() {
             let entry = &mut self.nics[nic];
@@ -205,9 +205,9 @@ impl Links {
     }
 }
 
-/// Why a connection failed, for people.
+/// Describes the failure of a connection for operators.
 fn describe(device: &str, status: Status, path_mtu: Mtu) -> CloseCause {
-    // Nobody says of a packet that it was too long for a switch in between.
+    // A switch that drops a packet longer than its MTU does not report it.
     let perhaps = || {
         format!(
             "if small transfers work, the network in between drops packets of our MTU of {} bytes: set that of all \
@@ -219,7 +219,7 @@ fn describe(device: &str, status: Status, path_mtu: Mtu) -> CloseCause {
         Status::RetryExceeded => format!("{device}: the peer does not answer; {}", perhaps()),
         Status::RemoteAccess => format!("{device}: the peer's memory is not registered for it any more"),
         Status::ReceiverNotReady => format!("{device}: the peer has no receive posted"),
-        // The device did not say why, or said it of something else.
+        // A flushed request carries no cause, or the cause was reported for another request.
         Status::Flushed => format!("{device}: the connection failed; {}", perhaps()),
         status => format!("{device}: a request failed: {status:?}"),
     })

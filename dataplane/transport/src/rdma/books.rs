@@ -1,53 +1,53 @@
-//! What all links of a driver write to: what happened, what was counted, and memory for the moment.
+//! State shared by all links of a driver: event queue, counters, and scratch memory.
 
 use std::collections::VecDeque;
 
 use super::ended::CopyCompletions;
 use crate::types::Event;
 
-/// Records kept for their memory, and the longest of them.
+/// Limits of the recycled buffers: their number, and the capacity of each in bytes.
 const SPARES: usize = 16;
 const SPARE_BYTES: usize = 16 << 10;
 
-/// What the driver counted.
+/// Counters of the RDMA driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RdmaCounters {
     /// Messages sent.
     pub messages: u64,
-    /// Requests handed to devices, messages among them.
+    /// Requests posted to devices, including messages.
     pub requests: u64,
-    /// Times that requests were handed over.
+    /// Doorbells: each posts a batch of requests.
     pub doorbells: u64,
-    /// Completions of requests that devices announced: of one, and all before it on its connection.
+    /// Signalled completions: each completes one request and all before it on its connection.
     pub signalled: u64,
-    /// Payload bytes written to where peers wanted their answers.
+    /// Payload bytes written directly into the memory that peers offered for their answers.
     pub pushed_bytes: u64,
-    /// Payload bytes that went through bounce buffers.
+    /// Payload bytes that passed through bounce buffers.
     pub bounced_bytes: u64,
-    /// Connections given up for others.
+    /// Connections closed to make room for others.
     pub evictions: u64,
-    /// Times that the peer of an idle connection was asked for a sign of life.
+    /// Keepalive probes sent on idle connections.
     pub keepalives: u64,
 }
 
-/// The books of a driver.
+/// Shared state of a driver.
 #[derive(Default)]
 pub(super) struct Books {
     pub(super) events: VecDeque<Event>,
     pub(super) copied: CopyCompletions,
     pub(super) counters: RdmaCounters,
-    /// A message, for the moment.
+    /// Scratch buffer for one message.
     pub(super) message: Vec<u8>,
     spares: Vec<Vec<u8>>,
 }
 
 impl Books {
-    /// Memory for a body or a record.
+    /// Returns a buffer for a body or a record.
     pub(super) fn take_spare(&mut self) -> Vec<u8> {
         self.spares.pop().unwrap_or_default()
     }
 
-    /// A body or a record is not needed any more.
+    /// Recycles the buffer of a body or a record.
     pub(super) fn spare(&mut self, mut bytes: Vec<u8>) {
         if self.spares.len() < SPARES && bytes.capacity() <= SPARE_BYTES {
             bytes.clear();

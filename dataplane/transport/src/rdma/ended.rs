@@ -1,4 +1,4 @@
-//! Copies that are over, in the order in which they ended, told in runs: most end together and well.
+//! Completed copies in completion order, stored as runs of equal outcome: most complete together and successfully.
 
 use core::mem;
 
@@ -7,40 +7,40 @@ use kvplane_proto::Status;
 use super::work::Work;
 use crate::types::ConnectionId;
 
-/// A copy that is over.
+/// A completed copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CopyCompletion {
-    /// The connection that had it.
+    /// Connection that carried it.
     pub connection: ConnectionId,
-    /// The caller's name for it.
+    /// Token of the caller.
     pub token: u64,
-    /// How it went.
+    /// Outcome of the copy.
     pub outcome: Result<(), Status>,
 }
 
-/// Copies that are over. Their memory is touched by nobody any more.
+/// List of completed copies. The device does not access their memory any more.
 #[derive(Default, Debug)]
 pub struct CopyCompletions {
-    /// The callers' names for them.
+    /// Tokens of the callers.
     tokens: Vec<u64>,
-    /// Whose they were, how they went, and where the next run begins.
+    /// Runs: connection, outcome, and the index in `tokens` at which the run ends.
     runs: Vec<(ConnectionId, Result<(), Status>, usize)>,
 }
 
 impl CopyCompletions {
-    /// Whether there are none.
+    /// Returns true if the list is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// Forgets them.
+    /// Clears the list.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.runs.clear();
     }
 
-    /// Those of one connection that went alike, in a row: connection, outcome, tokens.
+    /// Returns the runs of consecutive copies with equal connection and outcome: connection, outcome, tokens.
     pub fn runs(&self) -> impl Iterator<Item = (ConnectionId, Result<(), Status>, &[u64])> {
         let mut from = 0;
         self.runs.iter().map(move |&(connection, outcome, until)| {
@@ -49,20 +49,20 @@ impl CopyCompletions {
         })
     }
 
-    /// Each by itself.
+    /// Returns each completed copy.
     pub fn iter(&self) -> impl Iterator<Item = CopyCompletion> {
         self.runs().flat_map(|(connection, outcome, tokens)| {
             tokens.iter().map(move |&token| CopyCompletion { connection, token, outcome })
         })
     }
 
-    /// One more.
+    /// Appends a completed copy.
     pub(super) fn push(&mut self, connection: ConnectionId, token: u64, outcome: Result<(), Status>) {
         self.tokens.push(token);
         self.until_here(connection, outcome);
     }
 
-    /// Those of these requests that are copies and have succeeded, if all are: false where one is not.
+    /// Appends successful copies if all of these requests are copies; returns false if one is not, and appends nothing.
     #[inline]
     pub(super) fn push_all(&mut self, connection: ConnectionId, works: &[u64]) -> bool {
         if !works.iter().fold(true, |all, &bits| all & Work::is_copy(bits)) {
@@ -73,7 +73,7 @@ impl CopyCompletions {
         true
     }
 
-    /// Puts those of another behind these.
+    /// Appends the copies of another list.
     pub(super) fn append(&mut self, other: &mut Self) {
         if self.is_empty() {
             mem::swap(self, other);
@@ -85,7 +85,7 @@ impl CopyCompletions {
             .extend(other.runs.drain(..).map(|(connection, outcome, until)| (connection, outcome, before + until)));
     }
 
-    /// All behind the last run are of this one.
+    /// Makes all tokens behind the last run a run of this connection and outcome.
     #[inline]
     fn until_here(&mut self, connection: ConnectionId, outcome: Result<(), Status>) {
         let until = self.tokens.len();
@@ -104,7 +104,7 @@ mod tests {
     const THERE: ConnectionId = ConnectionId { index: 2, generation: 1 };
 
     #[test]
-    fn those_alike_are_told_together_and_in_order() {
+    fn copies_with_equal_outcomes_form_runs_in_order() {
         let mut ended = CopyCompletions::default();
         let works: Vec<u64> = (0..5).map(|token| Work::Copy(token).to_bits()).collect();
         assert!(ended.push_all(HERE, &works));

@@ -1,13 +1,15 @@
-//! Connections with stock Mooncake engines: plain reliable connections for reads and writes alone, without messages.
+//! Connections with stock Mooncake engines: plain reliable connections for one-sided reads and writes, without
+//! messages.
 //!
-//! Both sides make as many queue pairs as the asking one says, tell each other their numbers by Mooncake's handshake,
-//! and begin to count packets at 0. The asking side posts on the first of them; the others are there because the peer
-//! wants as many as it makes itself. A peer that asks us works alone: we see nothing of what it does. What it may reach
-//! is what is published, by the keys in our descriptor. There are no credits, so no message of such a peer finds a
-//! receive that was promised to it; one that comes all the same ends its connection.
+//! Both sides create as many queue pairs as the active (connecting) side states, exchange their numbers by Mooncake's
+//! handshake, and start packet numbers at 0. The active side posts on the first queue pair; the others exist because
+//! the peer expects as many as it creates itself. A peer that connects to us works one-sided: its requests are
+//! invisible to us. It can access only what is published, by the keys in our descriptor. There are no credits, so no
+//! receive is reserved for a message of such a peer; a message that arrives nevertheless ends its connection.
 //!
-//! Nothing says when a peer that asked us is gone. Its queue pairs stay until it connects again from the same device,
-//! or others need the place: the oldest is given up first. A peer that was given up in error connects again.
+//! The departure of such a peer is not signalled. Its queue pairs stay until it connects again from the same device, or
+//! until other connections need the resources: the oldest is closed first. A peer that was closed by mistake
+//! reconnects.
 
 use std::sync::Arc;
 
@@ -23,40 +25,40 @@ use super::setup::{HOP_LIMIT, NOT_READY_RETRIES, NOT_READY_TIMER, PKEY_INDEX, RE
 use crate::table::Table;
 use crate::types::{CloseCause, ConnectionId, Event};
 
-/// Queue pairs of one connection, at most.
+/// Limit of queue pairs of one connection.
 pub const FOREIGN_QUEUE_PAIRS: usize = 16;
-/// Reads that a stock engine starts at the same time, and serves: it tells nobody.
+/// Limit of reads in flight that a stock engine initiates and serves; it does not negotiate the number.
 const FOREIGN_READS: u8 = 16;
-/// Requests of a queue pair on which nothing is posted.
+/// Queue depth of a queue pair on which no request is posted.
 const UNUSED_DEPTH: u32 = 1;
 
-/// What one side of a connection with a stock engine learns of the other.
+/// Handshake data that one side of a connection with a stock engine sends to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignHalf {
-    /// The numbers of its queue pairs.
+    /// Numbers of its queue pairs.
     pub queue_pairs: Vec<u32>,
-    /// The address of its port.
+    /// GID of its port.
     pub gid: Gid,
-    /// The same in an InfiniBand subnet; 0 for Ethernet.
+    /// LID of its port in an InfiniBand subnet; 0 for Ethernet.
     pub lid: u16,
 }
 
-/// What a stock engine learns of a device.
+/// Description of a device for stock engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// The best address of its port; none while that is down.
+    /// Best address of its port, GID and LID; `None` while the port is down.
     pub address: Option<(Gid, u16)>,
 }
 
 impl Rdma {
-    /// Starts a connection from this device to one of a stock engine's, by position, with so many queue pairs. Our half
-    /// is to reach the peer, and its half [`Self::complete_foreign`]; [`Event::Connected`] or [`Event::Gone`] follows
-    /// that.
+    /// Starts a connection from this device to device number `device` of a stock engine, with this many queue pairs.
+    /// The caller sends our half to the peer and passes the peer's half to [`Self::complete_foreign`];
+    /// [`Event::Connected`] or [`Event::Gone`] follows that.
     ///
     /// # Errors
-    /// When the device has no active port or no place for another connection.
+    /// When the device has no active port or no room for another connection.
     pub fn offer_foreign(
         &mut self,
         nic: usize,
@@ -65,7 +67,7 @@ impl Rdma {
         queue_pairs: usize,
     ) -> Result<(ConnectionId, ForeignHalf), RdmaError> {
         let queue_pairs = queue_pairs.clamp(1, FOREIGN_QUEUE_PAIRS);
-        // The device has promised completions for so many requests of each connection.
+        // The completion queue reserves entries for this many requests of each connection.
         let depth = self.options.send_depth - (queue_pairs as u32 - 1) * UNUSED_DEPTH;
         let id = self.links.add(nic, 0, depth, &mut self.segments)?;
         let age = self.links.made();
@@ -76,24 +78,24 @@ impl Rdma {
         made.map(|half| (id, half)).inspect_err(|_| self.links.drop_unused(id))
     }
 
-    /// Takes a stock engine's half of a connection that we offered.
+    /// Completes an offered connection with the stock engine's half.
     pub fn complete_foreign(&mut self, id: ConnectionId, half: &ForeignHalf) {
         let Some((link, nic, books)) = self.links.parts(id) else { return };
         if link.state != State::Offered || link.foreign.is_none() {
             return;
         }
-        // It asks for nothing on it: for that it makes a connection of its own.
+        // The peer sends no requests over it: for those it makes a connection of its own.
         match link.connect_foreign(nic, half, PeerAccess::default()) {
             Ok(()) => books.events.push_back(Event::Connected(id)),
             Err(error) => self.close(id, CloseCause::Setup(error.to_string())),
         }
     }
 
-    /// Connects a stock engine that asks us: `from` is its name for the device that it asks from, `device` that of our
-    /// own. The same half again gives the same answer; another one replaces the connection.
+    /// Accepts the connection of a stock engine: `from` is the engine's name of its device, `device` the name of ours.
+    /// Idempotent: an equal half gets an equal answer; a different one replaces the connection.
     ///
     /// # Errors
-    /// When the device is not there or down, has no place, or the half cannot be connected.
+    /// When the device does not exist, is down or has no room, or the half cannot be connected.
     pub fn accept_foreign(&mut self, device: &str, from: &str, half: &ForeignHalf) -> Result<ForeignHalf, RdmaError> {
         let links = &mut self.links;
         let Some(position) = links.nics.iter().position(|nic| nic.context.name() == device) else {
@@ -112,7 +114,7 @@ impl Rdma {
             }
             links.give_up(id.index, &mut self.segments);
         }
-        // Those that ask us have at most half of a device's connections: beyond that the oldest goes.
+        // Connections of stock engines take at most half of a device's endpoints; beyond that the oldest is closed.
         let most = (links.nics[position].endpoints.capacity() / 2).max(1);
         while asking(&links.table, position).count() >= most {
             let age = |link: &Link| link.foreign.as_ref().map(|foreign| foreign.age);
@@ -130,13 +132,13 @@ impl Rdma {
         let made = link.make_foreign(id.index, nic, foreign, half.queue_pairs.len());
         let access = PeerAccess { write: true, read: true };
         let connected = made.and_then(|own| link.connect_foreign(nic, half, access).map(|()| own));
-        // The address that goes with the peer's may be another than the best.
+        // The address that matches the peer's may be another than the best one.
         let address = own_address(nic, half);
         let own = connected.inspect_err(|_| links.drop_unused(id))?;
         Ok(address.map_or(own.clone(), |(gid, lid)| ForeignHalf { gid, lid, ..own }))
     }
 
-    /// Whether a stock engine is connected from this device of its with these queue pairs.
+    /// Returns true if a stock engine is connected from its device `from` with these queue pairs.
     #[must_use]
     pub fn has_foreign(&self, device: &str, from: &str, queue_pairs: &[u32]) -> bool {
         let nic = self.links.nics.iter().position(|nic| nic.context.name() == device);
@@ -144,7 +146,7 @@ impl Rdma {
         known.is_some_and(|(_, _, asker)| asker.queue_pairs == queue_pairs)
     }
 
-    /// What stock engines learn of the devices, by position.
+    /// Returns the descriptions of the devices for stock engines, by position.
     #[must_use]
     pub fn foreign_devices(&self) -> Vec<ForeignDevice> {
         let device = |nic: &Nic| {
@@ -154,8 +156,8 @@ impl Rdma {
         self.links.nics.iter().map(device).collect()
     }
 
-    /// The local and the remote key of a published segment on each device, by position; none for one that refused it.
-    /// Both are valid until the segment is retracted.
+    /// Returns the local and the remote key of a published segment on each device, by position; `None` for a device
+    /// that refused the registration. The keys are valid until the segment is retracted.
     pub fn foreign_keys(&mut self, segment: SegmentId) -> Vec<Option<(u32, u32)>> {
         let nics = self.links.nics.iter().enumerate();
         nics.map(|(index, nic)| self.segments.keys_on(segment, index, nic)).collect()
@@ -163,7 +165,7 @@ impl Rdma {
 }
 
 impl Link {
-    /// Makes it one with a stock engine, with so many queue pairs; our half of it.
+    /// Turns the link into one with a stock engine, with this many queue pairs; returns our half.
     fn make_foreign(
         &mut self,
         index: u32,
@@ -182,7 +184,7 @@ impl Link {
         Ok(self.foreign_half(own))
     }
 
-    /// What a peer knows that asks us.
+    /// Returns our half of the handshake.
     fn foreign_half(&self, own: (Gid, u16)) -> ForeignHalf {
         let spares = self.foreign.iter().flat_map(|foreign| &foreign.spares);
         let queue_pairs = core::iter::once(&self.sends.queue_pair).chain(spares).map(QueuePair::qp_num).collect();
@@ -224,7 +226,7 @@ impl Link {
     }
 }
 
-/// Connections of stock engines that ask us over a device, each with its asker.
+/// Returns the connections that stock engines made to a device, each with its engine.
 fn asking(table: &Table<Box<Link>>, nic: usize) -> impl Iterator<Item = (ConnectionId, &Link, &Asker)> {
     table.iter().filter_map(move |(id, link)| {
         let of_device = link.nic as usize == nic && link.state == State::Open;
@@ -233,7 +235,7 @@ fn asking(table: &Table<Box<Link>>, nic: usize) -> impl Iterator<Item = (Connect
     })
 }
 
-/// Our address on the way to a peer: of the same kind as the peer's, if there is one.
+/// Returns our address for a peer: of the same kind (IPv4 or IPv6) as the peer's, if there is one.
 fn own_entry<'a>(gids: &'a [GidEntry], peer: &ForeignHalf) -> Option<&'a GidEntry> {
     let is_v4 = |gid: &Gid| gid.address().to_ipv4_mapped().is_some();
     gids.iter().find(|entry| is_v4(&entry.gid) == is_v4(&peer.gid)).or_else(|| gids.first())
@@ -246,7 +248,7 @@ fn own_address(nic: &Nic, peer: &ForeignHalf) -> Option<(Gid, u16)> {
 
 fn route(port: &PortAttributes, gids: &[GidEntry], peer: &ForeignHalf) -> Option<Route> {
     let own = own_entry(gids, peer)?;
-    // Inside one subnet of InfiniBand the LID is enough.
+    // Within one InfiniBand subnet the LID is enough.
     let local = port.link_layer == LinkLayer::InfiniBand && own.gid.0[..8] == peer.gid.0[..8];
     Some(Route {
         gid: (!local).then_some(peer.gid),

@@ -1,8 +1,9 @@
-//! What is known of a stock Mooncake engine's memory: where it is, and the keys under which its devices let us in.
+//! Description of a stock Mooncake engine's memory: its buffers and the remote keys under which its devices grant
+//! access.
 //!
-//! Shared by all hosts of a process. What the engine says of itself may change: buffers come and go, and after a
-//! restart everything is different. Each change is a new generation, in the ids of the buffers: who asks for a buffer
-//! of an old one is told that it is stale, and asks the engine again.
+//! Shared by all hosts of a process. The engine's description may change: buffers come and go, and after a restart
+//! everything is different. Each change is a new generation in the ids of the buffers: a copy to a buffer of an old
+//! generation fails as stale, and the caller fetches the description again.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
@@ -11,14 +12,14 @@ use kvplane_proto::{SegmentId, Status};
 
 use super::wire::SegmentKey;
 
-/// A buffer of a stock engine.
+/// Buffer of a stock engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignBuffer {
-    /// Its first address, in the engine's process.
+    /// First address, in the engine's process.
     pub address: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Its remote key on each device, by position; fewer where a device does not reach it.
+    /// Remote key on each device, by position; fewer where a device does not reach the buffer.
     pub keys: Vec<u32>,
 }
 
@@ -29,27 +30,27 @@ struct KnownPeer {
     buffers: Vec<ForeignBuffer>,
 }
 
-/// A stock engine that is asked over RDMA. Any thread may use it.
+/// A stock engine reached over RDMA. Any thread may use it.
 pub struct ForeignPeer {
     name: String,
     known: RwLock<KnownPeer>,
 }
 
 impl ForeignPeer {
-    /// An engine of this name, of which nothing is known.
+    /// Creates an engine of this name without a description.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), known: RwLock::default() }
     }
 
-    /// The name of its segment.
+    /// Returns the name of its segment.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Takes what it says of itself now. Returns the generation for the ids of its buffers: the number of a buffer in
-    /// this list is the index. The same list again has the same generation.
+    /// Stores the engine's current description. Returns the generation for the ids of its buffers; the index of an id
+    /// is the position in this list. An equal description keeps its generation.
     pub fn learn(&self, devices: Vec<String>, buffers: Vec<ForeignBuffer>) -> u32 {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.generation == 0 || known.devices != devices || known.buffers != buffers {
@@ -59,7 +60,8 @@ impl ForeignPeer {
         known.generation
     }
 
-    /// The device that stands at this position, counted round: its number and its name. None when there is none.
+    /// Returns the number and the name of the device at `position` modulo the number of devices; `None` if there is
+    /// none.
     #[must_use]
     pub fn device(&self, position: usize) -> Option<(usize, String)> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +69,7 @@ impl ForeignPeer {
         Some((number, known.devices[number].clone()))
     }
 
-    /// The key of a buffer on one of its devices.
+    /// Returns the key of a buffer on a device of the engine.
     pub(super) fn key(&self, segment: SegmentId, device: usize) -> SegmentKey {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let buffer = known.buffers.get(segment.index as usize).filter(|_| segment.generation == known.generation);
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_again_is_the_same_and_what_is_new_makes_the_old_stale() {
+    fn an_equal_description_keeps_its_generation_and_a_new_one_makes_it_stale() {
         let peer = ForeignPeer::new("a:1");
         let devices = || vec!["m0".to_owned(), "m1".to_owned()];
         assert_eq!(peer.device(0), None);

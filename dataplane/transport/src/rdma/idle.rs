@@ -1,25 +1,25 @@
-//! Idle connections: whether their peers are still there, and whether they are on the right device.
+//! Idle connections: keepalive, and return to preferred devices.
 //!
-//! A device notices that its peer is gone when it sends something. So a connection on which nothing happens writes
-//! nothing, zero bytes, now and then: the peer's device acknowledges that by itself, without its process, its memory
-//! or a credit. Where it does not, the connection ends as with any other request.
+//! A device detects a dead peer only when it sends. An idle connection therefore posts a zero-byte write now and then:
+//! the peer's device acknowledges it without involving its process, memory or a credit. If it does not, the connection
+//! fails as with any other request.
 //!
-//! A connection that a peer was given on a device that only stands in for a preferred one ends when it is idle and a
-//! preferred one works again: the peer connects anew.
+//! A connection that a peer made to a device that only stands in for a preferred one is closed when it is idle and a
+//! preferred device works again: the peer reconnects.
 
 use super::link::State;
 use super::links::Links;
 use super::nic::Nic;
 use crate::types::CloseCause;
 
-/// How often connections are looked at.
+/// Period of the check, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// Looks after idle connections, once in a while.
+/// Periodic check of idle connections.
 pub(super) struct IdleWatch {
-    /// An idle connection's peer is asked for a sign of life after so long, and again after as long.
+    /// Idle time after which a keepalive probe is sent, and its period after that, in nanoseconds.
     keepalive_ns: u64,
-    /// When they are looked at again.
+    /// Time of the next check, in nanoseconds.
     look_ns: u64,
 }
 
@@ -28,7 +28,7 @@ impl IdleWatch {
         Self { keepalive_ns, look_ns: 0 }
     }
 
-    /// Looks after them, if it is time; of the devices, so many of the first are preferred.
+    /// Checks idle connections if it is time. The first `preferred` devices are preferred.
     pub(super) fn look(&mut self, links: &mut Links, preferred: usize, now_ns: u64) {
         if now_ns < self.look_ns {
             return;

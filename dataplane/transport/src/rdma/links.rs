@@ -1,9 +1,9 @@
-//! All links of a driver and the devices that they are on: which of them have a turn, how they come and go.
+//! All links of a driver and their devices: scheduling, setup and shutdown of links.
 //!
-//! A queue pair that is to end goes to its error state: the device takes nothing more for it, from us or from the peer,
-//! and gives back what it had as completions. When all are there the queue pair is destroyed, and only then are copies,
-//! holds and the end itself reported. A device that does not answer any more is not waited for: destroying a queue pair
-//! ends its requests too.
+//! To end a link, its queue pair is moved to the error state: the device accepts no more requests, from us or from the
+//! peer, and flushes the posted ones as completions. After the last completion the queue pair is destroyed, and only
+//! then are copies, holds and the end itself reported. The wait for an unresponsive device is bounded: destroying a
+//! queue pair ends its requests too.
 
 use core::fmt;
 use std::collections::HashMap;
@@ -23,21 +23,21 @@ use crate::turns::Rounds;
 use crate::types::{CloseCause, ConnectionId, Event};
 
 const PACKET_NUMBER_BITS: u32 = 24;
-/// How long completions are waited for.
+/// Timeout for the completions of a closing link, in nanoseconds.
 const DRAIN_NS: u64 = 1_000_000_000;
-/// How long the device's word is waited for that the last receive was reported, when all else is over.
+/// Timeout for the device's last-receive event after all completions have arrived, in nanoseconds.
 const LAST_RECEIVE_NS: u64 = 20_000_000;
 
-/// Why there is no connection.
+/// Error of a connection attempt.
 #[derive(Debug)]
 pub enum RdmaError {
-    /// There is no device that could be used: says why.
+    /// No usable device; the text gives the reason.
     NoDevice(String),
-    /// As many connections as there may be are in use.
+    /// All connections of the device are in use; their number.
     Full(usize),
-    /// The peer's half is not one, or does not fit.
+    /// The peer's half is malformed or incompatible.
     Peer(Status, String),
-    /// The device refused.
+    /// The device reported an error.
     Verbs(VerbsError),
 }
 
@@ -59,20 +59,20 @@ impl From<VerbsError> for RdmaError {
     }
 }
 
-/// The links of a driver and the devices that they are on.
+/// Links of a driver and their devices.
 pub(super) struct Links {
     pub(super) nics: Vec<Nic>,
     pub(super) table: Table<Box<Link>>,
     pub(super) rounds: Rounds,
     pub(super) books: Books,
-    /// Links that wait for what others of their device have.
+    /// Links that wait for resources held by other links of their device.
     starved: Vec<u32>,
-    /// Links that end when their device holds nothing of them any more.
+    /// Links that end when their device holds none of their requests any more.
     closing: Vec<u32>,
-    /// Requests that are over, and messages that came, of the completions that are being looked at.
+    /// Retired requests and received messages of the completions that are being handled.
     pub(super) retired: Vec<(u32, RetiredRequest)>,
     pub(super) received: Vec<ReceivedMessage>,
-    /// How many were made so far.
+    /// Number of links created so far.
     made: u64,
 }
 
@@ -91,7 +91,7 @@ impl Links {
         }
     }
 
-    /// A link, its device, and the books.
+    /// Returns a link, its device, and the shared state.
     #[inline]
     pub(super) fn parts(&mut self, id: ConnectionId) -> Option<(&mut Link, &mut Nic, &mut Books)> {
         let link = &mut **self.table.get_mut(id)?;
@@ -99,13 +99,13 @@ impl Links {
         Some((link, nic, &mut self.books))
     }
 
-    /// As [`Self::parts`], of one in use.
+    /// Returns the parts of a link if it is open, see [`Self::parts`].
     #[inline]
     pub(super) fn open_parts(&mut self, id: ConnectionId) -> Option<(&mut Link, &mut Nic, &mut Books)> {
         self.parts(id).filter(|(link, _, _)| link.state == State::Open)
     }
 
-    /// Whether there is something to do before anything else happens.
+    /// Returns true if there is work that does not wait for an event.
     pub(super) fn has_work(&self) -> bool {
         !self.books.events.is_empty()
             || !self.books.copied.is_empty()
@@ -114,13 +114,12 @@ impl Links {
             || !self.rounds.again.is_empty()
     }
 
-    /// Whether a device is waited for that rings no bell.
+    /// Returns true if a closing link waits for a device, which does not signal the poller.
     pub(super) const fn is_closing(&self) -> bool {
         !self.closing.is_empty()
     }
 
-    /// Makes a link with a queue pair that is not connected, which promises so many receives and takes so many
-    /// requests.
+    /// Creates a link with an unconnected queue pair: grants `grant` receives and reserves `send_depth` requests.
     pub(super) fn add(
         &mut self,
         nic: usize,
@@ -159,12 +158,12 @@ impl Links {
         Ok(id)
     }
 
-    /// How many links were made so far.
+    /// Returns the number of links created so far.
     pub(super) const fn made(&self) -> u64 {
         self.made
     }
 
-    /// Makes room on a device: ends the connection that was not used for longest, if there is one that is idle.
+    /// Makes room on a device: closes the least recently used idle connection, if any.
     fn evict(&mut self, nic: usize, segments: &mut Segments) {
         let links = &self.table;
         let by_endpoint: HashMap<u32, u32> =
@@ -179,24 +178,24 @@ impl Links {
         self.give_up(index, segments);
     }
 
-    /// Ends a link at once, for another: nothing of ours is under way on it.
+    /// Ends a link at once, to make room for another; none of our requests is in flight on it.
     pub(super) fn give_up(&mut self, index: u32, segments: &mut Segments) {
         let Some(link) = self.table.at_mut(index) else { return };
         let nic = link.nic as usize;
         link.fail(CloseCause::Closed);
-        // What has just come is all that there is to wait for.
+        // Completions that have just arrived are all that is left to handle.
         self.take_completions(nic, segments);
         self.finish(index);
     }
 
-    /// Takes back a link that nobody knows of.
+    /// Removes a link that was never reported to the host.
     pub(super) fn drop_unused(&mut self, id: ConnectionId) {
         self.finish(id.index);
         self.books.events.retain(|event| !matches!(event, Event::Gone(gone, _) if *gone == id));
         self.table.free(id);
     }
 
-    /// Ends a connection. [`Event::Gone`] follows when the device holds nothing of it any more.
+    /// Closes a connection. [`Event::Gone`] follows when the device holds none of its requests any more.
     pub(super) fn close(&mut self, id: ConnectionId, why: CloseCause) {
         let Some((link, _, _)) = self.parts(id) else { return };
         if link.state == State::Closing {
@@ -209,7 +208,7 @@ impl Links {
         }
     }
 
-    /// Ends all connections of a device.
+    /// Closes all connections of a device.
     pub(super) fn close_all(&mut self, nic: usize, why: &str) {
         let links: Vec<u32> = self.nics[nic].links.values().copied().collect();
         for index in links {
@@ -217,7 +216,7 @@ impl Links {
         }
     }
 
-    /// Ends what has been given back. Whether anything was.
+    /// Finishes closing links whose requests have all been flushed. Returns true if any was finished.
     pub(super) fn see_off(&mut self, now_ns: u64) -> bool {
         let closing = core::mem::take(&mut self.closing);
         let before = closing.len();
@@ -227,7 +226,7 @@ impl Links {
             let nic = &self.nics[link.nic as usize];
             let waited_ns = now_ns.saturating_sub(since_ns);
             let given_back = link.sends.queue_pair.outstanding() == 0;
-            // With the queue pair go its completions, among them those of receives that others wait for.
+            // Destroying the queue pair discards its completions, including those of receives that other links need.
             let drained = given_back
                 && nic.completions.is_emptied()
                 && (link.ending.last_receive || waited_ns >= LAST_RECEIVE_NS);
@@ -240,7 +239,7 @@ impl Links {
         self.closing.len() != before
     }
 
-    /// The queue pair is destroyed and everything that it held reported.
+    /// Destroys the queue pair and reports everything that it held.
     fn finish(&mut self, index: u32) {
         let Some(link) = self.table.take_if(index, |_| true) else { return };
         let id = self.table.id_at(index);
@@ -255,7 +254,7 @@ impl Links {
         self.wake_starved();
     }
 
-    /// Hands everything that can go to the devices: one doorbell for each connection.
+    /// Posts everything that can be posted: one doorbell for each connection.
     pub(super) fn flush(&mut self) {
         for _ in 0..self.rounds.dirty.len() {
             let Some(index) = self.rounds.dirty.pop() else { break };
@@ -289,7 +288,7 @@ impl Links {
         self.wake_starved();
     }
 
-    /// Those that waited may find now what they lacked.
+    /// Wakes the links that waited for resources of their device.
     fn wake_starved(&mut self) {
         for index in core::mem::take(&mut self.starved) {
             let Some(link) = self.table.at(index) else { continue };
@@ -302,7 +301,7 @@ impl Links {
         }
     }
 
-    /// Tells the peers that know the key of a segment of ours that it is gone.
+    /// Notifies the peers that have the key of our segment that it is gone.
     pub(super) fn retract(&mut self, segment: SegmentId) {
         for (id, link) in self.table.iter_mut() {
             if link.retract(segment) {

@@ -1,15 +1,15 @@
-//! Tables that are looked into for each request: a cheap hash, with a seed so that peers cannot choose collisions.
+//! Hash maps for the data path: a cheap hash, with a seed so that peers cannot construct collisions.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A table by a small key.
+/// Hash map with a small key.
 pub(super) type MixedMap<K, V> = HashMap<K, V, MixHasher>;
 
-/// Odd, with bits everywhere: the golden ratio's, as in Fibonacci hashing (Knuth, volume 3, 6.4).
+/// Odd, with bits everywhere: 2^64 divided by the golden ratio, as in Fibonacci hashing (Knuth, volume 3, 6.4).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Hashes numbers by mixing their bits with a seed of the table's own.
+/// Hasher that mixes the bits of numbers with a seed of its map.
 #[derive(Clone)]
 pub(super) struct MixHasher {
     seed: u64,
@@ -30,7 +30,7 @@ impl BuildHasher for MixHasher {
     }
 }
 
-/// One hash in the making.
+/// State of one hash computation.
 pub(super) struct Mixer(u64);
 
 impl Hasher for Mixer {

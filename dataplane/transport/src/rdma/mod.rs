@@ -1,24 +1,25 @@
-//! RDMA: frames by messages, payloads by writes and reads of the device, segments without their owner's help.
+//! RDMA driver: frames in messages, payloads by RDMA write and read, one-sided access to segments.
 //!
 //! A *link* is one reliable connection between a port of ours and one of the peer's. It carries the same frames as a
-//! stream. A frame travels in messages, for which each side keeps receives that the other has *credits* for. A short
-//! payload comes along. A long one that answers a request is written to where the request offered memory, before the
-//! answer, which the connection's order keeps behind it; any other is read by whoever wants it. Segments are read and
-//! written by the asking side alone, once it has their key.
+//! stream. A frame travels in messages; each side posts receives for which the other holds *credits*. A short payload
+//! is part of the message. A long payload that answers a request is written into the memory that the request offered,
+//! before the answer, which the connection's ordering keeps behind it; any other long payload is read by its receiver.
+//! Segments are read and written one-sided by the client, once it has their key.
 //!
-//! Connections are set up by two messages that the host carries over another channel ([`Rdma::offer`],
-//! [`Rdma::accept`], [`Rdma::complete`]); it also closes the link when that channel says that the peer is gone.
+//! A connection is set up by two messages that the host carries over another channel ([`Rdma::offer`],
+//! [`Rdma::accept`], [`Rdma::complete`]); the host also closes the link when that channel reports that the peer is
+//! gone.
 //!
 //! The host calls [`Rdma::poll`] in each round, then takes [`Rdma::poll_event`] and [`Rdma::take_copied`], then for
-//! each connection of [`Rdma::next_ready`] takes [`Rdma::input`] until it says `Wait`, and at last [`Rdma::flush`].
-//! Before it parks it calls [`Rdma::prepare_sleep`].
+//! each connection of [`Rdma::next_ready`] takes [`Rdma::input`] until it returns `Wait`, and at last calls
+//! [`Rdma::flush`]. Before it parks it calls [`Rdma::prepare_sleep`].
 //!
-//! Invariants: a device touches only memory that is registered with it, and registrations live as long as requests on
-//! them. What a connection was lent is given back only when the device holds nothing of it any more, and so is its end
-//! reported. Trust: a peer that has a key may use it as long as the registration lives; peers get them for published
-//! segments and for single payloads.
+//! Invariants: a device accesses only memory that is registered with it, and a registration lives as long as requests
+//! on it. Memory lent to a connection is returned, and the end of the connection reported, only when the device holds
+//! none of its requests any more. Trust: a peer that has a key may use it as long as the registration lives; peers get
+//! keys of published segments and of single payloads.
 //!
-//! Thread affinity: none; one thread at a time. Nothing blocks except registering memory.
+//! Thread affinity: none; one thread at a time. No call blocks except for the registration of memory.
 
 mod arrive;
 mod books;
@@ -63,24 +64,24 @@ use segments::Segments;
 use setup::MESSAGE_BYTES_LEAST;
 pub use setup::{answer_status, refusal};
 
-/// Memory from which on each device's registration has a thread of its own.
+/// Size from which each device registers a region on a thread of its own.
 const ALONE_BYTES: usize = 256 << 20;
 
 /// All RDMA devices and connections of one host.
 pub struct Rdma {
     options: RdmaOptions,
     links: Links,
-    /// Our segments, which peers reach by their own requests.
+    /// Our published segments, which peers access one-sided.
     segments: Segments,
     idle: IdleWatch,
-    /// The poller said that a device has something to tell.
+    /// True if the poller reported an event of a device.
     told: bool,
-    /// Of the devices, how many of the first peers are given.
+    /// Number of devices, from the first, that are preferred for connections of peers; 0: all.
     preferred: usize,
 }
 
 impl Rdma {
-    /// A driver without devices. Settings below what works are raised to it.
+    /// Creates a driver without devices. Settings below the working minimum are raised to it.
     #[must_use]
     pub fn new(options: RdmaOptions) -> Self {
         let options = options.raised(GRANT_LEAST, MESSAGE_BYTES_LEAST);
@@ -94,11 +95,11 @@ impl Rdma {
         }
     }
 
-    /// Opens a device; returns its position. Pins the memory of its messages.
+    /// Opens a device and returns its position. Registers (pins) the memory of its messages.
     ///
     /// # Errors
-    /// When it cannot be opened, or its memory cannot be pinned: says why and what to do. A port that is down is not an
-    /// error: it may come up.
+    /// When the device cannot be opened or its memory cannot be registered: names the reason and the next step. A port
+    /// that is down is not an error: it may come up.
     pub fn add_device(&mut self, poller: &Poller, device: &Device) -> Result<usize, RdmaError> {
         let nic = Nic::open(device, &self.options)?;
         let index = self.links.nics.len();
@@ -107,7 +108,8 @@ impl Rdma {
         Ok(index)
     }
 
-    /// The devices, by position: name, bits per second (0 when down or not known), and why it cannot be used, if so.
+    /// Returns the devices, by position: name, bits per second (0 if down or unknown), and why the device is unusable,
+    /// if it is.
     pub fn devices(&self) -> impl Iterator<Item = (&str, u64, Option<String>)> {
         self.links.nics.iter().map(|nic| {
             let speed = nic.port.as_ref().map_or(0, |(port, _)| port.bits_per_second);
@@ -115,24 +117,24 @@ impl Rdma {
         })
     }
 
-    /// The names of the devices, by position.
+    /// Returns the names of the devices, by position.
     pub fn device_names(&self) -> impl Iterator<Item = &str> {
         self.links.nics.iter().map(|nic| nic.context.name())
     }
 
-    /// Gives peers that connect one of the first so many devices, as long as one of those reaches them. 0: any.
+    /// Prefers the first `devices` devices for connections of peers, as long as one of those reaches the peer. 0: any.
     pub const fn prefer(&mut self, devices: usize) {
         self.preferred = devices;
     }
 
-    /// The device of a connection by position, and the speed of the slower of its two ports in bits per second.
+    /// Returns the device of a connection, by position, and the bandwidth of its slower port in bits per second.
     #[must_use]
     pub fn rail(&self, id: ConnectionId) -> Option<(usize, u64)> {
         let link = self.links.table.get(id)?;
         Some((link.nic as usize, link.path.bits_per_second))
     }
 
-    /// Takes an event of one of this driver's descriptors.
+    /// Handles a readiness event of one of this driver's descriptors.
     pub fn ready(&mut self, token: Token) {
         let Some(nic) = self.links.nics.get(token.index as usize) else { return };
         if token.source == Source::RdmaEvents {
@@ -142,7 +144,7 @@ impl Rdma {
         nic.completions.hear();
     }
 
-    /// Takes what the devices tell. Whether there was anything.
+    /// Handles events and completions of the devices. Returns true if there were any.
     pub fn poll(&mut self, now_ns: u64) -> bool {
         let mut progress = false;
         let told = core::mem::take(&mut self.told);
@@ -157,8 +159,8 @@ impl Rdma {
         progress
     }
 
-    /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
-    /// here.
+    /// Returns the next event. A connection counts as open, and its index is not reused, until its [`Event::Gone`] has
+    /// been returned here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.links.books.events.pop_front();
         if let Some(Event::Gone(id, _)) = &event {
@@ -167,19 +169,20 @@ impl Rdma {
         event
     }
 
-    /// Whether there is something to do before anything else happens.
+    /// Returns true if there is work that does not wait for an event.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.links.has_work()
     }
 
-    /// Whether a device is waited for that rings no bell: the host must not park for long.
+    /// Returns true if a closing link waits for a device, which does not signal the poller: the host must not park for
+    /// long.
     #[must_use]
     pub const fn is_closing(&self) -> bool {
         self.links.is_closing()
     }
 
-    /// A connection that may have input; each is named once until something arrives.
+    /// Returns a connection that may have input; each is returned once until new input arrives.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
         while let Some(index) = self.links.rounds.ready.pop() {
             if self.links.table.at(index).is_some() {
@@ -189,13 +192,13 @@ impl Rdma {
         None
     }
 
-    /// Names a connection again in the next round: it has more input than its share of this one.
+    /// Marks a connection ready for the next round: it has more input than its budget of this one.
     pub fn ready_again(&mut self, id: ConnectionId) {
         self.links.rounds.again.push(id.index);
     }
 
-    /// The next input of a connection. A frame's body replaces `scratch`. After a frame with a payload, the host calls
-    /// [`Self::receive_payload`] before it asks again.
+    /// Returns the next input of a connection. The body of a frame replaces `scratch`. After a frame with a payload,
+    /// the host calls [`Self::receive_payload`] before it calls this again.
     pub fn input(&mut self, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let Some((link, nic, books)) = self.links.open_parts(id) else { return Input::Wait };
         if link.ending.after_send.is_some() {
@@ -207,7 +210,7 @@ impl Rdma {
             Next::Wait => return Input::Wait,
         }
         let taken = link.take_frame(nic, books, scratch);
-        // Receives were given back.
+        // Receives were reposted; credits may be due.
         self.links.rounds.dirty.mark(id.index);
         match taken {
             Ok(Some(header)) => Input::Frame(header),
@@ -219,10 +222,10 @@ impl Rdma {
         }
     }
 
-    /// Says where the payload of the last frame goes. Then [`Self::input`] brings it.
+    /// Sets the destination of the payload of the last frame. [`Self::input`] then delivers it.
     ///
     /// # Panics
-    /// When no payload is awaited or the memory is not of its length.
+    /// When no payload is expected or the memory does not have its length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
         let Some((link, _, _)) = self.links.parts(id) else { return };
         if link.intake.place_payload(target) {
@@ -231,16 +234,16 @@ impl Rdma {
         self.links.rounds.ready.mark(id.index);
     }
 
-    /// Offers memory for the answer to a request that the next [`Self::send`] on this connection carries. Without
-    /// effect where that is of no use: the payload is then fetched.
+    /// Offers memory for the answer to a request that the next [`Self::send`] on this connection carries. Has no effect
+    /// where a direct write brings no benefit: the payload is then fetched.
     pub fn expect_answer(&mut self, id: ConnectionId, request: RequestId, pieces: Pieces) {
         if let Some((link, nic, _)) = self.links.open_parts(id) {
             link.places.offer(request, pieces, nic);
         }
     }
 
-    /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
-    /// is then reported as sent.
+    /// Queues a frame, which the next [`Self::flush`] sends. Returns false if the connection is gone; the payload's
+    /// hold is then reported by [`Event::Sent`].
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let Some((link, nic, books)) = self.links.open_parts(id) else {
             let hold = payload.and_then(|payload| payload.hold);
@@ -256,13 +259,13 @@ impl Rdma {
         true
     }
 
-    /// Hands everything that can go to the devices: one doorbell for each connection.
+    /// Posts everything that can be posted: one doorbell for each connection.
     pub fn flush(&mut self) {
         self.links.flush();
     }
 
-    /// Asks the devices to wake the poller with the next completion. False when something is there already: then the
-    /// host does not park.
+    /// Arms the devices to wake the poller with the next completion. Returns false if a completion has arrived already:
+    /// the host must not park then.
     ///
     /// # Errors
     /// When a device is gone.
@@ -277,14 +280,14 @@ impl Rdma {
         Ok(!progress && !self.has_work())
     }
 
-    /// Lets go of memory that is not used any more: it is unpinned.
+    /// Deregisters (unpins) memory that is not used any more.
     pub fn forget(&mut self, region: &Arc<Region>) {
         self.links.nics.iter_mut().for_each(|nic| nic.memory.forget(region));
     }
 
     /// Registers memory with all devices now instead of at its first use.
     ///
-    /// Long regions are registered by a thread for each device, as pinning takes its time.
+    /// A large region is registered by one thread per device, because pinning takes long.
     pub fn register(&mut self, region: &Arc<Region>) {
         let (first, others) = match &mut self.links.nics[..] {
             [] => return,
@@ -295,30 +298,30 @@ impl Rdma {
             for nic in others {
                 let memory = &mut nic.memory;
                 let builder = std::thread::Builder::new().name("kvp-register".to_owned());
-                // Without a thread for it, it is registered when it is first needed.
+                // If no thread can be spawned, the region is registered at its first use.
                 let _ = builder.spawn_scoped(scope, move || memory.ensure(region));
             }
             first.memory.ensure(region);
         });
     }
 
-    /// Lets peers reach this memory by their own requests. Registered with each device now, which takes as long as
-    /// pinning it does; where a device refuses, peers use frames.
+    /// Publishes memory for one-sided access by peers. Registers it with each device now, which takes as long as
+    /// pinning; over a device that refuses, peers use frames.
     pub fn publish(&mut self, segment: SegmentId, region: &Arc<Region>, bytes: u64, writable: bool) {
         self.segments.publish(segment, region, bytes, writable, &self.links.nics);
     }
 
-    /// Ends peers' access to a segment: when this returns, no device lets anybody in any more. Those that know its key
-    /// get a message, so that they need not find out.
+    /// Revokes peers' access to a segment: when this returns, no device grants access any more. Peers that have its key
+    /// are notified by a message, so that they do not run into errors.
     pub fn retract(&mut self, segment: SegmentId) {
         if self.segments.retract(segment) {
             self.links.retract(segment);
         }
     }
 
-    /// Copies between our memory and ranges of a peer's segments. The outcomes come by [`Self::take_copied`]:
-    /// `Unsupported` says that the peer or our device cannot reach the memory in this way; `Unreachable`, that the
-    /// connection ended first, so whether it was done is not known. Several in a row cost much less than each alone.
+    /// Copies between our memory and ranges of a peer's segments. The outcomes are returned by [`Self::take_copied`]:
+    /// `Unsupported` means that the peer or our device cannot access the memory in this way; `Unreachable`, that the
+    /// connection ended first, so the outcome is unknown. A run of copies costs much less than each alone.
     pub fn copy_many<'a>(&mut self, id: ConnectionId, copies: impl IntoIterator<Item = RdmaCopy<'a>>) {
         let mut copies = copies.into_iter();
         if let Some(first) = copies.next() {
@@ -326,7 +329,7 @@ impl Rdma {
         }
     }
 
-    /// The same for one that is known and those behind it.
+    /// Copies `first` and then `copies`, see [`Self::copy_many`].
     #[inline]
     pub fn copy_all<'a>(
         &mut self,
@@ -344,7 +347,7 @@ impl Rdma {
         while let Some(copy) = next {
             let (posted, left) = link.copies.post_run(copy, &mut copies, &mut link.sends, nic);
             if posted > 0 {
-                // Where the queue is full, the next is kept until it is not.
+                // If the queue is full, the next copy is kept until there is room.
                 next = left.or_else(|| copies.next());
                 continue;
             }
@@ -363,17 +366,17 @@ impl Rdma {
         }
     }
 
-    /// Puts the copies that are over behind those in `into`. Their memory is touched by nobody any more.
+    /// Appends the completed copies to `into`. The devices do not access their memory any more.
     pub fn take_copied(&mut self, into: &mut CopyCompletions) {
         into.append(&mut self.links.books.copied);
     }
 
-    /// Ends a connection. [`Event::Gone`] follows when the device holds nothing of it any more.
+    /// Closes a connection. [`Event::Gone`] follows when the device holds none of its requests any more.
     pub fn close(&mut self, id: ConnectionId, why: CloseCause) {
         self.links.close(id, why);
     }
 
-    /// Sends what is queued, then closes: for a refusal that the peer should read.
+    /// Sends queued frames, then closes the connection: for a rejection that the peer should read.
     pub fn close_after_sending(&mut self, id: ConnectionId, why: CloseCause) {
         let Some((link, _, _)) = self.links.parts(id) else { return };
         if link.state != State::Open || link.is_sent() {
@@ -384,19 +387,19 @@ impl Rdma {
         }
     }
 
-    /// Why memory could not be registered, once.
+    /// Returns and clears the reason why memory could not be registered.
     pub fn take_problem(&mut self) -> Option<String> {
         let refused = self.links.nics.iter_mut().find_map(|nic| nic.memory.take_problem());
         refused.or_else(|| self.segments.take_problem())
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &RdmaCounters {
         &self.links.books.counters
     }
 
-    /// Connections whose end was not taken yet.
+    /// Returns the number of connections whose [`Event::Gone`] was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.links.table.len()

@@ -1,24 +1,24 @@
 //! Settings of the RDMA driver.
 
-/// Settings of the driver.
+/// Options of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {
-    /// Connections of one device.
+    /// Limit of connections of one device.
     pub endpoints: u32,
-    /// Receives of one device, which its connections share.
+    /// Number of receives of one device, which its connections share.
     pub receives: u32,
-    /// Receives that one connection is granted.
+    /// Number of receives that one connection is granted.
     pub grant: u16,
-    /// Length of a receive, and of the longest message.
+    /// Size of a receive, and of the longest message, in bytes.
     pub message_bytes: u32,
-    /// Messages of one device that may be on their way.
+    /// Limit of messages in flight of one device.
     pub send_slots: u32,
-    /// Requests of one connection that may be under way.
+    /// Limit of requests in flight of one connection.
     pub send_depth: u32,
-    /// Regions of memory that are registered with one device, beside published segments. The bytes of others are
-    /// copied through buffers.
+    /// Limit of regions registered with one device, besides published segments. The bytes of further regions are copied
+    /// through bounce buffers.
     pub regions: u32,
-    /// An idle connection's peer is asked for a sign of life after so long, and again after as long.
+    /// Idle time of a connection after which a keepalive probe is sent, and its period after that, in nanoseconds.
     pub keepalive_ns: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for RdmaOptions {
 }
 
 impl RdmaOptions {
-    /// These, with settings below what works raised to it: so much at least must a grant and a message be.
+    /// Raises the options to their working minimum; `grant` and `message_bytes` are the minimum of those two.
     pub(super) fn raised(self, grant: u16, message_bytes: u32) -> Self {
         Self {
             grant: self.grant.max(grant),

@@ -1,8 +1,8 @@
-//! Arithmetic on payloads that lie in several pieces of memory.
+//! Arithmetic on payloads in several pieces of memory.
 
 use kvplane_sys::{IoBuf, Region};
 
-/// Copies as much of `from`, beginning `skip` bytes in, as `to` takes. Returns how much that was.
+/// Copies from `from`, skipping its first `skip` bytes, as much as fits into `to`. Returns the number of bytes copied.
 pub(super) fn copy(from: &[IoBuf], mut skip: usize, to: &[IoBuf]) -> usize {
     let (mut copied, mut targets) = (0, to.iter());
     let mut room: Option<IoBuf> = None;
@@ -26,7 +26,7 @@ pub(super) fn copy(from: &[IoBuf], mut skip: usize, to: &[IoBuf]) -> usize {
     copied
 }
 
-/// Puts bytes into pieces that together have room for them.
+/// Copies bytes into pieces that together have room for them.
 pub(super) fn put(bytes: &[u8], to: &[IoBuf]) {
     let mut rest = bytes;
     for place in to {
@@ -36,7 +36,7 @@ pub(super) fn put(bytes: &[u8], to: &[IoBuf]) {
     }
 }
 
-/// The first `bytes` bytes of the pieces; none when they are shorter.
+/// Returns the first `bytes` bytes of the pieces; `None` if they are shorter.
 pub(super) fn front(pieces: &[IoBuf], mut bytes: u64) -> Option<Vec<IoBuf>> {
     let mut front = Vec::new();
     for piece in pieces {
@@ -50,7 +50,7 @@ pub(super) fn front(pieces: &[IoBuf], mut bytes: u64) -> Option<Vec<IoBuf>> {
     (bytes == 0).then_some(front)
 }
 
-/// Whether both are the same memory.
+/// Returns true if both are the same memory.
 pub(super) fn same(left: &[IoBuf], right: &[IoBuf]) -> bool {
     let is_same = |(left, right): (&IoBuf, &IoBuf)| {
         std::sync::Arc::ptr_eq(left.region(), right.region())
@@ -59,7 +59,7 @@ pub(super) fn same(left: &[IoBuf], right: &[IoBuf]) -> bool {
     left.len() == right.len() && left.iter().zip(right).all(is_same)
 }
 
-/// A position in pieces, from which parts are cut off.
+/// Cursor over pieces, from which parts are cut off.
 pub(super) struct Cutter<'a> {
     pieces: &'a [IoBuf],
     at: usize,
@@ -70,7 +70,7 @@ impl<'a> Cutter<'a> {
         Self { pieces, at }
     }
 
-    /// The next parts: at most so many, together of at most so many bytes. Empty pieces are passed over.
+    /// Returns the next parts: at most `parts`, together at most `bytes` long. Empty pieces are skipped.
     pub(super) fn cut(&mut self, parts: usize, mut bytes: u64) -> Vec<IoBuf> {
         let mut cut = Vec::new();
         while cut.len() < parts && bytes > 0 {

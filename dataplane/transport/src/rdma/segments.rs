@@ -1,4 +1,4 @@
-//! Our segments, which peers reach by their own requests: their registrations with each device.
+//! Published segments: registrations with each device, for one-sided access by peers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,17 +10,18 @@ use kvplane_sys::{IoBuf, Region};
 use super::nic::{Nic, access};
 use super::wire::SegmentKey;
 
-/// A segment that peers may reach.
+/// A published segment.
 struct Segment {
     region: Arc<Region>,
     bytes: u64,
     writable: bool,
-    /// One registration for each device that it was needed on; none where the device refused.
+    /// Registration by device; `None` where the device refused.
     keys: HashMap<usize, Option<MemoryRegion>>,
 }
 
 impl Segment {
-    /// The registration with a device, made now if there is none; why it was refused goes to `problem`.
+    /// Returns the registration with a device, registering if necessary; the reason of a refusal is stored in
+    /// `problem`.
     fn register(&mut self, index: usize, nic: &Nic, problem: &mut Option<String>) -> Option<&MemoryRegion> {
         let Self { region, bytes, writable, keys } = self;
         let key = keys.entry(index).or_insert_with(|| {
@@ -32,16 +33,16 @@ impl Segment {
     }
 }
 
-/// All segments that peers may reach.
+/// All published segments.
 #[derive(Default)]
 pub(super) struct Segments {
     published: HashMap<SegmentId, Segment>,
-    /// Why one could not be registered last.
+    /// Reason of the last refused registration.
     problem: Option<String>,
 }
 
 impl Segments {
-    /// Lets peers reach this memory. Registered with each device now; where one refuses, peers use frames.
+    /// Publishes memory. Registers it with each device now; over a device that refuses, peers use frames.
     pub(super) fn publish(
         &mut self,
         segment: SegmentId,
@@ -58,12 +59,13 @@ impl Segments {
         self.published.insert(segment, entry);
     }
 
-    /// Ends peers' access: when this returns, no device lets anybody in any more. False when there was none.
+    /// Revokes peers' access: when this returns, no device grants access any more. Returns false if the segment was not
+    /// published.
     pub(super) fn retract(&mut self, segment: SegmentId) -> bool {
         self.published.remove(&segment).is_some()
     }
 
-    /// The answer for a peer that wants to reach a segment over this device.
+    /// Returns the key of a segment on this device, as the reply to a peer's request.
     pub(super) fn key_on(&mut self, segment: SegmentId, index: usize, nic: &Nic) -> SegmentKey {
         let Some(entry) = self.published.get_mut(&segment) else { return SegmentKey::refused(Status::Stale) };
         let (writable, bytes) = (entry.writable, entry.bytes);
@@ -75,13 +77,13 @@ impl Segments {
         }
     }
 
-    /// The local and the remote key of a segment on a device; none where it is refused.
+    /// Returns the local and the remote key of a segment on a device; `None` if the registration was refused.
     pub(super) fn keys_on(&mut self, segment: SegmentId, index: usize, nic: &Nic) -> Option<(u32, u32)> {
         let memory = self.published.get_mut(&segment)?.register(index, nic, &mut self.problem)?;
         Some((memory.local_key(), memory.remote_key()))
     }
 
-    /// Why one could not be registered, once.
+    /// Returns and clears the reason of the last refused registration.
     pub(super) const fn take_problem(&mut self) -> Option<String> {
         self.problem.take()
     }

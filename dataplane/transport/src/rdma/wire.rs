@@ -1,4 +1,4 @@
-//! What travels inside messages between two RDMA drivers: the envelope around a frame, and places in memory.
+//! Wire format of messages between two RDMA drivers: the envelope of a frame, and places in memory.
 //!
 //! ```text
 //!  0 magic u32 "KVPR"   4 version u8   5 kind u8   6 payload u8   7 flags u8
@@ -7,72 +7,72 @@
 //! ```
 //!
 //! Little-endian, fixed layout, 32 bytes, followed by the content. The content of a frame is a *record*: `offers` and
-//! then `sources` places of 32 bytes, the frame's header and body, and its payload when that is short. A record that is
-//! longer than a message goes on in messages of kind `More`. The link's hardware checks what it carries; the frame's
-//! own checksums are checked all the same.
+//! then `sources` places of 32 bytes, the frame's header and body, and its payload if that is short. A record that is
+//! longer than a message is continued in messages of kind `More`. The link's hardware checks its packets; the frame's
+//! own checksums are verified nevertheless.
 
 use core::fmt;
 
 use kvplane_proto::frame::HEADER_BYTES;
 use kvplane_proto::{Limits, RequestId, Status};
 
-/// Bytes of an envelope.
+/// Size of an envelope, in bytes.
 pub(super) const ENVELOPE_BYTES: usize = 32;
-/// Bytes of a place.
+/// Size of a place, in bytes.
 pub(super) const PLACE_BYTES: usize = 32;
-/// Bytes of the answer about a segment's key.
+/// Size of the reply about a segment's key, in bytes.
 pub(super) const KEY_BYTES: usize = 32;
 /// First bytes of every message.
 const MAGIC: u32 = u32::from_le_bytes(*b"KVPR");
 /// Version of this layout.
 pub(super) const VERSION: u8 = 1;
-/// Payloads up to this length travel with their frame.
+/// Largest payload that is part of its frame's record, in bytes.
 pub(super) const EAGER_BYTES: usize = 4096;
-/// Places that a frame may name for its own payload.
+/// Limit of places that a frame names as sources of its own payload.
 pub(super) const SOURCES: usize = 16;
-/// Places that a frame may offer for answers.
+/// Limit of places that a frame offers for answers.
 pub(super) const OFFERS: usize = 2048;
-/// The longest record.
+/// Largest record, in bytes.
 pub(super) const RECORD_BYTES: usize =
     (OFFERS + SOURCES) * PLACE_BYTES + HEADER_BYTES + Limits::BODY_BYTES + EAGER_BYTES;
-/// Flag: the record goes on in the next message of kind `More`.
+/// Flag: the record is continued in the next message of kind `More`.
 const FLAG_MORE: u8 = 1;
 /// Flag: another part of the payload follows this one.
 const FLAG_PARTS: u8 = 2;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum MessageKind {
     /// A frame, or the start of its record.
     Frame = 1,
-    /// A record goes on.
+    /// Continuation of a record.
     More = 2,
-    /// Nothing but credits.
+    /// Credits only.
     Credit = 3,
-    /// The payload of this token was fetched, or its part was.
+    /// The payload with this token was fetched, or its current part was.
     Pulled = 4,
-    /// The next part of the payload of this token.
+    /// Announces the next part of the payload with this token.
     Part = 5,
-    /// What reaches this segment?
+    /// Requests the key of this segment.
     AskKey = 6,
-    /// The answer.
+    /// Reply to `AskKey`.
     Key = 7,
-    /// This segment is reached no longer.
+    /// Notifies the peer that this segment is gone.
     SegmentGone = 8,
 }
 
-/// How the payload of a frame comes.
+/// Transfer method of a frame's payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum PayloadKind {
-    /// There is none.
+    /// No payload.
     None = 0,
-    /// It is part of the record.
+    /// The payload is part of the record.
     Eager = 1,
-    /// It was written where the request offered.
+    /// The payload was written into the memory that the request offered.
     Pushed = 2,
-    /// It waits at the sources and is to be fetched.
+    /// The payload is at the sources, to be fetched.
     Pull = 3,
 }
 
@@ -81,31 +81,31 @@ pub(super) enum PayloadKind {
 pub(super) struct Envelope {
     pub(super) kind: MessageKind,
     pub(super) payload: PayloadKind,
-    /// The record goes on in the next message.
+    /// The record is continued in the next message.
     pub(super) more: bool,
-    /// The sources are not the whole payload.
+    /// The sources are only a part of the payload.
     pub(super) parts: bool,
-    /// Receives that the sender of the message has posted again since its last one.
+    /// Receives that the sender of the message has reposted since its last message.
     pub(super) credits: u16,
     pub(super) sources: u16,
     pub(super) offers: u16,
-    /// Bytes behind the envelope in this message.
+    /// Bytes after the envelope in this message.
     pub(super) content_bytes: u32,
-    /// The payload's, or a segment's id.
+    /// Token of the payload, or id of a segment.
     pub(super) token: u64,
 }
 
-/// A range of memory that its owner lets the peer reach.
+/// A range of memory that its owner opens to the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    /// Whose answer goes there; nobody's for sources.
+    /// Request whose answer goes there; zero for sources.
     pub(super) request: RequestId,
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) key: u32,
 }
 
-/// What reaches a segment, or why nothing does.
+/// Remote key of a segment, or the reason why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SegmentKey {
     pub(super) status: Status,
@@ -115,7 +115,7 @@ pub(super) struct SegmentKey {
     pub(super) bytes: u64,
 }
 
-/// Why a message is not one. The link that brought it cannot be used any further.
+/// Decoding error of a message. The link that received it cannot be used any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WireError {
     Short(usize),
@@ -127,8 +127,8 @@ pub(super) enum WireError {
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Short(bytes) => write!(f, "an RDMA message of {bytes} bytes is not what it says it is"),
-            Self::Magic(found) => write!(f, "not a message of ours: starts with {found:#010x}"),
+            Self::Short(bytes) => write!(f, "an RDMA message of {bytes} bytes does not have its stated length"),
+            Self::Magic(found) => write!(f, "not an RDMA message of kvplane: it starts with {found:#010x}"),
             Self::Version(found) => {
                 write!(f, "RDMA message version {found}, but this build speaks {VERSION}: upgrade the older side")
             }
@@ -157,7 +157,7 @@ impl Envelope {
         }
     }
 
-    /// Wire form.
+    /// Encodes the envelope.
     pub(super) fn encode(&self) -> [u8; ENVELOPE_BYTES] {
         let mut out = [0; ENVELOPE_BYTES];
         out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -173,8 +173,8 @@ impl Envelope {
         out
     }
 
-    /// Reads the envelope at the front of a message of so many bytes, and checks all that can be checked without its
-    /// content.
+    /// Decodes the envelope at the front of a message of `message_bytes` bytes, and validates it as far as possible
+    /// without the content.
     pub(super) fn decode(front: &[u8], message_bytes: usize) -> Result<Self, WireError> {
         let Some(bytes) = front.first_chunk::<ENVELOPE_BYTES>() else { return Err(WireError::Short(message_bytes)) };
         let magic = word32(bytes, 0);
@@ -221,7 +221,7 @@ impl Envelope {
         Ok(())
     }
 
-    /// Bytes of the places at the start of the record.
+    /// Returns the size of the places at the start of the record, in bytes.
     pub(super) fn places_bytes(&self) -> usize {
         (usize::from(self.offers) + usize::from(self.sources)) * PLACE_BYTES
     }
@@ -234,7 +234,7 @@ impl Place {
         }
     }
 
-    /// Reads one back; none for a range that is no range.
+    /// Decodes a place; returns `None` for an invalid range.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let place = Self {
             request: RequestId::from_bits(word64(bytes, 0)),
@@ -246,7 +246,7 @@ impl Place {
         (whole && place.address.checked_add(place.bytes).is_some()).then_some(place)
     }
 
-    /// All of `bytes`, which is a whole number of places.
+    /// Decodes all places of `bytes`, whose length is a multiple of the size of a place.
     pub(super) fn decode_all(bytes: &[u8]) -> Result<Vec<Self>, WireError> {
         let places: Option<Vec<Self>> = bytes.chunks_exact(PLACE_BYTES).map(Self::decode).collect();
         places.ok_or(WireError::Field("a place", 0))

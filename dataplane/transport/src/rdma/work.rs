@@ -1,23 +1,23 @@
-//! What requests on a queue pair are for, as a word that the device gives back.
+//! Purpose of requests on a queue pair, encoded in the token that the device returns.
 
-/// What a request on the queue pair was for: its token.
+/// Purpose of a request on a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// Nothing that anybody waits for.
+    /// Request whose completion needs no handling.
     Nothing,
-    /// A message in this slot.
+    /// Message in this slot.
     Slot(u32),
-    /// The last write of this payload.
+    /// Last write of this payload.
     Push(u32),
-    /// A read of the payload that arrives.
+    /// Read of the incoming payload.
     Pull,
-    /// A part of a copy that is not its last.
+    /// Part of a copy that is not its last.
     CopyPart,
-    /// The last part of the copy of this token, or all of it.
+    /// Last part of the copy with this token, or the whole copy.
     Copy(u64),
 }
 
-/// Where a token has the kind of its work.
+/// Shift of the kind in a token.
 const KIND_SHIFT: u32 = 60;
 const COPY: u64 = 5;
 
@@ -44,13 +44,13 @@ impl Work {
         }
     }
 
-    /// Whether this is [`Self::Copy`].
+    /// Returns true if this is [`Self::Copy`].
     #[inline]
     pub(super) const fn is_copy(bits: u64) -> bool {
         bits >> KIND_SHIFT == COPY
     }
 
-    /// The largest token of a copy.
+    /// Largest token of a copy.
     pub(super) const MOST_TOKEN: u64 = (1 << KIND_SHIFT) - 1;
 }
 

@@ -1,4 +1,4 @@
-//! The shard's Unix socket, at which clients call.
+//! Listener of a shard's Unix socket, to which clients connect.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,10 +8,10 @@ use kvplane_sys::{Interest, Poller, stream};
 
 use crate::token::{Source, Token};
 
-/// The listener, if there is one.
+/// Listener of a shard, if there is one.
 pub(super) struct Acceptor {
     listener: Option<UnixListener>,
-    /// The kernel refused to accept.
+    /// True after the kernel refused to accept.
     again: bool,
 }
 
@@ -20,7 +20,7 @@ impl Acceptor {
         Self { listener: None, again: false }
     }
 
-    /// Accepts connections from this listener, which is nonblocking.
+    /// Starts to accept connections of this listener, which is nonblocking.
     pub(super) fn listen(&mut self, poller: &Poller, listener: UnixListener) -> io::Result<()> {
         let token = Token { source: Source::ShmListener, index: 0, generation: 0 };
         poller.add(listener.as_fd(), token.to_bits(), Interest::ReadableEdge)?;
@@ -28,15 +28,15 @@ impl Acceptor {
         Ok(())
     }
 
-    /// The next that waits there.
+    /// Accepts the next pending connection.
     pub(super) fn accept(&mut self) -> Option<OwnedFd> {
         let accepted = stream::accept(self.listener.as_ref()?.as_fd());
-        // Nothing announces those that wait a second time.
+        // The edge-triggered poller does not report pending connections again.
         self.again = accepted.is_err();
         accepted.ok().flatten()
     }
 
-    /// Whether somebody may wait whom the kernel did not let us accept.
+    /// Returns true if connections may be pending that the kernel refused to accept.
     pub(super) const fn must_try_again(&self) -> bool {
         self.again
     }

@@ -1,5 +1,5 @@
-//! The client's questions to a shard: for a connection, and for the memory of segments. None is waited for here: an
-//! answer is taken when the poller tells of it, and its absence when the host looks at the time.
+//! Client requests to a shard: for a connection, and for the memory of segments. No call blocks: a reply is handled
+//! when the poller reports it, and a timeout when the host calls [`Shm::expire`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +17,7 @@ use crate::types::{CloseCause, ConnectionId, Event};
 
 const SETUP_NS: u64 = SETUP_DEADLINE.as_nanos() as u64;
 
-/// A shard that was called.
+/// A connection attempt without an offer so far.
 struct CallInFlight {
     id: ConnectionId,
     socket: UnixStream,
@@ -25,19 +25,19 @@ struct CallInFlight {
     until_ns: u64,
 }
 
-/// A request for a segment's memory that has no answer yet.
+/// A request for a segment's memory without a reply so far.
 struct SegmentRequest {
     id: ConnectionId,
     segment: SegmentId,
     until_ns: u64,
 }
 
-/// What came of a question for a segment: its memory, or why there is none.
+/// Reply to a request for a segment: its memory, or why there is none.
 type SegmentAnswer = (ConnectionId, SegmentId, Result<Arc<Region>, String>);
 
-/// The questions of a client that were not answered, and answers that nobody has taken.
+/// A client's outstanding requests, and replies that were not taken yet.
 pub(super) struct Questions {
-    /// Shards that have offered nothing yet.
+    /// Connection attempts at shards that have offered nothing yet.
     calls: Vec<CallInFlight>,
     segments: Vec<SegmentRequest>,
     answers: VecDeque<SegmentAnswer>,
@@ -48,7 +48,7 @@ impl Questions {
         Self { calls: Vec::new(), segments: Vec::new(), answers: VecDeque::new() }
     }
 
-    /// A shard that was called offers a connection, or hangs up. None when it has said nothing yet.
+    /// Takes the offer of a shard, or its rejection; `None` if neither has arrived yet.
     fn take_offer(&mut self, id: ConnectionId) -> Option<Result<Channel, CloseCause>> {
         let position = self.calls.iter().position(|call| call.id == id)?;
         let CallInFlight { socket, path, .. } = &self.calls[position];
@@ -65,16 +65,16 @@ impl Questions {
         Some(Ok(offer.accept(self.calls.swap_remove(position).socket)))
     }
 
-    /// Gives up a call that was not answered; its socket.
+    /// Abandons an unanswered connection attempt and returns its socket.
     pub(super) fn hang_up(&mut self, id: ConnectionId) -> Option<UnixStream> {
         let position = self.calls.iter().position(|call| call.id == id)?;
         Some(self.calls.swap_remove(position).socket)
     }
 
-    /// Takes what a shard says about a segment.
+    /// Takes a shard's reply about a segment.
     pub(super) fn take_answer(&mut self, id: ConnectionId, socket: &UnixStream) -> io::Result<()> {
         let Some((segment, shared)) = setup::take_answer(socket)? else { return Ok(()) };
-        // Too late, it is of no use: the client went another way.
+        // A late reply is dropped: the client has used another path.
         if let Some(at) = self.segments.iter().position(|asked| (asked.id, asked.segment) == (id, segment)) {
             self.segments.swap_remove(at);
             self.answers.push_back((id, segment, shared.map()));
@@ -82,18 +82,18 @@ impl Questions {
         Ok(())
     }
 
-    /// Nobody answers on this connection any more.
+    /// Drops the requests of a connection that has ended.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         self.segments.retain(|asked| asked.id != id);
     }
 
-    /// The call that was not answered in time, if there is one, and why it ends.
+    /// Returns a connection attempt that has timed out, if any, with the close cause.
     fn late_call(&self, now_ns: u64) -> Option<(ConnectionId, CloseCause)> {
         let call = self.calls.iter().find(|call| call.until_ns <= now_ns)?;
         Some((call.id, CloseCause::Setup(format!("shared memory at {}: {}", call.path, late()))))
     }
 
-    /// Answers the questions for segments that were not answered in time.
+    /// Answers the segment requests that have timed out.
     fn expire_segments(&mut self, now_ns: u64) {
         while let Some(at) = self.segments.iter().position(|asked| asked.until_ns <= now_ns) {
             let asked = self.segments.swap_remove(at);
@@ -101,7 +101,7 @@ impl Questions {
         }
     }
 
-    /// When the next question is late.
+    /// Returns the earliest deadline of all requests.
     fn deadline_ns(&self) -> Option<u64> {
         let calls = self.calls.iter().map(|call| call.until_ns);
         calls.chain(self.segments.iter().map(|asked| asked.until_ns)).min()
@@ -117,8 +117,8 @@ impl Shm {
     /// Connects to a shard's Unix socket; [`Event::Connected`] or [`Event::Gone`] follows.
     ///
     /// # Errors
-    /// [`CloseCause::Unavailable`] when nobody listens there or somebody else does, [`CloseCause::Setup`] when it
-    /// cannot be now.
+    /// [`CloseCause::Unavailable`] when no process of an accepted user listens there, [`CloseCause::Setup`] when the
+    /// connection fails temporarily.
     pub fn connect(&mut self, poller: &Poller, path: &str, now_ns: u64) -> Result<ConnectionId, CloseCause> {
         let socket = setup::call(path)?;
         let refused = |error: io::Error| CloseCause::Setup(format!("shared memory at {path}: {error}"));
@@ -133,7 +133,7 @@ impl Shm {
         Ok(id)
     }
 
-    /// A shard that was called offers a connection, or hangs up.
+    /// Handles the offer or the rejection of a shard.
     pub(super) fn offered(&mut self, poller: &Poller, id: ConnectionId) {
         let channel = match self.questions.take_offer(id) {
             Some(Ok(channel)) => channel,
@@ -149,10 +149,10 @@ impl Shm {
         }
     }
 
-    /// Asks for a segment of the peer, to be mapped; [`Self::poll_mapped`] says what came of it.
+    /// Requests a segment of the peer, to be mapped; [`Self::poll_mapped`] returns the outcome.
     ///
     /// # Errors
-    /// When the peer has not taken what it was asked before, or is gone.
+    /// When the peer has not read earlier requests, or is gone.
     pub fn ask_segment(&mut self, id: ConnectionId, segment: SegmentId, now_ns: u64) -> io::Result<()> {
         let Some(channel) = self.channels.get(id) else { return Err(io::ErrorKind::NotConnected.into()) };
         setup::ask_segment(&channel.socket, segment)?;
@@ -161,18 +161,18 @@ impl Shm {
         Ok(())
     }
 
-    /// What came of a question for a segment: its memory, or why there is none.
+    /// Returns the next outcome of a segment request: its memory, or why there is none.
     pub fn poll_mapped(&mut self) -> Option<(ConnectionId, SegmentId, Result<Arc<Region>, String>)> {
         self.questions.answers.pop_front()
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// Returns the next time at which [`Self::expire`] has work.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         self.questions.deadline_ns()
     }
 
-    /// Gives up what was not answered in time.
+    /// Times out unanswered requests.
     pub fn expire(&mut self, poller: &Poller, now_ns: u64) {
         while let Some((id, why)) = self.questions.late_call(now_ns) {
             self.close(poller, id, why);

@@ -1,4 +1,4 @@
-//! One connection: two rings, two doorbells, a socket.
+//! One shared-memory connection: two rings, two doorbells, a socket.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,15 +13,15 @@ use super::fence::View;
 use super::one_sided::ClosingChannel;
 use crate::types::CloseCause;
 
-/// Bytes of each ring; takes the longest frame.
+/// Size of each ring in bytes; the longest frame fits.
 const RING_BYTES: usize = 1 << 20;
 const _: () = assert!(RING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES + Limits::PAYLOAD_ALONG_BYTES as usize + 64);
-/// Where the flags are: a cache line each.
+/// Offsets of the doorbell flags: a cache line each.
 const CLIENT_FLAG_AT: usize = 0;
 const SERVER_FLAG_AT: usize = 128;
 const REQUESTS_AT: usize = 4096;
 const REPLIES_AT: usize = REQUESTS_AT + shm_ring::bytes_needed(RING_BYTES).next_multiple_of(4096);
-/// Bytes of a channel's region.
+/// Size of a channel's region, in bytes.
 pub(super) const CHANNEL_BYTES: usize = REPLIES_AT + shm_ring::bytes_needed(RING_BYTES).next_multiple_of(4096);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,23 +32,23 @@ pub(super) enum Side {
 
 pub(super) struct Channel {
     pub(super) side: Side,
-    /// The peer's pool, mapped; a client's only.
+    /// Mapped pool of the peer; on the client side only.
     pub(super) pool: Option<Arc<Region>>,
-    /// What the peer says of its segments; a client's only.
+    /// View of the peer's segment table; on the client side only.
     pub(super) view: Option<View>,
-    /// The process at the other end, as the kernel says; 0 when it is not visible from here.
+    /// Process id of the peer as the kernel reports it; 0 if it is not visible from here.
     pub(super) pid: i32,
     pub(super) region: Arc<Region>,
     producer: ShmProducer,
     consumer: ShmConsumer,
     pub(super) own_bell: SharedDoorbell,
     pub(super) peer_bell: SharedDoorbell,
-    /// Frames that the ring had no room for, oldest first. The window of requests bounds them.
+    /// Frames that did not fit into the ring, oldest first. The window of requests bounds them.
     overflow: VecDeque<Vec<u8>>,
-    /// The peer has hung up, and what it said before is not taken yet; a client's only.
+    /// The peer has hung up, but frames that it sent before are still in the ring; on the client side only.
     pub(super) hung_up: bool,
     record: Vec<u8>,
-    /// How much at the end of the record is a payload that nobody has taken yet.
+    /// Length of the payload at the end of the record that was not taken yet.
     along_bytes: usize,
     pub(super) socket: UnixStream,
 }
@@ -91,7 +91,7 @@ impl Channel {
     }
 
     pub(super) fn has_input(&self) -> bool {
-        // While answers wait for room, no more questions are taken.
+        // Backpressure: while replies wait for room, no more requests are taken.
         self.overflow.len() < Limits::REPLIES_QUEUED && !self.consumer.is_empty()
     }
 
@@ -100,13 +100,13 @@ impl Channel {
             return Ok(None);
         }
         let Some((bytes, body)) = self.record.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(CloseCause::Setup(format!("a record of {} bytes is no frame", self.record.len())));
+            return Err(CloseCause::Setup(format!("a record of {} bytes is too short for a frame", self.record.len())));
         };
         let header = Header::decode(bytes).map_err(CloseCause::Frame)?;
         let stated_bytes = u64::from(header.body_bytes).saturating_add(header.payload_bytes);
         if header.payload_bytes > Limits::PAYLOAD_ALONG_BYTES || body.len() as u64 != stated_bytes {
             let payload_bytes = header.payload_bytes;
-            let what = format!("{} bytes, {} and {payload_bytes} stated", body.len(), header.body_bytes);
+            let what = format!("{} bytes follow a header, not {} and {payload_bytes}", body.len(), header.body_bytes);
             return Err(CloseCause::Setup(what));
         }
         let (body, payload) = body.split_at(header.body_bytes as usize);
@@ -117,7 +117,7 @@ impl Channel {
         Ok(Some(header))
     }
 
-    /// The payload that came along with the last frame.
+    /// Takes the payload of the last frame.
     pub(super) fn take_along(&mut self) -> &[u8] {
         let bytes = std::mem::take(&mut self.along_bytes);
         &self.record[self.record.len() - bytes..]
@@ -144,12 +144,12 @@ impl Channel {
         !self.overflow.is_empty()
     }
 
-    /// Ends our part of it, and leaves open what tells whether the client is done with our memory.
+    /// Ends our part of the connection; the result tells when the client no longer accesses our memory.
     pub(super) fn leave(self) -> ClosingChannel {
         ClosingChannel::new(self.socket, self.region, self.pid)
     }
 
-    /// Unmaps first and hangs up last: the peer takes the socket's end as the word that nothing is mapped any more.
+    /// Unmaps first and hangs up last: the peer takes the end of the socket as proof that nothing is mapped any more.
     pub(super) fn close(self) {
         drop(self.pool);
         drop(self.view);

@@ -1,14 +1,14 @@
-//! The fence: how a segment's owner knows that no peer copies from or to its memory any more.
+//! Fence of shared segments: tells a segment's owner when no peer copies from or to its memory any more.
 //!
-//! Over a shared connection a client moves a segment's bytes without the owner's help, so the owner must not give the
-//! memory back while a copy runs. Each side writes one place and reads the other's. The owner has a *table*, one for
-//! all clients, which they can only read: for each position the segment that is alive there, and where it lies. Each
-//! client has a few *slots* in its channel, where it names the segments that it is about to touch.
+//! Over a shared-memory connection a client copies a segment's bytes without the owner's help, so the owner must not
+//! free the memory while a copy runs. Each side writes one area and reads the other's. The owner has a *table*, one for
+//! all clients, which they can only read: for each position the segment that is live there, and its extent. Each client
+//! has a few *slots* in its channel, in which it names the segments that it is about to access.
 //!
-//! The client names a segment, then looks whether it is alive, copies, and clears the slot. The owner marks it dead,
-//! then looks at the slots. Both do so in one total order, so either the client finds it dead or the owner finds
-//! it named, and waits. (Hazard pointers, after Maged Michael, PODC 2002.) A client holds a name for at most about
-//! [`CHUNK_BYTES`] of copying before it looks again; a killed one is forgotten with its socket.
+//! The client names a segment, then checks that it is live, copies, and clears the slot. The owner marks it dead, then
+//! checks the slots. All of this is sequentially consistent, so either the client finds the segment dead or the owner
+//! finds it named, and waits. (Hazard pointers, after Maged Michael, PODC 2002.) A client holds a name for at most
+//! about [`CHUNK_BYTES`] of copying before it checks again; the slots of a killed client are dropped with its socket.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
@@ -20,32 +20,32 @@ use std::sync::atomic::{Ordering, fence};
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{CrossError, HugePages, Region, RegionOptions, process_memory};
 
-/// Segments that one client may name at once.
+/// Limit of segments that one client may name at once.
 pub const SLOTS: usize = 16;
-/// Bytes that a client copies between two looks at the table.
+/// Bytes that a client copies between two checks of the table.
 pub const CHUNK_BYTES: usize = 1 << 20;
-/// Where the slots are in a channel.
+/// Offset of the slots in a channel.
 const SLOTS_AT: usize = 1024;
-/// Claim word, address, bytes, rights.
+/// Size of a table entry: claim word, address, bytes, rights.
 const ENTRY_BYTES: usize = 32;
 pub(super) const TABLE_BYTES: usize = Limits::SEGMENTS * ENTRY_BYTES;
 const WRITABLE: u64 = 1;
-/// How old the knowledge may be that a process id means our peer. An id is given to another process only after all
+/// Validity of the check that a process id denotes our peer, in nanoseconds. The kernel reuses an id only after all
 /// others had their turn, which takes longer.
 const PROCESS_KNOWN_NS: u64 = 10_000_000;
 
-/// Where a segment lies in its owner's process.
+/// Extent of a segment in its owner's process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Its address there.
+    /// Address in that process.
     pub address: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Whether peers may write it.
+    /// True if peers may write it.
     pub writable: bool,
 }
 
-/// A segment as a word that is never 0.
+/// Encodes a segment as a word that is never 0.
 fn named(segment: SegmentId) -> u64 {
     (u64::from(segment.index) + 1) << 32 | u64::from(segment.generation)
 }
@@ -55,11 +55,11 @@ fn entry_at(segment: SegmentId) -> Option<usize> {
     (index < Limits::SEGMENTS).then_some(index * ENTRY_BYTES)
 }
 
-/// The owner's side.
+/// Owner's side of the fence.
 pub(super) struct Fence {
     table: Arc<Region>,
     readable: OwnedFd,
-    /// A word that only this process has at this address: by it a client knows that it reached the right memory.
+    /// A word that only this process has at this address: a client verifies with it that it accesses the right memory.
     cookie: Arc<Region>,
 }
 
@@ -79,16 +79,16 @@ impl Fence {
         self.readable.as_fd()
     }
 
-    /// Where the cookie is and what it says.
+    /// Returns the address and the value of the cookie.
     pub(super) fn cookie(&self) -> (u64, u64) {
         (self.cookie.address(), self.cookie.load_u64(0))
     }
 
-    /// Lets clients use a segment. Positions past the table's end are not for one-sided use.
+    /// Makes a segment available to clients. Positions past the table's end are not for one-sided use.
     pub(super) fn publish(&self, segment: SegmentId, extent: &Extent) {
         let Some(at) = entry_at(segment) else { return };
         let word = |index: usize| self.table.atomic_u64(at + index * 8);
-        // Dead while it changes: who reads a mix finds that the claim word changed.
+        // Dead while it changes: a client that reads a mix finds that the claim word changed.
         word(0).store(0, Ordering::SeqCst);
         word(1).store(extent.address, Ordering::Release);
         word(2).store(extent.bytes, Ordering::Release);
@@ -96,35 +96,35 @@ impl Fence {
         word(0).store(named(segment), Ordering::SeqCst);
     }
 
-    /// From now on no client starts to use it. Those that have started are found by [`is_named`].
+    /// Marks a segment dead: no client starts to use it. [`is_named`] finds those that have started.
     pub(super) fn retract(&self, segment: SegmentId) {
         let Some(at) = entry_at(segment) else { return };
         let claim = self.table.atomic_u64(at);
-        // The position may be a successor's by now.
+        // The position may belong to a successor by now.
         let _ = claim.compare_exchange(named(segment), 0, Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 }
 
-/// Whether the client of this channel is using a segment.
+/// Returns true if the client of this channel is using a segment.
 pub(super) fn is_named(channel: &Region, segment: SegmentId) -> bool {
     (0..SLOTS).any(|slot| channel.atomic_u64(SLOTS_AT + slot * 8).load(Ordering::SeqCst) == named(segment))
 }
 
-/// The client's side of one connection.
+/// Client's side of the fence, for one connection.
 pub(super) struct View {
     channel: Arc<Region>,
     table: Arc<Region>,
-    /// The owner's process, if the kernel lets us copy from it and to it.
+    /// Process id of the owner, if the kernel allows copies from and to it.
     pid: Option<i32>,
     cookie: (u64, u64),
-    /// When the cookie was last found.
+    /// Time at which the cookie was last verified.
     known_ns: Cell<Option<u64>>,
 }
 
 impl View {
-    /// Maps the table, and asks the kernel whether it copies between us and the process at the socket's other end:
-    /// `pid` is what the kernel says of the socket, not what the peer says.
+    /// Maps the table and checks whether the kernel copies between us and the process at the socket's other end: `pid`
+    /// is reported by the kernel for the socket, not by the peer.
     pub(super) fn new(channel: Arc<Region>, table: OwnedFd, pid: i32, cookie: (u64, u64)) -> io::Result<Self> {
         let table = Region::map_shared(table, TABLE_BYTES, false).map_err(io::Error::other)?;
         let mut view =
@@ -133,10 +133,11 @@ impl View {
         Ok(view)
     }
 
-    /// Why the kernel does not copy between us and the process with this id, of which this view is; asked anew.
+    /// Returns why the kernel does not copy between us and the owner of this view, whose process id is `pid`; tries it
+    /// anew.
     pub(super) fn ask_kernel(&self, pid: i32) -> Result<(), CrossError> {
         let (address, value) = self.cookie;
-        // What has the id now, and not the cookie, is a stranger.
+        // A process that has the id but not the cookie is another one.
         match pid > 0 && process_memory::word(pid, address)? == value {
             true => Ok(()),
             false => Err(CrossError::Gone),
@@ -147,7 +148,7 @@ impl View {
         self.pid
     }
 
-    /// Whether the process behind the id is the one that we connected to, as known by `now_ns`.
+    /// Returns true if the process with this id is still the one that we connected to, as known by `now_ns`.
     pub(super) fn is_same_process(&self, now_ns: u64) -> bool {
         if self.known_ns.get().is_some_and(|at_ns| now_ns < at_ns.saturating_add(PROCESS_KNOWN_NS)) {
             return true;
@@ -161,7 +162,7 @@ impl View {
         self.pid.is_some_and(|pid| self.ask_kernel(pid).is_ok())
     }
 
-    /// Names a segment in a slot. None when it is not alive: then the slot is clear.
+    /// Names a segment in a slot. Returns `None` if it is not live; the slot is clear then.
     pub(super) fn claim(&self, slot: usize, segment: SegmentId) -> Option<Extent> {
         let at = entry_at(segment)?;
         self.slot(slot).store(named(segment), Ordering::SeqCst);

@@ -1,18 +1,20 @@
-//! Shared memory for peers on one host: frames with small payloads over two rings, the rest copied by whoever wants it.
+//! Shared-memory driver for peers on one machine: frames with small payloads over two rings; other payloads are copied
+//! by their receiver.
 //!
-//! A client connects to the shard's Unix socket and gets, over it, the *channel* (a region with two record rings and
+//! A client connects to the shard's Unix socket and receives over it the *channel* (a region with two record rings and
 //! two doorbell flags), an eventfd for each side, and the shard's pool. From then on the socket carries only requests
-//! to map segments, and its end: the kernel closes the socket of a killed process after that process's last
-//! instruction, so its end means that nobody writes through the former mapping any more.
+//! to map segments, and its end of file: the kernel closes the socket of a killed process after that process's last
+//! instruction, so end of file proves that the process no longer writes through its mapping.
 //!
-//! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace`
-//! anyway; checksums, made by the writer and checked by each reader, show when it wrote where it should not.
+//! Trust: only a process of the same user (or root) is accepted. It may write the pool, as it could through `ptrace`
+//! anyway; checksums, computed by the writer and verified by each reader, detect writes to wrong places.
 //!
-//! Segments are used without their owner's help, through a mapping or by the kernel's copies between processes; the
-//! [`fence`] says when that has ended.
+//! Segments are accessed without their owner's help, through a mapping or by the kernel's copies between processes; the
+//! [`fence`] tells when that has ended.
 //!
-//! Nothing here waits. What a shard does not answer within [`SETUP_DEADLINE`], because it is stopped, say, counts as
-//! refused; an answer that comes later finds nobody who waits for it. Thread affinity: none; one thread at a time.
+//! No call blocks, except [`probe`]. A request that a shard does not answer within [`SETUP_DEADLINE`], for example
+//! because the shard is stopped, counts as refused; a later reply is dropped. Thread affinity: none; one thread at a
+//! time.
 
 mod acceptor;
 mod asking;
@@ -43,19 +45,19 @@ use crate::token::{Source, Token};
 use crate::turns::Turns;
 use crate::types::{CloseCause, ConnectionId, Event, Input, Target};
 
-/// How long setting up a connection, or mapping a segment, may take.
+/// Timeout for setting up a connection, or mapping a segment.
 pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What is at a shard's Unix socket, as a client finds it.
+/// Result of probing a shard's Unix socket as a client.
 #[derive(Debug)]
 pub struct Probe {
-    /// The process that listens there, by the kernel's word; 0 where it is not visible from here.
+    /// Process id of the listener as the kernel reports it; 0 if it is not visible from here.
     pub pid: i32,
-    /// Whether the kernel copies between us and that process, or why not: tried, not guessed.
+    /// Result of a trial copy between us and that process by the kernel (CMA).
     pub cma: Result<(), CrossError>,
 }
 
-/// Connects to a shard's Unix socket as a client would, finds out what there is, and hangs up. Blocks up to
+/// Connects to a shard's Unix socket as a client would, inspects the offer, and hangs up. Blocks up to
 /// [`SETUP_DEADLINE`].
 ///
 /// # Errors
@@ -71,7 +73,7 @@ pub fn probe(path: &str) -> io::Result<Probe> {
     Ok(Probe { pid, cma })
 }
 
-/// Waits for what a shard that was called offers.
+/// Waits for the offer of a shard.
 fn first_offer(socket: &UnixStream) -> io::Result<setup::Offer> {
     let until = Instant::now() + SETUP_DEADLINE;
     let poller = Poller::new()?;
@@ -98,23 +100,23 @@ fn first_offer(socket: &UnixStream) -> io::Result<setup::Offer> {
 /// All shared-memory connections of one shard or client.
 pub struct Shm {
     acceptor: Acceptor,
-    /// The shard's pool, given to every client.
+    /// Pool of the shard, shared with every client.
     pool: Option<Arc<Region>>,
-    /// Connections. Shards that were called and have offered nothing yet have their positions here too.
+    /// Connections, including the reserved entries of connection attempts without an offer so far.
     channels: Table<Channel>,
     questions: Questions,
     owner: Owner,
     events: VecDeque<Event>,
-    /// Segments that clients want to map.
+    /// Segments that clients have requested to map.
     wanted: VecDeque<(ConnectionId, SegmentId)>,
-    /// Connections whose peers are to be woken.
+    /// Connections whose peers have to be woken.
     dirty: Turns,
-    /// A payload on its way into a ring.
+    /// Scratch buffer for a payload on its way into a ring.
     along: Vec<u8>,
 }
 
 impl Shm {
-    /// A driver without connections. `pool` is what clients get to map.
+    /// Creates a driver without connections. `pool` is shared with clients.
     #[must_use]
     pub const fn new(pool: Option<Arc<Region>>) -> Self {
         Self {
@@ -130,15 +132,15 @@ impl Shm {
         }
     }
 
-    /// Accepts connections from this listener, which is nonblocking.
+    /// Starts to accept connections of this listener, which is nonblocking.
     ///
     /// # Errors
-    /// When the poller does not take it.
+    /// When the listener cannot be registered with the poller.
     pub fn listen(&mut self, poller: &Poller, listener: UnixListener) -> io::Result<()> {
         self.acceptor.listen(poller, listener)
     }
 
-    /// A position for a connection.
+    /// Reserves a table entry for a connection.
     fn reserve(&mut self) -> io::Result<ConnectionId> {
         if self.channels.len() + self.owner.lingering() >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
@@ -155,7 +157,7 @@ impl Shm {
             .and_then(|()| poller.add(channel.own_bell.fd(), token(Source::ShmDoorbell), Interest::ReadableEdge));
         self.channels.put(id, channel);
         if let Err(error) = watched {
-            // It may be in use already, so it is left as any other.
+            // The channel may be in use already, so it is left like any other.
             self.remove(poller, id, false);
             self.channels.free(id);
             return Err(error);
@@ -163,20 +165,20 @@ impl Shm {
         Ok(id)
     }
 
-    /// Takes an event of one of this driver's descriptors.
+    /// Handles a readiness event of one of this driver's descriptors.
     pub fn ready(&mut self, poller: &Poller, token: Token, _readiness: &Readiness) {
         let id = ConnectionId { index: token.index, generation: token.generation };
         match token.source {
             Source::ShmListener => self.accept(poller),
             Source::ShmSocket if self.channels.get(id).is_some() => self.socket_readable(poller, id),
             Source::ShmSocket => self.offered(poller, id),
-            // A doorbell has rung: the host looks at every ring by itself.
+            // Doorbell: the host polls every ring by itself.
             _ => {}
         }
     }
 
     fn accept(&mut self, poller: &Poller) {
-        // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
+        // A peer that is not accepted, or is gone already, is dropped; it reads end of file.
         while let Some(socket) = self.acceptor.accept() {
             if let Some(fence) = self.owner.fence()
                 && let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref(), fence)
@@ -187,7 +189,7 @@ impl Shm {
         }
     }
 
-    /// The peer asks for a segment's memory, or answers, or is gone.
+    /// Handles a segment request, a reply, or the peer's end of file.
     fn socket_readable(&mut self, poller: &Poller, id: ConnectionId) {
         let Some(channel) = self.channels.get_mut(id) else { return };
         match channel.side {
@@ -198,7 +200,8 @@ impl Shm {
             Side::Client => match self.questions.take_answer(id, &channel.socket) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    // Its last words may say why, and are in the ring. The end would be told of again and again.
+                    // The last frames in the ring may tell why. A level-triggered poller would report the end of file
+                    // again and again.
                     let _ = poller.remove(channel.socket.as_fd());
                     channel.hung_up = true;
                 }
@@ -207,12 +210,13 @@ impl Shm {
         }
     }
 
-    /// A client that wants to map a segment; answer with [`Self::offer_segment`].
+    /// Returns a client's request to map a segment; [`Self::offer_segment`] answers it.
     pub fn poll_wanted(&mut self) -> Option<(ConnectionId, SegmentId)> {
         self.wanted.pop_front()
     }
 
-    /// Answers a client: the segment's region, to be mapped `writable` or not, or nothing where there is none to share.
+    /// Answers a client: with the segment's region, to be mapped `writable` or not, or with a refusal if there is none
+    /// to share.
     pub fn offer_segment(
         &mut self,
         poller: &Poller,
@@ -227,20 +231,21 @@ impl Shm {
         }
     }
 
-    /// The pool of a connection's shard, for a client.
+    /// Returns the pool of a connection's shard, on the client side.
     #[must_use]
     pub fn pool(&self, id: ConnectionId) -> Option<&Arc<Region>> {
         self.channels.get(id)?.pool.as_ref()
     }
 
-    /// False once a connection has ended, also before its end was taken from [`Self::poll_event`].
+    /// Returns true if a connection is open; false once it has ended, even before [`Self::poll_event`] returned its
+    /// end.
     #[must_use]
     pub fn is_open(&self, id: ConnectionId) -> bool {
         self.channels.get(id).is_some()
     }
 
-    /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
-    /// here.
+    /// Returns the next event. A connection counts as open, and its index is not reused, until its [`Event::Gone`] has
+    /// been returned here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = event {
@@ -249,7 +254,7 @@ impl Shm {
         event
     }
 
-    /// A connection with input, at or after position `from`. One load for each connection.
+    /// Returns a connection with input, at or after position `from`. Costs one load per connection.
     #[must_use]
     pub fn next_ready(&self, from: u32) -> Option<ConnectionId> {
         (from..self.channels.positions()).find_map(|index| {
@@ -258,7 +263,7 @@ impl Shm {
         })
     }
 
-    /// The next frame of a connection; its body replaces `scratch`.
+    /// Returns the next frame of a connection; its body replaces `scratch`.
     pub fn input(&mut self, poller: &Poller, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let Some(channel) = self.channels.get_mut(id) else { return Input::Wait };
         if !channel.has_input() {
@@ -277,10 +282,10 @@ impl Shm {
         }
     }
 
-    /// Puts the payload of the last frame where it belongs, and says what it sums to, where the target wants that.
+    /// Copies the payload of the last frame to its destination, and returns its checksum if the target requests one.
     ///
     /// # Panics
-    /// When the memory is not of the payload's length.
+    /// When the memory does not have the payload's length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: &Target) -> Input {
         let Some(channel) = self.channels.get_mut(id) else { return Input::Wait };
         let payload = channel.take_along();
@@ -299,8 +304,8 @@ impl Shm {
         Input::Payload(checksum.then(|| payload_checksum(payload)))
     }
 
-    /// Queues a frame, and copies a payload of at most [`Limits::PAYLOAD_ALONG_BYTES`] to go along with it. It is there
-    /// for the peer at once; the peer is woken by [`Self::flush`]. False when the connection is gone.
+    /// Queues a frame with a copy of a payload of at most [`Limits::PAYLOAD_ALONG_BYTES`]. The peer can read it at
+    /// once; [`Self::flush`] wakes the peer. Returns false if the connection is gone.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: &[IoBuf]) -> bool {
         if self.channels.get(id).is_none() {
             return false;
@@ -321,7 +326,7 @@ impl Shm {
         true
     }
 
-    /// Wakes the peers that were sent something; moves on what did not fit a ring before.
+    /// Wakes the peers of frames sent since the last call; moves overflowed frames into their rings.
     pub fn flush(&mut self, poller: &Poller) {
         if self.acceptor.must_try_again() {
             self.accept(poller);
@@ -337,23 +342,23 @@ impl Shm {
         }
     }
 
-    /// Whether a full ring is waited for: the host must not park for long.
+    /// Returns true if frames wait for room in a full ring: the host must not park for long.
     #[must_use]
     pub fn is_overflowing(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// Announces sleep to every peer. Look at [`Self::next_ready`] once more before parking.
+    /// Announces sleep to every peer. The host checks [`Self::next_ready`] once more before parking.
     pub fn prepare_sleep(&self) {
         self.channels.iter().for_each(|(_, channel)| channel.own_bell.prepare_sleep());
     }
 
-    /// The host is awake again.
+    /// Announces to every peer that the host is awake again.
     pub fn awake(&self) {
         self.channels.iter().for_each(|(_, channel)| channel.own_bell.awake());
     }
 
-    /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
+    /// Closes a connection. [`Event::Gone`] follows at once: no kernel I/O is ever in flight on shared memory.
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: CloseCause) {
         if let Some(socket) = self.questions.hang_up(id) {
             let _ = poller.remove(socket.as_fd());
@@ -368,7 +373,7 @@ impl Shm {
     fn remove(&mut self, poller: &Poller, id: ConnectionId, hung_up: bool) {
         let Some(channel) = self.channels.take(id) else { return };
         self.questions.forget(id);
-        // The peer has the same eventfd, and the socket may linger: closing ours would not end the watches.
+        // The peer has the same eventfd, and the socket may linger: closing ours would not remove them from the poller.
         let _ = poller.remove(channel.own_bell.fd());
         let _ = poller.remove(channel.socket.as_fd());
         if channel.side == Side::Server && !hung_up {
@@ -378,7 +383,7 @@ impl Shm {
         }
     }
 
-    /// Connections whose end was not taken yet.
+    /// Returns the number of connections whose [`Event::Gone`] was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.channels.len()

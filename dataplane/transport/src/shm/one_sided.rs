@@ -1,5 +1,5 @@
-//! What hosts ask of the fence: the owner's half, the client's half, and connections that we ended but whose clients
-//! may not know yet.
+//! Host interface of the fence: the owner's side, the client's side, and closing connections whose clients may still
+//! access our memory.
 
 use std::cell::OnceCell;
 use std::io::{self, Read};
@@ -16,18 +16,18 @@ use super::fence::{self, Extent, Fence, View};
 use crate::table::Table;
 use crate::types::ConnectionId;
 
-/// A connection that we ended. Its client may still be copying, until its end of the socket is gone.
+/// A connection that we closed. Its client may still be copying until it closes its end of the socket.
 pub(super) struct ClosingChannel {
     socket: UnixStream,
     channel: Arc<Region>,
-    /// Its process.
+    /// Process id of the client.
     pid: i32,
 }
 
 impl ClosingChannel {
-    /// Tells the client; its answer is to hang up.
+    /// Notifies the client by closing our direction of the socket; the client answers by hanging up.
     pub(super) fn new(socket: UnixStream, channel: Arc<Region>, pid: i32) -> Self {
-        // Where these fail, the socket is dead already.
+        // If these fail, the socket is dead already.
         let _ = socket.set_nonblocking(true);
         let _ = socket.shutdown(Shutdown::Write);
         Self { socket, channel, pid }
@@ -43,11 +43,11 @@ impl ClosingChannel {
     }
 }
 
-/// The owner's half: which of our segments clients may use, and who may be using them still.
+/// Owner's side: the segments that clients may use, and the clients that may still be using them.
 pub(super) struct Owner {
-    /// Made on first use; none when it could not be made, then nobody is served.
+    /// Created on first use; `None` if that failed: no client is served then.
     fence: OnceCell<Option<Fence>>,
-    /// Connections that we ended and whose clients have not hung up yet.
+    /// Connections that we closed and whose clients have not hung up yet.
     lingering: Vec<ClosingChannel>,
 }
 
@@ -56,18 +56,18 @@ impl Owner {
         Self { fence: OnceCell::new(), lingering: Vec::new() }
     }
 
-    /// The owner's table; none when it could not be made.
+    /// Returns the fence; `None` if it could not be created.
     pub(super) fn fence(&self) -> Option<&Fence> {
         self.fence.get_or_init(|| Fence::new().ok()).as_ref()
     }
 
-    /// Keeps what tells whether the client of a connection that has ended is done with our memory.
+    /// Keeps a closing connection until its client has hung up.
     pub(super) fn linger(&mut self, channel: ClosingChannel) {
         self.lingering.push(channel);
         self.sweep();
     }
 
-    /// How many clients of connections that have ended were not done when it was last looked.
+    /// Returns the number of closing connections at the last check.
     pub(super) const fn lingering(&self) -> usize {
         self.lingering.len()
     }
@@ -76,7 +76,7 @@ impl Owner {
         self.lingering.retain(|lingering| !lingering.is_over());
     }
 
-    /// The processes of the clients that are using a segment: of these connections, and of those that have ended.
+    /// Returns the process ids of the clients that are using a segment, on open and on closing connections.
     fn users<'a>(&'a mut self, channels: &'a Table<Channel>, segment: SegmentId) -> impl Iterator<Item = i32> + 'a {
         self.sweep();
         let open = channels.iter().map(|(_, channel)| (&channel.region, channel.pid));
@@ -86,26 +86,26 @@ impl Owner {
 }
 
 impl Shm {
-    /// Lets clients copy from this memory, and to it, by themselves.
+    /// Publishes memory for copies by clients.
     pub fn publish(&self, segment: SegmentId, extent: &Extent) {
         if let Some(fence) = self.owner.fence() {
             fence.publish(segment, extent);
         }
     }
 
-    /// Lets no client start to use a segment any more; ask [`Self::is_named`] until none is using it.
+    /// Revokes access to a segment for new copies; the caller polls [`Self::is_named`] until no client is using it.
     pub fn retract(&self, segment: SegmentId) {
         if let Some(Some(fence)) = self.owner.fence.get() {
             fence.retract(segment);
         }
     }
 
-    /// Whether a client is using a segment that was retracted.
+    /// Returns true if a client is using a retracted segment.
     pub fn is_named(&mut self, segment: SegmentId) -> bool {
         self.owner.users(&self.channels, segment).next().is_some()
     }
 
-    /// The processes of the clients that are using it; 0 for one that is not visible from here.
+    /// Returns the process ids of the clients that are using a segment; 0 for one that is not visible from here.
     pub fn users(&mut self, segment: SegmentId) -> Vec<i32> {
         let mut pids: Vec<i32> = self.owner.users(&self.channels, segment).collect();
         pids.sort_unstable();
@@ -113,20 +113,20 @@ impl Shm {
         pids
     }
 
-    /// Whether a connection is up: one that has ended says nothing of its peer's segments.
+    /// Returns true if a connection is up; a connection that has ended gives no information about its peer's segments.
     #[must_use]
     pub fn is_up(&self, id: ConnectionId) -> bool {
         self.view(id).is_some()
     }
 
-    /// Names a segment of the peer in one of our slots, so that it stays while we copy; then [`Self::clear`]. None when
-    /// it is gone.
+    /// Names a segment of the peer in one of our slots, so that it stays while we copy; [`Self::clear`] ends that.
+    /// Returns `None` if the segment is gone.
     #[must_use]
     pub fn claim(&self, id: ConnectionId, slot: usize, segment: SegmentId) -> Option<Extent> {
         self.view(id)?.claim(slot, segment)
     }
 
-    /// Whether a segment is still there: to be asked between two parts of a long copy.
+    /// Returns true if a segment is still live; checked between the parts of a long copy.
     #[must_use]
     pub fn is_live(&self, id: ConnectionId, segment: SegmentId) -> bool {
         self.view(id).is_some_and(|view| view.is_live(segment))
@@ -139,14 +139,14 @@ impl Shm {
         }
     }
 
-    /// The process at the other end, where the kernel copies between it and us.
+    /// Returns the process id of the peer, if the kernel copies between it and us.
     #[must_use]
     pub fn process(&self, id: ConnectionId) -> Option<i32> {
         self.view(id)?.pid()
     }
 
-    /// Whether that process is still the one that we connected to, looked at again now and then. Ids of dead processes
-    /// are given to others.
+    /// Returns true if that process is still the one that we connected to, rechecked periodically, because the kernel
+    /// reuses process ids.
     #[must_use]
     pub fn is_same_process(&self, id: ConnectionId, now_ns: u64) -> bool {
         self.view(id).is_some_and(|view| view.is_same_process(now_ns))
@@ -167,7 +167,7 @@ mod tests {
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let lingering = ClosingChannel::new(ours, Region::allocate(&options).expect("memory"), 1);
-        assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is told");
+        assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is notified");
         std::io::Write::write_all(&mut &theirs, &[1; 300]).expect("a socket that is half open");
         for _ in 0..10 {
             assert!(!lingering.is_over());

@@ -1,4 +1,4 @@
-//! The few bytes that go over the Unix socket: the offer of a new channel, and segments to map.
+//! Setup protocol over the Unix socket: the offer of a new channel, and segments to map.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,10 +17,10 @@ use crate::types::CloseCause;
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x02");
 const WORDS: usize = 5;
 const MESSAGE_BYTES: usize = 8 + WORDS * 8;
-/// `EMFILE`: this process has no descriptor left at the moment.
+/// `EMFILE`: this process has no free descriptor at the moment.
 const OUT_OF_DESCRIPTORS: i32 = 24;
 
-/// Magic, then five words.
+/// Encodes a message: magic, then five words.
 fn message(words: [u64; WORDS]) -> [u8; MESSAGE_BYTES] {
     let mut out = [0; MESSAGE_BYTES];
     for (at, word) in core::iter::once(MAGIC).chain(words).enumerate() {
@@ -41,7 +41,7 @@ fn words(bytes: &[u8; MESSAGE_BYTES]) -> io::Result<[u64; WORDS]> {
     Ok(core::array::from_fn(|at| word(at + 1)))
 }
 
-/// The shard's side: checks who it is, makes the channel, and hands it over with the pool.
+/// Shard's side: checks the peer's user, creates the channel, and sends it with the pool.
 pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fence) -> io::Result<Channel> {
     let peer = unix::peer_credentials(&socket)?;
     if peer.uid != cpu::effective_uid() && peer.uid != 0 {
@@ -71,22 +71,22 @@ pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fen
     Ok(made)
 }
 
-/// The client's side, first half: calls who listens at this path.
+/// Client's side, first half: connects to the listener at this path.
 ///
 /// # Errors
-/// [`CloseCause::Unavailable`] where nobody listens there, or somebody whom we would not let in.
+/// [`CloseCause::Unavailable`] when no process listens there, or one of another user that is not accepted.
 pub(super) fn call(path: &str) -> Result<UnixStream, CloseCause> {
     let named = |error: io::Error| {
         let text = format!("shared memory at {path}: {error}");
         match error.kind() {
-            // As many as may wait there already: another time.
+            // The listen backlog is full: a later attempt may succeed.
             io::ErrorKind::WouldBlock => CloseCause::Setup(text),
             _ if error.raw_os_error() == Some(OUT_OF_DESCRIPTORS) => CloseCause::Setup(text),
             _ => CloseCause::Unavailable(text),
         }
     };
     let socket = unix::connect(Path::new(path)).map_err(named)?;
-    // The path comes from outside: whoever listens there must be one whom we would let in.
+    // The path is external input: the listener must be a process of an accepted user.
     let owner = unix::peer_credentials(&socket).map_err(named)?;
     if owner.uid != cpu::effective_uid() && owner.uid != 0 {
         let text = format!("user {} listens there: shared memory is for processes of the same user", owner.uid);
@@ -95,7 +95,7 @@ pub(super) fn call(path: &str) -> Result<UnixStream, CloseCause> {
     Ok(socket)
 }
 
-/// What a shard offered.
+/// Offer of a shard.
 pub(super) struct Offer {
     channel: Arc<Region>,
     client_event: OwnedFd,
@@ -106,7 +106,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// The connection of this socket, over which it came.
+    /// Creates the connection of this socket, over which the offer arrived.
     pub(super) fn accept(self, socket: UnixStream) -> Channel {
         let Self { channel, client_event, server_event, pool, view, pid } = self;
         let mut made = Channel::new(Side::Client, socket, &channel, client_event, server_event, pool);
@@ -115,7 +115,7 @@ impl Offer {
     }
 }
 
-/// The second half: what the shard offers. `None` when it has said nothing yet.
+/// Client's side, second half: takes the offer; `None` if it has not arrived yet.
 pub(super) fn take_offer(socket: &UnixStream) -> io::Result<Option<Offer>> {
     let Some((words, fds)) = receive(socket, 5)? else { return Ok(None) };
     let [channel_bytes, pool_bytes, table_bytes, cookie_address, cookie] = words;
@@ -142,26 +142,29 @@ pub(super) fn take_offer(socket: &UnixStream) -> io::Result<Option<Offer>> {
     Ok(Some(Offer { channel, client_event, server_event, pool, view, pid }))
 }
 
-/// One whole message, or none so far. Each is sent by one call, and the kernel neither cuts nor joins those.
+/// Receives one complete message; `None` if there is none yet. Each message is sent by one call, which the kernel
+/// neither splits nor joins with others.
 fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<Option<([u64; WORDS], Vec<OwnedFd>)>> {
     let mut bytes = [0; MESSAGE_BYTES];
     match unix::recv_with_fds(socket, &mut bytes, max_fds) {
         Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok((MESSAGE_BYTES, fds)) => Ok(Some((words(&bytes)?, fds))),
-        Ok((count, _)) => Err(io::Error::other(format!("{count} bytes came where {MESSAGE_BYTES} belong"))),
+        Ok((count, _)) => Err(io::Error::other(format!("a message has {count} bytes instead of {MESSAGE_BYTES}"))),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// A request that has arrived at the shard; `None` when there is none, an error when the client is gone or broken.
+/// Takes a request that has arrived at the shard; `None` if there is none, an error if the client is gone or
+/// malfunctions.
 pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>> {
     Ok(receive(socket, 0)?.map(|(words, _)| SegmentId::from_bits(words[0])))
 }
 
-/// Answers for this segment: its region, or that there is none to share. The answer names the segment. What may only be
-/// read goes as a descriptor that cannot be mapped writable; what cannot go so, or cannot be written through a new
-/// mapping any more, is not shared: the client then takes another way.
+/// Answers a request for this segment: with its region, or that there is none to share. The reply names the segment. A
+/// read-only region is sent as a descriptor that cannot be mapped writable. A region for which there is no such
+/// descriptor, or that cannot be written through a new mapping any more, is not shared: the client then uses another
+/// path.
 pub(super) fn offer_segment(
     socket: &UnixStream,
     segment: SegmentId,
@@ -184,23 +187,23 @@ pub(super) fn offer_segment(
     unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[])
 }
 
-/// Asks for a segment's memory.
+/// Requests a segment's memory.
 ///
 /// # Errors
-/// When the peer has not taken what it was asked before, or is gone.
+/// When the peer has not read earlier requests, or is gone.
 pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<()> {
     unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])
 }
 
-/// An answer that has arrived: of which segment, and its memory, to be mapped by [`SharedSegment::map`]; `None` when
-/// there is none yet. Answers name their segments, so one that comes late is nobody else's.
+/// Takes a reply that has arrived: its segment, and its memory, to be mapped by [`SharedSegment::map`]; `None` if there
+/// is none yet. Replies name their segments, so a late one is not mistaken for another.
 pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, SharedSegment)>> {
     let Some(([shared, bytes, writable, named, _], fds)) = receive(socket, 1)? else { return Ok(None) };
     let memory = fds.into_iter().next().filter(|_| shared == 1);
     Ok(Some((SegmentId::from_bits(named), SharedSegment { memory, bytes, writable: writable != 0 })))
 }
 
-/// What a peer answered for a segment.
+/// Reply of a peer to a segment request.
 pub(super) struct SharedSegment {
     memory: Option<OwnedFd>,
     bytes: u64,
@@ -208,6 +211,8 @@ pub(super) struct SharedSegment {
 }
 
 impl SharedSegment {
+    /// Maps the segment.
+    ///
     /// # Errors
     /// When the peer does not share it, or it cannot be mapped.
     pub(super) fn map(self) -> Result<Arc<Region>, String> {
@@ -221,7 +226,7 @@ impl SharedSegment {
 mod tests {
     use super::*;
 
-    /// Memory whose first word says whose it is.
+    /// Creates memory whose first word identifies it.
     fn memory(word: u64) -> Arc<Region> {
         let options = RegionOptions { shared: true, ..RegionOptions::new("setup-test", 4096) };
         let region = Region::allocate(&options).expect("memory");
@@ -236,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_name_their_segments_and_nobody_waits_for_them() {
+    fn replies_name_their_segments_and_never_block() {
         let (asking, answering) = pair();
         let [first, second] = [1, 2].map(|index| SegmentId { index, generation: 7 });
         ask_segment(&asking, first).expect("sent");
@@ -256,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_is_not_asked_for_ever() {
+    fn requests_to_a_peer_that_does_not_read_are_bounded() {
         let (asking, _answering) = pair();
         let mut index = 0;
         while ask_segment(&asking, SegmentId { index, generation: 1 }).is_ok() {
@@ -265,9 +270,9 @@ mod tests {
         }
     }
 
-    /// Whatever the client makes of the answer's words: the descriptor itself gives no right to write.
+    /// Whatever the client does with the words of the reply: the descriptor itself grants no right to write.
     #[test]
-    fn what_may_only_be_read_cannot_be_mapped_writable() {
+    fn read_only_segments_cannot_be_mapped_writable() {
         const EACCES: i32 = 13;
         let (asking, answering) = pair();
         let segment = SegmentId { index: 1, generation: 1 };
@@ -284,7 +289,7 @@ mod tests {
         let view = Region::map_shared(fd, 4096, false).expect("mapped");
         region.copy_in(0, &43u64.to_le_bytes());
         assert_eq!(view.load_u64(0), 43);
-        // Registered again, for writing: what no new mapping can write is left to other ways.
+        // Registered again, as writable: memory that no new mapping can write is not shared.
         offer_segment(&answering, segment, Some(&region), true).expect("sent");
         assert!(take_answer(&asking).expect("answered").expect("there").1.map().is_err());
     }

@@ -1,4 +1,4 @@
-//! The listener of a shard, and the pause after the kernel refused to accept.
+//! Listener of a shard, with a backoff after the kernel refused to accept.
 
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,17 +8,17 @@ use kvplane_sys::{Interest, Poller, stream};
 
 use crate::token::{Source, Token};
 
-/// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
+/// Backoff after the kernel refused to accept. A parked host wakes twice a second at least.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Connections accepted at once; the others are announced again.
+/// Limit of connections accepted at once; the poller reports the remaining ones again.
 const ACCEPTED_AT_ONCE: usize = 64;
 
 const LISTENER: Token = Token { source: Source::TcpListener, index: 0, generation: 0 };
 
-/// The listener, if there is one.
+/// Listener of a shard, if there is one.
 pub(super) struct Acceptor {
     listener: Option<TcpListener>,
-    /// When to accept again, after the kernel refused to.
+    /// End of the backoff, after the kernel refused to accept.
     after: Option<Instant>,
 }
 
@@ -27,14 +27,14 @@ impl Acceptor {
         Self { listener: None, after: None }
     }
 
-    /// Accepts connections from this listener, which is nonblocking.
+    /// Starts to accept connections of this listener, which is nonblocking.
     pub(super) fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
         poller.add(listener.as_fd(), LISTENER.to_bits(), Interest::Readable)?;
         self.listener = Some(listener);
         Ok(())
     }
 
-    /// Those who wait to be accepted.
+    /// Accepts pending connections.
     pub(super) fn accept(&mut self, poller: &Poller) -> Vec<OwnedFd> {
         let mut accepted = Vec::new();
         let Some(listener) = &self.listener else { return accepted };
@@ -44,7 +44,8 @@ impl Acceptor {
                 Ok(Some(socket)) => accepted.push(socket),
                 Ok(None) => break,
                 Err(_) => {
-                    // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
+                    // Out of descriptors, the next attempt would fail too: accepting pauses until some may have been
+                    // closed.
                     let _ = poller.remove(listener);
                     self.after = Some(Instant::now() + ACCEPT_PAUSE);
                     break;
@@ -54,7 +55,7 @@ impl Acceptor {
         accepted
     }
 
-    /// Ends the pause when its time is over.
+    /// Resumes accepting when the backoff is over.
     pub(super) fn resume(&mut self, poller: &Poller) {
         let (Some(at), Some(listener)) = (self.after, &self.listener) else { return };
         if at <= Instant::now() {

@@ -1,16 +1,17 @@
-//! Which connections are worth trying without asking the kernel first.
+//! Recently active connections, which are polled by receiving without asking the kernel's poller first.
 //!
-//! A host that spins for the answer of one or two peers gets it soonest by receiving over and over. With more of them
-//! one question to the poller is cheaper than as many futile calls. Bounded: the few that were active last.
+//! A host that spins for the answer of one or two peers gets it soonest by receiving repeatedly. With more peers one
+//! call of the poller is cheaper than as many futile receives. Bounded: only the most recently active connections
+//! count.
 
-/// Connections remembered.
+/// Number of connections remembered.
 const REMEMBERED: usize = 4;
-/// Connections that are tried at most.
+/// Limit of connections tried.
 const TRIED: usize = 2;
-/// Empty rounds after which a connection is not worth it any more: a millisecond or so.
+/// Empty rounds after which a connection is not tried any more: about a millisecond.
 const PATIENCE_ROUNDS: u64 = 4096;
 
-/// The connections that moved bytes last, with the round of it.
+/// Connections that moved bytes most recently, each with the round of its last activity.
 #[derive(Default)]
 pub(super) struct Active {
     entries: Vec<(u32, u64)>,
@@ -22,7 +23,7 @@ impl Active {
         Self { entries: Vec::new(), round: 0 }
     }
 
-    /// A connection moved bytes.
+    /// Records that a connection moved bytes.
     pub(super) fn touch(&mut self, index: u32) {
         let round = self.round;
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.0 == index) {
@@ -38,7 +39,7 @@ impl Active {
         self.entries.retain(|entry| entry.0 != index);
     }
 
-    /// Those to try now; none when there are too many that `expects` says something may come on.
+    /// Returns the connections to try now; none if too many of them expect input.
     pub(super) fn next(&mut self, expects: impl Fn(u32) -> bool) -> ([u32; TRIED], usize) {
         self.round += 1;
         let round = self.round;
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_tried_and_many_are_not() {
+    fn only_a_few_active_connections_are_tried() {
         let mut active = Active::new();
         assert!(tried(&mut active, |_| true).is_empty());
         active.touch(5);
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quiet_for_long_is_left_alone_and_the_oldest_makes_room() {
+    fn quiet_connections_expire_and_the_oldest_is_replaced() {
         let mut active = Active::new();
         for index in 0..10 {
             active.next(|_| false);

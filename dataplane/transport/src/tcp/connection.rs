@@ -1,4 +1,4 @@
-//! One TCP connection: its socket, its two halves, and how it ends.
+//! One TCP connection: its socket, reader, writer, and shutdown.
 
 use std::os::fd::OwnedFd;
 
@@ -16,26 +16,26 @@ use crate::types::CloseCause;
 pub(super) enum State {
     Connecting,
     Open,
-    /// It was reset, and waits for memory that it has lent. To all others it is gone.
+    /// The connection was reset and waits for memory that it has lent. To the host it is gone.
     Ending,
 }
 
-/// One connection.
+/// A TCP connection.
 pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     pub(super) state: State,
-    /// Whether we began it: then nothing comes but answers.
+    /// True if we initiated the connection: only replies arrive then.
     pub(super) asks: bool,
-    /// Answers that are outstanding.
+    /// Number of outstanding replies.
     pub(super) awaited: u64,
     pub(super) wire: Wire,
-    /// The peer did not begin with TLS, as it should have.
+    /// True if the peer did not begin with TLS although the settings require it.
     pub(super) must_be_refused: bool,
     pub(super) reader: Reader,
     pub(super) writer: Writer,
-    /// Why it is closed once everything was sent.
+    /// Reason with which the connection is closed once everything is sent.
     pub(super) closing_after_send: Option<CloseCause>,
-    /// Why it is ending.
+    /// Reason of the shutdown.
     pub(super) why: Option<CloseCause>,
 }
 
@@ -55,18 +55,19 @@ impl Connection {
         }
     }
 
-    /// Whether bytes may come at any moment.
+    /// Returns true if bytes may arrive at any moment.
     pub(super) const fn expects(&self) -> bool {
         matches!(self.state, State::Open) && !self.reader.paused && (!self.asks || self.awaited > 0)
     }
 
-    /// What waits to be sent, where it is an answer: so many frames, or pieces of memory. A few bytes of a peer can ask
-    /// for thousands of pieces. The asking side reads on whatever it wants to send, or two could wait for each other.
+    /// Returns the replies that wait to be sent: the number of frames, and on the accepting side their additional
+    /// pieces of memory, because a few bytes of a peer can request thousands of pieces. On the initiating side outgoing
+    /// frames do not stop reading, or two sides could deadlock.
     pub(super) fn backlog(&self) -> usize {
         self.writer.frames() + if self.asks { 0 } else { self.writer.extra_pieces() }
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns true if nothing waits to be sent.
     pub(super) fn is_sent(&self) -> bool {
         let has_left = match &self.wire {
             Wire::Plain | Wire::Unknown => true,
@@ -75,12 +76,12 @@ impl Connection {
         self.writer.is_empty() && has_left
     }
 
-    /// Whether nothing waits to be sent and no memory is lent.
+    /// Returns true if nothing waits to be sent and no memory is lent.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_sent() && !self.writer.lending.has_lent()
     }
 
-    /// Whether it is known how bytes are on the wire, and keys are there where they are sealed.
+    /// Returns true if the encoding on the wire is negotiated: plain, or TLS with keys.
     pub(super) const fn is_agreed(&self) -> bool {
         match &self.wire {
             Wire::Plain => true,
@@ -89,14 +90,14 @@ impl Connection {
         }
     }
 
-    /// A header of ours; a plain greeting says besides that we would begin with TLS where the settings say so.
+    /// Returns the header to send; a plaintext greeting additionally offers TLS if the settings say so.
     pub(super) fn greeting(&self, header: &Header, mode: DataTls) -> Header {
         let greets = matches!(header.kind, Kind::Request(Operation::Hello));
         let offers = greets && mode == DataTls::Offer && matches!(self.wire, Wire::Plain);
         Header { flags: header.flags.with(FrameFlags::OFFERS_TLS, offers), ..*header }
     }
 
-    /// Memory that it owns.
+    /// Returns the memory that the connection owns, in bytes.
     #[cfg(test)]
     pub(super) fn owned_bytes(&self) -> usize {
         size_of::<Self>() + self.writer.owned_bytes() + self.reader.owned_bytes()

@@ -1,4 +1,4 @@
-//! The connections of a driver, and which of them has a place that they share.
+//! Connection table of a driver, with the ownership of the shared receive buffers.
 
 use kvplane_proto::frame::{FrameError, Header};
 
@@ -8,7 +8,7 @@ use super::staging::Staging;
 use crate::table::Table;
 use crate::types::{CloseCause, ConnectionId};
 
-/// All connections of a driver, by position.
+/// All connections of a driver, by index.
 pub(super) struct Connections {
     table: Table<Connection>,
 }
@@ -18,17 +18,17 @@ impl Connections {
         Self { table: Table::new() }
     }
 
-    /// How many there are, those that have ended and whose end was not taken yet among them.
+    /// Returns the number of connections, including those whose `Gone` event was not taken yet.
     pub(super) const fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// How many positions there are.
+    /// Returns the number of indexes.
     pub(super) const fn positions(&self) -> u32 {
         self.table.positions()
     }
 
-    /// The name that the next connection gets.
+    /// Returns the id that the next connection gets.
     pub(super) fn next_id(&self) -> ConnectionId {
         self.table.next_id()
     }
@@ -37,30 +37,30 @@ impl Connections {
         self.table.insert(connection)
     }
 
-    /// A connection that is not ending.
+    /// Returns a connection unless it is ending.
     #[inline]
     pub(super) fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
         self.table.get_mut(id).filter(|connection| connection.state != State::Ending)
     }
 
-    /// Whether this is the name of the position's present connection, or of its last one.
+    /// Returns true if this is the id of the entry's current connection, or of its last one.
     pub(super) fn is_current(&self, id: ConnectionId) -> bool {
         self.table.is_current(id)
     }
 
-    /// The connection at a position, one that is ending too.
+    /// Returns the connection at an index, even if it is ending.
     #[inline]
     pub(super) fn at(&self, index: u32) -> Option<&Connection> {
         self.table.at(index)
     }
 
-    /// As [`Self::at`], to be changed.
+    /// Returns the connection at an index mutably, see [`Self::at`].
     #[inline]
     pub(super) fn at_mut(&mut self, index: u32) -> Option<&mut Connection> {
         self.table.at_mut(index)
     }
 
-    /// The name of the connection at a position.
+    /// Returns the id of the connection at an index.
     #[inline]
     pub(super) fn id_at(&self, index: u32) -> ConnectionId {
         self.table.id_at(index)
@@ -70,22 +70,22 @@ impl Connections {
         self.table.iter().map(|(_, connection)| connection)
     }
 
-    /// Takes a connection out, if it is so.
+    /// Removes a connection if the predicate holds.
     pub(super) fn take_if(&mut self, index: u32, is_so: impl FnOnce(&mut Connection) -> bool) -> Option<Connection> {
         self.table.take_if(index, is_so)
     }
 
-    /// The position of a connection that was taken out may be another's.
+    /// Frees the index of a removed connection.
     pub(super) fn free(&mut self, id: ConnectionId) {
         self.table.free(id);
     }
 
-    /// Whether a connection is there and its handshake has not begun or is not done.
+    /// Returns true if a connection exists and its handshake has not completed.
     pub(super) fn awaits_handshake(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|connection| !connection.is_agreed())
     }
 
-    /// The next frame of a connection, if it is there as a whole; `check` looks at its header first.
+    /// Returns the next frame of a connection, if it has arrived completely; `check` validates its header first.
     pub(super) fn take_frame(
         &mut self,
         index: u32,
@@ -106,14 +106,14 @@ impl Connections {
         Ok(header)
     }
 
-    /// Receives on a connection once. How many bytes came; none when the socket has nothing.
+    /// Receives on a connection once. Returns the number of bytes, or `None` if the socket is drained.
     pub(super) fn receive(&mut self, index: u32, staging: &mut Staging) -> Result<Option<usize>, CloseCause> {
         self.claim(index, staging);
         let Some(connection) = self.table.at_mut(index) else { return Ok(None) };
         connection.reader.receive(&connection.socket, staging)
     }
 
-    /// Makes the staging of frames that of the connection at this position.
+    /// Makes the connection at this index the owner of the frame staging.
     #[inline]
     pub(super) fn claim(&mut self, index: u32, staging: &mut Staging) {
         if staging.is_owner(index) {
@@ -128,7 +128,7 @@ impl Connections {
         }
     }
 
-    /// Makes the place where records arrive that of the connection at this position.
+    /// Makes the connection at this index the owner of the staging of TLS records.
     pub(super) fn claim_sealed(&mut self, index: u32, arrived: &mut Staging) {
         if arrived.is_owner(index) {
             return;

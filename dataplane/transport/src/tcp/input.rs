@@ -1,4 +1,4 @@
-//! Input of connections: frames and payloads for the host, after TLS where there is some.
+//! Receive path of connections: frames and payloads for the host, decrypted if the connection uses TLS.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use super::tls::Turn;
 use crate::types::{CloseCause, ConnectionId, Event, Input, Target};
 
 impl Tcp {
-    /// Seals connections as this says, with what is in it when they begin.
+    /// Sets the TLS keys and mode; connections use the keychain's contents at the time they begin.
     pub fn set_tls(&mut self, keychain: Arc<Keychain>) {
         self.tls.set(keychain);
     }
 
-    /// The next input of a connection. A frame's body replaces `scratch`. After a frame with a payload, the host calls
-    /// [`Self::receive_payload`] before it asks again.
+    /// Returns the next input of a connection. The body of a frame replaces `scratch`. After a frame with a payload,
+    /// the host calls [`Self::receive_payload`] before it calls this again.
     pub fn input(&mut self, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         loop {
             let Some(connection) = self.connections.get(id) else { return Input::Wait };
@@ -41,7 +41,7 @@ impl Tcp {
                 }
                 Expect::Payload(_) => {}
                 Expect::Frame if connection.writer.lending.has_answer() => {
-                    // The host must take the events before it first: that the request's payload has left.
+                    // The host must take the earlier events first, which report the request's payload as sent.
                     if self.events.is_empty()
                         && let Some((header, body)) = connection.writer.lending.take_answer()
                     {
@@ -81,7 +81,8 @@ impl Tcp {
         }
     }
 
-    /// Brings more bytes: opens what came, or receives. False when there is nothing more, or not in this round.
+    /// Obtains more bytes: decrypts received records, or receives. Returns false if there is nothing more, or not in
+    /// this round.
     fn bring(&mut self, id: ConnectionId) -> Result<bool, CloseCause> {
         let Some(connection) = self.connections.get(id) else { return Ok(false) };
         let plain = matches!(connection.wire, Wire::Plain);
@@ -121,10 +122,10 @@ impl Tcp {
         Ok(true)
     }
 
-    /// Says where the payload of the last frame goes. Then [`Self::input`] brings it.
+    /// Sets the destination of the payload of the last frame. [`Self::input`] then delivers it.
     ///
     /// # Panics
-    /// When no payload is awaited or the memory is not of its length.
+    /// When no payload is expected or the memory does not have its length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
         if self.connections.get(id).is_some() {
             self.connections.claim(id.index, &mut self.staging);
@@ -134,7 +135,7 @@ impl Tcp {
         }
     }
 
-    /// A connection that we began is there: plainly, or a handshake begins on it.
+    /// Handles the establishment of an outgoing connection: reports it, or begins the TLS handshake.
     pub(super) fn opened(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get(id) else { return };
         let address = net::peer_address(connection.socket.as_fd()).ok();
@@ -157,7 +158,7 @@ impl Tcp {
         }
     }
 
-    /// A step of a handshake was done: what it has to say leaves, and the host may have a connection.
+    /// Handles a completed handshake step: its output is sent, and the connection may be reported to the host.
     fn stepped(&mut self, id: ConnectionId, done: bool) {
         if done && self.connections.get(id).is_some_and(|connection| connection.asks) {
             self.events.push_back(Event::Connected(id));
@@ -165,7 +166,8 @@ impl Tcp {
         self.rounds.dirty.mark(id.index);
     }
 
-    /// Whether this frame ends the connection: it should have come sealed, or says that we should have asked so.
+    /// Returns true if this frame ends the connection: it arrived in plaintext although TLS is required, or is the
+    /// peer's demand for TLS.
     fn ends_for_want_of_tls(&mut self, id: ConnectionId, header: &Header) -> bool {
         let Some(connection) = self.connections.get(id) else { return false };
         if connection.must_be_refused {
@@ -173,12 +175,12 @@ impl Tcp {
                 let reply = Header::reply(Kind::Reply(operation), header.request, Status::WantsTls);
                 self.send(id, &reply, b"", None);
             }
-            // It comes again with TLS, as whoever is not told to require it does: nobody has to do anything.
+            // The peer reconnects with TLS, as every peer in mode `offer` does: the operator need not act.
             if matches!(header.kind, Kind::Request(Operation::Hello)) && header.flags.has(FrameFlags::OFFERS_TLS) {
                 self.close_after_sending(id, CloseCause::Closed);
                 return true;
             }
-            let text = "a peer connected without TLS, which --data-tls require wants; start it with --data-tls offer \
+            let text = "a peer connected without TLS, which --data-tls require rejects; start it with --data-tls offer \
                         or require";
             self.close_after_sending(id, CloseCause::Tls(text.to_owned()));
             return true;
@@ -194,7 +196,7 @@ impl Tcp {
     }
 }
 
-/// Why a connection ends whose bytes are no frame.
+/// Returns the close cause of a connection whose bytes are not a frame.
 fn why_no_frame(error: FrameError) -> CloseCause {
     match error {
         FrameError::Magic(found) if found & 0xff == u32::from(FIRST_BYTE) => {

@@ -1,19 +1,19 @@
-//! TCP by direct calls: frames both ways, payloads straight into their final memory.
+//! TCP driver with direct system calls: frames both ways, payloads directly into their final memory.
 //!
-//! The host's poller says which sockets are ready, and says it once: a connection receives and sends until the kernel
-//! has no more for it. A host that spins asks the poller now and then only, and receives on the connections that
-//! expect something and were active last ([`Tcp::try_active`]).
+//! The host's poller reports the readiness of connections edge-triggered: a connection receives and sends until the
+//! socket would block. A host that spins calls the poller only now and then, and receives on the recently active
+//! connections that expect input ([`Tcp::try_active`]).
 //!
-//! Small frames are gathered: one call carries many pieces of headers, bodies and payloads, and one receive may bring
-//! many frames. A long payload is received in place; only what arrived together with its header is copied. What one
-//! connection moves in a round is bounded, so that no other waits for long.
+//! Small frames are gathered: one call sends many pieces of headers, bodies and payloads, and one receive may return
+//! many frames. A long payload is received in place; only the part that arrives together with its header is copied. The
+//! bytes that one connection moves in a round are bounded, for fairness.
 //!
-//! The host calls [`Tcp::ready`] for each event of the poller, then takes [`Tcp::poll_event`], then for each
-//! connection of [`Tcp::next_ready`] takes [`Tcp::input`] until it says `Wait`, and at last [`Tcp::flush`].
+//! The host calls [`Tcp::ready`] for each event of the poller, then takes [`Tcp::poll_event`], then for each connection
+//! of [`Tcp::next_ready`] takes [`Tcp::input`] until it returns `Wait`, and at last calls [`Tcp::flush`].
 //!
-//! Invariant: the kernel refers to no memory of ours when a call has returned, but for long payloads that are sent
-//! without a copy, as [`ZeroCopyOptions`] say. Either way a payload's hold is reported as sent, and a connection as
-//! gone, when its memory is free to use. Thread affinity: none; one thread at a time.
+//! Invariant: the kernel refers to none of our memory when a call has returned, except for long payloads of zero-copy
+//! sends, see [`ZeroCopyOptions`]. In either case a payload's hold is reported as sent, and a connection as gone, only
+//! when its memory is free to use. Thread affinity: none; one thread at a time.
 
 mod acceptor;
 mod active;
@@ -59,33 +59,33 @@ use crate::token::{Source, Token};
 use crate::turns::Rounds;
 use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload};
 
-/// How long a peer has to read what is sent to it before its connection is closed.
+/// Time that a peer has to read its last frames before its connection is closed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// All TCP connections of one shard or client.
 pub struct Tcp {
     acceptor: Acceptor,
-    /// Accepted connections whose peers are not known yet, where that counts.
+    /// Limits on accepted connections whose peers are not authenticated yet, if set.
     strangers: Option<Strangers>,
     connections: Connections,
     events: VecDeque<Event>,
     rounds: Rounds,
     active: Active,
-    /// Where frames arrive.
+    /// Receive buffer of frames.
     staging: Staging,
-    /// Where frames leave from.
+    /// Send buffer of frames.
     output: OutputStaging,
     tls: Box<Tls>,
     zero_copy: ZeroCopyBooks,
-    /// Connections that wait for notices, to be looked at when they wait too long.
+    /// Connections that wait for zero-copy notifications, to be checked when those are overdue.
     waiting: Vec<u32>,
-    /// Connections that are closed once their output has left, and when they are closed in any case; oldest first.
+    /// Connections to close once their output is sent, each with its deadline; oldest first.
     closing: VecDeque<(Instant, ConnectionId)>,
-    /// Bytes moved since the host last took this number.
+    /// Bytes moved since the last call of [`Tcp::take_moved_bytes`].
     moved_bytes: usize,
 }
 
 impl Tcp {
-    /// A driver without connections that sends without a copy as these options say.
+    /// Creates a driver without connections, with these options of zero-copy sends.
     #[must_use]
     pub fn new(zero_copy: ZeroCopyOptions) -> Self {
         Self {
@@ -105,28 +105,28 @@ impl Tcp {
         }
     }
 
-    /// Takes whoever connects to us for a stranger until [`Self::trust`].
+    /// Limits accepted connections that are not authenticated yet; [`Self::trust`] exempts a connection.
     pub fn limit_strangers(&mut self, limits: StrangerLimits) {
         self.strangers = Some(Strangers::new(limits));
     }
 
-    /// The peer of this connection has said who it is.
+    /// Exempts a connection from the limits: its peer is authenticated.
     pub fn trust(&mut self, id: ConnectionId) {
         if let Some(strangers) = &mut self.strangers {
             strangers.remove(id);
         }
     }
 
-    /// How many strangers there are, and how many had to go for others so far.
+    /// Returns the number of unauthenticated connections, and how many were closed so far to make room for others.
     #[must_use]
     pub fn strangers(&self) -> (usize, u64) {
         self.strangers.as_ref().map_or((0, 0), |strangers| (strangers.len(), strangers.crowded_out()))
     }
 
-    /// Accepts connections from this listener, which is nonblocking.
+    /// Starts to accept connections of this listener, which is nonblocking.
     ///
     /// # Errors
-    /// When the poller does not take it.
+    /// When the listener cannot be registered with the poller.
     pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
         self.acceptor.listen(poller, listener)
     }
@@ -134,7 +134,7 @@ impl Tcp {
     /// Connects to a peer; [`Event::Connected`] or [`Event::Gone`] follows.
     ///
     /// # Errors
-    /// When no socket can be had, the table is full, or the kernel knows at once that it cannot work.
+    /// When no socket is available, the table is full, or the kernel rejects the connection at once.
     pub fn connect(&mut self, poller: &Poller, address: SocketAddr) -> std::io::Result<ConnectionId> {
         let socket = net::tcp_socket(address)?;
         stream::start_connect(socket.as_fd(), address)?;
@@ -152,7 +152,7 @@ impl Tcp {
         Ok(self.connections.insert(Connection::new(socket, state, wire)))
     }
 
-    /// Takes an event of one of this driver's descriptors.
+    /// Handles a readiness event of one of this driver's descriptors.
     pub fn ready(&mut self, poller: &Poller, token: Token, readiness: &Readiness) {
         if token.source == Source::TcpListener {
             self.accept(poller);
@@ -176,7 +176,7 @@ impl Tcp {
             self.opened(id);
         }
         let Some(connection) = self.connections.get(id) else { return };
-        // Where payloads are lent, an error without an end is a notice.
+        // On a connection with zero-copy sends, an error without an end is a notification.
         let failed = readiness.error && connection.writer.lending.lent().is_none();
         connection.reader.ended |= readiness.ended || failed;
         if readiness.readable {
@@ -193,7 +193,7 @@ impl Tcp {
 
     fn accept(&mut self, poller: &Poller) {
         for socket in self.acceptor.accept(poller) {
-            // A refused connection is closed by its drop; the peer sees that and tries again later.
+            // A refused connection is closed by its drop; the peer sees that and retries later.
             let address = net::peer_address(socket.as_fd()).map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |at| at.ip());
             if net::set_nodelay(socket.as_fd()).is_ok()
                 && let Ok(id) = self.add(poller, socket, State::Open, self.tls.wire_of_accepted())
@@ -209,8 +209,8 @@ impl Tcp {
         }
     }
 
-    /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
-    /// here.
+    /// Returns the next event. A connection counts as open, and its index is not reused, until its [`Event::Gone`] has
+    /// been returned here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = &event {
@@ -219,14 +219,14 @@ impl Tcp {
         event
     }
 
-    /// Whether there is something to do before anything else happens.
+    /// Returns true if there is work that does not wait for an event.
     #[must_use]
     pub fn has_work(&self) -> bool {
         !self.events.is_empty() || !self.rounds.ready.is_empty() || !self.rounds.dirty.is_empty()
     }
 
-    /// Names the connections that are worth trying by [`Self::next_ready`]: for a host that spins. Whether there are
-    /// any; if not, asking the poller is worth more.
+    /// Marks recently active connections ready, so that [`Self::next_ready`] returns them: for a host that spins.
+    /// Returns false if there are none; calling the poller is more useful then.
     pub fn try_active(&mut self) -> bool {
         let connections = &self.connections;
         let (tried, count) = self.active.next(|index| connections.at(index).is_some_and(Connection::expects));
@@ -239,18 +239,18 @@ impl Tcp {
         count > 0
     }
 
-    /// Bytes sent and received since the last call of [`Self::take_moved_bytes`].
+    /// Returns the bytes sent and received since the last call of [`Self::take_moved_bytes`].
     #[must_use]
     pub const fn moved_bytes(&self) -> usize {
         self.moved_bytes
     }
 
-    /// Bytes sent and received since the last call.
+    /// Returns and clears the bytes sent and received since the last call.
     pub const fn take_moved_bytes(&mut self) -> usize {
         core::mem::replace(&mut self.moved_bytes, 0)
     }
 
-    /// A connection that may have input; each is named once until new bytes arrive.
+    /// Returns a connection that may have input; each is returned once until new bytes arrive.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
         while let Some(index) = self.rounds.ready.pop() {
             if let Some(connection) = self.connections.at_mut(index) {
@@ -261,8 +261,8 @@ impl Tcp {
         None
     }
 
-    /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
-    /// is then reported as sent.
+    /// Queues a frame, which the next [`Self::flush`] sends. Returns false if the connection is gone; the payload's
+    /// hold is then reported by [`Event::Sent`].
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let Some(connection) = self.connections.get(id) else {
             if let Some(hold) = payload.and_then(|payload| payload.hold) {
@@ -284,7 +284,7 @@ impl Tcp {
         true
     }
 
-    /// Sends what is queued, and lets connections that used up their share have the next round.
+    /// Sends queued frames, and reschedules the connections that used up their budget of this round.
     pub fn flush(&mut self, poller: &Poller) {
         for _ in 0..self.rounds.dirty.len() {
             let Some(index) = self.rounds.dirty.pop() else { break };
@@ -317,7 +317,7 @@ impl Tcp {
         }
     }
 
-    /// Closes the connections whose peers have not read their last words in time.
+    /// Closes the connections whose peers have not read their last frames in time.
     fn close_late(&mut self) {
         let now = Instant::now();
         while let Some(&(until, id)) = self.closing.front()
@@ -330,8 +330,8 @@ impl Tcp {
         }
     }
 
-    /// Ends a connection; [`Event::Gone`] follows what it still held: at once, or when the kernel no longer refers to
-    /// what was sent without a copy.
+    /// Closes a connection. [`Event::Gone`] follows the reports of its holds: at once, or when the kernel no longer
+    /// refers to memory of zero-copy sends.
     pub fn close(&mut self, id: ConnectionId, why: CloseCause) {
         if self.connections.get(id).is_none() {
             return;
@@ -344,8 +344,8 @@ impl Tcp {
             return;
         }
         let Some(mut connection) = self.connections.take_if(id.index, |_| true) else { return };
-        // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
-        // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
+        // The shutdown reaches the peer even if a forked child still has the socket. Requests without a reply may be
+        // repeated over another connection: the kernel must not deliver them later, after newer ones.
         let unanswered = connection.awaited > 0 && connection.closing_after_send.is_none();
         if let Wire::Tls(sealed) = &mut connection.wire
             && !unanswered
@@ -360,8 +360,8 @@ impl Tcp {
         self.events.push_back(Event::Gone(id, why));
     }
 
-    /// Sends what is queued, then closes: for a refusal that the peer should read. One that does not read it within two
-    /// seconds is closed then.
+    /// Sends queued frames, then closes the connection: for a rejection that the peer should read. A peer that does not
+    /// read within two seconds is closed then.
     pub fn close_after_sending(&mut self, id: ConnectionId, why: CloseCause) {
         if self.connections.get(id).is_none() {
             return;
@@ -381,13 +381,13 @@ impl Tcp {
         }
     }
 
-    /// Connections whose end was not taken yet.
+    /// Returns the number of connections whose [`Event::Gone`] was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.connections.len()
     }
 
-    /// Names a connection again in the next round: it has more input than its share of this one.
+    /// Marks a connection ready for the next round: it has more input than its budget of this one.
     pub fn ready_again(&mut self, id: ConnectionId) {
         if self.connections.get(id).is_some() {
             self.rounds.again.push(id.index);

@@ -1,4 +1,4 @@
-//! Output of connections, and what they have lent to the kernel: when that is given back, and how it ends.
+//! Send path of connections, and the release of memory lent to the kernel.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use super::sealed::Wire;
 use super::writer::ROUND_BYTES;
 use crate::types::{CloseCause, ConnectionId, Event};
 
-/// How long an answer waits for a notice before the kernel's count of acknowledged bytes is asked instead. Much longer
-/// than any device takes that works.
+/// Time that a deferred reply waits for a notification before the kernel's count of acknowledged bytes is used instead.
+/// Much longer than any working device takes.
 const ANSWER_PATIENCE_NS: u64 = 50_000_000;
-/// How long the end of a connection waits for notices. Longer than the kernel's watchdog lets a device hang (5 s).
+/// Time that a closing connection waits for notifications. Longer than the kernel's watchdog lets a device hang (5 s).
 pub(super) const END_PATIENCE_NS: u64 = 10_000_000_000;
-/// The same for all connections of a driver that is dropped.
+/// Time that a driver waits for the notifications of all connections when it is dropped.
 const DROP_PATIENCE_NS: u64 = 1_000_000_000;
 const DROP_LOOK: Duration = Duration::from_micros(200);
 
 impl Tcp {
-    /// Sends what is queued on a connection, as far as its share of the round and the kernel allow.
+    /// Sends the queued frames of a connection, up to its budget of the round, until the socket would block.
     pub(super) fn transmit(&mut self, id: ConnectionId) {
         let mut sent = 0;
         loop {
@@ -61,20 +61,20 @@ impl Tcp {
         self.sent_all(id);
     }
 
-    /// Everything that was queued has left.
+    /// Handles the completion of all queued output.
     fn sent_all(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get(id) else { return };
         connection.writer.shrink();
         let Some(why) = connection.closing_after_send.clone() else { return };
         if connection.writer.lending.has_lent() {
-            // It is closed when its notices have come, or do not.
+            // Closed when its notifications have arrived, or are overdue.
             self.look_later(id.index, END_PATIENCE_NS);
         } else {
             self.close(id, why);
         }
     }
 
-    /// Takes the notices that have come for a connection.
+    /// Takes the pending notifications of a connection.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(connection) = self.connections.at_mut(index) else { return };
         let Some(lent) = connection.writer.lending.lent() else { return };
@@ -82,35 +82,35 @@ impl Tcp {
         self.settled(index);
     }
 
-    /// Payloads may have been given back: goes on with what waited for that.
+    /// Continues what waited for the return of lent payloads.
     fn settled(&mut self, index: u32) {
         let id = self.connections.id_at(index);
         let Some(connection) = self.connections.at_mut(index) else { return };
         if connection.state == State::Ending {
-            // It is gone, if everything is back.
+            // The connection is gone once all payloads are returned.
             let gone = self.connections.take_if(index, |connection| !connection.writer.lending.has_lent());
             let why = gone.map(|connection| connection.why.unwrap_or(CloseCause::Closed));
             self.events.extend(why.map(|why| Event::Gone(id, why)));
             return;
         }
-        // It stays said that all was sent: such a connection is not aborted.
+        // `closing_after_send` stays set: such a connection is not aborted.
         if connection.is_quiet()
             && let Some(why) = connection.closing_after_send.clone()
         {
             self.close(id, why);
         } else if connection.writer.lending.has_answer() {
-            // Not in this round: the host first takes the events that came before.
+            // Not in this round: the host first takes the earlier events.
             self.rounds.again.push(index);
         }
     }
 
-    /// Keeps an answer back if the payload of its request is lent; see [`super::lending`]. Whether it did.
+    /// Defers a reply if the payload of its request is lent; see [`super::lending`]. Returns true if it was deferred.
     pub(super) fn keep_back(&mut self, id: ConnectionId, header: &Header, body: &[u8]) -> bool {
         let Some(connection) = self.connections.get(id) else { return false };
         let may = connection.asks && header.payload_bytes == 0;
         let kept = may && connection.writer.lending.keep_back(header, body);
         if kept {
-            // Mostly it is there already and was not looked at.
+            // Most often the notification has arrived already.
             self.settle(id.index);
             let lent = self.connections.get(id).and_then(|connection| connection.writer.lending.lent());
             if lent.is_some_and(|lent| lent.keeps_back()) {
@@ -120,7 +120,7 @@ impl Tcp {
         kept
     }
 
-    /// Looks at a connection after so long, unless that is planned already.
+    /// Schedules a check of a connection in `patience_ns`, unless one is scheduled.
     pub(super) fn look_later(&mut self, index: u32, patience_ns: u64) {
         let Some(connection) = self.connections.at_mut(index) else { return };
         let Some(lent) = connection.writer.lending.lent() else { return };
@@ -130,7 +130,7 @@ impl Tcp {
         }
     }
 
-    /// Looks at connections that waited for notices long enough.
+    /// Checks connections whose notifications are overdue.
     pub(super) fn lose_patience(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -172,13 +172,14 @@ impl Tcp {
         }
     }
 
-    /// Resets a connection that has lent payloads. It is gone when they are back; false when it has none out.
+    /// Resets a connection that has lent payloads; it is gone when they are returned. Returns false if none are lent.
     pub(super) fn end_lent(&mut self, id: ConnectionId, why: &CloseCause) -> bool {
         let Some(connection) = self.connections.get(id) else { return false };
         if !connection.writer.has_lent_in_part() && !connection.writer.lending.has_lent() {
             return false;
         }
-        // Where that fails, closing the descriptor resets it, and no notice says when the device is done.
+        // If the abort fails, closing the descriptor resets the connection, and no notification tells when the device
+        // is done.
         let proof = net::abort(connection.socket.as_fd()).is_ok();
         connection.state = State::Ending;
         connection.why = Some(why.clone());
@@ -193,21 +194,22 @@ impl Tcp {
         true
     }
 
-    /// When a connection is to be looked at without a notice.
+    /// Returns the earliest time at which a connection has to be checked without a notification.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let until = |&index: &u32| self.connections.at(index)?.writer.lending.until_ns();
         self.waiting.iter().filter_map(until).min()
     }
 
-    /// What was counted of sends without a copy.
+    /// Returns the counters of zero-copy sends.
     #[must_use]
     pub const fn zero_copy(&self) -> &ZeroCopyCounters {
         &self.zero_copy.counters
     }
 }
 
-/// The memory may go with the driver: resets what has lent some of it, and waits for the notices.
+/// The memory may be freed with the driver: resets the connections that have lent some, and waits for the
+/// notifications.
 impl Drop for Tcp {
     fn drop(&mut self) {
         for index in 0..self.connections.positions() {

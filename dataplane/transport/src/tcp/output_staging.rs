@@ -1,4 +1,4 @@
-//! Where what leaves is put side by side: headers, bodies and small payloads, for all connections of a driver.
+//! Send staging of a driver, shared by all of its connections: collects headers, bodies and small payloads.
 
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
@@ -6,20 +6,20 @@ use kvplane_proto::{FrameFlags, Limits};
 
 use crate::types::{OutgoingPayload, Pieces, checksum_of_pieces};
 
-/// Bytes of the staging: the largest frame without payload, and room for small payloads: for 64 of 4 KiB with their
-/// headers, half of a usual batch of gets, or each half would need two calls.
+/// Size of the staging in bytes: the largest frame without payload, plus room for small payloads: for 64 of 4 KiB with
+/// their headers, half of a usual batch of gets; otherwise each half would need two calls.
 const STAGING_BYTES: usize = (576 + 16) * 1024;
 const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
-/// Payloads up to this length are copied to where their header is: cheaper than another piece for the kernel.
+/// Payloads up to this length are copied next to their header: cheaper than another piece for the kernel.
 const COPIED_BYTES: usize = 8 << 10;
-/// Payloads of pieces that are shorter than this on average are copied too, as far as they fit.
+/// Payloads whose pieces are shorter than this on average are copied too, as far as they fit.
 const COPIED_PIECE_BYTES: usize = 2 << 10;
 const COPIED_PIECES_BYTES: usize = STAGING_BYTES - HEADER_BYTES - Limits::BODY_BYTES;
-/// Bodies kept for their memory, and the longest of them.
+/// Limits of the recycled body buffers: their number, and the capacity of each in bytes.
 const SPARE_BODIES: usize = 64;
 const SPARE_BODY_BYTES: usize = 4096;
 
-/// A frame that waits to be sent.
+/// A queued frame.
 pub(super) struct Frame {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
@@ -27,18 +27,18 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Pieces of memory of its payload beyond the first.
+    /// Returns the number of pieces of its payload beyond the first.
     pub(super) fn extra_pieces(&self) -> usize {
         self.payload.as_ref().map_or(0, |payload| payload.buffers.as_slice().len().saturating_sub(1))
     }
 }
 
-/// Where headers, bodies and small payloads are put side by side, for all connections of a driver.
+/// Send staging: headers, bodies and small payloads side by side, shared by all connections of a driver.
 pub(super) struct OutputStaging {
     /// Allocated with the first frame.
     bytes: Vec<u8>,
     used: usize,
-    /// Bodies that have left, kept for their memory.
+    /// Recycled buffers of sent bodies.
     spare_bodies: Vec<Vec<u8>>,
 }
 
@@ -47,32 +47,32 @@ impl OutputStaging {
         Self { bytes: Vec::new(), used: 0, spare_bodies: Vec::new() }
     }
 
-    /// Begins anew: what was there has left, or is kept by a connection.
+    /// Empties the staging: its contents are sent, or were moved to a connection.
     pub(super) const fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// What is there.
+    /// Returns the contents.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.used]
     }
 
-    /// How much is there.
+    /// Returns the length of the contents, in bytes.
     pub(super) const fn used(&self) -> usize {
         self.used
     }
 
-    /// Whether there is room for a frame of which so much of the payload is copied.
+    /// Returns true if there is room for a frame of whose payload `copied` bytes are copied.
     pub(super) fn has_room(&self, frame: &Frame, copied: usize) -> bool {
         HEADER_BYTES + frame.body.len() + copied <= STAGING_BYTES - self.used
     }
 
-    /// Memory for a body.
+    /// Returns a buffer for a body.
     pub(super) fn take_spare(&mut self) -> Vec<u8> {
         self.spare_bodies.pop().unwrap_or_default()
     }
 
-    /// A body has left.
+    /// Recycles the buffer of a sent body.
     pub(super) fn spare(&mut self, mut body: Vec<u8>) {
         if self.spare_bodies.len() < SPARE_BODIES && body.capacity() <= SPARE_BODY_BYTES {
             body.clear();
@@ -80,13 +80,13 @@ impl OutputStaging {
         }
     }
 
-    /// Memory kept for bodies.
+    /// Returns the memory of recycled buffers, in bytes.
     #[cfg(test)]
     pub(super) fn spare_bytes(&self) -> usize {
         self.spare_bodies.iter().map(Vec::capacity).sum()
     }
 
-    /// Puts a frame there, with its payload if that is to be `copied`. There is room for it.
+    /// Appends a frame, with its payload if that is to be `copied`. The caller has checked that there is room.
     pub(super) fn put(&mut self, frame: &mut Frame, copied: bool) {
         if self.bytes.is_empty() {
             self.bytes = vec![0; STAGING_BYTES];
@@ -104,10 +104,10 @@ impl OutputStaging {
                     buffer.copy_out(&mut self.bytes[self.used..self.used + buffer.bytes()]);
                     self.used += buffer.bytes();
                 }
-                // Summed up where it is ours alone.
+                // Checksums the private copy.
                 sum = sums.then(|| payload_checksum(&self.bytes[payload_at..self.used]));
             } else {
-                // Done as late as this, so that the kernel finds the bytes in the cache.
+                // Computed as late as this, so that the kernel finds the bytes in the cache.
                 sum = sums.then(|| checksum_of_pieces(payload.buffers.as_slice()));
             }
         }
@@ -118,7 +118,7 @@ impl OutputStaging {
     }
 }
 
-/// How much of a payload is copied to where its header is: all or nothing.
+/// Returns the number of bytes of a payload that are copied next to its header: all or none.
 pub(super) fn copied_bytes(pieces: &Pieces) -> usize {
     let bytes = pieces.bytes();
     let short = match pieces {

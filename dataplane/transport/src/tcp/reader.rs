@@ -1,7 +1,7 @@
-//! The reading half of a connection: headers and bodies into the staging, payloads into their memory.
+//! Receive half of a connection: headers and bodies go into the staging, payloads into their memory.
 //!
-//! As little as possible of a long payload goes through the staging: it is received in place, and only what arrived
-//! together with its header is copied.
+//! As little as possible of a long payload passes through the staging: it is received in place, and only the part that
+//! arrives together with its header is copied.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,40 +14,40 @@ use kvplane_sys::{IoBuf, Scatter};
 use super::staging::Staging;
 use crate::types::{CloseCause, Target};
 
-/// Bytes of the staging: the largest frame without payload, and room for small payloads.
+/// Size of the staging in bytes: the largest frame without payload, plus room for small payloads.
 pub(super) const STAGING_BYTES: usize = 576 * 1024;
 const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
-/// Least and most bytes received at once while frames are expected. Few, so that little of a large payload lands in the
-/// staging; more when small frames come in crowds.
+/// Smallest and largest receive size while frames are expected, in bytes. Small, so that little of a large payload
+/// lands in the staging; larger when many small frames arrive.
 pub(super) const ASK_LEAST_BYTES: usize = 16 * 1024;
 const ASK_MOST_BYTES: usize = 128 * 1024;
-/// Most bytes of a payload received at once: what has arrived is summed up while it is in the cache.
+/// Largest receive size of a payload in bytes: received bytes are checksummed while they are in the cache.
 const PAYLOAD_ASK_BYTES: usize = 256 * 1024;
-/// Payloads, or pieces of them, from this length on are received in place. Shorter ones are copied: many calls and
-/// many pieces cost more than that.
+/// Least length of a payload, or of a piece of one, that is received in place, in bytes. Shorter ones are copied: many
+/// calls and many pieces cost more than that.
 const IN_PLACE_BYTES: usize = 16 * 1024;
-/// What is received beyond the end of a payload, so that the next header comes along.
+/// Bytes received beyond the end of a payload, to receive the next header in the same call.
 const BEYOND_BYTES: usize = 4096;
-/// What one connection may receive in a round. Bounds how long others wait.
+/// Receive budget of one connection in a round, in bytes, for fairness.
 const ROUND_BYTES: usize = 256 * 1024;
-/// Memory for unread bytes that a connection may keep when there are none.
+/// Capacity for unread bytes that a connection keeps while it has none, in bytes.
 const KEPT_BYTES: usize = 1024;
 
-/// What the bytes that arrive next are.
+/// Kind of the bytes that arrive next.
 #[allow(
     clippy::large_enum_variant,
     reason = "one for each connection, changed with every payload: a box would cost more"
 )]
 pub(super) enum Expect {
-    /// Headers and bodies, into the staging.
+    /// Headers and bodies, received into the staging.
     Frame,
-    /// The host has a frame and will say where its payload goes.
+    /// A frame was delivered to the host, which has to name the destination of its payload.
     Decision { payload_bytes: u64 },
-    /// A payload on its way.
+    /// A payload in transfer.
     Payload(Payload),
 }
 
-/// Where a payload goes: what is left of it.
+/// Remaining destination of a payload.
 pub(super) enum Place {
     Nowhere,
     One(IoBuf),
@@ -61,7 +61,7 @@ pub(super) struct Payload {
 }
 
 impl Place {
-    /// What is left, piece by piece.
+    /// Returns the remaining pieces.
     pub(super) fn rest(&self) -> &[IoBuf] {
         match self {
             Self::Nowhere => &[],
@@ -78,7 +78,7 @@ impl Place {
         }
     }
 
-    /// Gives the next `bytes` bytes to `take`, piece by piece.
+    /// Passes the next `bytes` bytes to `take`, piece by piece.
     fn advance(&mut self, mut bytes: usize, mut take: impl FnMut(&IoBuf, usize)) {
         while let Some(buffer) = self.first() {
             let part = buffer.bytes().min(bytes);
@@ -96,7 +96,7 @@ impl Place {
 }
 
 impl Payload {
-    /// The next bytes of the payload are in place.
+    /// Accounts for the next bytes of the payload, which were received in place.
     pub(super) fn took(&mut self, bytes: usize) {
         self.left_bytes -= bytes as u64;
         let checksum = &mut self.checksum;
@@ -107,10 +107,10 @@ impl Payload {
         });
     }
 
-    /// The next bytes of the payload, which are elsewhere: puts them in place.
+    /// Copies the next bytes of the payload to their destination.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.left_bytes -= bytes.len() as u64;
-        // What is ours alone is summed up where it is.
+        // Checksums the private copy.
         if let Some(checksum) = &mut self.checksum {
             checksum.update(bytes);
         }
@@ -128,7 +128,7 @@ impl Payload {
         first >= IN_PLACE_BYTES && self.left_bytes >= IN_PLACE_BYTES as u64
     }
 
-    /// Adds the memory that is filled next; says how much it is.
+    /// Adds the memory to fill next; returns its length.
     fn push_to<'a>(&'a self, scatter: &mut Scatter<'a>) -> usize {
         for buffer in self.place.rest() {
             let wanted = PAYLOAD_ASK_BYTES - scatter.bytes();
@@ -140,7 +140,7 @@ impl Payload {
         scatter.bytes()
     }
 
-    /// Takes what lies in the staging of it.
+    /// Takes the part of the payload that is in the staging.
     fn take_from(&mut self, staging: &mut Staging) {
         let here = self.left_bytes.min(staging.unread().len() as u64) as usize;
         if here > 0 {
@@ -150,20 +150,20 @@ impl Payload {
     }
 }
 
-/// What arrives on a connection.
+/// Receive half of a connection.
 pub(super) struct Reader {
-    /// Whether the socket has more, as far as we know.
+    /// True if the socket may have more bytes.
     pub(super) readable: bool,
-    /// The peer sends nothing more: reads go on until they say so.
+    /// The peer sends nothing more: reads continue until they report the end.
     pub(super) ended: bool,
-    /// Input is not taken because too many answers wait to be sent.
+    /// True while input is not taken because too many replies wait to be sent (backpressure).
     pub(super) paused: bool,
-    /// What it may still receive in this round.
+    /// Remaining receive budget of this round.
     budget_bytes: usize,
     expect: Expect,
-    /// Unread bytes, while another connection uses the staging.
+    /// Unread bytes, while another connection owns the staging.
     kept: Vec<u8>,
-    /// How much to ask for at once while frames are expected.
+    /// Receive size while frames are expected, in bytes.
     ask_bytes: usize,
 }
 
@@ -180,22 +180,22 @@ impl Reader {
         }
     }
 
-    /// It is this connection's turn of the round.
+    /// Resets the budget at the connection's turn of a round.
     pub(super) const fn start_round(&mut self) {
         self.budget_bytes = ROUND_BYTES;
     }
 
-    /// Whether its share of this round is used up.
+    /// Returns true if the budget of this round is used up.
     pub(super) const fn is_spent(&self) -> bool {
         self.budget_bytes == 0
     }
 
-    /// What arrives next.
+    /// Returns the kind of the next bytes.
     pub(super) const fn expect(&self) -> &Expect {
         &self.expect
     }
 
-    /// The payload that is arriving, if one is.
+    /// Returns the payload that is being received, if any.
     pub(super) const fn payload(&mut self) -> Option<&mut Payload> {
         match &mut self.expect {
             Expect::Payload(payload) => Some(payload),
@@ -203,12 +203,12 @@ impl Reader {
         }
     }
 
-    /// The payload is in place; a frame is next.
+    /// Ends the payload, which is complete; a frame is next.
     pub(super) fn finish_payload(&mut self) {
         self.expect = Expect::Frame;
     }
 
-    /// Whether unread bytes are here and not in the staging.
+    /// Returns true if there are unread bytes outside of the staging.
     pub(super) fn has_kept(&self) -> bool {
         !self.kept.is_empty()
     }
@@ -218,25 +218,26 @@ impl Reader {
         self.kept.extend_from_slice(unread);
     }
 
-    /// Moves unread bytes into the staging, which is now that of the connection at `index`.
+    /// Moves unread bytes into the staging, which becomes owned by the connection at `index`.
     pub(super) fn enter(&mut self, index: u32, staging: &mut Staging) {
         staging.give_to(index, &self.kept);
         self.kept.clear();
         self.kept.shrink_to(KEPT_BYTES);
     }
 
-    /// Unread bytes are of no use any more.
+    /// Discards the unread bytes.
     pub(super) fn forget_kept(&mut self) {
         self.kept = Vec::new();
     }
 
-    /// Memory that it owns.
+    /// Returns the memory that the reader owns, in bytes.
     #[cfg(test)]
     pub(super) fn owned_bytes(&self) -> usize {
         self.kept.capacity()
     }
 
-    /// The next frame, if it is there as a whole; `check` looks at its header first. The staging is this connection's.
+    /// Returns the next frame, if it has arrived completely; `check` validates its header first. The connection owns
+    /// the staging.
     pub(super) fn take_frame(
         &mut self,
         staging: &mut Staging,
@@ -249,7 +250,7 @@ impl Reader {
         check(&header)?;
         let body_bytes = header.body_bytes as usize;
         let Some(body) = rest.get(..body_bytes) else {
-            // The rest of a long body is received at once.
+            // The rest of a long body is received with one call.
             self.ask_bytes = self.ask_bytes.max(HEADER_BYTES + body_bytes - unread.len());
             return Ok(None);
         };
@@ -263,8 +264,8 @@ impl Reader {
         Ok(Some(header))
     }
 
-    /// Receives once: what there is, up to a limit. How much it was; none when the socket has nothing. The
-    /// staging is this connection's.
+    /// Receives once, up to a limit. Returns the number of bytes, or `None` if the socket is drained. The connection
+    /// owns the staging.
     pub(super) fn receive(&mut self, socket: &impl AsFd, staging: &mut Staging) -> Result<Option<usize>, CloseCause> {
         let mut scatter = Scatter::new();
         let mut in_place = 0;
@@ -295,7 +296,8 @@ impl Reader {
         Ok(Some(received))
     }
 
-    /// Judges what the kernel said to a call for so many bytes. How many came; none when the socket has nothing.
+    /// Evaluates the result of a receive call for `asked` bytes. Returns the number of bytes, or `None` if the socket
+    /// is drained.
     pub(super) fn received(&mut self, received: io::Result<usize>, asked: usize) -> Result<Option<usize>, CloseCause> {
         let received = match received {
             Ok(0) => return Err(CloseCause::Peer),
@@ -306,20 +308,20 @@ impl Reader {
             }
             Err(error) => return Err(CloseCause::Kernel(error.raw_os_error().unwrap_or_default())),
         };
-        // Less than the call had room for: nothing is left, and more is announced. An end is announced once.
+        // A short receive drains the socket, and the poller reports what arrives next. The end is reported only once.
         self.readable = received == asked || self.ended;
         self.budget_bytes = self.budget_bytes.saturating_sub(received);
         Ok(Some(received))
     }
 
-    /// Says where the payload of the last frame goes, and takes what came along with its header. The staging is this
-    /// connection's.
+    /// Sets the destination of the payload of the last frame, and takes the part that arrived with its header. The
+    /// connection owns the staging.
     ///
     /// # Panics
-    /// When no payload is awaited or the memory is not of its length.
+    /// When no payload is expected or the memory does not have its length.
     pub(super) fn place_payload(&mut self, target: Target, staging: &mut Staging) {
         let Expect::Decision { payload_bytes } = self.expect else {
-            panic!("a payload's place was given where none is awaited");
+            panic!("a payload destination was set although no payload is expected");
         };
         let (place, checksum) = match target {
             Target::Discard => (Place::Nowhere, false),
@@ -332,7 +334,7 @@ impl Reader {
         }
         let checksum = checksum.then(PayloadChecksum::new);
         let mut payload = Payload { place, left_bytes: payload_bytes, checksum };
-        // What came along with the header is copied; of the rest, what is long arrives in place.
+        // The part that arrived with the header is copied; of the rest, long pieces are received in place.
         payload.take_from(staging);
         if payload.left_bytes >= IN_PLACE_BYTES as u64 {
             self.ask_bytes = ASK_LEAST_BYTES;
@@ -340,7 +342,7 @@ impl Reader {
         self.expect = Expect::Payload(payload);
     }
 
-    /// Asks for more when receives come back full, for less when they do not.
+    /// Adapts the receive size: larger when receives come back full, smaller when they do not.
     fn adapt(&mut self, received: usize) {
         if received >= self.ask_bytes {
             self.ask_bytes = (self.ask_bytes * 2).min(ASK_MOST_BYTES);
@@ -358,7 +360,7 @@ mod tests {
     use kvplane_sys::{HugePages, Region, RegionOptions};
 
     #[test]
-    fn a_frame_is_taken_as_a_whole_and_the_payload_that_came_along_is_put_in_place() {
+    fn a_complete_frame_is_taken_and_its_payload_is_put_in_place() {
         let (mut reader, mut staging, mut scratch) = (Reader::new(), Staging::new(STAGING_BYTES), Vec::new());
         let (body, payload) = ([5; 100], [7; 50]);
         let header = Header::request(Kind::Request(Operation::Put), RequestId::default());
@@ -369,7 +371,7 @@ mod tests {
         };
         reader.enter(1, &mut staging);
         staging.take(&frame[..HEADER_BYTES + 10]).expect("there is room");
-        assert_eq!(take(&mut reader, &mut staging), None, "the rest of its body has not come");
+        assert_eq!(take(&mut reader, &mut staging), None, "the rest of its body has not arrived");
         staging.take(&frame[HEADER_BYTES + 10..]).expect("there is room");
         assert_eq!(take(&mut reader, &mut staging), Some(header));
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("reader", 4096) };
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_is_refused_is_not_waited_for() {
+    fn a_rejected_header_fails_before_its_body_arrives() {
         let (mut reader, mut staging, mut scratch) = (Reader::new(), Staging::new(STAGING_BYTES), Vec::new());
         let header = Header::request(Kind::Request(Operation::Get), RequestId::default()).with_body(&[1; 64], 1);
         staging.give_to(1, &header.encode());

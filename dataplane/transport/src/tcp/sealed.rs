@@ -1,4 +1,4 @@
-//! Connections whose bytes are sealed: the handshake and then the session of one, and its records on their way out.
+//! TLS state of one connection: its handshake, then its session, and outgoing records.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,37 +10,37 @@ use kvplane_tls::{Handshake, OpenedRecord, Session, Step};
 use super::staging::Staging;
 use crate::types::CloseCause;
 
-/// How bytes are on the wire.
+/// Encoding of a connection's bytes on the wire.
 pub(super) enum Wire {
-    /// As they are.
+    /// Plaintext.
     Plain,
-    /// The peer has connected and its first byte says.
+    /// Accepted connection whose first byte has not arrived yet; it decides.
     Unknown,
-    /// In records.
+    /// TLS records.
     Tls(Box<SealedStream>),
 }
 
-/// A connection in records.
+/// TLS stream of a connection.
 pub(super) struct SealedStream {
     stage: Stage,
-    /// What came and was not used, while another connection has the shared place.
+    /// Unread bytes, while another connection owns the shared staging.
     arrived: Vec<u8>,
-    /// Records that the kernel has not taken, the first of them in part.
+    /// Records that the kernel has not accepted yet; the first one possibly in part.
     leaving: VecDeque<Vec<u8>>,
     leaving_at: usize,
-    /// How many bytes had come and were not used when the handshake was last gone on with.
+    /// Number of unread bytes at the last step of the handshake.
     stepped_at: Option<usize>,
 }
 
 enum Stage {
     Handshake(Box<Handshake>),
     Session(Box<Session>),
-    /// It has failed, and the connection is about to be closed.
+    /// Failed; the connection is about to be closed.
     Failed,
 }
 
 impl SealedStream {
-    /// A stream on which this handshake begins.
+    /// Creates a stream on which this handshake begins.
     pub(super) fn new(handshake: Box<Handshake>) -> Box<Self> {
         let stage = Stage::Handshake(handshake);
         Box::new(Self { stage, arrived: Vec::new(), leaving: VecDeque::new(), leaving_at: 0, stepped_at: None })
@@ -53,32 +53,32 @@ impl SealedStream {
         }
     }
 
-    /// Whether the handshake is done, and so keys are there.
+    /// Returns true if the handshake is complete and the session has keys.
     pub(super) const fn is_agreed(&self) -> bool {
         matches!(self.stage, Stage::Session(_))
     }
 
-    /// Whether unread bytes are here and not in the shared place.
+    /// Returns true if there are unread bytes outside of the shared staging.
     pub(super) fn has_arrived(&self) -> bool {
         !self.arrived.is_empty()
     }
 
-    /// Moves unread bytes out of the shared place.
+    /// Moves unread bytes out of the shared staging.
     pub(super) fn keep(&mut self, unread: &[u8]) {
         self.arrived = unread.to_vec();
     }
 
-    /// Moves unread bytes into the shared place, which is now that of the connection at `index`.
+    /// Moves unread bytes into the shared staging, which becomes owned by the connection at `index`.
     pub(super) fn enter(&mut self, index: u32, arrived: &mut Staging) {
         arrived.give_to(index, &core::mem::take(&mut self.arrived));
     }
 
-    /// Whether there is something new for the handshake in what arrived.
+    /// Returns true if there are new bytes for the handshake.
     pub(super) fn can_step(&self, arrived: &Staging) -> bool {
         matches!(self.stage, Stage::Handshake(_)) && self.stepped_at != Some(arrived.unread().len())
     }
 
-    /// Does a step of the handshake with what arrived. Whether it is done.
+    /// Runs a step of the handshake with the received bytes. Returns true if the handshake is complete.
     pub(super) fn step(&mut self, socket: &impl AsFd, arrived: &mut Staging) -> Result<bool, CloseCause> {
         let Stage::Handshake(handshake) = core::mem::replace(&mut self.stage, Stage::Failed) else { return Ok(false) };
         let mut out = Vec::new();
@@ -97,14 +97,15 @@ impl SealedStream {
                 Ok(self.is_agreed())
             }
             Err(error) => {
-                // This says why to the peer, if there is room.
+                // Sends the alert that tells the peer the reason, if the socket has room.
                 let _ = self.send(socket);
                 Err(CloseCause::Tls(error.to_string()))
             }
         }
     }
 
-    /// Opens the next record where it lies. False when it is not there as a whole; its bytes go to `take`.
+    /// Decrypts the next record in place and passes its bytes to `take`. Returns false if it has not arrived
+    /// completely.
     pub(super) fn open(
         &mut self,
         arrived: &mut Staging,
@@ -123,12 +124,12 @@ impl SealedStream {
         result
     }
 
-    /// Whether the kernel has taken everything.
+    /// Returns true if the kernel has accepted all records.
     pub(super) fn has_left(&self) -> bool {
         self.leaving.is_empty()
     }
 
-    /// Seals these bytes, at most a record's. How many bytes that is on the wire.
+    /// Encrypts at most one record's worth of bytes. Returns the number of bytes on the wire.
     pub(super) fn seal(&mut self, plain: &[u8]) -> Result<usize, CloseCause> {
         let Stage::Session(session) = &mut self.stage else { return Ok(0) };
         let (leaving, mut bytes) = (&mut self.leaving, 0);
@@ -140,7 +141,7 @@ impl SealedStream {
         Ok(bytes)
     }
 
-    /// One call. How many bytes left, and whether that was all it was given.
+    /// Makes one send call. Returns the number of bytes sent, and whether that was everything offered.
     pub(super) fn send(&mut self, socket: &impl AsFd) -> io::Result<(usize, bool)> {
         if self.leaving.is_empty() {
             return Ok((0, true));
@@ -164,7 +165,7 @@ impl SealedStream {
         Ok((bytes, all))
     }
 
-    /// Tells the peer that no more comes, as far as it goes: frames say their lengths, so nothing depends on it.
+    /// Sends close_notify, best effort: frames state their lengths, so nothing depends on it.
     pub(super) fn say_goodbye(&mut self, socket: &impl AsFd) {
         if self.has_left()
             && let Some(Ok(record)) = self.session().map(Session::close)

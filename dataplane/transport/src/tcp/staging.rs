@@ -1,23 +1,23 @@
-//! Where bytes arrive before it is known what they are: one place for all connections of a driver.
+//! Receive staging: one buffer that all connections of a driver share for bytes that are not decoded yet.
 //!
-//! It belongs to the connection that receives, and what that one has not read yet moves out when another needs the
-//! place. So an idle connection owns no memory.
+//! The receiving connection owns the buffer; when another one needs it, the owner's unread bytes move out. An idle
+//! connection therefore owns no memory.
 
 use crate::types::CloseCause;
 
-/// A place for bytes that connections share.
+/// Receive buffer shared by connections.
 pub(super) struct Staging {
     /// Allocated with the first byte.
     bytes: Vec<u8>,
     capacity: usize,
-    /// The connection whose unread bytes are here.
+    /// Connection whose unread bytes are in the buffer.
     owner: Option<u32>,
     start: usize,
     end: usize,
 }
 
 impl Staging {
-    /// A place of so many bytes.
+    /// Creates a staging of this capacity, in bytes.
     pub(super) const fn new(capacity: usize) -> Self {
         Self { bytes: Vec::new(), capacity, owner: None, start: 0, end: 0 }
     }
@@ -30,35 +30,35 @@ impl Staging {
         self.owner == Some(index)
     }
 
-    /// What arrived and was not read.
+    /// Returns the unread bytes.
     #[inline]
     pub(super) fn unread(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// As [`Self::unread`], to be changed in place.
+    /// Returns the unread bytes for changes in place.
     pub(super) fn unread_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.end]
     }
 
-    /// So many bytes were read.
+    /// Marks bytes as read.
     pub(super) const fn consume(&mut self, bytes: usize) {
         self.start += bytes;
     }
 
-    /// So many bytes came into the [`Self::room`].
+    /// Marks bytes of [`Self::room`] as received.
     pub(super) const fn filled(&mut self, bytes: usize) {
         self.end += bytes;
     }
 
-    /// The connection is gone, or what it has here is of no use any more.
+    /// Drops the bytes of a connection that is gone or does not need them any more.
     pub(super) fn forget(&mut self, index: u32) {
         if self.is_owner(index) {
             (self.owner, self.start, self.end) = (None, 0, 0);
         }
     }
 
-    /// Gives the place to a connection with these unread bytes. What the former owner had not read was moved out.
+    /// Makes a connection with these unread bytes the owner. The former owner's unread bytes were moved out.
     pub(super) fn give_to(&mut self, index: u32, kept: &[u8]) {
         if self.bytes.is_empty() {
             self.bytes = vec![0; self.capacity];
@@ -67,7 +67,7 @@ impl Staging {
         self.bytes[..kept.len()].copy_from_slice(kept);
     }
 
-    /// Free place for the bytes that arrive next, behind those that are unread.
+    /// Returns free space for the next bytes, behind the unread ones.
     pub(super) fn room(&mut self, wanted: usize) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -79,14 +79,14 @@ impl Staging {
         &mut self.bytes[self.end..end]
     }
 
-    /// Puts bytes behind those that are unread.
+    /// Appends bytes behind the unread ones.
     pub(super) fn take(&mut self, bytes: &[u8]) -> Result<(), CloseCause> {
         if bytes.is_empty() {
             return Ok(());
         }
         let room = self.room(bytes.len());
         if room.len() < bytes.len() {
-            return Err(CloseCause::Setup(format!("{} bytes came where a frame's end should have", bytes.len())));
+            return Err(CloseCause::Setup(format!("{} bytes arrived beyond the size limit of a frame", bytes.len())));
         }
         room.copy_from_slice(bytes);
         self.end += bytes.len();

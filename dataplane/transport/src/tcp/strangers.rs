@@ -1,8 +1,8 @@
-//! Connections whose peers have not said who they are: few, from each address and in all, and with short frames only.
+//! Limits on unauthenticated connections ("strangers"): per address and in total, and with short frames only.
 //!
-//! Whoever comes when there are too many takes the place of the one that has been silent longest: of those from the
-//! same address, or of all. So a flood of connections that say nothing costs a bounded amount of memory, and somebody
-//! who says who it is at once gets in all the same. How long a stranger may stay at all is the service's to say.
+//! At a limit, a new connection replaces the oldest unauthenticated one: of the same address, or of all. A flood of
+//! silent connections therefore costs a bounded amount of memory, and a peer that authenticates at once is accepted
+//! nevertheless. The service limits how long a connection may stay unauthenticated.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,14 +11,14 @@ use kvplane_proto::frame::{FrameError, Header};
 
 use crate::types::ConnectionId;
 
-/// How many strangers there may be.
+/// Limits of unauthenticated connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StrangerLimits {
-    /// From one address; of version 6, from one network of 64 bits.
+    /// Connections from one IPv4 address, or from one IPv6 network of 64 bits.
     pub of_address: usize,
-    /// In all.
+    /// Connections in total.
     pub total: usize,
-    /// Bytes of the body of a frame; payloads none may send.
+    /// Bytes of a frame's body; payloads are not allowed.
     pub body_bytes: usize,
 }
 
@@ -28,15 +28,15 @@ impl Default for StrangerLimits {
     }
 }
 
-/// Who has not said who it is.
+/// Unauthenticated connections.
 pub(super) struct Strangers {
     limits: StrangerLimits,
-    /// Oldest first; some are known by now, or gone.
+    /// Connections in order of arrival; some are authenticated by now, or gone.
     queue: VecDeque<(ConnectionId, IpAddr)>,
-    /// Those that are there, by position.
+    /// Unauthenticated connections by index: generation and address.
     here: HashMap<u32, (u32, IpAddr)>,
     of_address: HashMap<IpAddr, usize>,
-    /// How many had to go for others.
+    /// Connections closed to make room for others.
     crowded_out: u64,
 }
 
@@ -45,7 +45,7 @@ impl Strangers {
         Self { limits, queue: VecDeque::new(), here: HashMap::new(), of_address: HashMap::new(), crowded_out: 0 }
     }
 
-    /// Another one came; who has to go for it.
+    /// Adds a connection; returns the one to close for it, if a limit is exceeded.
     pub(super) fn add(&mut self, id: ConnectionId, address: IpAddr) -> Option<ConnectionId> {
         let network = network_of(address);
         let count = self.of_address.entry(network).or_insert(0);
@@ -69,7 +69,7 @@ impl Strangers {
         gone
     }
 
-    /// Whether one may send a frame with this header: its body is short, and it has no payload.
+    /// Checks a frame's header: an unauthenticated connection may send only short bodies, and no payload.
     pub(super) fn check(&self, id: ConnectionId, header: &Header) -> Result<(), FrameError> {
         let (body_bytes, limit) = (header.body_bytes as usize, self.limits.body_bytes);
         if self.has(id) && (body_bytes > limit || header.payload_bytes > 0) {
@@ -79,7 +79,7 @@ impl Strangers {
         Ok(())
     }
 
-    /// The one that has been there longest.
+    /// Returns the oldest unauthenticated connection, of one address or of all.
     fn oldest(&mut self, of: Option<IpAddr>) -> Option<ConnectionId> {
         while let Some((id, _)) = self.queue.front()
             && !self.has(*id)
@@ -90,12 +90,12 @@ impl Strangers {
         self.queue.iter().find(fits).map(|(id, _)| *id)
     }
 
-    /// Whether it is one.
+    /// Returns true if the connection is unauthenticated.
     fn has(&self, id: ConnectionId) -> bool {
         self.here.get(&id.index).is_some_and(|(generation, _)| *generation == id.generation)
     }
 
-    /// It has said who it is, or is gone.
+    /// Removes a connection that has authenticated, or is gone.
     pub(super) fn remove(&mut self, id: ConnectionId) {
         if !self.has(id) {
             return;
@@ -110,18 +110,18 @@ impl Strangers {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of unauthenticated connections.
     pub(super) fn len(&self) -> usize {
         self.here.len()
     }
 
-    /// How many had to go for others so far.
+    /// Returns the number of connections closed to make room for others.
     pub(super) const fn crowded_out(&self) -> u64 {
         self.crowded_out
     }
 }
 
-/// What of an address its holder cannot choose.
+/// Returns the part of an address that its holder cannot choose.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -145,25 +145,25 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_first_of_its_address_and_then_of_all() {
+    fn at_a_limit_the_oldest_of_its_address_or_of_all_is_closed() {
         let limits = StrangerLimits { of_address: 2, total: 4, ..StrangerLimits::default() };
         let mut strangers = Strangers::new(limits);
         assert_eq!(strangers.add(id(0), address(1)), None);
         assert_eq!(strangers.add(id(1), address(2)), None);
         assert_eq!(strangers.add(id(2), address(2)), None);
-        assert_eq!(strangers.add(id(3), address(2)), Some(id(1)), "the third from there");
+        assert_eq!(strangers.add(id(3), address(2)), Some(id(1)), "the third from that address");
         strangers.remove(id(1));
         assert_eq!(strangers.add(id(4), address(3)), None);
-        assert_eq!(strangers.add(id(5), address(4)), Some(id(0)), "the fifth in all");
+        assert_eq!(strangers.add(id(5), address(4)), Some(id(0)), "the fifth in total");
         strangers.remove(id(0));
-        // One that was let in counts no more.
+        // An authenticated connection does not count any more.
         strangers.remove(id(2));
         assert_eq!(strangers.add(id(6), address(2)), None);
         assert_eq!((strangers.len(), strangers.of_address.len()), (4, 3));
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn memory_for_unauthenticated_connections_is_bounded() {
         let limits = StrangerLimits { of_address: 8, total: 16, ..StrangerLimits::default() };
         let mut strangers = Strangers::new(limits);
         for round in 0..10_000u32 {

@@ -1,4 +1,4 @@
-//! What a connection owns when nothing happens on it, and what becomes of memory when a notice is lost.
+//! Memory of an idle connection, and recovery of lent memory when a notification is lost.
 
 use super::*;
 use crate::types::Input;
@@ -6,7 +6,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{RequestId, Status};
 use kvplane_sys::{HugePages, IoBuf, Region, RegionOptions};
 
-/// The goal for an idle peer.
+/// Limit for an idle peer.
 const IDLE_BYTES: usize = 32 << 10;
 
 fn round(poller: &Poller, tcp: &mut Tcp) -> usize {
@@ -27,7 +27,7 @@ fn round(poller: &Poller, tcp: &mut Tcp) -> usize {
 }
 
 #[test]
-fn an_idle_connection_owns_next_to_nothing() {
+fn an_idle_connection_owns_little_memory() {
     const CONNECTIONS: usize = 20;
     const FRAMES: usize = 700;
     let (poller, mut asking, mut asked) = (Poller::new().expect("a poller"), Tcp::default(), Tcp::default());
@@ -40,7 +40,7 @@ fn an_idle_connection_owns_next_to_nothing() {
     }
     let limit = Instant::now() + Duration::from_secs(30);
     while asked.open() < CONNECTIONS {
-        assert!(Instant::now() < limit, "nobody comes any more");
+        assert!(Instant::now() < limit, "no connection arrives any more");
         round(&poller, &mut asking);
         round(&other, &mut asked);
     }
@@ -53,7 +53,7 @@ fn an_idle_connection_owns_next_to_nothing() {
     }
     let mut seen = 0;
     while seen < CONNECTIONS * FRAMES {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         round(&poller, &mut asking);
         seen += round(&other, &mut asked);
     }
@@ -65,8 +65,8 @@ fn an_idle_connection_owns_next_to_nothing() {
     }
 }
 
-/// One asks and one is asked, with one connection on which a payload is lent, and the notice of that is never taken for
-/// one: the driver believes that there was a call before it.
+/// Returns a client and a server with one connection on which a payload is lent and its notification is never
+/// recognized: the driver believes that there was an earlier call.
 fn one_lost_notice() -> Option<(Poller, Tcp, Poller, Tcp)> {
     let options = ZeroCopyOptions { when: ZeroCopy::Always, least_bytes: 1 };
     let (poller, mut asking) = (Poller::new().expect("a poller"), Tcp::new(options));
@@ -97,7 +97,7 @@ fn one_lost_notice() -> Option<(Poller, Tcp, Poller, Tcp)> {
     Some((poller, asking, other, asked))
 }
 
-/// Rounds until the event that `wanted` names; whatever else happens is passed over.
+/// Runs rounds until the event that `wanted` selects; other events are skipped.
 fn wait_for(poller: &Poller, tcp: &mut Tcp, wanted: impl Fn(&Event) -> bool) {
     let limit = Instant::now() + Duration::from_secs(30);
     loop {
@@ -123,7 +123,7 @@ fn wait_for(poller: &Poller, tcp: &mut Tcp, wanted: impl Fn(&Event) -> bool) {
 }
 
 #[test]
-fn a_late_notice_is_replaced_by_an_answer_and_the_kernels_count() {
+fn a_late_notification_is_replaced_by_a_reply_and_acknowledged_bytes() {
     let Some((poller, mut asking, other, mut asked)) = one_lost_notice() else { return };
     let reply = Header::reply(Kind::Reply(Operation::Put), RequestId::default(), Status::Ok);
     assert!(asked.send(ConnectionId { index: 0, generation: 1 }, &reply, b"", None));
@@ -142,7 +142,7 @@ fn a_late_notice_is_replaced_by_an_answer_and_the_kernels_count() {
 }
 
 #[test]
-fn an_end_does_not_wait_for_ever_for_a_notice() {
+fn closing_does_not_wait_forever_for_a_notification() {
     let Some((poller, mut asking, _other, _asked)) = one_lost_notice() else { return };
     let id = ConnectionId { index: 0, generation: 1 };
     asking.close(id, CloseCause::Closed);

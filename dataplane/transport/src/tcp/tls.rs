@@ -1,12 +1,13 @@
-//! TLS of a driver: what the first byte says, handshakes, and records on their way in.
+//! TLS of a driver: detection by the first byte, handshakes, and received records.
 //!
-//! Records arrive in a place that all connections of a driver share, as frames do: it belongs to the one that receives,
-//! and what that one has not opened moves out when another needs the place. Each is opened where it lies and its bytes
-//! are put where they belong: a payload's into its memory, others into the staging of frames. One is opened at a time,
-//! so that a payload's bytes are not in the staging before the host has said where they go.
+//! Records are received into a staging that all connections of a driver share, like that of frames: the receiving
+//! connection owns it, and its unread bytes move out when another one needs it. Each record is decrypted in place and
+//! its bytes are copied to their destination: a payload's into its memory, others into the staging of frames. Records
+//! are decrypted one at a time, so that no byte of a payload is in the staging before the host has named its
+//! destination.
 //!
-//! Bounded: of a peer that is not known yet a part of a handshake is kept, some handshakes go on in a round, and each
-//! has a deadline.
+//! Bounded: of an unauthenticated peer only a part of a handshake is buffered, the number of handshake steps per round
+//! is limited, and each handshake has a deadline.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -23,42 +24,42 @@ use super::sealed::{SealedStream, Wire};
 use super::staging::Staging;
 use crate::types::{CloseCause, ConnectionId};
 
-/// Bytes of records received at once.
+/// Receive size of records, in bytes.
 const ASK_BYTES: usize = 128 << 10;
-/// The place for them: behind a part of a record or of a handshake.
+/// Size of the staging in bytes: room behind a part of a record or of a handshake.
 const ARRIVED_BYTES: usize = ASK_BYTES + HANDSHAKE_BYTES + RECORD_BYTES;
-/// The same while it is not known whether TLS comes, and in handshakes.
+/// Receive size before TLS is detected, and in handshakes, in bytes.
 const FIRST_BYTES: usize = 16 << 10;
-/// How long a handshake may take, and a peer that connects may be silent: as long as for a greeting.
+/// Timeout of a handshake, and of the first byte of a peer that connects: that of a greeting.
 const PATIENCE: Duration = Duration::from_nanos(Limits::HELLO_NS);
-/// Steps of handshakes in a round: each may be half a millisecond.
+/// Limit of handshake steps in a round: each may take half a millisecond.
 const STEPS_PER_ROUND: u32 = 4;
-/// Addresses remembered of peers that want TLS.
+/// Limit of remembered addresses of peers that require TLS.
 const ADDRESSES: usize = 4096;
 
-/// What a driver knows of TLS.
+/// TLS state of a driver.
 pub(super) struct Tls {
     keychain: Option<Arc<Keychain>>,
-    /// Where records arrive.
+    /// Receive staging of records.
     arrived: Staging,
-    /// Peers that want TLS where we would do without.
+    /// Peers that require TLS while our mode would allow plaintext.
     wanted_by: BTreeSet<SocketAddr>,
-    /// Handshakes, and peers that have said nothing, with the end of their time; the oldest first. Some are done.
+    /// Deadlines of handshakes and of silent peers, oldest first. Some have completed.
     begun: VecDeque<(Instant, ConnectionId)>,
     steps_left: u32,
-    /// A record's plain bytes, side by side.
+    /// Scratch buffer: the plaintext of one record.
     pub(super) plain: Vec<u8>,
 }
 
-/// What is to be done about a connection's input.
+/// Next step of a connection's input.
 pub(super) enum Turn {
-    /// Something was opened: look again.
+    /// A record was decrypted: check for input again.
     Opened,
-    /// More has to be received.
+    /// More bytes have to be received.
     Receive,
-    /// Not in this round.
+    /// The budget of this round is used up.
     Later,
-    /// A step of the handshake was done, or all of it.
+    /// A step of the handshake was run; `done` if it was the last.
     Stepped { done: bool },
 }
 
@@ -74,7 +75,7 @@ impl Tls {
         }
     }
 
-    /// Seals connections as this says, with what is in it when they begin.
+    /// Sets the TLS keys and mode; connections use the keychain's contents at the time they begin.
     pub(super) fn set(&mut self, keychain: Arc<Keychain>) {
         self.keychain = Some(keychain);
     }
@@ -83,12 +84,12 @@ impl Tls {
         self.keychain.as_ref().map_or(DataTls::Off, |keychain| keychain.mode())
     }
 
-    /// How the bytes of a peer that connects to us are on the wire.
+    /// Returns the initial encoding of an accepted connection.
     pub(super) fn wire_of_accepted(&self) -> Wire {
         if self.mode() == DataTls::Off { Wire::Plain } else { Wire::Unknown }
     }
 
-    /// How the bytes are on the wire of a connection that we began, to this address.
+    /// Returns the encoding of an outgoing connection to this address.
     pub(super) fn wire_to(&self, address: Option<SocketAddr>) -> Result<Wire, CloseCause> {
         let wanted = match self.mode() {
             DataTls::Off => false,
@@ -100,7 +101,7 @@ impl Tls {
         Ok(Wire::Tls(SealedStream::new(handshake)))
     }
 
-    /// This peer wants TLS.
+    /// Records that this peer requires TLS.
     pub(super) fn learn(&mut self, address: Option<SocketAddr>) {
         if self.wanted_by.len() >= ADDRESSES {
             self.wanted_by.clear();
@@ -108,12 +109,12 @@ impl Tls {
         self.wanted_by.extend(address);
     }
 
-    /// The connection at this position is gone.
+    /// Drops the bytes of a connection that is gone.
     pub(super) fn forget(&mut self, index: u32) {
         self.arrived.forget(index);
     }
 
-    /// Gives a handshake that has not begun or is not done its time.
+    /// Starts the timeout of a handshake that is not complete.
     pub(super) fn await_handshake(&mut self, id: ConnectionId, connections: &Connections) {
         if self.begun.len() >= 2 * Limits::CONNECTIONS {
             self.begun.retain(|(_, id)| connections.awaits_handshake(*id));
@@ -121,12 +122,12 @@ impl Tls {
         self.begun.push_back((Instant::now() + PATIENCE, id));
     }
 
-    /// Another round has begun: handshakes go on.
+    /// Resets the budget of handshake steps for a new round.
     pub(super) const fn start_round(&mut self) {
         self.steps_left = STEPS_PER_ROUND;
     }
 
-    /// A connection whose handshake takes too long, if there is one, and why it ends.
+    /// Returns a connection whose handshake has timed out, if any, with its close cause.
     pub(super) fn next_late(&mut self, connections: &Connections) -> Option<(ConnectionId, CloseCause)> {
         while let Some(&(until, id)) = self.begun.front() {
             let open = connections.awaits_handshake(id);
@@ -136,14 +137,14 @@ impl Tls {
             self.begun.pop_front();
             if open {
                 let seconds = PATIENCE.as_secs();
-                return Some((id, CloseCause::Tls(format!("the TLS handshake was not done after {seconds} s"))));
+                return Some((id, CloseCause::Tls(format!("the TLS handshake did not complete within {seconds} s"))));
             }
         }
         None
     }
 
-    /// Receives records once, as [`super::reader::Reader::receive`] does frames. How many bytes came; none when the
-    /// socket has nothing.
+    /// Receives records once, like [`super::reader::Reader::receive`]. Returns the number of bytes, or `None` if the
+    /// socket is drained.
     pub(super) fn receive(&mut self, index: u32, connections: &mut Connections) -> Result<Option<usize>, CloseCause> {
         connections.claim_sealed(index, &mut self.arrived);
         let Some(connection) = connections.at_mut(index) else { return Ok(None) };
@@ -162,7 +163,7 @@ impl Tls {
         Ok(received)
     }
 
-    /// Goes on with what came: looks at the first byte, does a step of the handshake, or opens a record.
+    /// Handles received bytes: inspects the first byte, runs a step of the handshake, or decrypts a record.
     pub(super) fn open_next(
         &mut self,
         index: u32,
@@ -205,7 +206,7 @@ impl Tls {
             }
             return Ok(Turn::Opened);
         }
-        // What came is the beginning of frames.
+        // The received bytes are the beginning of frames.
         let came = self.arrived.unread().to_vec();
         self.arrived.forget(index);
         connections.claim(index, staging);
@@ -217,13 +218,13 @@ impl Tls {
         Ok(Turn::Opened)
     }
 
-    /// The first step of a handshake that we begin. It costs little, so it is not one of the round's.
+    /// Runs the first step of an outgoing handshake. It costs little and does not count against the round's budget.
     pub(super) fn step_first(&mut self, index: u32, connections: &mut Connections) -> Result<Turn, CloseCause> {
         self.steps_left += 1;
         self.step(index, connections)
     }
 
-    /// A step of a handshake, of which there are few in a round where we did not ask for it.
+    /// Runs a step of a handshake, within the round's budget.
     fn step(&mut self, index: u32, connections: &mut Connections) -> Result<Turn, CloseCause> {
         connections.claim_sealed(index, &mut self.arrived);
         let Some(connection) = connections.at_mut(index) else { return Ok(Turn::Receive) };
@@ -238,7 +239,7 @@ impl Tls {
         sealed.step(&connection.socket, &mut self.arrived).map(|done| Turn::Stepped { done })
     }
 
-    /// Opens a record and puts its bytes where they belong.
+    /// Decrypts a record and copies its bytes to their destination.
     fn open_record(
         &mut self,
         index: u32,

@@ -1,8 +1,8 @@
-//! The writing half of a connection: frames leave gathered, as many as fit one call.
+//! Send half of a connection: frames are gathered, as many as fit into one call.
 //!
-//! Headers, bodies and small payloads are put side by side into a staging that all connections of a driver share; large
-//! payloads leave from where they are. What the kernel does not take at once stays: the staged rest moves to the
-//! connection, which goes on when the socket has room.
+//! Headers, bodies and small payloads are copied side by side into a staging that all connections of a driver share;
+//! large payloads are sent from where they are. If the kernel does not accept everything at once, the staged rest moves
+//! to the connection, which continues when the socket has room.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,33 +18,34 @@ use super::output_staging::{Frame, OutputStaging, copied_bytes};
 use super::sealed::SealedStream;
 use crate::types::{CloseCause, Event, Pieces};
 
-/// What one connection may send in a round, about. Bounds how long others wait, and lets what was just summed up still
-/// be in the cache when the kernel copies it.
+/// Approximate send budget of one connection in a round, in bytes. For fairness, and to keep freshly checksummed bytes
+/// in the cache when the kernel copies them.
 pub(super) const ROUND_BYTES: usize = 512 << 10;
-/// About so much is sealed before it is sent: a connection whose peer does not read keeps no more than that.
+/// Approximate number of bytes that are encrypted before they are sent: bounds the buffer of a connection whose peer
+/// does not read.
 const SEALED_BYTES: usize = 128 << 10;
-/// Places for frames that a connection may keep when it has none, and how many of them it is left with.
+/// Queue capacity that an idle connection may keep, and the capacity to which a larger queue is shrunk.
 const FRAMES_KEPT: usize = 256;
 const FRAMES_LEFT: usize = 16;
 
-/// A part of what is being sent.
+/// A part of the output.
 enum Piece {
-    /// Headers, bodies and small payloads: a range of the staging they are in.
+    /// Headers, bodies and small payloads: a range of the staging.
     Staged(Range<usize>),
-    /// A payload where it is: from its piece `next` on.
+    /// A payload in its memory, from its piece `next` on.
     Memory {
         pieces: Pieces,
         next: usize,
         hold: Option<u64>,
         request: RequestId,
-        /// The last call that lent some of it to the kernel.
+        /// Last zero-copy call that lent some of it to the kernel.
         last_call: Option<u32>,
     },
 }
 
 impl Piece {
-    /// How many pieces of memory may be lent to the kernel now, each of at least so many bytes. None where nobody waits
-    /// for them to have left.
+    /// Returns the number of pieces of memory that may be lent to the kernel now, each of at least `least_bytes`. Zero
+    /// if the payload has no hold.
     fn lendable(&self, least_bytes: usize) -> usize {
         let Self::Memory { pieces, next, hold: Some(_), .. } = self else { return 0 };
         let rest = pieces.as_slice()[*next..].iter().take(MAX_PIECES);
@@ -52,24 +53,24 @@ impl Piece {
     }
 }
 
-/// What a driver knows of sends without a copy: when to make them, and what was counted.
+/// Options and counters of zero-copy sends.
 pub(super) struct ZeroCopyBooks {
     pub(super) options: ZeroCopyOptions,
     pub(super) counters: ZeroCopyCounters,
 }
 
-/// What waits to be sent on a connection, and what of it the kernel has taken.
+/// Send half of a connection: queued frames, and output that the kernel has not accepted yet.
 pub(super) struct Writer {
-    /// Whether the socket takes more, as far as we know.
+    /// True if the socket may accept more bytes.
     pub(super) writable: bool,
     frames: VecDeque<Frame>,
     /// Pieces of memory of the queued frames beyond the first of each.
     extra_pieces: usize,
-    /// What is being sent.
+    /// Output in transmission.
     pieces: VecDeque<Piece>,
-    /// What the pieces in staging refer to once a send was cut short.
+    /// Staged rest, to which the staged pieces refer after a partial send.
     left: Vec<u8>,
-    /// Bytes that the kernel has taken.
+    /// Bytes that the kernel has accepted.
     sent_bytes: u64,
     pub(super) lending: Lending,
 }
@@ -93,38 +94,38 @@ impl Writer {
         self.frames.push_back(frame);
     }
 
-    /// How many frames wait.
+    /// Returns the number of queued frames.
     pub(super) fn frames(&self) -> usize {
         self.frames.len()
     }
 
-    /// Pieces of memory of the frames that wait beyond the first of each.
+    /// Returns the pieces of memory of the queued frames beyond the first of each.
     pub(super) const fn extra_pieces(&self) -> usize {
         self.extra_pieces
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns true if nothing waits to be sent.
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty() && self.pieces.is_empty()
     }
 
-    /// Bytes that the kernel has taken.
+    /// Returns the bytes that the kernel has accepted.
     pub(super) const fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
 
-    /// Whether some of a payload was lent and not all of it was sent.
+    /// Returns true if a payload was lent in part and is not sent completely.
     pub(super) fn has_lent_in_part(&self) -> bool {
         matches!(self.pieces.front(), Some(Piece::Memory { last_call: Some(_), .. }))
     }
 
-    /// Memory that it owns.
+    /// Returns the memory that the writer owns, in bytes.
     #[cfg(test)]
     pub(super) fn owned_bytes(&self) -> usize {
         self.frames.capacity() * size_of::<Frame>() + self.pieces.capacity() * size_of::<Piece>() + self.left.capacity()
     }
 
-    /// Everything that a dying connection still holds.
+    /// Returns the holds of all payloads that are not sent yet.
     pub(super) fn holds(&self) -> impl Iterator<Item = u64> {
         let queued = self.frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold);
         let leaving = self.pieces.iter().filter_map(|piece| match piece {
@@ -134,7 +135,7 @@ impl Writer {
         leaving.chain(queued)
     }
 
-    /// Gives up what was not sent. What was lent in part stays in part; the rest was never the kernel's.
+    /// Discards unsent output. A payload lent in part stays lent in part; the rest was never passed to the kernel.
     pub(super) fn give_up(&mut self, events: &mut VecDeque<Event>) {
         let frames = self.frames.drain(..).filter_map(|frame| frame.payload?.hold);
         events.extend(frames.map(Event::Sent));
@@ -144,7 +145,7 @@ impl Writer {
         self.left = Vec::new();
     }
 
-    /// Everything was sent: long queues are given up.
+    /// Shrinks long queues after everything was sent.
     pub(super) fn shrink(&mut self) {
         if self.frames.capacity() > FRAMES_KEPT {
             self.frames.shrink_to(FRAMES_LEFT);
@@ -154,7 +155,7 @@ impl Writer {
         }
     }
 
-    /// Gathers, and sends by one call. How many bytes left; none when the socket takes no more.
+    /// Gathers frames and makes one send call. Returns the number of bytes sent, or `None` if the socket would block.
     pub(super) fn send(
         &mut self,
         socket: &impl AsFd,
@@ -185,7 +186,8 @@ impl Writer {
         Ok(sent)
     }
 
-    /// One call, of the pieces that are next. How many bytes left, and whether that was all it was given.
+    /// Makes one send call with the next pieces. Returns the number of bytes sent, and whether that was everything
+    /// offered.
     fn send_once(
         &mut self,
         socket: &impl AsFd,
@@ -213,8 +215,8 @@ impl Writer {
                     return Ok((bytes, all));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-                // Room for notices, locked memory, pages that cannot be held: a copy needs none of that. And what is
-                // wrong with the connection is said again.
+                // Notifications, locked memory or pages that cannot be pinned may be the cause: a copy needs none of
+                // those. An error of the connection itself is reported again by the next call.
                 Err(_) => (refused, from) = (true, usize::MAX),
             }
         }
@@ -227,7 +229,7 @@ impl Writer {
         Ok((bytes, all))
     }
 
-    /// As [`Self::send`], in records: so many are sealed, then sent, and the next when the kernel has taken them.
+    /// Sends like [`Self::send`], with TLS: encrypts and sends records batch by batch.
     pub(super) fn send_sealed(
         &mut self,
         socket: &impl AsFd,
@@ -245,11 +247,11 @@ impl Writer {
         let result = self.seal(socket, sealed, staged, plain, events);
         self.left = left;
         self.keep(staged_here, staging);
-        // Nothing can leave before the handshake is done.
+        // Nothing can be sent before the handshake is complete.
         result.map(|bytes| (bytes > 0).then_some(bytes))
     }
 
-    /// Seals and sends the pieces, some at a time, until the kernel takes no more. How many bytes left.
+    /// Encrypts and sends the pieces, batch by batch, until the socket would block. Returns the number of bytes sent.
     fn seal(
         &mut self,
         socket: &impl AsFd,
@@ -281,7 +283,7 @@ impl Writer {
         Ok(sent)
     }
 
-    /// Turns waiting frames into pieces. Holds of payloads that were copied are reported: nobody needs them any more.
+    /// Turns queued frames into pieces. The holds of payloads that were copied are reported at once.
     fn gather(&mut self, staging: &mut OutputStaging, events: &mut VecDeque<Event>) {
         staging.clear();
         let (mut run_start, mut payload_bytes) = (0, 0);
@@ -311,7 +313,7 @@ impl Writer {
         }
     }
 
-    /// So many bytes of the pieces have left.
+    /// Advances past sent bytes.
     fn advance(&mut self, mut bytes: usize, events: &mut VecDeque<Event>) {
         self.sent_bytes += bytes as u64;
         while let Some(piece) = self.pieces.front_mut() {
@@ -346,7 +348,7 @@ impl Writer {
         }
     }
 
-    /// A piece has left as a whole: who waits for its payload waits for notice too, if it was lent.
+    /// Handles a completely sent piece: its hold is reported now, or with the notification if the payload was lent.
     fn payload_left(&mut self, piece: Piece, events: &mut VecDeque<Event>) {
         let Piece::Memory { pieces, hold: Some(hold), request, last_call, .. } = piece else { return };
         match last_call {
@@ -358,7 +360,7 @@ impl Writer {
         }
     }
 
-    /// Moves what is left in the shared staging here; forgets what is not needed any more.
+    /// Moves the unsent rest from the shared staging to the connection, or frees a rest that is sent.
     fn keep(&mut self, staged_here: bool, staging: &OutputStaging) {
         if self.pieces.is_empty() {
             self.left = Vec::new();
@@ -381,8 +383,8 @@ impl Writer {
     }
 }
 
-/// One call with a copy: all pieces up to the first of at least `lent_from` bytes, which another call lends. How many
-/// bytes left, and whether that was all it was given.
+/// Makes one send call with a copy: all pieces up to the first of at least `lent_from` bytes, which another call lends.
+/// Returns the number of bytes sent, and whether that was everything offered.
 fn send_copied(
     socket: &impl AsFd,
     pieces: &VecDeque<Piece>,
@@ -413,7 +415,7 @@ fn send_copied(
     Ok((bytes, bytes == gather.bytes()))
 }
 
-/// One call that lends: so many pieces of memory from the first one on. As [`send_copied`].
+/// Makes one zero-copy call with the first `count` pieces of memory. Returns the same as [`send_copied`].
 fn send_lent(socket: &impl AsFd, piece: &Piece, count: usize) -> io::Result<(usize, bool)> {
     let Piece::Memory { pieces, next, .. } = piece else { return Ok((0, true)) };
     let mut gather = Gather::new();
@@ -424,7 +426,7 @@ fn send_lent(socket: &impl AsFd, piece: &Piece, count: usize) -> io::Result<(usi
     Ok((bytes, bytes == gather.bytes()))
 }
 
-/// Puts the first bytes of the pieces side by side, as many as one record takes; how many.
+/// Copies the first bytes of the pieces side by side, up to the size of one record; returns their number.
 fn fill(pieces: &VecDeque<Piece>, staged: &[u8], plain: &mut Vec<u8>) -> usize {
     plain.resize(PLAIN_BYTES, 0);
     let mut at = 0;
@@ -478,7 +480,7 @@ mod tests {
 
     /// Another connection uses the staging between any two calls.
     #[test]
-    fn what_the_kernel_does_not_take_at_once_is_kept_and_leaves_later() {
+    fn unsent_bytes_are_kept_and_sent_later() {
         const PAYLOAD_BYTES: usize = 4 << 20;
         let ((ours, theirs), (other_socket, other_peer)) = (pair(), pair());
         let (mut writer, mut other, mut staging) = (Writer::new(), Writer::new(), OutputStaging::new());

@@ -1,4 +1,4 @@
-//! The fault decorator over real sockets: order under delays, corruption that checksums see, and ends without
+//! The fault decorator over real sockets: order under delays, corruption that checksums detect, and ends without
 //! leftovers.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use kvplane_transport::{
 
 const PAYLOAD_BYTES: usize = 100_000;
 
-/// What an end saw, in order.
+/// Events of one end, in order.
 #[derive(PartialEq, Debug)]
 enum EndEvent {
     Frame(u32, Vec<u8>),
@@ -114,12 +114,12 @@ impl End {
 fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
     let limit = Instant::now() + Duration::from_secs(20);
     while !done(ends) {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         ends.iter_mut().for_each(|end| end.round());
     }
 }
 
-/// A sender and a receiver that are connected, each with its plan.
+/// Creates a connected sender and receiver, each with its plan.
 fn pair(sender: Option<&FaultPlan>, receiver: Option<&FaultPlan>) -> (End, End) {
     let (mut sender, mut receiver) = (End::new(sender), End::new(receiver));
     let listener = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).expect("a port");
@@ -133,7 +133,7 @@ fn pair(sender: Option<&FaultPlan>, receiver: Option<&FaultPlan>) -> (End, End) 
 }
 
 #[test]
-fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
+fn a_delayed_frame_delays_the_frames_behind_it() {
     const FRAMES: u32 = 20;
     let plan = FaultPlan { seed: 3, delay_per_frame: 0.5, delay_max_ns: 1_000_000, ..FaultPlan::default() };
     let (mut sender, mut receiver) = pair(None, Some(&plan));
@@ -142,10 +142,10 @@ fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
     }
     let mut steps = 0;
     loop {
-        // With time standing still, the next held frame stays where it is.
+        // While time stands still, the next delayed frame is not delivered.
         let all =
             |end: &End| end.seen.iter().filter(|seen| matches!(seen, EndEvent::Frame(..))).count() == FRAMES as usize;
-        // At 0 there is more than a round takes.
+        // A timeout of 0 means more input than fits into a round.
         let held = |end: &End| end.tcp.poll_timeout().is_some_and(|due_ns| due_ns > 0);
         until(&mut [&mut sender, &mut receiver], |ends| held(ends[1]) || all(ends[1]));
         let Some(due_ns) = receiver.tcp.poll_timeout() else { break };
@@ -176,7 +176,7 @@ fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
 }
 
 #[test]
-fn a_corrupted_payload_is_wrong_in_memory_and_in_its_checksum() {
+fn a_corrupted_payload_differs_in_memory_and_checksum() {
     let plan = FaultPlan { seed: 5, corrupt_per_payload: 1.0, ..FaultPlan::default() };
     let (mut sender, mut receiver) = pair(None, Some(&plan));
     let sent: Vec<u8> = (0..PAYLOAD_BYTES).map(|i| (i * 31 / 7) as u8).collect();
@@ -199,12 +199,12 @@ fn a_cut_on_arrival_ends_both_sides() {
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.gone.is_some()));
     assert_eq!(receiver.gone, Some(CloseCause::Kernel(104)));
     assert_eq!((receiver.seen.len(), receiver.tcp.counters().cut_arriving), (0, 1));
-    // What was lent for the send came back before the end was reported.
+    // The payload lent for the send was returned before the end was reported.
     assert_eq!((sender.holds, sender.tcp.open(), receiver.tcp.open()), (0, 0, 0));
 }
 
 #[test]
-fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
+fn a_cut_on_departure_loses_the_frame_or_its_reply() {
     let (mut before, mut after) = (0, 0);
     for seed in 0..12 {
         let plan = FaultPlan { seed, cut_per_frame: 1.0, ..FaultPlan::default() };
@@ -222,7 +222,7 @@ fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
 }
 
 #[test]
-fn a_refused_connection_is_gone_as_by_the_kernel() {
+fn a_refused_connection_ends_like_a_kernel_refusal() {
     let plan = FaultPlan { refuse_connect: 1.0, ..FaultPlan::default() };
     let (sender, _receiver) = pair(Some(&plan), None);
     assert_eq!((sender.gone, sender.tcp.open()), (Some(CloseCause::Kernel(111)), 0));
@@ -230,13 +230,13 @@ fn a_refused_connection_is_gone_as_by_the_kernel() {
 }
 
 #[test]
-fn a_position_is_not_given_out_again_before_its_end_was_taken() {
+fn an_index_is_not_reused_before_its_end_was_taken() {
     let (mut sender, _receiver) = pair(None, None);
     let first = sender.connected.expect("a connection");
     sender.tcp.close(first, CloseCause::Closed);
     assert_eq!(sender.tcp.poll_timeout(), Some(0), "a closed connection stays");
     assert_eq!(sender.tcp.open(), 1);
-    // Its end waits to be taken: whoever looks up the position then must find what it was.
+    // Its end was not taken yet: the index must still denote the former connection.
     let address = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).and_then(|l| l.local_addr()).expect("a port");
     let second = sender.tcp.connect(&sender.poller, address).expect("a socket");
     assert_ne!(second.index, first.index);

@@ -70,6 +70,8 @@ pub(crate) enum Command {
     Topology(topology::Topology),
     /// Start a node, replay the conversation trace over shared memory and TCP, and write a report.
     Demo(demo::Demo),
+    #[command(hide = true)]
+    Reference(crate::reference::Reference),
 }
 
 impl Command {
@@ -87,6 +89,7 @@ impl Command {
             Self::P2p(command) => command.run(),
             Self::Topology(command) => command.run(),
             Self::Demo(command) => command.run(),
+            Self::Reference(command) => command.run(),
         }
     }
 }

@@ -72,7 +72,7 @@ fn a_node_is_told_what_goes() {
     place.run(&["ctl", "put", "key", text(&file)]).well();
     assert_eq!(place.run(&["ctl", "size", "key"]).text(), "1000\n");
     assert!(dev.stop().success());
-    place.run(&["dev", "--eviction", "random"]).failed(2, &["no eviction policy: say slru, s3fifo or lru"]);
+    place.run(&["dev", "--eviction", "random"]).failed(2, &["no eviction policy: use slru, s3fifo or lru"]);
     place.run(&["dev", "--watermarks", "80,90"]).failed(2, &["is not two percentages"]);
 }
 

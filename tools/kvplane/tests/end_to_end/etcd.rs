@@ -130,7 +130,7 @@ fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
     assert!(other.contains(r#""role":"standby""#) && other.contains(&where_to), "{other}");
     // The standby redirects callers to the leader.
     let sent = ctl(&cluster.place, &cluster.addresses[1], "people", &["status"]);
-    sent.failed(1, &["stands by", &where_to]);
+    sent.failed(1, &["is a standby", &where_to]);
     let before = cluster.epoch();
 
     // The leader is killed.
@@ -146,7 +146,7 @@ fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
     // It comes back as a standby; the other is stopped, and hands over leadership.
     let (name, at) = (cluster.name(), cluster.addresses[0].to_string());
     cluster.planes[0] = plane(&cluster.place, &name, &at);
-    cluster.planes[0].wait_for("stands by");
+    cluster.planes[0].wait_for("is a standby");
     let told = Instant::now();
     cluster.planes[1].signal("TERM");
     cluster.wait_for_leader(0);
@@ -157,7 +157,7 @@ fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
     // A leader that is halted for a while is taken over from, and is a standby when it continues.
     let at = cluster.addresses[1].to_string();
     cluster.planes[1] = plane(&cluster.place, &name, &at);
-    cluster.planes[1].wait_for("stands by");
+    cluster.planes[1].wait_for("is a standby");
     cluster.planes[0].signal("STOP");
     let stopped = Instant::now();
     cluster.wait_for_leader(1);

@@ -34,6 +34,7 @@ mod network;
 mod p2p;
 mod peers;
 mod places;
+mod reference;
 mod replays;
 mod replicas;
 mod reshard;

@@ -61,7 +61,7 @@ fn mend(bed: &Bed, keys: std::ops::Range<u64>) {
 fn is_alone(bed: &Bed, dev: &Process, why: &str) {
     let degraded = wait_until(|| (counted(dev, "kvplane_tier_degraded") == 1.0).then_some(()));
     assert!(degraded.is_some(), "{:?}", dev.said());
-    let line = dev.wait_for("memory alone is used for what is new");
+    let line = dev.wait_for("new objects are kept in memory only");
     assert!(line.contains(why), "no {why:?} in {line}");
     let status = wait_until(|| {
         let status = bed.place.run(&["ctl", "tier", "status"]).text();

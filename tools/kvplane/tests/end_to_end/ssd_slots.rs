@@ -150,7 +150,7 @@ fn objects_removed_in_an_incarnation_without_the_ssd_do_not_come_back() {
             assert_eq!(get(&mut client, key), None, "object {key} is what it was, with {between:?} between");
         }
         // The log explains the missing hits.
-        node.wait_for("the node lived without it");
+        node.wait_for("the node ran without it");
         assert_eq!(ssd::counted(&node, "kvplane_tier_voided"), 1.0);
         assert!(node.stop().success());
     }

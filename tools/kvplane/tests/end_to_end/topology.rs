@@ -19,7 +19,7 @@ fn topology(place: &Workplace, arguments: &[&str]) -> Outcome {
 fn this_machine_is_shown_in_every_form() {
     let place = Workplace::new("here");
     let drawn = topology(&place, &["--why"]).text();
-    assert!(drawn.contains("why the shards sit where they do"), "{drawn}");
+    assert!(drawn.contains("reasons for the placement of shards"), "{drawn}");
     let json: Value = serde_json::from_slice(&topology(&place, &["--json"]).well()).unwrap();
     assert!(json["machine"]["cores"].as_array().is_some_and(|cores| !cores.is_empty()), "{json}");
     assert!(json["plan"]["shards"][0]["reason"].is_string(), "{json}");
@@ -52,7 +52,7 @@ fn a_saved_machine_is_drawn_and_its_matrix_checked() {
         (
             "gone",
             r#"{"cpu:0": [["mlx5_12"], []]}"#,
-            ["\"mlx5_12\", which is not there", "mlx5_10, mlx5_11 (not usable)"],
+            ["\"mlx5_12\", which this machine lacks", "mlx5_10, mlx5_11 (not usable)"],
         ),
         ("down", r#"{"cpu:0": [["mlx5_11"], []]}"#, ["no active port", "cable"]),
         ("where", r#"{"cuda:8": [["mlx5_0"], []]}"#, ["\"cuda:8\"", "cuda:7"]),

@@ -2,5 +2,7 @@
 
 pub mod adr;
 pub mod code_map;
+pub mod links;
 pub mod parity;
+pub mod references;
 pub mod walks;

@@ -1,6 +1,6 @@
 //! Shapes and text of an SVG, escaped; sizes in pixels.
 
-/// Width of the picture.
+/// Width of the drawing.
 pub(super) const WIDTH: u32 = 1_280;
 
 const STYLE: &str = "\
@@ -31,7 +31,7 @@ text{font-family:'Inter','Segoe UI',system-ui,'DejaVu Sans',sans-serif;fill:#1f2
 .near5{fill:#bfdbfe}.held{fill:#fecaca}.none{fill:#ffffff;stroke:#e5e7eb}\
 .light{font-size:12px;text-anchor:middle;fill:#ffffff;font-weight:600}";
 
-/// A place in a picture.
+/// A rectangle in the drawing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rect {
     pub(super) x: u32,
@@ -40,7 +40,7 @@ pub(super) struct Rect {
     pub(super) height: u32,
 }
 
-/// A picture under construction, or a part of one that is placed later.
+/// A drawing under construction, or a part of one that is placed later.
 #[derive(Default)]
 pub(super) struct Canvas {
     body: String,
@@ -51,7 +51,7 @@ impl Canvas {
         Self::default()
     }
 
-    /// A box with rounded corners.
+    /// Adds a box with rounded corners.
     pub(super) fn rect(&mut self, rect: &Rect, class: &str, title: &str) {
         let Rect { x, y, width, height } = rect;
         let open =
@@ -68,9 +68,9 @@ impl Canvas {
         self.body.push_str(&format!("<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{}</text>\n", escape(text)));
     }
 
-    /// Text broken into lines of `width`; returns the last one's place.
+    /// Adds text broken into lines of `width`; returns the position of the last line.
     pub(super) fn paragraph(&mut self, x: u32, y: u32, width: u32, class: &str, text: &str) -> u32 {
-        // Seven pixels hold a letter of the small size on average.
+        // An average letter of the small size is seven pixels wide.
         let letters = (width / 7) as usize;
         let mut lines: Vec<String> = vec![String::new()];
         for word in text.split_whitespace() {
@@ -93,7 +93,7 @@ impl Canvas {
         at
     }
 
-    /// Adds a part at a place.
+    /// Adds a part at a position.
     pub(super) fn place(&mut self, part: &Self, x: u32, y: u32) {
         self.body.push_str(&format!("<g transform=\"translate({x} {y})\">\n{}</g>\n", part.body));
     }
@@ -108,7 +108,7 @@ impl Canvas {
     }
 }
 
-/// Text as it may stand in XML: markup escaped, controls replaced.
+/// Escapes markup for XML, and replaces control characters.
 fn escape(text: &str) -> String {
     let mut out = String::new();
     for character in text.chars() {
@@ -117,7 +117,7 @@ fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            // XML 1.0 has no way to write these at all.
+            // XML 1.0 cannot represent these characters at all.
             control if control.is_control() || matches!(control, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
             other => out.push(other),
         }
@@ -125,7 +125,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// Cuts a text to what fits a width, with a mark.
+/// Truncates a text to `letters` characters, with a mark.
 pub(super) fn fit(text: &str, letters: usize) -> String {
     if text.chars().count() <= letters {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! The rail matrix as a coloured table: a row a location, a column a rail, the number of the tier in each cell.
+//! The rail matrix as a coloured table: a row per location, a column per rail, the number of the tier in each cell.
 
 use super::super::matrix::tier_of;
 use super::MARGIN;
@@ -20,7 +20,7 @@ const KEY: [(&str, &str); 7] = [
     ("held", "held back: slow"),
 ];
 
-/// Draws the table; returns where it ends.
+/// Draws the table; returns the position of its end.
 pub(super) fn draw(canvas: &mut Canvas, matrix: &RailMatrix, top: u32) -> u32 {
     canvas.text(
         MARGIN,
@@ -75,7 +75,7 @@ const fn class_of(nearness: Nearness) -> &'static str {
     }
 }
 
-/// Colours that occur, with their meaning.
+/// Draws the key of the colours that occur.
 fn key(canvas: &mut Canvas, matrix: &RailMatrix, y: u32) -> u32 {
     let tiers = || matrix.rows.iter().flat_map(|row| &row.tiers);
     let occurs =

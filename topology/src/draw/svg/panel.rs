@@ -1,4 +1,4 @@
-//! One NUMA node as a panel: its cores, then its devices by root complex and switch.
+//! Panel of one NUMA node: its cores, then its devices by root complex and switch.
 
 use super::MARGIN;
 use super::canvas::{Canvas, Rect, fit};
@@ -21,14 +21,14 @@ pub(super) struct Panel {
 }
 
 impl Panel {
-    /// Puts the panel with its frame on the picture.
+    /// Places the panel with its frame in the drawing.
     pub(super) fn place(self, canvas: &mut Canvas, x: u32, y: u32, width: u32, height: u32) {
         canvas.rect(&Rect { x, y, width, height }, "panel", "");
         canvas.place(&self.canvas, x, y);
     }
 }
 
-/// A device as a chip.
+/// A device, drawn as a chip.
 struct Chip {
     class: &'static str,
     name: String,
@@ -51,13 +51,13 @@ pub(super) fn build(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix, nod
         by_root.entry(chip.pci.as_ref().map(|pci| pci.root)).or_default().push(chip);
     }
     let unplaced = by_root.remove(&None);
-    // Those with switches first: of one shape, they fill rows.
+    // Complexes with switches come first: having one shape, they fill rows.
     let mut by_root: Vec<(Option<PciRoot>, Vec<Chip>)> = by_root.into_iter().collect();
     by_root
         .sort_by_key(|(_, chips)| !chips.iter().any(|chip| chip.pci.as_ref().is_some_and(|pci| pci.bridges.len() > 1)));
     let titled = by_root.into_iter().map(|(root, chips)| (root.map_or(String::new(), |root| root.to_string()), chips));
     let titled = titled.chain(unplaced.map(|chips| ("not on a PCI bus".to_owned(), chips)));
-    // Root complexes stand side by side as far as they fit.
+    // Root complexes are placed side by side while they fit.
     let (mut x, mut tallest) = (PAD, 0);
     for (title, chips) in titled {
         let drawn = complex(&title, &chips, width - 2 * PAD);
@@ -100,7 +100,7 @@ fn cores(canvas: &mut Canvas, cells: &[&Cell], plan: &ShardPlan, width: u32, top
     top + rows * (CORE + 3) + GAP
 }
 
-/// Three digits leave no room for the letter.
+/// Formats a shard's label: three digits leave no room for the letter.
 fn label(shard: usize) -> String {
     if shard < 100 { format!("s{shard}") } else { shard.to_string() }
 }
@@ -174,7 +174,7 @@ fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> 
     chips
 }
 
-/// `1b:00.0`: the domain is nearly always the first.
+/// Formats an address as `1b:00.0`: the domain is nearly always the first.
 fn short(address: PciAddress) -> String {
     format!("{:02x}:{:02x}.{:x}", address.bus, address.device, address.function)
 }
@@ -186,12 +186,12 @@ struct Complex {
     height: u32,
 }
 
-/// One root complex, at most `room` wide: switches as boxes within, other devices directly.
+/// Draws one root complex, at most `room` wide: switches as boxes, other devices directly.
 fn complex(title: &str, chips: &[Chip], room: u32) -> Complex {
     let mut by_port: BTreeMap<Option<PciAddress>, Vec<&Chip>> = BTreeMap::new();
     for chip in chips {
         let pci = chip.pci.as_ref();
-        // A second bridge is a switch's: one alone is the port that a card is plugged into.
+        // A second bridge belongs to a switch: a single one is the root port of a card.
         let port = pci.filter(|pci| pci.bridges.len() > 1).and_then(|pci| pci.bridges.first().copied());
         by_port.entry(port).or_default().push(chip);
     }
@@ -221,7 +221,7 @@ fn complex(title: &str, chips: &[Chip], room: u32) -> Complex {
     Complex { canvas, width: flow.widest.max(CHIP.0 + 2 * GAP), height: flow.y }
 }
 
-/// Places boxes from left to right, and in a new row where one does not fit.
+/// Layout of boxes from left to right, with a new row when one does not fit.
 struct Flow {
     x: u32,
     y: u32,
@@ -255,7 +255,7 @@ fn draw_chip(canvas: &mut Canvas, chip: &Chip, x: u32, y: u32) {
     canvas.text(x + 8, y + 30, "tiny", &fit(chip.detail.trim_end(), 22));
 }
 
-/// The key of cores and devices; returns where it ends.
+/// Draws the key of cores and devices; returns the position of its end.
 pub(super) fn key(canvas: &mut Canvas, y: u32) -> u32 {
     let entries = [
         ("shard", "core of a shard"),

@@ -1,4 +1,4 @@
-//! What is found of devices: ports, queues, drives over a network, GPUs, CXL, and what is unknown.
+//! Tests of the devices found: ports, queues, drives over a network, GPUs, CXL, and unknown values.
 
 use super::{CXL, HGX, HOLES, SMALL, machine};
 use kvplane_topology::model::{LinkLayer, NodeKind, PortState};
@@ -18,7 +18,7 @@ fn rdma_devices_and_their_ports() {
     assert_eq!(roce.pci.as_ref().unwrap().function.to_string(), "0000:11:00.0");
     let port = &infiniband.ports[0];
     assert_eq!((port.link_layer, port.active_mtu_bytes, port.netdev.as_ref()), (LinkLayer::InfiniBand, None, None));
-    // A device in software has its interface's place, if that has one.
+    // A software device has its interface's place, if the interface has one.
     assert_eq!((over_nic.numa_node, over_veth.numa_node), (Some(1), None));
     assert_eq!(over_nic.pci.as_ref().unwrap().function.to_string(), "0000:83:00.0");
     assert!(over_veth.pci.is_none());
@@ -92,7 +92,7 @@ fn queues_follow_the_nodes() {
     for seat in &plan.shards {
         assert!(!seat.nics.is_empty() && !seat.drives.is_empty(), "{seat:?}");
         assert!(seat.nics.iter().chain(&seat.drives).all(|share| share.local), "{seat:?}");
-        // Queue n of a drive serves the CPUs that leave n when divided by 56.
+        // Queue n of a drive serves the CPUs with remainder n modulo 56.
         let queue = seat.core.unwrap() as u32 % 56;
         assert!(seat.drives.iter().all(|share| share.queue == queue), "{seat:?}");
     }

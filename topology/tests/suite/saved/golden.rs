@@ -1,4 +1,5 @@
-//! What is drawn of each machine, whole: a change of any choice is seen. `WRITE_GOLDEN=1` writes the files anew.
+//! Golden drawings of each machine, complete, so that a change of any choice shows. `WRITE_GOLDEN=1` rewrites the
+//! files.
 
 use super::{CXL, HGX, HOLES, SMALL, machine};
 use kvplane_topology::{PlanRequest, draw, plan, rail_matrix};
@@ -21,7 +22,7 @@ fn check(name: &str, description: &str, request: &PlanRequest) {
     let (plan, rails) = (plan(&machine, request), rail_matrix(&machine));
     let text = draw::text(&machine, &plan, &rails) + &draw::why(&plan, &rails);
     compare(name, &text);
-    // The other forms say the same; here only that they can be read.
+    // The other forms hold the same contents; here only that they can be parsed.
     let json: serde_json::Value = serde_json::from_str(&draw::json(&machine, &plan, &rails)).unwrap();
     assert_eq!(json["plan"]["shards"].as_array().map(Vec::len), Some(plan.shards.len()));
     assert_eq!(json["rails"]["rails"].as_array().map(Vec::len), Some(rails.rails.len()));

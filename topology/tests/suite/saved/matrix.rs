@@ -1,11 +1,11 @@
-//! The rail matrix of known machines, and matrices of Mooncake and TENT against them.
+//! Tests of the rail matrix of known machines, and of Mooncake's and TENT's matrices against them.
 
 use super::{CXL, HGX, HOLES, SMALL, machine};
 use kvplane_topology::rails::{GivenMatrix, MAX_MATRIX_BYTES, MatrixError, Nearness};
 use kvplane_topology::{RailMatrix, rail_matrix};
 use serde_json::Value;
 
-/// Written by hand, from the description of the machine.
+/// The expected matrix, written by hand from the description of the machine.
 const HGX_BY_HAND: &str = include_str!("golden/hgx.mooncake.json");
 
 fn given(matrix: &RailMatrix, text: &str) -> Result<RailMatrix, MatrixError> {
@@ -65,7 +65,7 @@ fn mixed_speeds_are_said_and_the_slow_stand_behind() {
         assert!(held.clone().all(|tier| tier.rails.iter().all(|rail| rail.starts_with("rxe"))), "{}", row.location);
         assert!(held.clone().all(|tier| tier.reason.contains("held back, because slower than 100 Gb/s")));
     }
-    // Where all are of one speed there is nothing to say.
+    // Rails of one speed cause no note.
     let alike = rail_matrix(&super::machine(HOLES));
     assert!(!alike.notes.iter().any(|note| note.contains("differ in speed")), "{:?}", alike.notes);
 }
@@ -138,7 +138,7 @@ fn what_does_not_fit_is_refused_with_what_is_there() {
     let matrix = rail_matrix(&machine(HGX));
     let refused = |text: &str| given(&matrix, text).unwrap_err();
     let gone = refused(r#"{"cpu:0": [["mlx5_0", "mlx5_12"], []]}"#).to_string();
-    assert!(gone.contains("row \"cpu:0\"") && gone.contains("\"mlx5_12\", which is not there"), "{gone}");
+    assert!(gone.contains("row \"cpu:0\"") && gone.contains("\"mlx5_12\", which this machine lacks"), "{gone}");
     assert!(gone.contains("mlx5_9, mlx5_10, mlx5_11 (not usable)"), "{gone}");
     let down = refused(r#"{"cpu:0": [["mlx5_11"], []]}"#).to_string();
     assert!(down.contains("cannot be used: no active port"), "{down}");

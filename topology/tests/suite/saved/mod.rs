@@ -1,4 +1,4 @@
-//! Machines described in a few lines, built as sysfs trees and read: what is found, planned and drawn of them.
+//! Machines described in a few lines, built as sysfs trees and read: tests of what is found, planned and drawn.
 
 mod found;
 mod golden;
@@ -17,7 +17,7 @@ const CXL: &str = include_str!("machines/cxl.txt");
 const SMALL: &str = include_str!("machines/small.txt");
 const HOLES: &str = include_str!("machines/holes.txt");
 
-/// The machine of a description; each is built once, as a large one has thousands of files.
+/// Returns the machine of a description; each is built once, as a large one has thousands of files.
 fn machine(text: &str) -> Machine {
     static READ: Mutex<BTreeMap<String, Machine>> = Mutex::new(BTreeMap::new());
     let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Rules that plan and matrix keep on machines of any shape.
+//! Properties of plan and matrix on machines of any shape.
 
 use kvplane_topology::model::{BlockDevice, Core, Gpu, Machine, NumaNode, PciPath, PortState, RdmaDevice, RdmaPort};
 use kvplane_topology::plan::QueueShare;
@@ -7,7 +7,7 @@ use kvplane_topology::{CpuSet, PlanRequest, draw, plan, rail_matrix};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// Some places on the PCI bus: behind switches, on root ports, and nowhere.
+/// Places on the PCI bus: behind switches, on root ports, and none.
 fn any_pci(slot: u8) -> impl Strategy<Value = Option<PciPath>> {
     (0_u8..3, 0_u8..3, any::<bool>()).prop_map(move |(root, port, switched)| {
         let bus = root * 0x40;

@@ -1,6 +1,6 @@
-//! hwloc's XML and the kernel's sysfs are read into the same model.
+//! Tests that hwloc's XML and the kernel's sysfs are read into the same model.
 //!
-//! `machines/cxl.hwloc.xml` is what libhwloc 2.9 wrote of the tree that `cxl.txt` describes.
+//! `machines/cxl.hwloc.xml` was written by libhwloc 2.9 for the tree that `cxl.txt` describes.
 
 use super::{CXL, machine};
 use kvplane_topology::hwloc::{self, HwlocError};
@@ -65,7 +65,7 @@ fn one_source_completes_the_other() {
 }
 
 #[test]
-fn differences_are_said() {
+fn differences_are_noted() {
     let mut sysfs = machine(CXL);
     sysfs.nics.iter_mut().find(|nic| nic.name == "ens1").unwrap().numa_node = Some(1);
     let merged = merge::merge(from_hwloc(), sysfs);

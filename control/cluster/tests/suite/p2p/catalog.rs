@@ -30,7 +30,7 @@ fn hold(client: u64, shards: u32, origin: bool) -> Hold {
 
 proptest! {
     #[test]
-    fn intervals_say_what_a_set_is(shards in 0u32..300, picks in prop::collection::vec(0u32..300, 0..200)) {
+    fn intervals_round_trip(shards in 0u32..300, picks in prop::collection::vec(0u32..300, 0..200)) {
         let mut set = ShardSet::empty(shards);
         let twin: BTreeSet<u32> = picks.iter().copied().filter(|&pick| pick < shards).collect();
         for &pick in &picks {
@@ -48,7 +48,7 @@ proptest! {
 
     /// Shards cover every byte of every buffer once, in order.
     #[test]
-    fn a_layout_covers_everything_once(sizes in prop::collection::vec(0u64..1000, 0..20), shard_bytes in 1u64..300) {
+    fn shards_cover_every_byte_once(sizes in prop::collection::vec(0u64..1000, 0..20), shard_bytes in 1u64..300) {
         let layout = Layout::new(sizes.clone(), shard_bytes).unwrap();
         let mut at = vec![0; sizes.len()];
         for shard in 0..layout.shards() {
@@ -62,10 +62,10 @@ proptest! {
         prop_assert_eq!(layout.place(layout.shards()), None);
     }
 
-    /// Whatever members say, the catalog gives nobody what it has, from nobody who lacks it; and who is served ends up
-    /// with everything.
+    /// Whatever members report, the catalog grants no member a shard that it has, or from a source that lacks it; and
+    /// every served member ends up with the whole object.
     #[test]
-    fn grants_make_sense_whatever_is_said(
+    fn grants_are_valid_for_any_reports(
         steps in prop::collection::vec((0u8..8, 0u64..5, 0u32..40, 1u64..400_000_000), 1..200),
     ) {
         let shards = 40;
@@ -78,7 +78,7 @@ proptest! {
     }
 }
 
-/// One client: its member, what it has, and what it was told to fetch.
+/// A client: its member, the shards that it has, and the grants that it received.
 #[derive(Clone)]
 struct Client {
     member: u64,
@@ -105,7 +105,7 @@ impl CatalogReply {
         match (what, self.members[at].clone()) {
             (0, None) => self.join(who, who == 0)?,
             (1 | 2, Some(client)) => {
-                // The oldest grant is carried out, or another shard is had from elsewhere.
+                // The oldest grant is carried out, or another shard arrives from elsewhere.
                 let shard = if what == 1 { client.told.first().map_or(shard, |grant| grant.shard) } else { shard };
                 self.got(at, shard);
             }
@@ -121,7 +121,7 @@ impl CatalogReply {
                 self.members[at] = None;
             }
             (5, Some(client)) => {
-                // Nonsense harms nobody.
+                // An invalid report does no harm.
                 let failed = [Failure { shard, source: 999, kind: FailureKind::Corrupt }];
                 let got = [(u32::MAX, 3), (shard, u32::MAX)];
                 self.objects.report(now_ns, who, client.member, &got, &failed).unwrap();
@@ -134,7 +134,7 @@ impl CatalogReply {
 
     fn join(&mut self, who: u64, origin: bool) -> Result<(), TestCaseError> {
         let digest = spec(4000, 100).digest();
-        // It may have been forgotten meanwhile.
+        // The object may have been forgotten meanwhile.
         self.objects.publish(self.now_ns, ObjectName::new("", "o"), Some(1), spec(4000, 100)).unwrap();
         let member = self
             .objects
@@ -157,12 +157,12 @@ impl CatalogReply {
         for grant in self.objects.poll_grants() {
             let source = self.members.iter().flatten().find(|client| client.member == grant.source);
             if let Some(source) = source {
-                prop_assert!(source.have.contains(grant.shard), "{grant:?} from one who lacks it");
+                prop_assert!(source.have.contains(grant.shard), "{grant:?} from a source that lacks it");
             }
             let Some(client) = self.members[grant.client as usize].as_mut() else { continue };
             if client.member == grant.member {
-                prop_assert!(!client.have.contains(grant.shard), "{grant:?} to one who has it");
-                // The one before is given up.
+                prop_assert!(!client.have.contains(grant.shard), "{grant:?} to a member that has it");
+                // The previous grant of the shard is aborted.
                 client.told.retain(|other| other.shard != grant.shard);
                 client.told.push(grant);
             }
@@ -170,7 +170,7 @@ impl CatalogReply {
         Ok(())
     }
 
-    /// With an origin there, and everything carried out, everybody has everything.
+    /// With an origin present, and all grants carried out, every member has the whole object.
     fn finish(mut self) -> Result<(), TestCaseError> {
         if self.members[0].is_none() {
             self.join(0, true)?;
@@ -178,7 +178,7 @@ impl CatalogReply {
         let mut patience = 5_000;
         while self.members.iter().flatten().any(|client| client.have.count() < self.shards) {
             patience -= 1;
-            prop_assert!(patience > 0, "somebody is told nothing");
+            prop_assert!(patience > 0, "a member gets no grant");
             let told = (0..5).find_map(|at| Some((at, self.members[at].as_ref()?.told.first()?.shard)));
             match told {
                 Some((at, shard)) => self.got(at, shard),
@@ -197,19 +197,19 @@ impl CatalogReply {
 }
 
 #[test]
-fn objects_do_not_change_and_versions_grow() {
+fn objects_are_immutable_and_versions_grow() {
     let mut objects = objects();
     let (one, other) = (spec(1000, 100), spec(1001, 100));
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1));
-    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1), "it is the same");
+    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1), "equal contents");
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, other.clone()), Ok(2));
     let differs = ObjectError::Differs { name: "a/b".to_owned(), version: 1 };
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), Some(1), other.clone()), Err(differs.clone()));
     assert!(
         matches!(objects.find(ObjectName::new("", "a/b"), None), Err(ObjectError::NotFound { .. })),
-        "nobody has any"
+        "no version has a member"
     );
-    // The newest that is there as a whole, and else the newest that anybody has something of.
+    // The newest version that sources hold completely, or else the newest with a member.
     objects.hold(0, ObjectName::new("", "a/b"), 2, other.digest(), hold(9, 11, false)).unwrap();
     assert_eq!(objects.find(ObjectName::new("", "a/b"), None).unwrap(), (2, &other));
     let first = objects.hold(0, ObjectName::new("", "a/b"), 1, one.digest(), hold(8, 10, true)).unwrap();
@@ -220,9 +220,9 @@ fn objects_do_not_change_and_versions_grow() {
     assert_eq!(objects.find(ObjectName::new("", "a/b"), Some(1)).unwrap(), (1, &one));
     assert!(
         matches!(objects.find(ObjectName::new("t", "a/b"), None), Err(ObjectError::NotFound { .. })),
-        "tenants are apart"
+        "tenants are isolated"
     );
-    // Nor is one held as another.
+    // A member cannot hold it with another object's digest.
     assert_eq!(objects.hold(0, ObjectName::new("", "a/b"), 1, other.digest(), hold(1, 10, true)), Err(differs));
 }
 
@@ -280,7 +280,7 @@ fn what_makes_no_sense_is_refused_and_says_why() {
     assert!(matches!(objects.report(0, 1, 99, &[], &[]), Err(ObjectError::UnknownMember { member: 99 })));
 }
 
-/// 1 TB: what a join says and costs does not depend on how many there are.
+/// 1 TB: the size and cost of a join do not depend on the number of members.
 #[test]
 fn a_terabyte_of_16384_shards_works() {
     let mut objects = objects();
@@ -300,7 +300,7 @@ fn a_terabyte_of_16384_shards_works() {
 }
 
 #[test]
-fn who_is_not_heard_is_forgotten_and_then_the_object() {
+fn silent_members_expire_and_then_their_object() {
     let mut objects = objects();
     let digest = spec(1000, 100).digest();
     objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
@@ -320,30 +320,30 @@ fn who_is_not_heard_is_forgotten_and_then_the_object() {
 }
 
 #[test]
-fn who_goes_waits_for_readers() {
+fn leaving_member_waits_for_readers() {
     let mut objects = objects();
     let digest = spec(1000, 100).digest();
     objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
     let origin = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(1, 10, true)).unwrap();
     let reader = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(2, 10, false)).unwrap();
     let grants = objects.poll_grants();
-    assert_eq!(objects.told(2), grants, "what may have been missed is told again");
+    assert_eq!(objects.told(2), grants, "grants that may have been missed are repeated");
     assert_eq!(objects.release(0, 1, origin, true), Ok(grants.len()));
     for grant in &grants {
         objects.report(0, 2, reader, &[(grant.shard, 1)], &[]).unwrap();
     }
-    assert!(objects.poll_grants().is_empty(), "nothing more is fetched from one who goes");
+    assert!(objects.poll_grants().is_empty(), "no further fetch from a leaving member");
     assert_eq!(objects.release(0, 1, origin, true), Ok(0));
     assert!(matches!(objects.release(0, 1, origin, true), Err(ObjectError::UnknownMember { .. })));
     assert_eq!(
         objects.describe(ObjectName::new("", "a"), None).unwrap().1,
         10 - grants.len() as u32,
-        "shards that are nowhere"
+        "shards without a source"
     );
 }
 
 #[test]
-fn listings_go_by_prefix_and_page() {
+fn listings_filter_by_prefix_and_page() {
     let mut objects = objects();
     for name in ["a", "b/1", "b/2", "b/3", "c"] {
         objects.publish(0, ObjectName::new("", name), None, spec(10, 1)).unwrap();
@@ -356,9 +356,9 @@ fn listings_go_by_prefix_and_page() {
     assert_eq!(names(Some(("b/3", 1)), 2), [] as [&str; 0]);
 }
 
-/// Limits hold, and what was taken is given back.
+/// Limits hold, and released memory is available again.
 #[test]
-fn there_is_room_for_so_many() {
+fn limits_are_enforced() {
     let config = ObjectsConfig { objects: 2, members: 1, table_rows: 32, ..ObjectsConfig::default() };
     let mut objects = Objects::new(config, 0, 0);
     let small = ObjectSpec { about: vec![0; 16], ..spec(10, 1) };
@@ -384,7 +384,7 @@ fn there_is_room_for_so_many() {
 }
 
 #[test]
-fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
+fn locate_returns_the_holders_of_a_whole_buffer() {
     let mut objects = objects();
     let layout = Layout::new(vec![100, 0, 250], 100).unwrap();
     let spec = ObjectSpec { hashes: vec![0; 4], layout, about: Vec::new() };
@@ -407,10 +407,10 @@ fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
         found.iter().map(|place| (place.member, place.address, place.distance)).collect()
     };
     assert_eq!(told(&objects, 0, 0), [(same_host, 4000, 0), (same_rack, 3000, 1), (far, 1000, 2)]);
-    // Of equals another one first for each client.
+    // Among equals, each client gets another one first.
     assert_eq!(told(&objects, 2, 0), [(same_rack, 3002, 1), (far, 1002, 2), (second_only, 2002, 2)]);
     assert_eq!(told(&objects, 2, 1), [(same_rack, 3002, 1), (second_only, 2002, 2), (far, 1002, 2)]);
-    // Who is about to go is not asked.
+    // A leaving member is not among the locations.
     objects.release(0, 3, same_rack, true).unwrap();
     assert_eq!(told(&objects, 2, 0).first(), Some(&(far, 1002, 2)));
     assert!(objects.locate(ObjectName::new("t", "o"), 1, 3, &near, 0).is_err());

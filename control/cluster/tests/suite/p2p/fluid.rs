@@ -1,5 +1,5 @@
-//! Members with links of their own: what is sent shares the sender's link, and the receiver's, evenly. Grants and
-//! reports take a while. The catalog is the real one; everything else is this.
+//! Fluid simulation of members with links: flows share the sender's and the receiver's link evenly. Grants and reports
+//! have a latency. The catalog is the production one; everything else is simulated.
 
 mod ranks;
 
@@ -14,7 +14,7 @@ use ranks::RankPlan;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// A link: bytes per second to others and from them.
+/// Link: upload and download bandwidth in bytes per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) up: f64,
@@ -23,25 +23,25 @@ pub(crate) struct Link {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A grant arrives: receiver, shard, source, its number.
+    /// A grant arrives: receiver, shard, source, number of the flow.
     Told(u64, u32, u64, u64),
-    /// The last byte arrives, if the flow is still in this version.
+    /// The last byte of a flow arrives, if the flow still has this version.
     Arrived(u64, u64),
-    /// A report arrives: who, shard, from whom, whether it is there.
+    /// A report arrives: member, shard, source, true on success.
     Reported(u64, u32, u64, bool),
-    /// It is time for the catalog.
+    /// Time of the catalog's next tick.
     Tick,
-    /// Somebody renews its lease.
+    /// A member renews its lease.
     Renew(u64),
-    /// Somebody is killed, and others hear of it.
+    /// A member is killed, and its peers notice.
     Kill(u64),
-    /// Somebody's host stops, and nobody hears of it.
+    /// A member's host stops, and its peers do not notice.
     Freeze(u64),
-    /// Somebody joins who was to join later.
+    /// A member joins that was to join later.
     Join(usize),
-    /// A rank asks where a half comes from, or hears what its parent has.
+    /// A rank requests the parent of a half, or receives its parent's board.
     Follow(u64, usize),
-    /// A rank may have waited long enough.
+    /// A rank may have reached the timeout of a parent.
     Patience(u64),
 }
 
@@ -55,7 +55,7 @@ struct Flow {
     version: u64,
 }
 
-/// One who was in the swarm.
+/// Member of the swarm, present or former.
 pub(crate) struct Peer {
     pub(crate) link: Link,
     pub(crate) done_ns: Option<u64>,
@@ -68,14 +68,14 @@ pub(crate) struct Peer {
     into: Vec<u64>,
 }
 
-/// All of them, and the catalog.
+/// All members, and the catalog.
 pub(crate) struct Fluid {
     pub(crate) objects: Objects,
     pub(crate) peers: BTreeMap<u64, Peer>,
     pub(crate) grants: u64,
-    /// Whose bytes arrive broken.
+    /// Member whose bytes arrive corrupted.
     pub(crate) corrupt: Option<u64>,
-    /// Bytes that went from host to host.
+    /// Bytes sent between hosts.
     pub(crate) crossed: f64,
     spec: ObjectSpec,
     flows: BTreeMap<u64, Flow>,
@@ -85,11 +85,11 @@ pub(crate) struct Fluid {
     next: u64,
     latency_ns: u64,
     ticking: Option<u64>,
-    /// Who lives, or is to come, and has not everything.
+    /// Number of members, present or to come, that do not have the whole object.
     waited_for: usize,
     clients: BTreeMap<u64, u64>,
     fetching: BTreeMap<(u64, u32), u64>,
-    /// Those who fetch by a schedule.
+    /// Members that fetch by a schedule.
     ranked: BTreeMap<u64, RankPlan>,
     by_rank: BTreeMap<u32, u64>,
 }
@@ -127,12 +127,12 @@ impl Fluid {
         }
     }
 
-    /// One more, now.
+    /// Adds a member now.
     pub(crate) fn join(&mut self, link: Link, origin: bool, place: Place) -> u64 {
         self.join_limited(link, origin, place, 0)
     }
 
-    /// The same, who sends no more than this.
+    /// Adds a member now that sends at most `upload` bytes per second.
     pub(crate) fn join_limited(&mut self, link: Link, origin: bool, place: Place, upload: u64) -> u64 {
         let all = vec![(0, self.spec.layout.shards())];
         self.join_wanting(link, origin, place, upload, if origin { Vec::new() } else { all })
@@ -159,7 +159,7 @@ impl Fluid {
         member
     }
 
-    /// One more, later.
+    /// Adds a member later.
     pub(crate) fn join_at(&mut self, at_ns: u64, link: Link) {
         self.waited_for += 1;
         self.later.push((link, Place::default()));
@@ -179,7 +179,7 @@ impl Fluid {
         self.events.push(Reverse((self.now_ns + in_ns, self.next, event)));
     }
 
-    /// What the catalog says goes on its way.
+    /// Sends the catalog's grants.
     fn carry(&mut self) {
         for Grant { client, member, shard, source, .. } in self.objects.poll_grants() {
             assert!(client > 0 && member != source);
@@ -194,7 +194,8 @@ impl Fluid {
         }
     }
 
-    /// Until everybody has everything, or this time has come. When the last one was done.
+    /// Runs until every member has the whole object, or until `most_ns`. Returns the time at which the last one was
+    /// done.
     pub(crate) fn run(&mut self, most_ns: u64) -> Option<u64> {
         loop {
             if self.waited_for == 0 {
@@ -224,7 +225,7 @@ impl Fluid {
                 let kind = if self.corrupt == Some(source) { FailureKind::Corrupt } else { FailureKind::Unreachable };
                 let failed = [Failure { shard, source, kind }];
                 let (got, failed): (&[_], &[_]) = if good { (&[(shard, 1)], &[]) } else { (&[], &failed) };
-                // One that was forgotten meanwhile has nothing to say.
+                // The catalog may have forgotten the member meanwhile.
                 let _ = self.objects.report(self.now_ns, client, member, got, failed);
             }
             Event::Tick => {
@@ -259,7 +260,7 @@ impl Fluid {
 
     fn freeze(&mut self, member: u64) {
         let peer = self.peers.get_mut(&member).expect("a peer");
-        // It lives as far as its flows are concerned, and they do not.
+        // Its flows stay, but make no progress.
         peer.link = Link { up: 1e-3, down: 1e-3 };
         self.waited_for -= usize::from(peer.done_ns.is_none());
         peer.done_ns = Some(self.now_ns);
@@ -279,14 +280,14 @@ impl Fluid {
         if !self.peers[&receiver].alive || self.peers[&receiver].frozen || self.peers[&receiver].have.contains(shard) {
             return;
         }
-        // The one before is given up.
+        // The previous fetch of the shard is aborted.
         if let Some(&before) = self.fetching.get(&(receiver, shard)) {
             self.remove(before);
         }
         if !self.peers[&source].alive {
             return self.at(self.latency_ns, Event::Reported(receiver, shard, source, false));
         }
-        assert!(self.peers[&source].have.contains(shard), "{source} is to give shard {shard}, which it lacks");
+        assert!(self.peers[&source].have.contains(shard), "source {source} lacks the granted shard {shard}");
         let left = self.spec.layout.place(shard).expect("a shard").bytes as f64;
         let at = self.now_ns as f64;
         self.fetching.insert((receiver, shard), number);
@@ -332,7 +333,8 @@ impl Fluid {
         }
     }
 
-    /// Shares both links anew. A receiver's is shared evenly; of a sender's, what some cannot take the others get.
+    /// Computes the rates on both links again. A receiver's link is shared evenly; on a sender's, bandwidth that some
+    /// flows cannot use goes to the others.
     fn share(&mut self, receiver: u64, source: u64) {
         let (to, from) = (&self.peers[&receiver], &self.peers[&source]);
         let touched = [&to.into, &to.out, &from.out, &from.into].into_iter().flatten();

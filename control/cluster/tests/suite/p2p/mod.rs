@@ -1,5 +1,5 @@
-//! The P2P store's catalog and swarms: what they promise, in property tests, and how fast and how fair they are, in a
-//! simulation whose links are fluid.
+//! Catalog and swarms of the P2P store: their guarantees, in property tests, and their speed and fairness, in a fluid
+//! simulation.
 
 mod catalog;
 mod fluid;

@@ -1,4 +1,4 @@
-//! Ranks that fetch by a schedule: what it promises, and how fast everybody has everything.
+//! Ranks that fetch by a schedule: its guarantees, and the time until every rank has the whole object.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use super::fluid::{Fluid, SECOND, spec};
 use super::swarm::{ALONE_NS, BYTES, LINK, binomial, nowhere};
 
-/// The trees have everybody once, hang together, are as deep as they must be, and burden nobody twice.
+/// Checks that each tree contains every rank once, is connected, has the minimum depth, and that no rank is an inner
+/// node of both.
 fn check(ranks: u32) {
     let schedule = Schedule::new(ranks).unwrap();
     let mut below: BTreeMap<u32, [Vec<u32>; HALVES]> = BTreeMap::new();
@@ -46,16 +47,16 @@ fn check(ranks: u32) {
 }
 
 #[test]
-fn every_schedule_is_two_trees_with_nobody_inside_both() {
+fn every_schedule_is_two_trees_with_disjoint_inner_ranks() {
     (1..=300).chain([1000, 1023, 1024, 1025, MAX_RANKS]).for_each(check);
     assert_eq!((Schedule::new(0), Schedule::new(MAX_RANKS + 1)), (None, None));
 }
 
 proptest! {
-    /// Whatever parents have and fail to give, each shard is fetched from its parent once it is there, or asked for
-    /// elsewhere, and from one place at a time.
+    /// Whatever parents have and fail to deliver, each shard is fetched from its parent once available, or requested
+    /// elsewhere, and from one source at a time.
     #[test]
-    fn a_rank_asks_for_each_shard_once(
+    fn rank_requests_each_shard_once(
         (ranks, rank) in (1u32..40).prop_flat_map(|ranks| (Just(ranks), 0..ranks)),
         shards in 1u32..150,
         steps in prop::collection::vec((0u8..5, 0u32..150, 0u64..900), 0..300),
@@ -95,7 +96,7 @@ proptest! {
                 prop_assert!(follow.follows(half) || follow.due_ns(half).is_none());
             }
         }
-        // Time alone ends it: what did not come is asked for elsewhere.
+        // A timeout alone ends it: missing shards are requested elsewhere.
         follow.tick(u64::MAX);
         let mut all: Vec<u32> = follow.elsewhere().chain(have.iter()).collect();
         all.sort_unstable();
@@ -115,7 +116,7 @@ fn spread(ranks: u32, shards: u64) -> SwarmOutcome {
     for rank in 0..ranks {
         fluid.join_rank(LINK, rank, ranks);
     }
-    let done_ns = fluid.run(600 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(600 * SECOND).expect("all ranks are done");
     let sent = |member: &u64| fluid.peers[member].sent_bytes / BYTES as f64;
     let most = fluid.peers.keys().filter(|&&member| member != origin).map(sent).fold(0.0, f64::max);
     let time = done_ns as f64 / binomial(u64::from(ranks), shards);
@@ -138,14 +139,14 @@ fn many_ranks_take_little_longer_than_one() {
     }
 }
 
-/// All but some join; or some are killed, or stop; or a source has wrong bytes.
+/// Runs ranks with a fault: one does not join, is killed, or stops; or a source has corrupt bytes.
 fn trouble(what: &str, change: impl FnOnce(&mut Fluid, u64, &[u64]), missing: Option<u32>, most: f64) {
     let mut fluid = Fluid::new(BYTES, 256, 3);
     let origin = fluid.join(LINK, true, nowhere());
     let ranks = (0..16).filter(|&rank| Some(rank) != missing);
     let members: Vec<u64> = ranks.map(|rank| fluid.join_rank(LINK, rank, 16)).collect();
     change(&mut fluid, origin, &members);
-    let done_ns = fluid.run(120 * SECOND).expect("everybody else is done");
+    let done_ns = fluid.run(120 * SECOND).expect("all other ranks are done");
     let times = done_ns as f64 / ALONE_NS;
     println!(
         "{what}: {times:.3} x the fluid bound, the origin sent {:.3}",
@@ -155,7 +156,7 @@ fn trouble(what: &str, change: impl FnOnce(&mut Fluid, u64, &[u64]), missing: Op
 }
 
 #[test]
-fn a_rank_that_is_missing_or_goes_costs_the_others_little() {
+fn missing_or_killed_rank_delays_the_others_little() {
     let half_way = (0.5 * ALONE_NS) as u64;
     for missing in [3, 7, 8, 15] {
         trouble(&format!("rank {missing} is missing"), |_, _, _| {}, Some(missing), 2.5);
@@ -170,23 +171,24 @@ fn a_rank_that_is_missing_or_goes_costs_the_others_little() {
     trouble("the origin is killed", change, None, 1.3);
 }
 
-/// A rank that is slow holds up those below it until they give it up.
+/// A slow rank delays the ranks below it until they leave it.
 #[test]
-fn a_slow_rank_is_given_up() {
+fn slow_rank_is_left() {
     let slow = super::fluid::Link { up: LINK.up / 10.0, down: LINK.down };
     let mut fluid = Fluid::new(BYTES, 256, 4);
     fluid.join(LINK, true, nowhere());
     for rank in 0..16 {
         fluid.join_rank(if rank == 7 { slow } else { LINK }, rank, 16);
     }
-    let done_ns = fluid.run(120 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(120 * SECOND).expect("all ranks are done");
     println!("a rank sends slowly: {:.3} x the fluid bound", done_ns as f64 / ALONE_NS);
     assert!(done_ns as f64 <= 3.0 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
 }
 
-/// Wrong bytes are said to the catalog, which leaves their source out; it believes who was to fetch there and no other.
+/// Corrupt bytes are reported to the catalog, which excludes their source; it believes only a rank that was to fetch
+/// there.
 #[test]
-fn only_who_follows_a_source_is_believed_about_it() {
+fn only_followers_of_a_source_are_believed_about_it() {
     let mut fluid = Fluid::new(BYTES, 64, 5);
     let bad = fluid.join(LINK, true, nowhere());
     fluid.join(LINK, true, nowhere());
@@ -194,7 +196,7 @@ fn only_who_follows_a_source_is_believed_about_it() {
     for rank in 0..4 {
         fluid.join_rank(LINK, rank, 4);
     }
-    fluid.run(60 * SECOND).expect("everybody is done");
+    fluid.run(60 * SECOND).expect("all ranks are done");
     let (rows, lost) = fluid.objects.describe(ObjectName::new("", "o"), Some(1)).unwrap();
     let excluded: Vec<u64> = rows.iter().filter(|row| !row.excluded.is_empty()).map(|row| row.member).collect();
     assert_eq!((excluded, lost), (vec![bad], 0));
@@ -205,7 +207,7 @@ fn only_who_follows_a_source_is_believed_about_it() {
         let kind = kvplane_cluster::p2p::FailureKind::Corrupt;
         [kvplane_cluster::p2p::Failure { shard: 0, source, kind }]
     };
-    // Of two ranks, 0 fetches even shards from 1.
+    // Of two ranks, rank 0 fetches even shards from rank 1.
     catalog.objects.want(0, first, first, &[(0, 1)], &failure(catalog.origin)).unwrap();
     catalog.objects.want(0, second, second, &[], &failure(first)).unwrap();
     assert!(catalog.excluded().is_empty());
@@ -213,7 +215,7 @@ fn only_who_follows_a_source_is_believed_about_it() {
     assert_eq!(catalog.excluded(), [second]);
 }
 
-/// The catalog with an origin; clients and members have the same numbers.
+/// Catalog with an origin; clients and members have the same numbers.
 struct Catalog {
     objects: Objects,
     origin: u64,
@@ -231,7 +233,7 @@ impl Catalog {
     fn member(&mut self, have: Vec<(u32, u32)>) -> u64 {
         let digest = spec(400, 100).digest();
         let origin = !have.is_empty();
-        // Numbers are given one after the other, and this test's clients are to be the same.
+        // The catalog assigns consecutive numbers, and this test's clients are to have the same.
         let client = if self.origin == 0 { 2 } else { self.next() };
         let hold =
             Hold { client, segment: format!("s{client}"), addresses: vec![client], origin, have, ..Hold::default() };
@@ -266,10 +268,11 @@ impl Catalog {
 }
 
 #[test]
-fn ranks_find_each_other_and_nothing_is_granted() {
+fn ranks_find_their_parents_without_grants() {
     let mut catalog = Catalog::new();
     let first = catalog.rank(0, 2);
-    // In the even half rank 1 is above rank 0, which is not there yet; in the odd half it is the other way round.
+    // In the even half rank 1 is the parent of rank 0, and has not joined yet; in the odd half it is the other way
+    // round.
     assert_eq!(catalog.parent(first, 0, 2, 0), None);
     assert_eq!(catalog.parent(first, 0, 2, 1), Some(catalog.origin));
     let second = catalog.rank(1, 2);
@@ -283,11 +286,11 @@ fn ranks_find_each_other_and_nothing_is_granted() {
         let error = catalog.objects.join_ranks(first, first, &join, half).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
-    // Who goes waits for those who follow it: rank 0 is to fetch both even shards from rank 1.
+    // A leaving rank waits for its children: rank 0 is to fetch both even shards from rank 1.
     assert_eq!(catalog.objects.release(0, second, second, true), Ok(2));
     catalog.objects.report(0, first, first, &[(0, 1)], &[]).unwrap();
     assert_eq!(catalog.objects.release(0, second, second, true), Ok(1));
-    // What is wanted from others is not waited for, and granted.
+    // Shards that a child requests elsewhere are not waited for, and are granted.
     catalog.objects.want(0, first, first, &[(2, 1)], &[]).unwrap();
     assert_eq!(catalog.objects.poll_grants().iter().map(|grant| grant.source).collect::<Vec<_>>(), [catalog.origin]);
     assert_eq!(catalog.objects.release(0, second, second, true), Ok(0));

@@ -1,5 +1,5 @@
-//! A driver as the contract wants it: it stores records as bytes, publishes maps after them, and can be killed and
-//! started again from the bytes. It checks the contract on every call.
+//! Driver that obeys the contract: it stores records as bytes, publishes maps after them, and can be killed and
+//! restarted from the bytes. It checks the contract on every call.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -21,7 +21,7 @@ pub(crate) struct Driver {
     pub(crate) store: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(crate) published: ClusterMap,
     pub(crate) lost: Vec<(u64, u64)>,
-    /// Identity of the state that it goes on with, if it lost its own.
+    /// Identity of the adopted state, if the control plane lost its own.
     pub(crate) adopted: Option<u64>,
     pub(crate) now_ns: u64,
 }
@@ -37,7 +37,7 @@ pub(crate) fn config() -> ClusterConfig {
 }
 
 pub(crate) fn records(store: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<Record> {
-    store.values().map(|bytes| Record::decode(bytes).expect("what was encoded is decoded")).collect()
+    store.values().map(|bytes| Record::decode(bytes).expect("records round trip")).collect()
 }
 
 impl Driver {
@@ -60,7 +60,7 @@ impl Driver {
         driver
     }
 
-    /// Kills the control plane and starts it again at the same time, from the bytes in the store.
+    /// Kills the control plane and restarts it at the same time, from the bytes in the store.
     pub(crate) fn restart(self) -> Self {
         let Self { cluster, store, lost, now_ns, .. } = self;
         Self { lost, ..Self::start(cluster.config().clone(), store, now_ns) }
@@ -75,14 +75,14 @@ impl Driver {
                 Output::Adopt { state, changes } => {
                     self.persist(&changes);
                     self.adopted = Some(state);
-                    // It goes on from the epoch that was offered, and not from one of its own.
+                    // The control plane continues from the offered epoch, and not from one of its own.
                     self.published.epoch = Epoch(self.cluster.map().epoch.0 - 1);
                 }
                 Output::BeganEmpty => assert_eq!(self.published.epoch, Epoch(0), "it has a map"),
                 Output::MemberLost { node, incarnation } => self.lost.push((node.0, incarnation.0)),
                 Output::MapChanged(map) => {
                     epochs += 1;
-                    assert_eq!(map.epoch.0, self.published.epoch.0 + 1, "each epoch is one after the last");
+                    assert_eq!(map.epoch.0, self.published.epoch.0 + 1, "epochs grow by one");
                     let waits = |view: MemberView<'_>| {
                         let wants = view.state != MemberState::Draining && view.member.weight > 0;
                         view.state.in_map() && view.shared != wants
@@ -91,7 +91,7 @@ impl Driver {
                     assert!(probes || map.members != self.published.members, "an epoch needs a change");
                     assert_eq!(map.validate(), Ok(()));
                     let durable = Cluster::new(self.cluster.config().clone(), records(&self.store), 0).unwrap();
-                    assert_eq!(durable.map(), &map, "what is published is durable before");
+                    assert_eq!(durable.map(), &map, "a map is durable before it is published");
                     self.published = map;
                 }
             }
@@ -102,7 +102,7 @@ impl Driver {
     }
 
     fn persist(&mut self, changes: &[Change]) {
-        // Twice: carrying out a change again must do no harm.
+        // Applied twice: changes are idempotent.
         for change in changes.iter().chain(changes) {
             match change {
                 Change::Put(record) => {
@@ -121,7 +121,7 @@ impl Driver {
         assert_eq!(records(&self.store), self.cluster.snapshot(), "the store holds the whole state");
     }
 
-    /// Lets time pass as a punctual driver does.
+    /// Advances time as a punctual driver does.
     pub(crate) fn sleep(&mut self, ns: u64) {
         let until_ns = self.now_ns.saturating_add(ns);
         while let Some(due_ns) = self.cluster.poll_timeout().filter(|&due_ns| due_ns <= until_ns) {
@@ -140,7 +140,7 @@ impl Driver {
         self.handle(Input::Heartbeat { node: NodeId(node), incarnation: Incarnation(incarnation), load })
     }
 
-    /// Joins and makes active.
+    /// Joins a node and makes it active.
     pub(crate) fn admit(&mut self, node: u64, incarnation: u64) {
         self.join(member(node, incarnation, 7000)).unwrap();
         self.beat(node, incarnation).unwrap();

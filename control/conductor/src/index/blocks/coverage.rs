@@ -1,7 +1,7 @@
-//! Who holds how much of a run.
+//! Coverage of runs: the stretches of a run that each holder has.
 //!
-//! A run is cut where many holders end at the same block, so that a head that all prompts share becomes a run of its
-//! own. A run that nobody holds any more is given up.
+//! A run is cut where many holders end at the same block, so that a common head of all prompts becomes a run of its
+//! own. A run without holders is removed.
 
 use super::super::Tiers;
 use super::super::holders::Holders;
@@ -43,7 +43,7 @@ impl Blocks {
         }
     }
 
-    /// [`Self::cover`] without cutting: what a snapshot says is put back as it was.
+    /// Inserts a record of a snapshot as [`Self::cover`] does, but without cutting the run.
     pub(super) fn cover_whole(&mut self, run: u32, record: Record) {
         let place = self.runs.first_of(run, record.slot, record.tier);
         let own = self.runs.records(run)[place..].iter();
@@ -55,7 +55,8 @@ impl Blocks {
         }
     }
 
-    /// Many hold something of a run: who holds all becomes a bit, and where many have only the front, it is cut.
+    /// Compacts a run with many records: holders of the whole run become bits, and if many have only the front, the run
+    /// is cut.
     fn crowded(&mut self, run: u32, holders: &Holders) {
         let len = self.runs.get(run).len;
         let whole = |record: &&Record| record.start == 0 && record.end == len;
@@ -71,8 +72,8 @@ impl Blocks {
         }
     }
 
-    /// Makes two runs of one. The part from `at` on moves. Without room for it nothing happens: the holders then stay a
-    /// list.
+    /// Cuts a run in two; the blocks from `at` on move to a new run. Does nothing if there is no room for it: the
+    /// holders then stay a list.
     fn cut(&mut self, run: u32, at: u16, holders: &Holders) {
         let header = *self.runs.get(run);
         let blocks = usize::from(header.len - at);
@@ -100,7 +101,7 @@ impl Blocks {
         self.trim(run);
     }
 
-    /// After a cut at `at`: gives each part its share of the holders.
+    /// Divides the holders of a run between its two parts after a cut at `at`.
     fn share(&mut self, run: u32, tail: u32, at: u16, len: u16, holders: &Holders) {
         let mut place = 0;
         while let Some(record) = self.runs.records(run).get(place).copied() {
@@ -137,7 +138,7 @@ impl Blocks {
         }
     }
 
-    /// Notes that a holder has nothing of a stretch any more; says how many blocks of it that were.
+    /// Notes that a holder no longer has a stretch of a run; returns the number of its blocks that it had.
     pub(in super::super) fn uncover(&mut self, run: u32, slot: u16, tier: u16, start: u16, end: u16) -> usize {
         let len = self.runs.get(run).len;
         if self.runs.clear_bit(run, slot, tier) {
@@ -177,7 +178,7 @@ impl Blocks {
         blocks
     }
 
-    /// After holders went: gives up the run, or its end, if nobody has it any more.
+    /// Removes the run, or its end, if it has no holder any more.
     fn settle(&mut self, run: u32, at_end: bool) {
         if !self.runs.is_held(run) {
             self.release(run);
@@ -197,7 +198,7 @@ impl Blocks {
         }
     }
 
-    /// Takes those who were retired out of a run.
+    /// Removes the retired holders from a run.
     pub(in super::super) fn sweep_run(&mut self, run: u32, holders: &Holders) {
         if self.runs.get(run).context == FREE {
             return;
@@ -220,7 +221,7 @@ impl Blocks {
         self.settle(run, true);
     }
 
-    /// Up to where `slot` has the run from `start` on without a gap.
+    /// Returns the end of the contiguous stretch that `slot` has from `start` on.
     pub(in super::super) fn reach(&self, run: u32, slot: u16, tiers: Tiers, start: u16) -> u16 {
         if let Some(dense) = self.runs.dense(run)
             && (0..TIERS as u16).any(|tier| tiers.has(tier) && bit(&dense.full[usize::from(tier)], slot))
@@ -234,7 +235,7 @@ impl Blocks {
         stretch(own, tiers, start)
     }
 
-    /// Up to where anybody has the run from `start` on without a gap.
+    /// Returns the end of the contiguous stretch from `start` on that all holders have together.
     pub(in super::super) fn reach_together(&self, run: u32, tiers: Tiers, start: u16, holders: &Holders) -> u16 {
         let whole = |dense: &Dense| {
             let tier = |tier: usize| {
@@ -252,7 +253,8 @@ impl Blocks {
     }
 }
 
-/// Up to where records, each with its beginning in order within a tier, reach from `start` without a gap.
+/// Returns the end of the contiguous stretch from `start` on that records cover; within a tier they must be sorted by
+/// start.
 pub(in super::super) fn stretch(records: &[Record], tiers: Tiers, start: u16) -> u16 {
     if let [only] = records {
         let counts = tiers.has(only.tier) && only.start <= start;

@@ -1,4 +1,4 @@
-//! Runs of blocks and their holders in a snapshot.
+//! Snapshot of runs and their holders.
 
 use super::super::codec::{Reader, SnapshotError, invalid, put};
 use super::super::holders::Holders;
@@ -6,11 +6,11 @@ use super::super::run::{FREE, Record, TIERS};
 use super::super::{ContextId, FIRST};
 use super::Blocks;
 
-/// Bytes of a record of a holder.
+/// Size of a holder's record in bytes.
 const RECORD_BYTES: usize = 8;
 
 impl Blocks {
-    /// About how many bytes [`Self::put`] writes.
+    /// Returns the approximate number of bytes that [`Self::put`] writes.
     pub(in super::super) fn snapshot_bytes(&self) -> usize {
         self.count * 8 + self.runs.used() * 32
     }
@@ -40,7 +40,7 @@ impl Blocks {
         }
     }
 
-    /// Takes what [`Self::put`] wrote, of an index with so many contexts.
+    /// Restores the runs that [`Self::put`] wrote, of an index with this many contexts.
     pub(in super::super) fn restore(
         &mut self,
         reader: &mut Reader<'_>,
@@ -60,7 +60,7 @@ impl Blocks {
             return Err(invalid("a context", u64::from(context)));
         }
         if len == 0 || records == 0 {
-            // Nobody held it any more when the snapshot was taken.
+            // The run had no holder when the snapshot was taken.
             return reader.skip(usize::from(len) * 8 + records * RECORD_BYTES);
         }
         let id = self.runs.next_id();
@@ -74,7 +74,7 @@ impl Blocks {
         for at in 0..u32::from(len) {
             let key = reader.word()?;
             if self.locate(ContextId(context), key).is_some() {
-                return Err(invalid("a key that is there twice", key));
+                return Err(invalid("a duplicate key", key));
             }
             self.arena.set((start + at) as usize, key);
             if at == 0 {

@@ -1,4 +1,4 @@
-//! Parts that tests of the Conductor share.
+//! Helpers of the Conductor's tests.
 
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
@@ -39,7 +39,7 @@ pub fn context() -> ContextKey {
     ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() }
 }
 
-/// A prompt's rolling hashes.
+/// Returns a prompt's rolling hashes.
 pub fn prompt(seed: u64, blocks: usize) -> Vec<u64> {
     (0..blocks as u64).map(|at| mix64(seed << 20 | at)).collect()
 }

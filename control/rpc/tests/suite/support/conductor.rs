@@ -1,4 +1,4 @@
-//! The Conductor's messages, for tests of bytes.
+//! Messages of the Conductor, for tests of their encoding.
 
 use kvplane_rpc::codec::{decode, encode};
 use kvplane_rpc::conductor::*;
@@ -137,7 +137,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
     show("CopiesShown", encode(&shown));
 }
 
-/// None may panic.
+/// No message may panic.
 pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<RegisterInstance>(frame);
     let _ = decode::<ReportLoad>(frame);

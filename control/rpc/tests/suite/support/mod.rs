@@ -1,4 +1,4 @@
-//! A control plane for tests of the rim: it knows one map, remembers what it was called with, and decides nothing.
+//! A recording control plane for tests of the endpoints: it knows one map, records its calls, and decides nothing.
 
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
@@ -19,7 +19,7 @@ use kvplane_rpc::{
 };
 use tokio::sync::{mpsc, watch};
 
-/// A directory that goes away with the test.
+/// A directory that is removed with the test.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -64,7 +64,7 @@ impl Recorder {
         Arc::new(Self { maps: watch::channel(frame).0, events: Mutex::default(), callers: Mutex::default(), state_id })
     }
 
-    /// The map may be followed by that of a lost state.
+    /// True if the map of a lost state may follow.
     pub fn set_provisional(&self, is_provisional: bool) {
         self.maps.send_modify(|frame| *frame = frame.clone().provisional(is_provisional));
     }
@@ -78,7 +78,7 @@ impl Recorder {
         self.events.lock().expect("no panic").contains(&event)
     }
 
-    /// Waits until `event` was seen; the test's own limit ends a wait in vain.
+    /// Waits until `event` was observed; the test's limit ends a wait in vain.
     pub async fn until(&self, event: Event) {
         while !self.saw(event) {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -283,7 +283,7 @@ pub async fn serve(authority: &Authority, listen: SocketAddr, service: &Arc<Reco
         reset_secret: authority.reset_secret(),
         limits,
     };
-    // A server that was just closed gives its port back when its runtime comes to it.
+    // A closed server frees its port only when its runtime runs.
     loop {
         match Server::start(&config, ServiceState::Serving(service.clone())) {
             Err(ServeError::Listen { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
@@ -298,7 +298,7 @@ pub async fn connect(config: &ClientConfig) -> Result<Client, ConnectError> {
     Ok(Client::connect(config, Rng::new(1, "test")).await?.0)
 }
 
-/// Runs a test on a runtime like the control plane's, and ends it when it hangs.
+/// Runs a test on a runtime like the control plane's, with a limit on its time.
 pub fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {

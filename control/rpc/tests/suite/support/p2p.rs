@@ -1,4 +1,4 @@
-//! The P2P store's messages, for tests of bytes.
+//! Messages of the P2P store, for tests of their encoding.
 
 use kvplane_rpc::codec::{decode, encode};
 use kvplane_rpc::p2p::*;

@@ -1,4 +1,4 @@
-//! Golden frames of what nodes and operators say of SSDs.
+//! Golden frames of the messages about SSD tiers.
 
 use kvplane_rpc::codec::encode;
 use kvplane_rpc::message::*;

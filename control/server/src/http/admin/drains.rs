@@ -1,15 +1,15 @@
 //! Drain jobs, in the paths and the JSON of Mooncake's master. A node's pool is one segment, so a job drains the nodes
-//! of its segments: their slots go to the others, which fetch what was in them.
+//! of its segments: their slots migrate to other owners, which import the objects.
 //!
-//! | request | does |
+//! | request | action |
 //! |---|---|
 //! | `POST /api/v1/drain_jobs`, body `{"segments": [...]}` | drains the segments' nodes; all of them, or none |
-//! | `GET /api/v1/drain_jobs` | the nodes that are drained at present, each as a job |
-//! | `GET /api/v1/drain_jobs/query?job_id=` | how far a job is |
-//! | `POST /api/v1/drain_jobs/cancel?job_id=` | gives its nodes their shares again; what others have fetched stays |
+//! | `GET /api/v1/drain_jobs` | lists the nodes that are drained at present, each as a job |
+//! | `GET /api/v1/drain_jobs/query?job_id=` | reports a job's progress |
+//! | `POST /api/v1/drain_jobs/cancel?job_id=` | ends the drain of its nodes; migrated objects stay where they are |
 //!
-//! A job is remembered by nobody: its id says which incarnations of which nodes it is about, and the cluster's state,
-//! which outlives the control plane, how they are. A unit of work is a node.
+//! Jobs are not stored: a job's id names the incarnations of its nodes, and their state is in the cluster state, which
+//! outlives the control plane. A unit of work is a node.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -27,20 +27,20 @@ use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, 
 use crate::control::{Control, NodeHoldings};
 use crate::http::Answer;
 
-/// Nodes of one job.
+/// Most nodes of one job.
 const NODES_MOST: usize = 256;
 
-/// Incarnations of which is remembered when their drain began.
+/// Most incarnations whose start of the drain is remembered.
 const INCARNATIONS_MOST: usize = 1 << 16;
 
 /// An incarnation of a node.
 type NodeIncarnation = (u64, u64);
 
-/// When incarnations were asked to drain, and how many bytes they had then, as long as this process lives.
+/// Start of each incarnation's drain, with its bytes at that time; lost when this process ends.
 #[derive(Debug, Default)]
 pub(crate) struct DrainStarts(Mutex<BTreeMap<NodeIncarnation, (Instant, u64)>>);
 
-/// How one node of a job is.
+/// State of one node of a job.
 struct Unit {
     state: UnitState,
     objects: u64,
@@ -49,17 +49,17 @@ struct Unit {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum UnitState {
-    /// Its slots go only when what moved before has come.
+    /// Its slots wait for earlier migrations.
     Blocked,
-    /// Objects are left.
+    /// It still has objects.
     Active,
-    /// Nothing is left, or it went in order.
+    /// It has no objects, or has left.
     Succeeded,
-    /// It has its share again.
+    /// Its drain was cancelled.
     Canceled,
     /// The node died, or another incarnation of it runs.
     Failed,
-    /// Nobody knows such a node.
+    /// The node is not known.
     Unknown,
 }
 
@@ -118,7 +118,7 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
                 incarnations.push((node, incarnation));
             }
             Owner::Node { .. } => {}
-            Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's, which keeps no objects")),
+            Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's and has no objects")),
         }
     }
     if let Err(refusal) = drain_all(control, &incarnations) {
@@ -127,7 +127,7 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
     show(control, &incarnations)
 }
 
-/// The segments that a job is to drain.
+/// Returns the segments that a job is to drain.
 fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
     let names = body.get("segments").and_then(Value::as_array).filter(|names| !names.is_empty());
     let names = names.ok_or("the body must have segments, a list of names")?;
@@ -135,13 +135,13 @@ fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
         return Err(format!("{} segments are too many for one job; at most {NODES_MOST}", names.len()));
     }
     if body.get("target_segments").and_then(Value::as_array).is_some_and(|targets| !targets.is_empty()) {
-        let text = "target_segments cannot be chosen: slots go to all other members, by their weights; leave it out";
+        let text = "target_segments cannot be chosen: slots migrate to all other members, by weight; leave it out";
         return Err(text.to_owned());
     }
-    names.iter().map(|name| name.as_str().ok_or_else(|| format!("{name} is no name of a segment"))).collect()
+    names.iter().map(|name| name.as_str().ok_or_else(|| format!("{name} is not the name of a segment"))).collect()
 }
 
-/// Drains all, or none: if one is refused, those before it are members as before.
+/// Drains all nodes, or none: if one is refused, the drains begun before it are undone.
 fn drain_all(control: &Control, incarnations: &[NodeIncarnation]) -> Result<(), Refusal> {
     let units = units(control, incarnations)?;
     for (at, ((node, incarnation), unit)) in incarnations.iter().zip(&units).enumerate() {
@@ -165,20 +165,20 @@ impl Control {
     pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
         self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Drain { node, incarnation })?;
-        tracing::info!(node = node.0, "a node is drained");
+        tracing::info!(node = node.0, "began to drain a node");
         Ok(EmptyReply)
     }
 
-    /// Gives a node its share again, as [`Self::drain_now`] took it.
+    /// Ends the drain of a node.
     pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
         self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Undrain { node, incarnation })?;
-        tracing::info!(node = node.0, "a node is not drained any more");
+        tracing::info!(node = node.0, "ended the drain of a node");
         Ok(EmptyReply)
     }
 
-    /// Tells an operator, who names no incarnation of a node, that the node is not there. A node that names its own
-    /// gets the core's refusal, which says what to do.
+    /// Refuses an operator's call, which names no incarnation, if the node is not live. A node that names its
+    /// incarnation gets the core's refusal, with the next step.
     fn refuse_unless_live(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<(), Refusal> {
         if incarnation.is_some() {
             return Ok(());
@@ -186,10 +186,10 @@ impl Control {
         let reason = match self.holdings()?.get(&node.0).map(|holding| holding.state) {
             None => format!("node {node} is not known: see `kvplane ctl status`"),
             Some(MemberState::Dead) => format!(
-                "node {node} is dead: others have its slots already; `kvplane ctl remove {node}` takes it out if it is \
-                 not to come back"
+                "node {node} is dead: its slots have other owners already; run `kvplane ctl remove {node}` if it does \
+                 not return"
             ),
-            Some(MemberState::Left) => format!("node {node} has left the cluster: others have its slots already"),
+            Some(MemberState::Left) => format!("node {node} has left the cluster: its slots have other owners already"),
             Some(_) => return Ok(()),
         };
         Err(Refusal::new(RefusalCode::UnknownMember, reason))
@@ -203,9 +203,9 @@ fn cancel(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
     };
     for (incarnation, unit) in incarnations.iter().zip(units) {
         let is_drained = matches!(unit.state, UnitState::Blocked | UnitState::Active | UnitState::Succeeded);
-        // One that has gone meanwhile cannot be kept, and needs not.
+        // A node that has left meanwhile cannot be undrained, and need not be.
         if is_drained && let Err(refusal) = undrain(control, *incarnation) {
-            tracing::debug!(node = incarnation.0, reason = refusal.reason, "nothing to take back");
+            tracing::debug!(node = incarnation.0, reason = refusal.reason, "there is no drain to undo");
         }
     }
     show(control, incarnations)
@@ -233,7 +233,7 @@ fn list(control: &Control) -> Answer {
     ok(&json!({ "success": true, "jobs": jobs }))
 }
 
-/// How the nodes of a job are.
+/// Returns the states of a job's nodes.
 fn units(control: &Control, incarnations: &[NodeIncarnation]) -> Result<Vec<Unit>, Refusal> {
     let holdings = control.holdings()?;
     Ok(incarnations.iter().map(|incarnation| unit(control, holdings.get(&incarnation.0), *incarnation)).collect())
@@ -245,7 +245,7 @@ fn unit(control: &Control, holding: Option<&NodeHoldings>, whose: NodeIncarnatio
     let state = match of.state {
         _ if of.incarnation != incarnation => UnitState::Failed,
         MemberState::Draining if of.shared => UnitState::Blocked,
-        // What it said before it was asked to drain says nothing about what it has left.
+        // A report from before the drain is no evidence of the objects left.
         MemberState::Draining if of.objects == Some(0) && !of.moving && control.drained.heard_since(whose, of) => {
             UnitState::Succeeded
         }
@@ -272,11 +272,11 @@ fn job(control: &Control, incarnations: &[NodeIncarnation], units: &[Unit]) -> V
     };
     let left: u64 = units.iter().map(|unit| unit.objects).sum();
     let message = match () {
-        () if failed > 0 => "a node died or was started again before nothing was left",
-        () if active > 0 => "others fetch what is left",
-        () if blocked > 0 => "waits until what moved before has come",
-        () if canceled > 0 => "nodes have their share again",
-        () => "nothing is left",
+        () if failed > 0 => "a node died or restarted before its drain was complete",
+        () if active > 0 => "the new owners import the remaining objects",
+        () if blocked > 0 => "waits for earlier migrations",
+        () if canceled > 0 => "the drain was cancelled",
+        () => "the drain is complete",
     };
     json!({
         "success": true,
@@ -295,7 +295,7 @@ fn job(control: &Control, incarnations: &[NodeIncarnation], units: &[Unit]) -> V
 }
 
 impl DrainStarts {
-    /// Remembers since when an incarnation is drained and what it had, and forgets other incarnations of the node.
+    /// Records the start of an incarnation's drain with its bytes, and forgets other incarnations of the node.
     fn begin(&self, incarnation: NodeIncarnation, unit: &Unit) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(node, of), _| *node != incarnation.0 || *of == incarnation.1);
@@ -304,14 +304,14 @@ impl DrainStarts {
         }
     }
 
-    /// Whether an incarnation was heard of since its drain began; of a drain that an earlier process began, at all.
+    /// Returns true if an incarnation has sent a message since its drain began; for a drain that an earlier process
+    /// began, any message counts.
     fn heard_since(&self, incarnation: NodeIncarnation, of: &NodeHoldings) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         of.heard.is_some_and(|heard| known.get(&incarnation).is_none_or(|(began, _)| heard > *began))
     }
 
-    /// How many bytes of memory these incarnations do not have any more that they had at the beginning, as far as that
-    /// is known.
+    /// Returns the bytes of memory that these incarnations have lost since their drains began, as far as known.
     fn migrated(&self, incarnations: &[NodeIncarnation], units: &[Unit]) -> u64 {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = |(incarnation, unit): (&NodeIncarnation, &Unit)| {
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_say_which_incarnations_they_are_about() {
+    fn job_ids_encode_their_incarnations() {
         for incarnations in [vec![(7, 3)], vec![(u64::MAX, 0), (1, u64::MAX)]] {
             assert_eq!(incarnations_of(&id_of(&incarnations)), Some(incarnations));
         }
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_is_to_drain_is_a_list_of_names() {
+    fn the_segments_of_a_job_are_a_list_of_names() {
         assert_eq!(segments_of(&json!({ "segments": ["a", "b"], "max_concurrency": 4 })), Ok(vec!["a", "b"]));
         for wrong in [json!({}), json!({ "segments": [] }), json!({ "segments": [7] }), json!({ "segments": "a" })] {
             assert!(segments_of(&wrong).is_err(), "{wrong}");

@@ -1,4 +1,4 @@
-//! Where objects are: a key's digest names its slot, the slot its owners, and these are asked.
+//! Locations of objects: a key's digest names its slot, the slot its owners, and the owners are asked by orders.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use super::{INTERNAL, INVALID_PARAMS, OBJECT_NOT_FOUND, failure, ok};
 use crate::control::Control;
 use crate::http::Answer;
 
-/// How long an owner may take to answer.
+/// Longest wait for an owner's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is known of an object.
+/// Known replicas of an object.
 #[derive(Default)]
 struct ObjectFacts {
-    /// The node and what it has.
+    /// Nodes that hold the object, with its location there.
     copies: Vec<(u64, KeyFound)>,
-    /// Why an owner said nothing.
+    /// Reason for which an owner gave no answer.
     trouble: Option<String>,
 }
 
@@ -80,7 +80,7 @@ fn ssd(known: &ObjectFacts) -> Vec<Value> {
         .collect()
 }
 
-/// One key: its copies in memory.
+/// Answers for one key: its replicas in memory.
 pub(super) async fn one(control: &Control, tenant: &str, key: &str) -> Answer {
     let known = ask(control, &[digest(tenant, key)]).await.pop().unwrap_or_default();
     match (known.copies.is_empty(), &known.trouble) {
@@ -90,11 +90,11 @@ pub(super) async fn one(control: &Control, tenant: &str, key: &str) -> Answer {
     }
 }
 
-/// Several keys, separated by commas: their copies in memory and on SSDs.
+/// Answers for several keys, separated by commas: their replicas in memory and on SSDs.
 pub(super) async fn several(control: &Control, tenant: &str, keys: &str) -> Answer {
     let keys: Vec<&str> = keys.split(',').filter(|key| !key.is_empty()).collect();
     if keys.is_empty() || keys.len() > OBJECTS_PER_ORDER {
-        let reason = format!("{} keys are asked after; from 1 to {OBJECTS_PER_ORDER} may be", keys.len());
+        let reason = format!("{} keys in one query: give 1 to {OBJECTS_PER_ORDER}", keys.len());
         return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, &reason);
     }
     let digests: Vec<Digest> = keys.iter().map(|key| digest(tenant, key)).collect();

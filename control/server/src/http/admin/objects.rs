@@ -1,4 +1,4 @@
-//! All keys, and the removal of all objects: asked of the nodes, in pages, by a client of this process.
+//! Listing of all keys and removal of all objects: requested from the nodes, in pages, by a client of this process.
 
 use hyper::StatusCode;
 use serde_json::json;
@@ -8,17 +8,17 @@ use super::{INTERNAL, NOT_SUPPORTED, UNAVAILABLE, failure, ok};
 use crate::http::objects::ObjectsAccess;
 use crate::http::{Answer, TEXT};
 
-/// Keys that one answer has at most.
+/// Most keys in one answer.
 const KEYS_MOST: usize = 1 << 20;
 
 fn no_way() -> Answer {
-    let instead = "this control plane was started without a way to the nodes' objects: with --identity it needs \
-                   client.pem and client.key in that directory; else kvplane ctl keys lists them, and kvplane ctl \
-                   delete-all removes them";
+    let instead = "this control plane has no client access to the nodes' objects: with --identity it needs \
+                   client.pem and client.key in that directory; or list them with kvplane ctl keys, and remove \
+                   them with kvplane ctl delete-all";
     failure(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, instead)
 }
 
-/// The nodes could not be asked.
+/// Answers that the nodes could not be reached.
 fn unavailable(reason: &str) -> Answer {
     failure(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, reason)
 }
@@ -27,7 +27,7 @@ fn trouble(reason: &str) -> Answer {
     failure(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, reason)
 }
 
-/// `/get_all_keys`: one a line.
+/// Answers `/get_all_keys`: one key per line.
 pub(super) async fn keys(objects: &ObjectsAccess, tenant: String) -> Answer {
     let Some(objects) = objects.0.clone() else { return no_way() };
     match spawn_blocking(move || objects.keys(&tenant, KEYS_MOST)).await {
@@ -38,7 +38,7 @@ pub(super) async fn keys(objects: &ObjectsAccess, tenant: String) -> Answer {
     }
 }
 
-/// `/api/v1/remove_all`. Nothing is leased here, so that it is always as if forced.
+/// Answers `/api/v1/remove_all`. Objects have no leases here, so the removal is always a forced one.
 pub(super) async fn remove_all(objects: &ObjectsAccess, tenant: Option<String>) -> Answer {
     let Some(objects) = objects.0.clone() else { return no_way() };
     match spawn_blocking(move || objects.remove_all(tenant.as_deref())).await {

@@ -1,4 +1,4 @@
-//! Segments as Mooncake shows them. A node's pool is one segment, over all its shards.
+//! Segments, in Mooncake's form. A node's pool is one segment, over all its shards.
 
 use hyper::StatusCode;
 use kvplane_rpc::message::{Owner, Segment};
@@ -8,14 +8,14 @@ use super::{SEGMENT_NOT_FOUND, failure, ok, text};
 use crate::control::View;
 use crate::http::Answer;
 
-/// Bytes taken of a segment's memory, where somebody reports that: of a client's memory nobody does.
+/// Returns the bytes in use of a segment's memory, if its owner reports them; clients do not.
 pub(crate) fn used_bytes(view: &View, segment: &Segment) -> u64 {
     let Owner::Node { node, incarnation } = segment.owner else { return 0 };
     let of = view.shards.iter().filter(|one| one.node == node && one.incarnation == incarnation);
     of.flat_map(|one| &one.shards).map(|shard| shard.used_bytes).sum()
 }
 
-/// The word and the number that Mooncake has for the state of a segment's owner.
+/// Returns Mooncake's name and number of the state of a segment's owner.
 fn state(view: &View, segment: &Segment) -> (&'static str, u8) {
     let Owner::Node { node, incarnation } = segment.owner else { return ("OK", 1) };
     let owner = view.members.iter().find(|member| member.node == node && member.incarnation == incarnation);
@@ -28,7 +28,7 @@ fn state(view: &View, segment: &Segment) -> (&'static str, u8) {
     }
 }
 
-/// The segment of a name, or the answer that there is none.
+/// Returns the segment of a name, or the answer that there is none.
 pub(super) fn find<'a>(view: &'a View, name: &str) -> Result<&'a Segment, Answer> {
     let found = view.segments.iter().find(|segment| segment.name == name);
     found.ok_or_else(|| {
@@ -40,7 +40,7 @@ pub(super) fn find<'a>(view: &'a View, name: &str) -> Result<&'a Segment, Answer
     })
 }
 
-/// Used and capacity, as text.
+/// Answers with used bytes and capacity, as text.
 pub(super) fn used(view: &View, name: &str) -> Answer {
     match find(view, name) {
         Ok(segment) => {
@@ -61,7 +61,7 @@ pub(super) fn status(view: &View, name: &str) -> Answer {
     }
 }
 
-/// All segments with what is known of them.
+/// Returns all segments with their details.
 pub(super) fn detail(view: &View) -> Value {
     let segments: Vec<Value> = view
         .segments
@@ -77,7 +77,7 @@ pub(super) fn detail(view: &View) -> Value {
                 "segment_name": segment.name,
                 "segment_id": format!("{owner:016x}-{incarnation:016x}"),
                 "client_id": owner.to_string(),
-                // Places are named by offsets from here.
+                // Buffer addresses are offsets from here.
                 "base_address": "0x0",
                 "size_bytes": segment.bytes,
                 "size_human": format!("{} GiB", segment.bytes as f64 / f64::from(1 << 30)),

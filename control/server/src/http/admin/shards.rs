@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::control::View;
 
-/// All nodes that report.
+/// Returns the shards of all reporting nodes.
 pub(super) fn all(view: &View) -> Value {
     let nodes: Vec<Value> = view
         .shards
@@ -22,7 +22,7 @@ pub(super) fn all(view: &View) -> Value {
     json!({ "cluster": view.cluster, "epoch": view.epoch, "nodes": nodes })
 }
 
-/// A shard with all its numbers.
+/// Returns a shard with all its counters.
 #[must_use]
 pub fn shard_json(shard: &ShardFigures) -> Value {
     json!({

@@ -1,10 +1,10 @@
-//! Quotas of tenants, in the paths and the JSON of Mooncake's master: `/api/v1/tenant_quotas`.
+//! Tenant quotas, in the paths and the JSON of Mooncake's master: `/api/v1/tenant_quotas`.
 //!
-//! | request | does |
+//! | request | action |
 //! |---|---|
-//! | `GET` | all tenants, or with `?tenant_id=` one |
-//! | `PUT ?tenant_id=`, body `{"requested_quota_bytes": n}`, perhaps with `weight` | makes or changes a tenant |
-//! | `DELETE ?tenant_id=` | takes a tenant away that has nothing |
+//! | `GET` | returns all tenants, or with `?tenant_id=` one |
+//! | `PUT ?tenant_id=`, body `{"requested_quota_bytes": n}`, optionally with `weight` | creates or changes a tenant |
+//! | `DELETE ?tenant_id=` | removes a tenant without objects |
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -34,7 +34,7 @@ pub(super) async fn answer(control: &Control, request: Request<Incoming>) -> Ans
     }
 }
 
-/// The default tenant has no name here.
+/// Maps `default` to the empty name of the default tenant.
 fn internal(name: &str) -> &str {
     if name == "default" { "" } else { name }
 }
@@ -64,7 +64,7 @@ fn show(control: &Control, name: Option<&str>) -> Answer {
     ok(&json!({ "success": true, "data": data }))
 }
 
-/// What a tenant may have: where all quotas together are more than there is, each is a part of that.
+/// Returns the effective quota of a tenant: if the quotas exceed the pools in sum, each is scaled down.
 pub(crate) fn effective_bytes(tenant: &TenantStatus, list: &TenantList) -> u64 {
     let pool_bytes = list.pool_bytes;
     let asked: u64 = list.tenants.iter().filter_map(|tenant| tenant.dram_bytes).fold(0, u64::saturating_add);
@@ -82,7 +82,7 @@ fn as_json(tenant: &TenantStatus, list: &TenantList) -> Value {
         "requested_quota_bytes": requested,
         "effective_quota_bytes": effective,
         "charged_bytes": tenant.used_bytes,
-        // A tenant at its quota makes room among its own objects: puts are admitted all the same.
+        // A tenant at its quota evicts its own objects: puts are admitted all the same.
         "admission_closed": tenant.dram_bytes == Some(0),
         "over_quota": tenant.dram_bytes.is_some_and(|quota| tenant.used_bytes > quota),
         "has_explicit_policy": tenant.is_set,

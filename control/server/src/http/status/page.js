@@ -1,5 +1,5 @@
 'use strict';
-// Asks for /status.json once a second and shows it. Text from outside only ever becomes text.
+// Fetches /status.json once a second and shows it. Text from outside is inserted as text only, never as markup.
 const at = id => document.getElementById(id);
 const make = (tag, kind, text) => {
   const made = document.createElement(tag);
@@ -9,7 +9,7 @@ const make = (tag, kind, text) => {
 };
 const put = (node, text) => { if (node.textContent !== text) node.textContent = text; };
 
-// Numbers for people.
+// Formatting of numbers.
 const whole = value => Math.round(value).toLocaleString('en-US');
 const few = value => value === null || !isFinite(value) ? '–'
   : value >= 100 ? whole(value) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
@@ -29,7 +29,7 @@ const span = ns => {
 const ratio = (part, all) => all > 0 ? part / all : null;
 const sum = (rows, of) => rows.reduce((all, row) => all + of(row), 0);
 
-// Tables: columns have a head, a kind, and what a row's cell has: text, or {text, part, kind, title, swatch}.
+// Tables: a column has a head, a kind, and a function for a row's cell: text, or {text, part, kind, title, swatch}.
 const tables = new Map();
 function show(id, columns, rows, key, empty) {
   const table = at(id), none = at('no-' + id);
@@ -89,7 +89,7 @@ function fill(cell, kind, what) {
   }
 }
 
-// What was seen in the last minute, for rates.
+// Samples of the last minute, for rates.
 let past = [];
 function remember(now, seen) {
   const last = past[past.length - 1];
@@ -180,7 +180,7 @@ at('slots').onmousemove = event => {
   const y = Math.floor((event.clientY - box.top) / box.height * 64);
   if (!map || x < 0 || x > 255 || y < 0 || y > 63) return;
   const slot = y * 256 + x, owner = map.slots[slot];
-  const whose = owner === null ? 'nobody' : `node ${map.owners[owner][0]}, shard ${map.owners[owner][1]}`;
+  const whose = owner === null ? 'no owner' : `node ${map.owners[owner][0]}, shard ${map.owners[owner][1]}`;
   put(at('slot'), `Slot ${whole(slot)}: ${whose}`);
   point(owner);
 };
@@ -190,29 +190,29 @@ at('slots').onmouseleave = () => {
 };
 
 const model = row => (row.tenant ? row.tenant + ' / ' : '') + row.model;
-const badges = row => row.doubted ? { text: 'silent', kind: 'bad', title: 'It missed reports, and is not chosen.' }
-  : row.degraded ? { text: 'degraded', kind: 'warn', title: 'Something of its cache is not known.' }
-  : { text: 'well', kind: 'good' };
+const badges = row => row.doubted ? { text: 'doubted', kind: 'bad', title: 'The instance missed load reports and is not chosen.' }
+  : row.degraded ? { text: 'degraded', kind: 'warn', title: 'The index of its cache is incomplete.' }
+  : { text: 'ok', kind: 'good' };
 
 function conductor(state) {
   const models = state ? state.models : [], instances = state ? state.instances : [];
   show('models', [
     { head: 'Model', kind: 'name', cell: model },
-    { head: 'Tokens a block', kind: 'number', cell: row => whole(row.block_tokens) },
+    { head: 'Tokens per block', kind: 'number', cell: row => whole(row.block_tokens) },
     { head: 'Instances', kind: 'number', cell: row => whole(row.instances) },
     { head: 'Waiting', kind: 'number', cell: row => whole(row.waiting) },
-    { head: 'Under way', kind: 'number', cell: row => whole(row.requests - row.waiting) },
+    { head: 'Booked', kind: 'number', cell: row => whole(row.requests - row.waiting) },
     { head: 'Tokens reused', kind: 'number', cell: row => {
       const part = ratio(row.reused_tokens, row.tokens);
       return { text: percent(part), part: part || 0, title: whole(row.reused_tokens) + ' of ' + whole(row.tokens) };
     } },
-    { head: 'Blocks known', kind: 'number', cell: row => ({
+    { head: 'Blocks in index', kind: 'number', cell: row => ({
       text: many(row.blocks),
-      title: row.forgotten_blocks ? whole(row.forgotten_blocks) + ' were forgotten for want of room' : '',
+      title: row.forgotten_blocks ? whole(row.forgotten_blocks) + ' were dropped because the index was full' : '',
     }) },
-    { head: 'Prefill off by', kind: 'number', cell: row => row.error_permille ? percent(row.error_permille / 1e3) : '–' },
+    { head: 'Prefill error', kind: 'number', cell: row => row.error_permille ? percent(row.error_permille / 1e3) : '–' },
     { head: 'Hashes', cell: row => row.mismatch
-      ? { text: 'do not match', kind: 'bad', title: 'Engines and schedulers hash with other seeds, sizes or algorithms.' }
+      ? { text: 'do not match', kind: 'bad', title: 'Engines and schedulers hash with different seeds, block sizes or algorithms.' }
       : { text: 'match', kind: 'good' } },
   ], models, row => JSON.stringify([row.tenant, row.model, row.block_tokens]),
   state ? 'No instance has registered yet, so no model is served.'
@@ -225,23 +225,23 @@ function conductor(state) {
     { head: 'State', cell: badges },
     { head: 'Part', cell: row => row.part },
     { head: 'Model', kind: 'name', cell: model },
-    { head: 'Booked until', kind: 'number', cell: row => row.part === 'decode'
+    { head: 'Booked for', kind: 'number', cell: row => row.part === 'decode'
       ? { text: '–', part: null } : { text: row.wait_ns ? span(row.wait_ns) : 'free', part: row.wait_ns / longest } },
     { head: 'Prefills', kind: 'number', cell: row => row.part === 'decode' ? '–' : whole(row.prefills) },
     { head: 'Decodes', kind: 'number', cell: row => row.part === 'prefill' ? '–' : whole(row.decodes) },
     { head: 'Resident tokens', kind: 'number', cell: row => row.part === 'prefill' ? '–' : whole(row.decode_tokens) },
-    { head: 'Heard of', kind: 'number', cell: row => span(row.silent_ns) + ' ago' },
+    { head: 'Last message', kind: 'number', cell: row => span(row.silent_ns) + ' ago' },
     { head: 'Address', kind: 'name code', cell: row => row.address || '–' },
   ], instances, row => row.instance, 'No instance has registered yet.');
   show('hot', [
-    { head: 'Ends with block', kind: 'code', cell: row => row.hash },
+    { head: 'Last block', kind: 'code', cell: row => row.hash },
     { head: 'Model', kind: 'name', cell: model },
     { head: 'Tokens', kind: 'number', cell: row => whole(row.tokens) },
-    { head: 'Reused a minute', kind: 'number', cell: row => few(row.per_minute) },
-    { head: 'Instances that have it', kind: 'number', cell: row => whole(row.holders) },
-    { head: 'In the store', cell: row => row.copied ? 'yes, copied' : row.stored ? 'yes' : 'no' },
+    { head: 'Reuses per minute', kind: 'number', cell: row => few(row.per_minute) },
+    { head: 'Instances holding it', kind: 'number', cell: row => whole(row.holders) },
+    { head: 'In the store', cell: row => row.copied ? 'yes, replicated' : row.stored ? 'yes' : 'no' },
   ], state ? state.hot : [], row => JSON.stringify([row.tenant, row.model, row.hash]),
-  'No beginning of a prompt was reused of late.');
+  'No prompt prefix was reused recently.');
 }
 
 const hit = seen => ratio(seen.hits, seen.hits + seen.misses);
@@ -270,7 +270,7 @@ function store(seen) {
       part: ratio(row.shard.used_bytes, row.shard.pool_bytes) || 0,
     } : { text: '–', part: null } },
     { head: 'Objects', kind: 'number', cell: known(shard => many(shard.objects)) },
-    { head: 'Gets that hit', kind: 'number', cell: known(shard => percent(hit(shard))) },
+    { head: 'Hit rate of gets', kind: 'number', cell: known(shard => percent(hit(shard))) },
     { head: 'Puts', kind: 'number', cell: known(shard => many(shard.puts)) },
     { head: 'Evicted', kind: 'number', cell: known(shard => many(shard.evictions)) },
     { head: 'Connections', kind: 'number', cell: known(shard => whole(shard.connections)) },
@@ -279,14 +279,14 @@ function store(seen) {
   const owned = map && map.owners.length > 0;
   at('map').hidden = !owned;
   at('no-slots').hidden = !!owned;
-  put(at('no-slots'), 'Nobody owns slots.');
-  put(at('about-slots'), owned ? `${whole(map.slots.length)}, by who owns them in epoch ${whole(map.epoch)}` : '');
+  put(at('no-slots'), 'No node owns slots.');
+  put(at('about-slots'), owned ? `${whole(map.slots.length)}, by owner in epoch ${whole(map.epoch)}` : '');
   const extra = seen.more_segments ? ` and ${whole(seen.more_segments)} more` : '';
   put(at('count-segments'), seen.segments.length ? whole(seen.segments.length) + extra : '');
   show('segments', [
     { head: 'Segment', kind: 'name', cell: row => row.name },
     { head: 'Kind', cell: row => row.kind },
-    { head: 'Of', kind: 'code', cell: row => row.owner + ' ' + row.of },
+    { head: 'Owner', kind: 'code', cell: row => row.owner + ' ' + row.of },
     { head: 'Used', kind: 'number', cell: row => row.owner === 'node' && row.kind === 'memory'
       ? { text: bytes(row.used_bytes), part: ratio(row.used_bytes, row.bytes) || 0 } : { text: '–', part: null } },
     { head: 'Size', kind: 'number', cell: row => bytes(row.bytes) },
@@ -324,15 +324,15 @@ function render(seen) {
       ['Prompt tokens reused', percent(ratio(grown('reused'), grown('tokens'))),
         percent(ratio(last.seen.reused, last.seen.tokens)) + ' in all',
         steps((one, before) => ratio(one.reused - before.reused, one.tokens - before.tokens)), 1],
-      ['Waiting', whole(waiting), `${whole(under)} under way · ${whole(state.counts.refused)} refused`, waited],
+      ['Waiting', whole(waiting), `${whole(under)} booked · ${whole(state.counts.refused)} refused`, waited],
     );
   }
   const asked = (one, before) => one.hits + one.misses - before.hits - before.misses;
   keep(filled, ratio(used, pool));
   rows.push(
-    ['Gets that hit', percent(ratio(grown('hits'), grown('hits') + grown('misses'))), percent(hit(last.seen)) + ' in all',
+    ['Hit rate of gets', percent(ratio(grown('hits'), grown('hits') + grown('misses'))), percent(hit(last.seen)) + ' in all',
       steps((one, before) => ratio(one.hits - before.hits, asked(one, before))), 1],
-    ['Moved by the store', seconds ? bytes(speed('moved')) + '/s' : '–', bytes(last.seen.moved) + ' in all',
+    ['Store throughput', seconds ? bytes(speed('moved')) + '/s' : '–', bytes(last.seen.moved) + ' in all',
       steps((one, before, took) => (one.moved - before.moved) / took)],
     ['Memory', bytes(used), 'of ' + bytes(pool), filled, 1],
   );
@@ -360,7 +360,7 @@ async function look() {
     at('ask').hidden = !ask;
     at('main').hidden = ask;
     if (ask) {
-      trouble(token ? 'That is not the token.' : '');
+      trouble(token ? 'The token is wrong.' : '');
       at('dot').className = 'dot';
       return;
     }
@@ -373,7 +373,7 @@ async function look() {
   } catch (error) {
     if (turn !== times) return;
     const since = Math.round((performance.now() - answered) / 1e3);
-    trouble(`No answer for ${since} s; what is below is old. (${error.message})`);
+    trouble(`No answer for ${since} s; the data below is out of date. (${error.message})`);
   }
   timer = setTimeout(look, 1000);
 }

@@ -23,7 +23,7 @@ fn report(first: u64) -> NodeEvents {
 }
 
 #[test]
-fn nodes_are_followed_as_long_as_somebody_watches() {
+fn nodes_report_events_while_there_are_subscribers() {
     let mut follow = Follow::default();
     let mut early = follow.line(1, 5).expect("a line");
     assert_eq!(order(&mut early), None, "nobody watches");
@@ -31,7 +31,7 @@ fn nodes_are_followed_as_long_as_somebody_watches() {
     assert_eq!(order(&mut early), Some(Order::Follow { kept: KEPT, snapshot: 1 }));
     let mut late = follow.line(2, 6).expect("a line");
     assert_eq!(order(&mut late), Some(Order::Follow { kept: KEPT, snapshot: 1 }));
-    // The next snapshot is not at once, for all their sakes.
+    // The next snapshot is delayed, so that several subscribers share it.
     let second = follow.watch(20).expect("room");
     assert_eq!(order(&mut early), None);
     assert_eq!(follow.tick(30), Some(10 + SNAPSHOT_EVERY_NS));

@@ -1,4 +1,4 @@
-//! Where in etcd the state is, and what can be wrong with that.
+//! Configuration of the state in etcd, and its errors.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,45 +6,45 @@ use std::path::PathBuf;
 
 use kvplane_etcd::{Certificates, CertificatesError};
 
-/// Endpoints of one etcd cluster.
+/// Most endpoints of one etcd cluster.
 const ENDPOINTS: usize = 16;
 /// etcd's port for clients.
 const PORT: u16 = 2379;
-/// Below which keys are, where nobody says otherwise.
+/// Default prefix of all keys.
 const PREFIX: &str = "/kvplane/";
 
-/// Where in etcd the state is.
+/// Place of the state in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdConfig {
     /// `HOST:PORT` of each member of the etcd cluster.
     pub endpoints: Vec<String>,
-    /// What all keys begin with.
+    /// Prefix of all keys.
     pub prefix: String,
-    /// Directory with `ca.pem`, and `client.pem` with `client.key` where etcd wants to know its clients: TLS.
+    /// Directory with `ca.pem`, and `client.pem` with `client.key` if etcd authenticates its clients; enables TLS.
     pub certificates: Option<PathBuf>,
-    /// Where callers reach this control plane, for messages; none for where it listens.
+    /// Address at which callers reach this control plane, for messages; none for the address it listens on.
     pub advertise: Option<SocketAddr>,
 }
 
-/// Why the state in etcd cannot be used.
+/// Error of the state in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum EtcdConfigError {
     /// The text does not name an etcd cluster.
     Text {
-        /// What was given.
         text: String,
-        /// What is wrong with it.
+        /// The reason, as a predicate of the text.
         reason: &'static str,
     },
-    /// An endpoint beyond loopback without TLS.
+    /// An endpoint beyond loopback is configured without TLS.
     Open(String),
-    /// The certificates.
+    /// The certificates are unusable.
     Certificates(CertificatesError),
     /// No endpoint answers.
     Silent(String),
-    /// What is stored there cannot be used.
+    /// The stored state is unusable.
     Failed(String),
-    /// No thread could be had.
+    /// The etcd thread could not be started.
     Thread(String),
 }
 
@@ -58,13 +58,13 @@ impl fmt::Display for EtcdConfigError {
             ),
             Self::Open(endpoint) => write!(
                 f,
-                "etcd at {endpoint} would be used without TLS beyond loopback, where whoever is on the way could read \
-                 the keys of tickets: give a directory with ca.pem, client.pem and client.key (--etcd-certs)"
+                "etcd at {endpoint} would be used without TLS beyond loopback, where the network could read \
+                 the ticket keys: give a directory with ca.pem, client.pem and client.key (--etcd-certs)"
             ),
             Self::Certificates(error) => write!(f, "certificates for etcd: {error}"),
-            Self::Silent(reason) => write!(f, "etcd is not to be had: {reason}"),
+            Self::Silent(reason) => write!(f, "etcd does not answer: {reason}"),
             Self::Failed(reason) => write!(f, "the state in etcd: {reason}"),
-            Self::Thread(reason) => write!(f, "cannot start the thread for etcd: {reason}"),
+            Self::Thread(reason) => write!(f, "cannot start the etcd thread: {reason}"),
         }
     }
 }
@@ -72,16 +72,16 @@ impl fmt::Display for EtcdConfigError {
 impl std::error::Error for EtcdConfigError {}
 
 impl EtcdConfig {
-    /// Whether this names an etcd cluster rather than a directory.
+    /// Returns true if the text names an etcd cluster rather than a directory.
     #[must_use]
     pub fn is_one(text: &str) -> bool {
         text.starts_with("etcd://")
     }
 
-    /// Reads `etcd://HOST:PORT,HOST:PORT/PREFIX/`; ports and prefix may be left out.
+    /// Parses `etcd://HOST:PORT,HOST:PORT/PREFIX/`; ports and prefix may be left out.
     ///
     /// # Errors
-    /// When it is something else, or an endpoint is beyond loopback and there are no certificates.
+    /// When the text is not of that form, or an endpoint is beyond loopback and there are no certificates.
     pub fn parse(text: &str, certificates: Option<PathBuf>) -> Result<Self, EtcdConfigError> {
         let wrong = |reason| EtcdConfigError::Text { text: text.to_owned(), reason };
         let rest = text.strip_prefix("etcd://").ok_or_else(|| wrong("has another scheme"))?;

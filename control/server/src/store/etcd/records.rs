@@ -1,4 +1,4 @@
-//! Keys in etcd, and changes that are carried out only in the turn that they belong to.
+//! Keys in etcd, and changes fenced by the turn that they belong to.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,18 +8,18 @@ use kvplane_etcd::{Compare, Entry, Gateway, GatewayError, Operation, Outcome, Ra
 
 use super::{CALL, COMMIT};
 
-/// Operations of one transaction: etcd takes 128.
+/// Operations per transaction: etcd accepts 128.
 const OPERATIONS: usize = 100;
-/// Bytes of keys and values of one transaction: etcd takes 1.5 MiB.
+/// Bytes of keys and values per transaction: etcd accepts 1.5 MiB.
 const TRANSACTION_BYTES: usize = 512 << 10;
-/// Entries of one page.
+/// Entries per page.
 const PAGE: u32 = 500;
 /// Version of the keys' layout; records carry their own.
 const FORMAT: &str = "1";
-/// Between attempts at one change.
+/// Backoff between attempts at one change.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// A key below the cluster's, and its value, or none for none.
+/// A key below the cluster's prefix, and its new value; none to remove it.
 pub(super) type KeyChange = (Vec<u8>, Option<Vec<u8>>);
 
 pub(super) fn key_change(change: &Change) -> KeyChange {
@@ -46,7 +46,7 @@ pub(super) fn ticket_time_change(seconds: u64) -> KeyChange {
     (b"ticket-time".to_vec(), Some(seconds.to_string().into_bytes()))
 }
 
-/// Where a cluster's keys are.
+/// Names of a cluster's keys.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     base: Vec<u8>,
@@ -62,23 +62,23 @@ impl Keys {
     }
 }
 
-/// What is stored.
+/// Stored state of a cluster.
 #[derive(Debug, Default)]
 pub(super) struct StoredRecords {
     pub(super) state_id: Option<u64>,
     pub(super) records: Vec<Record>,
     pub(super) tickets: Option<String>,
     pub(super) ticket_time_s: Option<u64>,
-    /// A change that was written down as a whole and not carried out yet.
+    /// A batch that was stored completely and not carried out yet.
     batch: Vec<KeyChange>,
 }
 
-/// Why stored keys were not read.
+/// Error of reading the stored state.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// etcd does not answer: later, perhaps.
+    /// etcd does not answer; a retry may succeed.
     Gateway(GatewayError),
-    /// What is stored cannot be used.
+    /// The stored state is unusable.
     Damaged(String),
 }
 
@@ -88,18 +88,18 @@ impl From<GatewayError> for ReadError {
     }
 }
 
-/// A turn's changes.
+/// Fenced changes of one turn.
 pub(super) struct FencedChanges<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) keys: &'a Keys,
-    /// What `leader` holds while the turn lasts.
+    /// Value of `leader` while the turn lasts.
     pub(super) leader: &'a [u8],
     pub(super) turn: u64,
-    /// How many changes were made.
+    /// Number of changes made in this turn.
     pub(super) changes: u64,
 }
 
-/// What `fence` holds after so many changes of a turn.
+/// Returns the value of `fence` after this number of changes of a turn.
 pub(super) fn fence(turn: u64, changes: u64) -> Vec<u8> {
     format!("{turn:016x} {changes}").into_bytes()
 }
@@ -112,7 +112,7 @@ impl FencedChanges<'_> {
         if changes.len() <= OPERATIONS && bytes <= TRANSACTION_BYTES {
             return self.transact(changes, by);
         }
-        // First all of it is written down; the key `batch` makes it count.
+        // First the whole batch is stored; the key `batch` makes it valid.
         let batch = encode(changes);
         let parts: Vec<KeyChange> = batch
             .chunks(TRANSACTION_BYTES)
@@ -126,7 +126,7 @@ impl FencedChanges<'_> {
         self.finish(changes, Instant::now() + COMMIT)
     }
 
-    /// Carries out what was written down.
+    /// Carries out a stored batch.
     fn finish(&mut self, changes: &[KeyChange], by: Instant) -> Result<(), String> {
         let mut rest = changes;
         while !rest.is_empty() {
@@ -157,8 +157,9 @@ impl FencedChanges<'_> {
         self.fenced(&operations, by)
     }
 
-    /// Tries until it is carried out, somebody else leads, or the time is over. An attempt may be carried out though
-    /// its answer is lost, and one that etcd comes to late must not undo what came after it: both show in the fence.
+    /// Retries until the transaction is carried out, another leader is found, or the deadline passes. An attempt may
+    /// succeed although its answer is lost, and one that etcd processes late must not undo what followed it: the fence
+    /// detects both.
     fn fenced(&mut self, operations: &[Operation<'_>], by: Instant) -> Result<(), String> {
         let (fence_key, leader_key) = (self.keys.of(b"fence"), self.keys.of(b"leader"));
         let (before, after) = (fence(self.turn, self.changes), fence(self.turn, self.changes + 1));
@@ -179,7 +180,7 @@ impl FencedChanges<'_> {
         Ok(())
     }
 
-    /// Reads everything, finishes what a former leader left undone, and gives a new state its identity.
+    /// Reads the whole state, carries out a batch that a former leader left, and gives a new state its identity.
     pub(super) fn take_over(&mut self, fresh_id: u64) -> Result<StoredRecords, ReadError> {
         let gateway = |reason| ReadError::Gateway(GatewayError { endpoint: "etcd".to_owned(), reason });
         let mut stored = read(self.gateway, self.keys)?;
@@ -207,7 +208,7 @@ fn part_key(part: usize) -> Vec<u8> {
 pub(super) fn read(gateway: &Gateway, keys: &Keys) -> Result<StoredRecords, ReadError> {
     let base = keys.of(b"");
     let mut end = base.clone();
-    // The base ends in a slash, so this is the first key that does not begin with it.
+    // The base ends in a slash, so this is the first key without that prefix.
     if let Some(last) = end.last_mut() {
         *last += 1;
     }
@@ -242,20 +243,21 @@ fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
         } else {
             let text = String::from_utf8_lossy(value);
             match name {
-                b"batch" => whole = text.parse().map_err(|_| format!("{text:?} is no number of parts"))?,
+                b"batch" => whole = text.parse().map_err(|_| format!("{text:?} is not a number of parts"))?,
                 b"tickets" => stored.tickets = Some(text.into_owned()),
                 b"ticket-time" => {
-                    let damaged = |_| format!("the ticket time {text:?} is no number of seconds");
+                    let damaged = |_| format!("the epoch time {text:?} is not a number of seconds");
                     stored.ticket_time_s = Some(text.parse().map_err(damaged)?);
                 }
                 b"state" => {
                     let (format, id) = text.split_once(' ').unwrap_or((&text, ""));
                     if format != FORMAT {
                         return Err(format!(
-                            "it has format {format:?}, this program reads {FORMAT}: use the program that wrote it"
+                            "it has format {format:?}, this program reads {FORMAT}: use the version that wrote it"
                         ));
                     }
-                    let id = u64::from_str_radix(id, 16).map_err(|_| format!("{id:?} is no identity of a state"))?;
+                    let id =
+                        u64::from_str_radix(id, 16).map_err(|_| format!("{id:?} is not the identity of a state"))?;
                     stored.state_id = Some(id);
                 }
                 _ => {}
@@ -263,15 +265,15 @@ fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
         }
     }
     if whole > parts.len() {
-        return Err(format!("of {whole} parts of a change that was written down there are {}", parts.len()));
+        return Err(format!("a stored batch of {whole} parts has only {}", parts.len()));
     }
-    // Others are left over from a change that was never written down as a whole.
+    // Further parts are left over from a batch that was never stored completely.
     let bytes: Vec<u8> = parts[..whole].iter().flat_map(|part| part.iter().copied()).collect();
-    stored.batch = decode(&bytes).ok_or("a change that was written down is damaged")?;
+    stored.batch = decode(&bytes).ok_or("a stored batch is damaged")?;
     Ok(stored)
 }
 
-/// A change as bytes: for each key its length, itself, whether there is a value, its length, itself.
+/// Encodes a batch: for each key its length, its bytes, whether it has a value, the value's length and bytes.
 fn encode(changes: &[KeyChange]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut put = |bytes: &[u8]| {
@@ -310,7 +312,7 @@ mod tests {
     use super::launch::{Etcd, soon};
     use super::*;
 
-    /// The turn of this number, after so many changes.
+    /// Creates the turn of this number, without changes.
     fn turn<'a>(gateway: &'a Gateway, keys: &'a Keys, turn: u64) -> FencedChanges<'a> {
         FencedChanges { gateway, keys, leader: b"the same", turn, changes: 0 }
     }
@@ -320,7 +322,7 @@ mod tests {
         gateway.put(&keys.of(b"fence"), &fence(turn, 0), soon()).expect("etcd answers");
     }
 
-    /// Tenants, of which each has a record.
+    /// Creates changes of tenants, one record each.
     fn tenants(range: std::ops::Range<u32>, weight: u32) -> Vec<KeyChange> {
         let tenant = |n| kvplane_cluster::Tenant { name: format!("tenant {n:05}"), dram_bytes: Some(7), weight };
         range.map(|n| key_change(&Change::Put(Record::Tenant(tenant(n))))).collect()
@@ -345,12 +347,12 @@ mod tests {
         let mut first = turn(&gateway, &keys, 1);
         let stored = first.take_over(77).unwrap_or_else(|error| panic!("{error:?}"));
         assert_eq!((stored.state_id, stored.records.len()), (Some(77), 0));
-        // Small, and larger than a transaction.
+        // One that fits a transaction, and one that does not.
         first.commit(&tenants(0..3, 1)).expect("small");
         let late = (fence(1, first.changes - 1), fence(1, first.changes));
         first.commit(&tenants(0..1_300, 2)).expect("large");
         assert_eq!(weights(&gateway, &keys), vec![2; 1_300]);
-        // A transaction that etcd comes to late, when others were carried out after it.
+        // A transaction that etcd processes late, after later ones.
         let again = gateway.transact(
             &[Compare::Value(&keys.of(b"fence"), &late.0)],
             &[Operation::Put(&keys.of(b"fence"), &late.1)],
@@ -358,13 +360,13 @@ mod tests {
             soon(),
         );
         assert!(matches!(again, Ok(Outcome::Refused(_))), "{again:?}");
-        // One whose answer was lost counts once.
+        // A transaction whose answer was lost counts once.
         let before = first.changes;
         first.commit(&tenants(0..1, 3)).expect("once");
         first.changes = before;
         first.commit(&tenants(0..1, 3)).expect("its fence shows that it was carried out");
 
-        // A leader that dies when all is written down and half of it is carried out.
+        // A leader that dies when the whole batch is stored and a part of it is carried out.
         let changes = tenants(0..1_300, 4);
         let parts: Vec<Vec<u8>> = encode(&changes).chunks(TRANSACTION_BYTES).map(<[u8]>::to_vec).collect();
         for (part, bytes) in parts.iter().enumerate() {
@@ -378,7 +380,7 @@ mod tests {
         let stored = second.take_over(78).unwrap_or_else(|error| panic!("{error:?}"));
         assert_eq!((stored.state_id, stored.records.len()), (Some(77), 1_300));
         assert_eq!(weights(&gateway, &keys), vec![4; 1_300]);
-        // Whoever was taken over from changes nothing, whatever it believes.
+        // A fenced leader changes nothing, whatever it believes.
         assert!(first.commit(&tenants(0..1, 9)).expect_err("it does not lead").contains("another control plane"));
         assert_eq!(weights(&gateway, &keys), vec![4; 1_300]);
         drop(etcd);
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_written_down_is_read_back_or_not_at_all() {
+    fn a_stored_batch_is_read_back_completely_or_not_at_all() {
         let changes: Vec<KeyChange> = (0..300u16)
             .map(|n| {
                 let value = (n % 3 != 0).then(|| vec![n as u8; usize::from(n)]);
@@ -400,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_sorted_or_refused() {
+    fn stored_keys_are_parsed_or_rejected() {
         let entry = |name: &str, value: &[u8]| Entry {
             key: format!("/k/{name}").into_bytes(),
             value: value.to_vec(),

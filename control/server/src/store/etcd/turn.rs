@@ -1,4 +1,4 @@
-//! The thread that talks to etcd: campaigns, leads, beats, and gives the lead away.
+//! Thread of a control plane's etcd client: campaigns, leads, rewrites the leader's key, and gives up leadership.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use super::campaign::{Campaign, Verdict};
 use super::records::{FencedChanges, Keys, ReadError, fence};
 use super::{BEAT, CALL, Command, LOOK, Place, STEP_ASIDE, Takeover};
 
-/// Everything that the thread has.
+/// State of the thread.
 pub(super) struct Turns {
     gateway: Gateway,
     keys: Keys,
-    /// Where callers reach us.
+    /// Address at which callers reach this control plane.
     address: String,
     commands: Receiver<Command>,
     place: watch::Sender<Place>,
@@ -25,20 +25,20 @@ pub(super) struct Turns {
     started: Instant,
 }
 
-/// How a turn began.
+/// Begin of a turn.
 struct TurnStart {
     turn: u64,
     leader: Vec<u8>,
     changes: u64,
 }
 
-/// Why a turn, or a wait for one, is over.
+/// Reason for the end of a turn, or of a campaign.
 enum Over {
-    /// It is to end.
+    /// The handle ended the thread.
     Told,
-    /// Another leads, or etcd is away: in words.
+    /// Another control plane is the leader, or etcd is unreachable, as the text says.
     Lost(String),
-    /// Nothing can be done here.
+    /// This control plane cannot continue.
     Failed(String),
 }
 
@@ -54,7 +54,7 @@ impl Turns {
         Self { gateway, keys, address, commands, place, doubtful, started: Instant::now() }
     }
 
-    /// Until it is told to end, or cannot go on.
+    /// Runs until its handle ends it, or it cannot continue.
     pub(super) fn run(self) {
         loop {
             let over = match self.campaign() {
@@ -74,14 +74,14 @@ impl Turns {
         }
     }
 
-    /// Waits for a command for so long; changes are refused, as no turn lasts. True when it is to end.
+    /// Waits for commands during `time`; rejects changes, as no turn lasts. Returns true if the thread is to end.
     fn rest(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
             match self.commands.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Command::Resign) | Err(RecvTimeoutError::Disconnected) => return true,
                 Ok(Command::Commit { done, .. }) => {
-                    // Whoever asked may be gone.
+                    // The requester may be gone.
                     let _ = done.send(Err("another control plane may lead".to_owned()));
                 }
                 Ok(Command::Abandon { .. }) => {}
@@ -90,7 +90,7 @@ impl Turns {
         }
     }
 
-    /// Stands by until nobody leads, and takes the lead.
+    /// Waits until there is no live leader, and takes the leader's key.
     fn campaign(&self) -> Result<TurnStart, Over> {
         let turn = random_u64().map_err(|error| Over::Failed(error.to_string()))?;
         let leader = format!("{turn:016x} {}", self.address).into_bytes();
@@ -141,16 +141,16 @@ impl Turns {
         });
     }
 
-    /// Takes the lead, if that still holds.
+    /// Takes the leader's key, if `compare` still holds.
     fn take(&self, compare: &Compare<'_>, turn: u64, leader: &[u8]) -> bool {
         let (key, fence_key, first) = (self.keys.of(b"leader"), self.keys.of(b"fence"), fence(turn, 0));
         let operations = [Operation::Put(&key, leader), Operation::Put(&fence_key, &first)];
         let taken = self.gateway.transact(&[*compare], &operations, &[], Instant::now() + CALL);
-        // Where it is not known, the next look shows it.
+        // If the outcome is unknown, the next read shows it.
         matches!(taken, Ok(Outcome::Done))
     }
 
-    /// Leads until that is over.
+    /// Leads until the turn is over.
     fn lead(&self, mut begun: TurnStart) -> Over {
         let fresh_id = match random_u64() {
             Ok(id) => id,
@@ -176,7 +176,7 @@ impl Turns {
         self.serve(&mut begun)
     }
 
-    /// Makes changes in this turn, which counts them.
+    /// Makes changes in this turn, and counts them.
     fn fenced<T>(&self, begun: &mut TurnStart, make: impl FnOnce(&mut FencedChanges<'_>) -> T) -> T {
         let Self { gateway, keys, .. } = self;
         let TurnStart { turn, leader, changes } = begun;
@@ -196,19 +196,19 @@ impl Turns {
                 }
                 Ok(Command::Abandon { turn }) if turn == begun.turn => {
                     self.resign(begun);
-                    return Over::Lost("it gave the lead up".to_owned());
+                    return Over::Lost("it gave up leadership".to_owned());
                 }
-                // Of an earlier turn.
+                // A command for an earlier turn.
                 Ok(Command::Abandon { .. }) => {}
                 Ok(Command::Commit { turn, done, .. }) if turn != begun.turn => {
-                    let _ = done.send(Err("that turn is over".to_owned()));
+                    let _ = done.send(Err("that turn of leadership is over".to_owned()));
                 }
                 Ok(Command::Commit { changes, done, .. }) => {
                     let outcome = self.fenced(begun, |fenced| fenced.commit(&changes));
                     let lost = outcome.as_ref().err().cloned();
                     let _ = done.send(outcome);
                     if let Some(reason) = lost {
-                        // What was asked for may have been done or not: whoever leads next reads what is there.
+                        // The change may have been carried out or not: the next leader reads the stored state.
                         return Over::Lost(reason);
                     }
                     (answered, beat_at) = (Instant::now(), Instant::now() + BEAT);
@@ -236,11 +236,11 @@ impl Turns {
         self.gateway.transact(&same, &[Operation::Put(&key, &begun.leader)], &[], by)
     }
 
-    /// Leaves the lead to whoever comes next, if etcd answers.
+    /// Deletes the leader's key for the next leader, if etcd answers.
     fn resign(&self, begun: &TurnStart) {
         let key = self.keys.of(b"leader");
         let same = [Compare::Value(&key, &begun.leader)];
-        // Else it is found silent.
+        // Otherwise a standby takes over after `SILENCE`.
         let _ = self.gateway.transact(&same, &[Operation::Delete(&key)], &[], Instant::now() + CALL);
     }
 }

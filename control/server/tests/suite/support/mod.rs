@@ -1,4 +1,4 @@
-//! Parts that tests of a running control plane share.
+//! Shared parts of the tests of a running control plane.
 
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
@@ -14,7 +14,7 @@ use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Heartbeat, Join, Load};
 use kvplane_rpc::{Client, ClientConfig, LocalCluster, Role};
 
-/// A directory that goes away with the test.
+/// A directory that is removed with the test.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -38,7 +38,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs a test on a runtime, and ends it when it hangs.
+/// Runs a test on a runtime, with a limit on its time.
 pub fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -75,18 +75,18 @@ pub async fn enter(client: &Client, node: u64, incarnation: u64) {
     client.call(&beat(node, incarnation)).await.expect("a member");
 }
 
-/// Sends `request` and returns all that comes back.
+/// Sends `request` and returns the whole answer.
 pub fn raw_http(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-    // The server may refuse and close before all is written.
+    // The server may refuse and close before everything is written.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Status line and body of a GET.
+/// Returns status line and body of a GET.
 pub fn get(address: SocketAddr, path: &str) -> (String, String) {
     let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
     let answer = raw_http(address, request.as_bytes());
@@ -94,7 +94,7 @@ pub fn get(address: SocketAddr, path: &str) -> (String, String) {
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
 
-/// Sends `body` and returns status and what came, as bytes.
+/// Sends `body`, and returns the status and the answer's bytes.
 pub fn post_as(address: SocketAddr, path: &str, kind: &str, body: &[u8]) -> (String, Vec<u8>) {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
@@ -108,7 +108,7 @@ pub fn post_as(address: SocketAddr, path: &str, kind: &str, body: &[u8]) -> (Str
     (status, answer[end + 4..].to_vec())
 }
 
-/// MessagePack of a value, with the longest forms: readers take any.
+/// Encodes a value as MessagePack with the longest forms: readers accept any.
 pub fn pack(value: &serde_json::Value) -> Vec<u8> {
     use serde_json::Value;
     let counted = |tag: u8, count: usize| [&[tag][..], &(count as u32).to_be_bytes()].concat();

@@ -1,11 +1,11 @@
-//! Publishers and routers of ZeroMQ, spoken by hand on real sockets.
+//! Publishers and routers of ZeroMQ, hand-written on real sockets.
 
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A peer of ZMTP, from its greeting on.
+/// Accepts a peer of ZMTP, from its greeting on.
 pub async fn accept(listener: &TcpListener, kind: &str) -> TcpStream {
     let (mut stream, _) = listener.accept().await.expect("a connection");
     let mut greeting = vec![0u8; 64];

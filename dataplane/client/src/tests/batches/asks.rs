@@ -1,4 +1,4 @@
-//! Questions about many objects at once: what is asked, of whom, and what is made of the answers.
+//! Existence queries of many objects: requests by owner, and the handling of replies.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ fn ask(rig: &mut Rig, digests: &[Digest]) -> BatchId {
     rig.client.submit_asks(digests, rig.now_ns + 10 * SECOND_NS, rig.now_ns).expect("a good question")
 }
 
-/// Ends a batch: what was found, and what was not answered.
+/// Releases a batch; returns the objects found, and those without an answer.
 fn end(rig: &mut Rig, batch: BatchId) -> (Vec<bool>, Vec<(usize, Status)>) {
     assert!(rig.client.batches().is_complete(batch));
     let answer = (rig.client.batches().found(batch).to_vec(), rig.client.batches().unanswered(batch));
@@ -33,14 +33,14 @@ fn end(rig: &mut Rig, batch: BatchId) -> (Vec<bool>, Vec<(usize, Status)>) {
 }
 
 #[test]
-fn each_owner_gets_one_request_and_every_answer_finds_its_place() {
+fn each_owner_gets_one_existence_query_and_results_are_in_order() {
     for config in [stream_config(), shared_config()] {
         for members in [1, 2, 5] {
             let there: Vec<(u64, u64)> = (0..300).filter(|number| number % 3 == 0).map(|number| (number, 10)).collect();
             let mut rig = Rig::new(config.clone(), members).with_objects(&there);
-            // Batches after each other use the same allocations, longer and shorter.
+            // Consecutive batches of different lengths reuse the same allocations.
             for count in [300, 7, 1, 200, 300] {
-                // In no order, and some twice.
+                // Unordered, and some twice.
                 let numbers: Vec<u64> = (0..count).map(|at| at * 7919 % 300).chain([5, 6]).collect();
                 let batch = ask(&mut rig, &digests(numbers.iter().copied()));
                 let frames = rig.frames();
@@ -83,7 +83,7 @@ fn no_request_is_longer_than_a_frame() {
 }
 
 #[test]
-fn what_one_owner_does_not_answer_is_named_and_the_rest_is_known() {
+fn existence_queries_report_the_objects_of_a_failed_owner() {
     for status in [Status::WrongOwner, Status::Busy, Status::Unauthorized] {
         let mut rig = Rig::new(stream_config(), 3).with_objects(&[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
         let asked = digests(0..60);
@@ -113,7 +113,7 @@ fn what_one_owner_does_not_answer_is_named_and_the_rest_is_known() {
 }
 
 #[test]
-fn a_lost_connection_ends_the_question_and_a_map_without_owners_does_not_begin_it() {
+fn an_existence_query_fails_with_its_connection_or_without_owners() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
     let batch = ask(&mut rig, &digests(0..3));
     let frames = rig.frames();
@@ -130,7 +130,7 @@ fn a_lost_connection_ends_the_question_and_a_map_without_owners_does_not_begin_i
 }
 
 #[test]
-fn an_answer_of_another_length_is_no_honest_peers() {
+fn an_existence_reply_of_another_length_is_a_protocol_violation() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
     let batch = ask(&mut rig, &digests(0..9));
     let sent = rig.frames().remove(0);
@@ -144,7 +144,7 @@ fn an_answer_of_another_length_is_no_honest_peers() {
 }
 
 #[test]
-fn late_and_endless_questions_are_refused_and_cancelled_ones_end() {
+fn late_and_oversized_existence_queries_fail_and_cancelled_ones_end() {
     let mut rig = Rig::new(stream_config(), 1);
     let most = Limits::BATCH_REQUESTS;
     let many = vec![digest(1); most + 1];

@@ -1,5 +1,5 @@
-//! Runs of slices beside one slice at a time: the same goes to the same lanes, and exactly the same is learned and
-//! counted.
+//! Runs of slices compared with one slice at a time: they are posted on the same lanes, and the estimates and counts
+//! are exactly the same.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,19 +15,19 @@ use crate::{
 };
 
 const SLICE_BYTES: u64 = 128 << 10;
-/// Requests are this far apart in the caller's memory: none continues another.
+/// Distance of requests in the caller's memory, so that none continues another.
 const STRIDE: u64 = 1 << 20;
 
-/// A write or a read: its bytes, which of the two segments, by which of our buffers, of which the last two are on the
-/// second node, whether the segment is there, and whether it is a read.
+/// A write or a read: its bytes, the segment (of two), our buffer (of which the last two are on the second node), true
+/// if the segment is missing, and true for a read.
 type Ask = (u64, u32, u32, bool, bool);
 
 #[derive(Clone, Debug)]
 enum Step {
     Submit(Vec<Ask>),
-    /// The host takes what there is to do.
+    /// The host polls all outputs.
     Take,
-    /// Of each lane so many copies end, in order; perhaps the first of them with an error.
+    /// So many copies of each lane end, in order; the first of them with this error, if any.
     End(usize, Option<Status>),
     Wait(u64),
 }
@@ -46,21 +46,21 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// What a client did and said.
+/// Observable behaviour of a client.
 #[derive(PartialEq, Debug, Default)]
 struct ClientTrace {
-    /// What each lane posted, by the place of its memory.
+    /// Copies that each lane posted, by the position of their memory.
     posted: BTreeMap<u32, Vec<u64>>,
     results: Vec<(Status, u64)>,
     counts: Vec<(RailCounts, u64)>,
-    /// Of each rail: its rate, latency and base to the last bit, its silence, and what it may carry.
+    /// State of each rail: rate, latency and base to the last bit, its silence, and its window.
     learned: Vec<([u64; 3], u64, u64)>,
 }
 
 struct Bed {
     rig: Rig,
     peer: PeerId,
-    /// All that can be done at once is.
+    /// True to use runs: everything that can be done at once is.
     many: bool,
     copying: BTreeMap<LaneId, VecDeque<SliceId>>,
     batches: Vec<BatchId>,
@@ -68,7 +68,7 @@ struct Bed {
     seen: ClientTrace,
 }
 
-/// As many devices as there are nodes at both ends, each near to its own node's memory.
+/// Returns the distances for as many devices as there are nodes at both ends, each near to its own node's memory.
 fn nodes(count: usize) -> Near {
     let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
     Near::new((0..count).map(|device| (0..2).map(|node| near(device == node)).collect()).collect())
@@ -111,8 +111,8 @@ impl Bed {
         }
     }
 
-    /// Takes all there is to do. What is answered is answered then, lane by lane: in which order lanes have their turn
-    /// is where a run and single slices do differ.
+    /// Polls all outputs. Replies are delivered afterwards, lane by lane, because runs and single slices differ in the
+    /// order in which lanes take their turn.
     fn take(&mut self) {
         loop {
             let mut answered = self.take_round();
@@ -133,7 +133,7 @@ impl Bed {
         }
     }
 
-    /// Frames that were sent, and lanes that are to be reset, which is no frame.
+    /// Returns the frames sent, and `None` for each lane to be reset.
     fn take_round(&mut self) -> Vec<(LaneId, Option<SentFrame>)> {
         let mut answered = Vec::new();
         while let Some(output) = self.rig.client.poll_output() {
@@ -179,7 +179,7 @@ impl Bed {
                 ended.pop_front();
                 self.rig.client.copied(lane, first, Err(status), now_ns);
             }
-            // What is not called does not tell the time.
+            // Without a call the client's time does not advance.
             if ended.is_empty() {
                 continue;
             }
@@ -192,7 +192,7 @@ impl Bed {
     }
 
     fn run(mut self, steps: &[Step]) -> ClientTrace {
-        // A connection of each lane, so that no frame is among what follows.
+        // Connects each lane first, so that no handshake frames occur below.
         self.step(&Step::Submit(vec![(SLICE_BYTES, 1, 0, false, false); 64]));
         steps.iter().for_each(|step| self.step(step));
         for _ in 0..2_000 {
@@ -214,7 +214,7 @@ impl Bed {
             self.seen.results.extend(results.iter().map(|result| (result.status, result.bytes)));
             self.rig.client.release(batch);
         }
-        assert_eq!(finished, self.seen.results.len(), "each task is told of once");
+        assert_eq!(finished, self.seen.results.len(), "each task is reported once");
         for rail in self.rig.client.metrics().rail_metrics() {
             self.seen.counts.push((rail.counts.clone(), rail.inflight_bytes));
         }

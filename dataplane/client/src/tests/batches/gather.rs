@@ -1,4 +1,4 @@
-//! Small ranges travel together: packing, one answer for all, and what one bad range or a lost lane costs the others.
+//! Gathering of small ranges: packing, one reply for all, and the cost of a bad range or a lost lane to the others.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
@@ -34,13 +34,13 @@ fn operations(frames: &[SentFrame]) -> Vec<Operation> {
     frames.iter().map(SentFrame::operation).collect()
 }
 
-/// Answers these frames honestly, and everything that follows.
+/// Serves these frames honestly, and everything that follows.
 fn serve(rig: &mut Rig, frames: Vec<SentFrame>) {
     frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
 }
 
-/// The peer refuses a gathered request because of one of its ranges.
+/// Returns the refusal of a gathered request because of one of its ranges.
 fn refusal(sent: &SentFrame, status: Status, bad: u64) -> Reply {
     let mut reply = bare(sent.lane, sent.operation(), sent.header.request, status);
     reply.header.argument = bad;
@@ -84,7 +84,7 @@ fn writes_of_any_place_and_length_are_packed_in_order() {
     let run =
         |offset, stride_bytes, bytes, ranges| RunItem { segment: there.segment, offset, stride_bytes, bytes, ranges };
     assert_eq!(frames[0].items::<RunItem>(), [run(500, 0, 10, 1), run(100, 0, 10, 1), run(400, 8, 7, 3)]);
-    // What lies side by side in the caller's memory leaves in one piece.
+    // Adjacent ranges of the caller's memory are sent as one.
     assert_eq!(frames[0].payload, [local(3, 0, 27), local(3, 100, 14)]);
     assert_eq!((frames[0].header.payload_bytes, frames[0].header.flags), (41, FrameFlags::CHECKSUM));
     serve(&mut rig, frames);
@@ -94,7 +94,7 @@ fn writes_of_any_place_and_length_are_packed_in_order() {
 }
 
 #[test]
-fn large_and_lone_ranges_travel_as_such() {
+fn large_and_single_ranges_are_not_gathered() {
     let mut rig = Rig::new(Config { gather_range_bytes: 100, ..one_lane() }, 1);
     let there = target(&mut rig);
     let sizes = [100u64, 101, 5, 102, 103, 1, 2, 3];
@@ -150,7 +150,7 @@ fn a_frame_gathers_no_more_than_it_may() {
 }
 
 #[test]
-fn a_bad_range_fails_by_itself_and_its_neighbours_go_again_alone() {
+fn a_bad_range_fails_alone_and_the_others_are_retried() {
     for write in [false, true] {
         let mut rig = Rig::new(one_lane(), 1);
         let there = target(&mut rig);
@@ -180,7 +180,7 @@ fn a_bad_range_fails_by_itself_and_its_neighbours_go_again_alone() {
 }
 
 #[test]
-fn a_refusal_of_no_range_in_particular_is_everyones() {
+fn a_refusal_without_a_bad_range_applies_to_all_gathered_ranges() {
     let mut rig = Rig::new(one_lane(), 1);
     let there = target(&mut rig);
     let writes = [0, 1, 2].map(|n| Request::Write(at(there, n * 100), local(0, n * 10, 10)));
@@ -199,7 +199,7 @@ fn a_refusal_of_no_range_in_particular_is_everyones() {
 }
 
 #[test]
-fn answers_that_no_honest_peer_gives_end_the_connection() {
+fn replies_that_violate_the_protocol_end_the_connection() {
     let spoils: [fn(&mut Header); 5] = [
         |header| header.payload_bytes -= 1,
         |header| header.payload_bytes = 0,
@@ -223,7 +223,7 @@ fn answers_that_no_honest_peer_gives_end_the_connection() {
 }
 
 #[test]
-fn a_second_answer_to_gathered_reads_ends_the_connection() {
+fn a_duplicate_reply_to_gathered_reads_ends_the_connection() {
     let mut rig = Rig::new(one_lane(), 1);
     let there = target(&mut rig);
     let batch = rig.submit(&[0, 1].map(|n| Request::Read(at(there, n * 100), local(0, n * 10, 10))));
@@ -237,7 +237,7 @@ fn a_second_answer_to_gathered_reads_ends_the_connection() {
 }
 
 #[test]
-fn a_wrong_sum_sends_all_of_it_again_until_the_budget_is_spent() {
+fn a_wrong_checksum_retries_all_gathered_ranges_within_the_budget() {
     let mut rig = Rig::new(one_lane(), 1);
     let there = target(&mut rig);
     let batch = rig.submit(&[0, 1].map(|n| Request::Read(at(there, n * 100), local(0, n * 10, 10))));
@@ -255,7 +255,7 @@ fn a_wrong_sum_sends_all_of_it_again_until_the_budget_is_spent() {
 }
 
 #[test]
-fn a_lane_that_is_lost_halfway_loses_nothing() {
+fn gathered_ranges_of_a_lost_lane_are_retried() {
     for arriving in [false, true] {
         let mut rig = Rig::new(one_lane(), 1);
         let there = target(&mut rig);
@@ -275,7 +275,7 @@ fn a_lane_that_is_lost_halfway_loses_nothing() {
 }
 
 #[test]
-fn what_is_withdrawn_takes_its_neighbours_along_only_for_a_moment() {
+fn ending_a_batch_retries_the_ranges_gathered_with_it() {
     let cancel: fn(&mut Rig, kvplane_proto::ids::BatchId) = |rig, batch| rig.client.cancel(batch, rig.now_ns);
     let expire: fn(&mut Rig, kvplane_proto::ids::BatchId) = |rig, _| {
         rig.now_ns += 2 * SECOND_NS;

@@ -1,4 +1,4 @@
-//! Stretches of requests beside the plain rule: those that touch go together, and each other one by itself.
+//! Stretches of requests compared with the plain rule: adjacent requests are cut together, all others one by one.
 
 use core::ops::Range;
 
@@ -12,8 +12,7 @@ use crate::{Client, Config, PeerAddress, Place, Request, SegmentTarget, SubmitEr
 
 const SLICE_BYTES: u64 = 128 << 10;
 
-/// A request: whether it goes on where the last one ended, its bytes, whether it is a read, and whether it goes to the
-/// second peer.
+/// A request: true if it continues the previous one, its bytes, true for a read, and true if it is for the second peer.
 type Ask = (bool, u64, bool, bool);
 
 fn asks() -> impl Strategy<Value = Vec<Ask>> {
@@ -22,7 +21,7 @@ fn asks() -> impl Strategy<Value = Vec<Ask>> {
     proptest::collection::vec((any::<bool>(), bytes, often(), often()), 1..20)
 }
 
-/// Whether the second of two goes on where the first ends.
+/// Returns true if the second request continues the first.
 fn touch(one: &Request, other: &Request) -> bool {
     match (one, other) {
         (Request::Read(target, local), Request::Read(next, to))

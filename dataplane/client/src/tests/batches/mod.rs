@@ -1,4 +1,4 @@
-//! Batches: what is taken in, how it is cut, sent together, and ended.
+//! Batches: validation, cutting, sending and completion.
 
 mod asks;
 mod bulk;

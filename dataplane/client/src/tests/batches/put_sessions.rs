@@ -1,4 +1,4 @@
-//! Put sessions: what is said of one goes to the incarnation of the shard that gave its number, or to nobody.
+//! Put sessions: requests on one go to the incarnation of the shard that assigned its number, or fail as stale.
 
 use kvplane_proto::flags::ItemFlags;
 use kvplane_proto::frame::Header;
@@ -17,7 +17,7 @@ fn answer(rig: &mut Rig, sent: &SentFrame, items: usize, body: &[u8]) {
     rig.place(&Reply { lane: sent.lane, header, body: body.to_vec(), sum: 0 });
 }
 
-/// Begins a put session: with which incarnation of its owner.
+/// Begins a put session. Returns the incarnation of its owner.
 fn begin(rig: &mut Rig, key: u64) -> PeerIncarnation {
     let mut book = PutBook::new();
     let number = push_name(&mut book, key, BYTES);
@@ -45,14 +45,14 @@ fn requests(key: u64, incarnation: PeerIncarnation) -> [Request; 3] {
     ]
 }
 
-/// All of it is over, and nobody was asked.
+/// Asserts that all requests on the session fail as stale, without a frame.
 fn assert_stale(rig: &mut Rig, key: u64, incarnation: PeerIncarnation) {
     let batch = rig.submit(&requests(key, incarnation));
-    assert!(rig.frames().is_empty(), "nobody is asked");
+    assert!(rig.frames().is_empty(), "no request is sent");
     assert_eq!(rig.finish(batch), [(Status::Stale, 0, 0); 3]);
 }
 
-/// A key of a member of a map of two that another has in a map of one.
+/// Returns a key that this member owns in a map of two.
 fn key_of(node: u64) -> u64 {
     let (two, owners) = (map(1, 2, 1), kvplane_proto::map::OwnerTable::compute(&map(1, 2, 1)));
     let is_its = |key: &u64| {
@@ -62,7 +62,7 @@ fn key_of(node: u64) -> u64 {
 }
 
 #[test]
-fn what_is_said_of_a_put_session_goes_to_the_incarnation_that_began_it() {
+fn put_session_requests_go_to_the_incarnation_that_began_it() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(Config { lanes: 1, ..config }, 2);
         let incarnation = begin(&mut rig, 1);
@@ -86,7 +86,7 @@ fn what_is_said_of_a_put_session_goes_to_the_incarnation_that_began_it() {
             rig.run();
             assert_eq!(rig.finish(batch)[0].0, Status::Ok);
         }
-        // The nodes start again.
+        // The nodes restart.
         rig.client.set_map(map(3, 2, 2), rig.now_ns);
         rig.run();
         assert_stale(&mut rig, 1, incarnation);
@@ -98,10 +98,10 @@ fn what_is_said_of_a_put_session_goes_to_the_incarnation_that_began_it() {
 }
 
 #[test]
-fn nothing_is_said_of_a_put_session_to_the_next_owner_of_its_object() {
+fn put_session_requests_are_not_sent_to_the_next_owner() {
     let mut rig = Rig::new(stream_config(), 2);
     let (first, second) = (key_of(1), key_of(2));
-    // Both shards gave the same number.
+    // Both shards assigned the same number.
     let (kept, moved) = (begin(&mut rig, first), begin(&mut rig, second));
     assert_ne!(kept, moved);
     rig.client.set_map(map(2, 1, 1), rig.now_ns);
@@ -112,14 +112,14 @@ fn nothing_is_said_of_a_put_session_to_the_next_owner_of_its_object() {
     rig.client.cancel(batch, rig.now_ns);
     rig.run();
     rig.finish(batch);
-    // Its owner comes back, which is another incarnation of it to this client.
+    // Its owner returns, which is another incarnation of it to this client.
     rig.client.set_map(map(3, 2, 1), rig.now_ns);
     rig.run();
     assert_stale(&mut rig, second, moved);
 }
 
 #[test]
-fn what_waits_when_its_owner_starts_again_is_not_sent_to_the_next_incarnation() {
+fn pending_put_session_requests_are_not_sent_to_a_restarted_owner() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
     let incarnation = begin(&mut rig, 1);
     let batch = rig.submit(&requests(1, incarnation));
@@ -128,7 +128,7 @@ fn what_waits_when_its_owner_starts_again_is_not_sent_to_the_next_incarnation() 
     let lane = frames[0].lane;
     rig.lose(lane);
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
-    assert!(rig.frames().is_empty(), "nobody is asked again");
+    assert!(rig.frames().is_empty(), "no request is retried");
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Stale, 0, 0); 3]);
     rig.assert_empty();

@@ -1,4 +1,4 @@
-//! Batches that are refused, and those that need nobody.
+//! Rejected batches, and those that complete without a request.
 
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::limits::Limits;
@@ -43,7 +43,7 @@ fn malformed_batches_are_refused_with_the_number_of_the_request() {
 }
 
 #[test]
-fn a_peer_that_only_the_map_named_is_unknown_to_callers() {
+fn a_peer_named_by_the_map_only_is_unknown_to_callers() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     rig.run();
@@ -118,7 +118,7 @@ fn a_batch_whose_deadline_has_passed_sends_nothing() {
 }
 
 #[test]
-fn the_deadlines_of_completed_batches_are_forgotten() {
+fn deadlines_of_completed_batches_are_dropped() {
     let mut rig = Rig::new(stream_config(), 1);
     for _ in 0..1000 {
         let batch = rig.submit(&[Request::Exists(digest(1))]);

@@ -1,4 +1,4 @@
-//! Peers that the caller closes: whatever was asked of them ends, and nothing of them is left.
+//! Peers that the caller closes: all their requests end, and no state is left behind.
 
 use kvplane_proto::ids::{Incarnation, NodeId, SegmentId};
 use kvplane_proto::status::Status;
@@ -18,7 +18,7 @@ fn address(incarnation: u64) -> PeerAddress {
     }
 }
 
-/// Reads of ranges that are apart, so that each is a slice of its own.
+/// Returns reads of ranges that are apart, so that each is a slice of its own.
 fn reads(peer: PeerId, count: u64) -> Vec<Request> {
     let target = |number: u64| SegmentTarget {
         peer,
@@ -30,7 +30,7 @@ fn reads(peer: PeerId, count: u64) -> Vec<Request> {
     (0..count).map(|number| Request::Read(target(number), local(0, 2 * number * PIECE_BYTES, PIECE_BYTES))).collect()
 }
 
-/// Each incarnation of a peer is closed with requests on its lanes, waiting for room, or parked for later.
+/// Closes each incarnation of a peer with requests on its lanes, queued, or parked.
 fn incarnations(config: Config) {
     let mut rig = Rig::new(config, 0);
     let mut ids = std::collections::BTreeSet::new();
@@ -39,7 +39,7 @@ fn incarnations(config: Config) {
         ids.insert(peer);
         let batch = rig.submit(&reads(peer, 40));
         match incarnation % 4 {
-            // Not even connected.
+            // Closed before it is connected.
             0 => {}
             1 => drop(rig.frames()),
             2 => rig.run(),
@@ -76,7 +76,7 @@ fn closed_peers_leave_nothing_behind() {
 }
 
 #[test]
-fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
+fn requests_to_a_closed_peer_end_when_its_lanes_are_gone() {
     let mut rig = Rig::new(stream_config(), 0);
     let peer = rig.client.open_peer(address(1));
     let batch = rig.submit(&reads(peer, 1));
@@ -95,7 +95,7 @@ fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
 }
 
 #[test]
-fn a_peer_that_is_opened_again_or_named_by_the_map_serves_on() {
+fn a_peer_reopened_or_named_by_the_map_continues_to_serve() {
     let mut rig = Rig::new(stream_config(), 1);
     let named = rig.client.router.placement.map().map(|map| map.members[0].clone()).expect("a map");
     let shard = &named.shards[0];

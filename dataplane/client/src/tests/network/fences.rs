@@ -1,4 +1,4 @@
-//! What peers are told of lanes that ended with something unanswered.
+//! Fences: closed lanes with unanswered requests are reported to their peer.
 
 use kvplane_proto::ids::{RequestId, SegmentId};
 use kvplane_proto::limits::Limits;
@@ -10,7 +10,7 @@ use crate::tests::answers::bare;
 use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::{Config, LaneId, PeerId, Request, SegmentTarget};
 
-/// Two lanes, of which either takes one write at a time.
+/// Two lanes with room for one write each.
 fn two_lanes() -> Config {
     Config { lanes: 2, lane_window_bytes: 1, gather_range_bytes: 0, merge: false, ..stream_config() }
 }
@@ -25,7 +25,7 @@ fn operations(sent: &[SentFrame]) -> Vec<(LaneId, Operation)> {
     sent.iter().map(|sent| (sent.lane, sent.operation())).collect()
 }
 
-/// What a fence names, as lanes.
+/// Returns the connection numbers that a fence names.
 fn named(sent: &SentFrame) -> Vec<u64> {
     sent.items::<IdItem>().iter().map(|item| item.id).collect()
 }
@@ -39,7 +39,7 @@ fn serve(rig: &mut Rig, sent: Vec<SentFrame>) {
 }
 
 #[test]
-fn a_greeting_names_the_connection_as_a_fence_will() {
+fn a_hello_has_the_connection_number_of_its_fence() {
     let mut rig = Rig::new(stream_config(), 1);
     let peer = rig.segment_peer(false);
     rig.submit(&[write(peer, 1)]);
@@ -52,14 +52,14 @@ fn a_greeting_names_the_connection_as_a_fence_will() {
 }
 
 #[test]
-fn each_lane_tells_once_before_it_asks_anything_more() {
+fn each_lane_sends_a_fence_once_before_its_next_request() {
     let mut rig = Rig::new(two_lanes(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[write(peer, 1), write(peer, 2)]);
     let sent = rig.frames();
     let [(first, Operation::Write), (second, Operation::Write)] = operations(&sent)[..] else { panic!("{sent:?}") };
     rig.lose(first);
-    // The one that is left has nothing to send before its window opens.
+    // The remaining lane has nothing to send before its window opens.
     assert!(rig.frames().is_empty());
     let next = rig.submit(&[write(peer, 3)]);
     rig.now_ns += SECOND_NS / 10;
@@ -69,7 +69,7 @@ fn each_lane_tells_once_before_it_asks_anything_more() {
     assert!(lane == same && lane != second && lane != first, "the lane that was connected anew");
     assert_eq!(named(&told[0]), [number(first)]);
     serve(&mut rig, sent[1..].to_vec());
-    // No answer to the fence has come, so the other lane tells too, and not again.
+    // The fence is not acknowledged yet, so the other lane sends it too, once.
     let also = rig.frames();
     let [(lane, Operation::Fence), (same, Operation::Write)] = operations(&also)[..] else { panic!("{also:?}") };
     assert!(lane == second && same == second);
@@ -83,7 +83,7 @@ fn each_lane_tells_once_before_it_asks_anything_more() {
 }
 
 #[test]
-fn what_was_answered_for_is_told_to_nobody_again() {
+fn acknowledged_fences_are_not_sent_on_other_lanes() {
     let mut rig = Rig::new(two_lanes(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[write(peer, 1)]);
@@ -100,7 +100,7 @@ fn what_was_answered_for_is_told_to_nobody_again() {
 }
 
 #[test]
-fn nothing_is_told_of_lanes_that_changed_nothing() {
+fn lanes_without_changes_are_not_fenced() {
     let requests = |peer| {
         let Request::Write(target, into) = write(peer, 1) else { unreachable!() };
         [
@@ -131,7 +131,7 @@ fn nothing_is_told_of_lanes_that_changed_nothing() {
 }
 
 #[test]
-fn puts_and_removes_are_told_of_too() {
+fn puts_and_removes_are_fenced_too() {
     for config in [stream_config(), shared_config()] {
         let put = Request::Put(digest(1), local(0, 0, 10));
         for (request, operation) in [(put, Operation::Put), (Request::Remove(digest(1)), Operation::Remove)] {
@@ -139,7 +139,7 @@ fn puts_and_removes_are_told_of_too() {
             let batch = rig.submit(&[request]);
             let mut sent = rig.frames();
             if sent[0].operation() == Operation::Reserve {
-                // Nothing has changed yet: it is the commit that may come late.
+                // Nothing has changed on the shard yet: it is the commit that may be executed late.
                 serve(&mut rig, core::mem::take(&mut sent));
                 sent = rig.frames();
             }
@@ -155,10 +155,10 @@ fn puts_and_removes_are_told_of_too() {
 }
 
 #[test]
-fn a_lane_that_writes_by_itself_waits_for_the_answer() {
+fn a_shared_lane_waits_for_the_acknowledgement_of_a_fence() {
     let mut rig = Rig::new(shared_config(), 1);
     let peer = rig.segment_peer(true);
-    // The shared path does not work at first, so a write goes over a stream, and is lost.
+    // The shared path is unavailable at first, so a write is sent over a stream, and is lost.
     let batch = rig.client.submit(&[write(peer, 1)], SECOND_NS / 2, rig.now_ns).expect("a valid batch");
     for seen in rig.drain() {
         let ClientOutput::Connect { lane, .. } = seen else { panic!("{seen:?}") };
@@ -184,7 +184,7 @@ fn a_lane_that_writes_by_itself_waits_for_the_answer() {
 }
 
 #[test]
-fn a_peer_that_is_opened_again_is_told() {
+fn a_reopened_peer_gets_the_pending_fences() {
     let mut rig = Rig::new(two_lanes(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[write(peer, 1)]);
@@ -212,7 +212,7 @@ fn a_peer_that_is_opened_again_is_told() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_asked_nothing_more_in_the_end() {
+fn a_peer_that_acknowledges_no_fences_gets_no_further_requests() {
     let mut rig = Rig::new(Config { lanes: 1, ..two_lanes() }, 1);
     let peer = rig.segment_peer(false);
     let mut writes = 0;
@@ -221,7 +221,7 @@ fn a_peer_that_never_answers_is_asked_nothing_more_in_the_end() {
         let sent = rig.frames();
         for sent in &sent {
             match sent.operation() {
-                // Again on each lane, as none was answered for.
+                // Fences are repeated on each lane, as none was acknowledged.
                 Operation::Fence => assert_eq!(named(sent).len(), round),
                 Operation::Write => writes += 1,
                 other => panic!("{other:?}"),
@@ -238,7 +238,7 @@ fn a_peer_that_never_answers_is_asked_nothing_more_in_the_end() {
 }
 
 #[test]
-fn an_answer_to_what_was_not_asked_breaks_the_lane() {
+fn an_unsolicited_fence_reply_breaks_the_lane() {
     for (count, status) in [(2, Status::Ok), (u64::MAX, Status::Ok), (1, Status::BadRequest)] {
         let mut rig = Rig::new(two_lanes(), 1);
         let peer = rig.segment_peer(false);

@@ -1,4 +1,4 @@
-//! What an honest peer sees, over streams and over shared memory.
+//! Frames that an honest peer receives, over streams and over shared memory.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::VERSION;
@@ -56,7 +56,7 @@ fn check_every_object_request(config: Config) {
 }
 
 #[test]
-fn what_is_wanted_next_is_asked_for_in_a_frame_of_its_own() {
+fn requests_of_another_kind_begin_a_new_frame() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
     let asked = [1, 2, 3, 4].map(|number| match number {
         2 | 3 => Request::Prefetch(digest(number)),
@@ -80,7 +80,7 @@ fn every_object_request_over_shared_memory() {
 }
 
 #[test]
-fn a_lane_is_connected_greeted_and_used() {
+fn a_lane_is_connected_after_a_handshake_and_used() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let seen = rig.drain();
@@ -250,7 +250,7 @@ fn segments_are_copied_where_they_can_be_mapped() {
     let to = SegmentTarget { shareable: false, ..target(&mut rig, true, 0) };
     let batch = rig.submit(&[Request::Write(to, local(0, 0, 100))]);
     rig.run();
-    assert_eq!(rig.finish(batch), [(Status::Unsupported, 0, 0)], "never another path than what was asked");
+    assert_eq!(rig.finish(batch), [(Status::Unsupported, 0, 0)], "never another path than the requested one");
     rig.assert_empty();
 }
 
@@ -268,7 +268,7 @@ fn a_segment_is_opened() {
 }
 
 #[test]
-fn a_copy_that_fails_gives_back_what_was_held() {
+fn a_failed_copy_releases_its_pin_or_reservation() {
     let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 100)]);
     let requests = [Request::Get(digest(1), local(0, 0, 100)), Request::Put(digest(2), local(1, 0, 9_000))];
     let batch = rig.submit(&requests);
@@ -308,7 +308,7 @@ fn a_small_put_alone_is_one_frame_over_shared_memory() {
         rig.assert_empty();
     }
 
-    // Several share their trips.
+    // Several puts share their round trips.
     let mut rig = Rig::new(shared_config(), 1);
     let batch = rig.submit(&[Request::Put(digest(2), local(1, 0, 9)), Request::Put(digest(3), local(1, 9, 9))]);
     let frames = rig.frames();

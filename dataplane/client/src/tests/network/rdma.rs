@@ -1,4 +1,4 @@
-//! RDMA: which requests a device does alone, what stands in for it, and ways between several devices.
+//! RDMA: requests that a device executes alone, fallbacks, and rails between several devices.
 
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::Operation;
@@ -18,7 +18,8 @@ fn config(devices: usize) -> Config {
     Config { rdma: vec![12_500_000_000; devices], lanes: 1, ..stream_config() }
 }
 
-/// Acts until nothing is left to do; connections over these paths are lost instead. What was sent and connected.
+/// Serves until no output is left; connections over these paths are lost instead. Returns the operations sent and the
+/// paths connected.
 fn run(rig: &mut Rig, mut lost: impl FnMut(&mut Rig, LaneId, Path) -> bool) -> (Vec<Operation>, Vec<Path>) {
     let (mut sent, mut connected) = (Vec::new(), Vec::new());
     loop {
@@ -44,7 +45,7 @@ fn run(rig: &mut Rig, mut lost: impl FnMut(&mut Rig, LaneId, Path) -> bool) -> (
 }
 
 #[test]
-fn segments_are_the_device_s_and_objects_travel_as_frames() {
+fn the_device_copies_segments_and_objects_travel_as_frames() {
     let mut rig = Rig::new(config(1), 1).with_objects(&[(1, 5000)]);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[
@@ -63,7 +64,7 @@ fn segments_are_the_device_s_and_objects_travel_as_frames() {
 }
 
 #[test]
-fn what_the_device_does_not_reach_travels_as_frames_on_the_same_connection() {
+fn segments_closed_to_the_device_travel_as_frames_on_the_same_connection() {
     let mut rig = Rig::new(config(1), 1);
     let peer = rig.segment_peer(false);
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
@@ -90,7 +91,7 @@ fn what_the_device_does_not_reach_travels_as_frames_on_the_same_connection() {
 }
 
 #[test]
-fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
+fn a_peer_without_rdma_is_reached_by_streams_and_retried_later() {
     let mut rig = Rig::new(config(2), 1);
     let peer = rig.segment_peer(false);
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
@@ -104,7 +105,7 @@ fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
     let (_, connected) = run(&mut rig, refuse);
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
     assert_eq!(connected.last(), Some(&Path::Stream));
-    // The devices are left alone for a while.
+    // RDMA is not retried for a while.
     let batch = rig.submit(&[read]);
     let (_, connected) = run(&mut rig, refuse);
     assert_eq!((rig.finish(batch)[0].0, connected), (Status::Ok, Vec::new()));
@@ -113,7 +114,7 @@ fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
     let (_, connected) = run(&mut rig, |_, _, _| false);
     assert_eq!((rig.finish(batch)[0].0, connected.first()), (Status::Ok, Some(&Path::Rdma)));
     assert_eq!(rig.ways, [Some(Via::Rdma)]);
-    // Where streams are not to be used, that is the answer.
+    // With streams disabled, the failure is the result.
     let mut rig = Rig::new(Config { stream: false, ..config(1) }, 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::Read(at(peer, 0), local(0, 0, 100))]);
@@ -122,7 +123,7 @@ fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
 }
 
 #[test]
-fn each_device_is_a_rail_and_one_that_fails_leaves_its_work_to_the_others() {
+fn each_device_is_a_rail_and_a_failed_one_fails_over_to_the_others() {
     let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 1 << 20))]);
@@ -139,7 +140,7 @@ fn each_device_is_a_rail_and_one_that_fails_leaves_its_work_to_the_others() {
 }
 
 #[test]
-fn the_memory_of_answers_is_known_while_they_are_awaited() {
+fn reply_destinations_are_known_while_requests_are_in_flight() {
     let mut rig = Rig::new(config(1), 1).with_objects(&[(1, 5000)]);
     let batch = rig.submit(&[Request::Get(digest(1), local(2, 40, 6000))]);
     let frames = rig.frames();
@@ -154,10 +155,10 @@ fn the_memory_of_answers_is_known_while_they_are_awaited() {
     assert_eq!(rig.client.answer_memory(request), None);
 }
 
-/// What a device was told to write may still be on the network when its lane ends; what it was told to read changes
-/// nothing at the peer.
+/// A write posted to a device may still be in the network when its lane ends; a posted read changes nothing on the
+/// peer.
 #[test]
-fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_asked() {
+fn a_lane_that_ends_during_a_device_write_is_fenced() {
     for write in [false, true] {
         let mut rig = Rig::new(config(1), 1);
         let peer = rig.segment_peer(false);
@@ -189,13 +190,13 @@ fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_ask
     }
 }
 
-/// Two devices on two nodes at both ends.
+/// Returns the distances of two devices on two nodes, at both ends.
 fn two_nodes() -> Near {
     let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
     Near::new(vec![vec![near(true), near(false)], vec![near(false), near(true)]])
 }
 
-/// A client whose buffer 0 is on node 0 and buffer 1 on node 1, and a peer of two nodes.
+/// Creates a client whose buffer 0 is on node 0 and buffer 1 on node 1, and a peer with two nodes.
 fn two_sockets() -> (Rig, PeerId) {
     let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
     rig.client.set_rdma(vec![12_500_000_000; 2], two_nodes());
@@ -206,7 +207,7 @@ fn two_sockets() -> (Rig, PeerId) {
     (rig, peer)
 }
 
-/// Slices done by the devices of each rail, and what was counted of nodes: ours, the peer's.
+/// Returns the slices completed by the devices of each rail, with the NUMA counts: ours, the peer's.
 fn carried(rig: &Rig) -> Vec<((u16, u16), u64, NodeCounts, NodeCounts)> {
     let rails = rig.client.metrics().rail_metrics().filter(|rail| rail.counts.operations > 0);
     let rail = |rail: crate::RailMetrics<'_>| {
@@ -217,7 +218,7 @@ fn carried(rig: &Rig) -> Vec<((u16, u16), u64, NodeCounts, NodeCounts)> {
 }
 
 #[test]
-fn memory_goes_by_the_devices_of_its_node_at_both_ends() {
+fn memory_uses_the_devices_of_its_node_at_both_ends() {
     for ours in [0, 1] {
         for theirs in [0, 1] {
             let (mut rig, peer) = two_sockets();
@@ -233,7 +234,7 @@ fn memory_goes_by_the_devices_of_its_node_at_both_ends() {
 }
 
 #[test]
-fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
+fn farther_devices_help_only_while_the_near_ones_are_unhealthy() {
     let (mut rig, peer) = two_sockets();
     let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
     let down = |rig: &mut Rig, lane: LaneId, _| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
@@ -243,7 +244,7 @@ fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
     assert!(connected.len() > 1);
     let far: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.other).sum();
     assert_eq!((far, carried(&rig)[0].0), (256, (1, 0)), "near to the peer's memory at least");
-    // Back again: it is tried, and after a while it has all.
+    // The device is back: it is retried, and after a while it carries everything.
     for round in 0..20 {
         rig.now_ns += SECOND_NS;
         rig.client.handle_timeout(rig.now_ns);
@@ -260,7 +261,7 @@ fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
 }
 
 #[test]
-fn a_large_object_has_the_time_that_a_slow_way_takes() {
+fn stall_detection_allows_for_large_objects_on_slow_paths() {
     let mut rig = Rig::new(config(2), 1);
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 16 << 20))]);
     let put = loop {
@@ -271,7 +272,7 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
             None => seen.into_iter().for_each(|seen| rig.act(seen)),
         }
     };
-    // The peer fetches at a hundredth of what the devices are said to do.
+    // The peer pulls at a hundredth of the stated speed of the devices.
     for _ in 0..30 {
         rig.now_ns += SECOND_NS / 10;
         rig.client.handle_timeout(rig.now_ns);
@@ -281,7 +282,7 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
     rig.act(put);
     run(&mut rig, |_, _, _| false);
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
-    // What says nothing at all is given up, and soon where the slices are small.
+    // A silent connection is given up, and early if the slices are small.
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 4096))]);
     let copy = loop {
@@ -300,9 +301,9 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
 }
 
-/// Batches are over before the near device's connection has moved a step, and nobody looks in between.
+/// Each batch completes before the connection of the near device makes progress, and the host does not poll in between.
 #[test]
-fn a_device_comes_back_though_its_host_looks_rarely() {
+fn a_device_reconnects_although_its_host_polls_rarely() {
     let (mut rig, peer) = two_sockets();
     let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
     let near = |rig: &Rig, lane: LaneId| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
@@ -346,12 +347,12 @@ fn a_device_comes_back_though_its_host_looks_rarely() {
 }
 
 #[test]
-fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
+fn slices_queued_for_one_device_do_not_block_memory_of_another_node() {
     let (mut rig, peer) = two_sockets();
     let to = |node: usize| SegmentTarget { place: Place::at(node), ..at(peer, (node as u64) << 24) };
     let bulk = rig.submit(&[Request::Write(to(0), local(0, 0, 64 << 20))]);
     let other = rig.submit(&[Request::Write(to(1), local(1, 0, 1 << 20))]);
-    // The first device never gets on: its copies stay with it.
+    // The first device never completes: its copies stay on it.
     let mut held = Vec::new();
     loop {
         let seen = rig.drain();

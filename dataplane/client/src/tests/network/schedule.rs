@@ -1,4 +1,4 @@
-//! Turns, shared slices, other paths, and what is counted.
+//! Scheduling: order, shared slices, failover to other paths, and counters.
 
 use kvplane_proto::ids::{BatchId, SegmentId};
 use kvplane_proto::limits::Limits;
@@ -27,7 +27,7 @@ fn ranges(frames: &[SentFrame]) -> Vec<(u64, u64)> {
     reads.flat_map(SentFrame::items::<ReadItem>).map(|item| (item.offset, item.bytes)).collect()
 }
 
-/// Four reads that touch each other in one buffer, and one that does not.
+/// Four adjacent reads in one buffer, and one that is apart.
 fn touching(rig: &mut Rig) -> Vec<Request> {
     let mut requests: Vec<Request> =
         (0..4).map(|number| Request::Read(target(rig, 100 + number * 50), local(0, number * 50, 50))).collect();
@@ -36,7 +36,7 @@ fn touching(rig: &mut Rig) -> Vec<Request> {
 }
 
 #[test]
-fn requests_that_touch_share_slices_and_have_results_of_their_own() {
+fn adjacent_requests_share_slices_and_have_separate_results() {
     let mut rig = Rig::new(Config { lanes: 1, gather_range_bytes: 0, ..stream_config() }, 1);
     let requests = touching(&mut rig);
     let batch = rig.submit(&requests);
@@ -90,14 +90,14 @@ fn one_bad_request_does_not_fail_those_that_share_its_slice() {
     let whole = frames[0].items::<ReadItem>()[0];
     rig.deliver(&bare(frames[0].lane, Operation::Read, whole.request, Status::OutOfRange));
     let alone = rig.frames();
-    assert_eq!(ranges(&alone), [(100, 50), (150, 50), (200, 50), (250, 50)], "each is asked on its own");
+    assert_eq!(ranges(&alone), [(100, 50), (150, 50), (200, 50), (250, 50)], "each is sent on its own");
     for item in alone.iter().flat_map(SentFrame::items::<ReadItem>) {
         if item.offset == 200 {
             rig.deliver(&bare(alone[0].lane, Operation::Read, item.request, Status::OutOfRange));
         }
     }
     for reply in rig.answers(&alone[0]).into_iter().filter(|reply| reply.header.status == Status::Ok) {
-        // The answer to the bad one is stale by now.
+        // The reply to the bad request is stale by now.
         rig.deliver(&reply);
     }
     rig.run();
@@ -111,8 +111,8 @@ fn submit(rig: &mut Rig, requests: &[Request], options: SubmitOptions) -> BatchI
 }
 
 #[test]
-fn the_urgent_overtake_what_waits() {
-    // One slice is under way at a time.
+fn urgent_slices_overtake_queued_ones() {
+    // One slice is in flight at a time.
     let config = Config { lanes: 1, lane_window_bytes: 1, merge: false, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let until = SubmitOptions::until(rig.now_ns + SECOND_NS);
@@ -144,7 +144,7 @@ fn the_urgent_overtake_what_waits() {
 }
 
 #[test]
-fn small_requests_have_a_lane_that_bulk_keeps_off() {
+fn the_first_lane_is_reserved_for_small_requests() {
     let config = Config { lanes: 2, post_ahead_ns: 500_000, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let bulk = Request::Read(target(&mut rig, 0), local(0, 0, 64 << 20));

@@ -1,4 +1,4 @@
-//! Which way a range takes, what happens when one is closed, and the peers that do not speak our protocol.
+//! Ways of copying a range, fallbacks when one is closed, and peers of foreign protocols.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ fn mooncake(rig: &mut Rig) -> PeerId {
     rig.client.open_peer(PeerAddress::mooncake(SocketAddr::from(([127, 0, 0, 1], 60)), 2))
 }
 
-/// Carries out what the client wants; copies in these ways cannot be done.
+/// Executes the client's outputs; copies in these ways fail.
 fn run_without(rig: &mut Rig, closed: &[Via]) -> Vec<Operation> {
     let mut sent = Vec::new();
     loop {
@@ -52,7 +52,7 @@ fn run_without(rig: &mut Rig, closed: &[Via]) -> Vec<Operation> {
     }
 }
 
-/// Serves, but for shared lanes: those lead nowhere, or to another process. Whether one was wanted.
+/// Serves, except for shared lanes: these are unreachable, or reach another process. Returns true if one was requested.
 fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
     let mut wanted = false;
     loop {
@@ -64,9 +64,9 @@ fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
             if let ClientOutput::Connect { lane, path: Path::Shared } = seen {
                 wanted = true;
                 if other {
-                    rig.addresses.get_mut(&lane).expect("it was just asked for").node = NodeId(51);
+                    rig.addresses.get_mut(&lane).expect("it was just requested").node = NodeId(51);
                 } else {
-                    rig.client.lane_event(lane, LaneEvent::PathUnavailable("nobody listens"), rig.now_ns);
+                    rig.client.lane_event(lane, LaneEvent::PathUnavailable("connection refused"), rig.now_ns);
                     continue;
                 }
             }
@@ -76,7 +76,7 @@ fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
 }
 
 #[test]
-fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
+fn an_unavailable_path_is_not_retried_for_a_while() {
     for other in [false, true] {
         let mut rig = Rig::new(shared_config(), 1);
         let peer = rig.segment_peer(true);
@@ -99,9 +99,9 @@ fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
     }
 }
 
-/// What leads nowhere else is tried as often as any path that fails.
+/// The only path of a peer is retried like any failed path.
 #[test]
-fn the_only_path_is_not_left() {
+fn the_only_path_is_retried() {
     let mut rig = Rig::new(Config { stream: false, ..shared_config() }, 1);
     let peer = rig.segment_peer(true);
     let batch = rig.submit(&[Request::Write(at(peer, 0, true), local(0, 0, 100))]);
@@ -120,7 +120,7 @@ fn the_only_path_is_not_left() {
 #[test]
 fn the_cheapest_way_that_is_open_is_taken() {
     use Operation::{Hello, Write};
-    // (mappings, cma in our settings, cma by the kernel, streams, mappable) and the way or the status.
+    // (mappings, CMA in our settings, CMA by the kernel, streams, mappable), and the way or the status.
     let cases = [
         (true, true, true, true, true, Ok(Some(Via::Map))),
         (true, true, true, true, false, Ok(Some(Via::Cma))),
@@ -151,7 +151,7 @@ fn the_cheapest_way_that_is_open_is_taken() {
 }
 
 #[test]
-fn a_closed_way_is_remembered_and_the_next_one_taken() {
+fn a_closed_way_is_recorded_and_the_next_one_used() {
     let mut rig = Rig::new(Config { lanes: 1, ..shared_config() }, 1);
     rig.cma = true;
     let peer = rig.segment_peer(true);
@@ -161,16 +161,16 @@ fn a_closed_way_is_remembered_and_the_next_one_taken() {
     assert_eq!((rig.finish(batch), sent.last()), (vec![(Status::Ok, 100, 0)], Some(&Operation::Write)));
     assert_eq!(rig.ways, [Some(Via::Map), Some(Via::Cma)]);
     assert_eq!(rig.client.counters().retries, 2);
-    // Not tried again, for this segment.
+    // Not retried for this segment.
     let batch = rig.submit(&[write]);
     assert_eq!(run_without(&mut rig, &[]), [Operation::Write]);
     assert_eq!((rig.finish(batch)[0].0, rig.ways.len()), (Status::Ok, 2));
-    // Another segment has its own ways.
+    // Ways are closed per segment.
     let other = SegmentTarget { segment: SegmentId { index: 2, generation: 1 }, ..at(peer, 0, true) };
     let batch = rig.submit(&[Request::Write(other, local(0, 0, 100))]);
     rig.run();
     assert_eq!((rig.finish(batch)[0].0, rig.ways.last()), (Status::Ok, Some(&Some(Via::Map))));
-    // Where nothing is left, that is the answer.
+    // If no way is left, that is the result.
     let mut rig = Rig::new(Config { stream: false, ..shared_config() }, 1);
     rig.cma = true;
     let peer = rig.segment_peer(true);
@@ -181,7 +181,7 @@ fn a_closed_way_is_remembered_and_the_next_one_taken() {
 }
 
 #[test]
-fn a_new_connection_finds_out_again() {
+fn a_new_connection_tries_closed_ways_again() {
     let mut rig = Rig::new(Config { lanes: 1, ..shared_config() }, 1);
     rig.cma = true;
     let peer = rig.segment_peer(true);
@@ -254,11 +254,11 @@ fn a_foreign_peer_gets_one_plain_range_at_a_time() {
         let least = depth.max(1) as usize;
         assert_eq!(frames.len(), 2 * least, "on two lanes");
         assert!(frames.iter().all(|sent| sent.header.flags == FrameFlags::NONE && sent.header.items == 1));
-        // What is small does not wait for what is large: the first frame need not be a read's.
-        let read = frames.iter().position(|sent| sent.operation() == Operation::Read).expect("a read is under way");
+        // Small slices do not wait for large ones: the first frame may not be a read's.
+        let read = frames.iter().position(|sent| sent.operation() == Operation::Read).expect("a read is in flight");
         let first = &frames[read].items::<ReadItem>()[0];
         assert_eq!((first.offset, first.bytes), (1 << 20, 4096));
-        // While a payload arrives its request is under way.
+        // While its payload arrives a request is in flight.
         let reply = rig.answers(&frames[read]).remove(0);
         let crate::PayloadTo::Local { slice, .. } = rig.place(&reply) else { panic!("a payload is wanted") };
         assert!(rig.frames().is_empty());
@@ -273,13 +273,13 @@ fn a_foreign_peer_gets_one_plain_range_at_a_time() {
     }
 }
 
-/// A world of peers of every kind, whose copies, frames and connections end well or badly, in any order.
+/// Peers of every kind, whose copies, frames and connections succeed or fail, in any order.
 struct World {
     rig: Rig,
     peers: Vec<(PeerId, Path)>,
     pending: Vec<ClientOutput>,
     open: Vec<BatchId>,
-    /// Paths of the lanes that were connected, and frames under way on foreign ones.
+    /// Paths of the connected lanes, and frames in flight on foreign ones.
     paths: BTreeMap<LaneId, Path>,
     depth: BTreeMap<LaneId, u32>,
     buffer: u32,
@@ -335,7 +335,7 @@ impl World {
         self.open.push(self.rig.submit(&[request]));
     }
 
-    /// What was asked for on a lane that is gone is nobody's.
+    /// Drops the outputs for a lane that is gone.
     fn forget(&mut self, gone: LaneId) {
         self.paths.remove(&gone);
         self.depth.remove(&gone);
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// What the client wants next, checked against what each path may carry.
+    /// Takes the next outputs of the client, and checks them against what each path may carry.
     fn collect(&mut self) {
         let before = self.rig.ways.len();
         let seen = self.rig.drain();
@@ -411,7 +411,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn every_batch_ends_once_whatever_becomes_of_its_ways(
+    fn every_batch_ends_once_under_failures_of_its_ways(
         cma: bool,
         steps in prop::collection::vec((0u8..70, 0usize..1000), 1..150),
     ) {
@@ -419,7 +419,7 @@ proptest! {
         for (what, which) in steps {
             world.step(what, which);
         }
-        // From here on everything goes well.
+        // From here on everything succeeds.
         for _ in 0..100_000 {
             if world.pending.is_empty() {
                 let Some(at_ns) = world.rig.client.poll_timeout() else { break };

@@ -1,4 +1,4 @@
-//! Peers that fail, lie or fall silent, and callers that change their minds.
+//! Peers that fail, misbehave or fall silent, and callers that cancel.
 
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, RequestId};
@@ -24,7 +24,7 @@ fn resets(rig: &mut Rig) -> Vec<LaneId> {
     lanes.collect()
 }
 
-/// Connects and greets nobody until then: every connection is lost. Returns how many were tried.
+/// Loses every connection until this time. Returns the number of attempts to connect.
 fn lose_every_connection(rig: &mut Rig, until_ns: u64) -> usize {
     let mut tried = 0;
     for _ in 0..10_000 {
@@ -49,22 +49,22 @@ fn lose_every_connection(rig: &mut Rig, until_ns: u64) -> usize {
     tried
 }
 
-/// Documented before as "tried within the budget": four refused connections took a few milliseconds, so a put failed
-/// at once while its owner was being replaced.
+/// An unreachable owner used to be retried within the budget of attempts only: four refused connections took a few
+/// milliseconds, so a put failed at once while its owner was being replaced.
 #[test]
-fn an_owner_that_cannot_be_had_is_tried_until_the_deadline() {
+fn an_unreachable_owner_is_retried_until_the_deadline() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1)), get(2), Request::Put(digest(3), local(1, 0, 5))]);
     let tried = lose_every_connection(&mut rig, 11 * SECOND_NS);
     assert!((usize::from(Limits::ATTEMPTS) + 1..=200).contains(&tried), "{tried} connections");
     assert_eq!(rig.finish(batch), [(Status::DeadlineExceeded, 0, 0); 3]);
-    assert!(rig.maps_wanted > 1, "a newer map is asked for as long as the owner is away");
+    assert!(rig.maps_wanted > 1, "newer maps are requested as long as the owner is away");
     rig.assert_empty();
     assert_eq!(rig.client.poll_timeout().filter(|&at_ns| at_ns <= rig.now_ns), None, "no timer is left behind");
 }
 
 #[test]
-fn an_owner_that_comes_back_late_serves_what_waited_for_it() {
+fn an_owner_that_comes_back_late_serves_the_parked_requests() {
     for config in [stream_config(), one_lane(), shared_config()] {
         let mut rig = Rig::new(config, 1).with_objects(&[(1, 500)]);
         let requests = [Request::Exists(digest(1)), get(1), Request::Put(digest(3), local(1, 0, 5))];
@@ -79,9 +79,9 @@ fn an_owner_that_comes_back_late_serves_what_waited_for_it() {
     }
 }
 
-/// Connections that end as soon as the request comes: it is not sent without a pause.
+/// A peer that closes each connection when the request arrives: the request is not resent without backoff.
 #[test]
-fn a_peer_that_ends_its_connections_is_not_sent_a_put_all_the_time() {
+fn a_put_backs_off_from_a_peer_that_closes_its_connections() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(3), local(1, 0, 5))]);
     let mut sent = 0;
@@ -102,7 +102,7 @@ fn a_peer_that_ends_its_connections_is_not_sent_a_put_all_the_time() {
 }
 
 #[test]
-fn a_timer_without_work_does_not_come_back() {
+fn a_timer_without_work_is_not_repeated() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], 1_000_000, 0).expect("a valid batch");
     let seen = rig.drain();
@@ -117,7 +117,7 @@ fn a_timer_without_work_does_not_come_back() {
 }
 
 #[test]
-fn a_peer_that_never_greets_does_not_hold_the_lane() {
+fn a_handshake_timeout_frees_the_lane() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], 60 * SECOND_NS, 0).expect("a valid batch");
     let seen = rig.drain();
@@ -135,7 +135,7 @@ fn a_peer_that_never_greets_does_not_hold_the_lane() {
 }
 
 #[test]
-fn a_lost_lane_is_made_up_for() {
+fn slices_of_a_lost_lane_are_retried() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(config, 1).with_objects(&[(1, 500)]);
         let batch = rig.submit(&[get(1), Request::Put(digest(2), local(1, 0, 100)), Request::Exists(digest(1))]);
@@ -155,7 +155,7 @@ fn a_lost_lane_is_made_up_for() {
 }
 
 #[test]
-fn a_refusal_fails_at_once_and_says_why() {
+fn a_refusal_fails_at_once_with_its_reason() {
     for (status, version) in [(Some(Status::Incompatible), VERSION), (None, VERSION + 1)] {
         let mut rig = Rig::new(one_lane(), 1);
         let batch = rig.submit(&[get(1), Request::Exists(digest(2))]);
@@ -175,7 +175,7 @@ fn a_refusal_fails_at_once_and_says_why() {
 }
 
 #[test]
-fn another_incarnation_of_a_node_is_not_taken_for_the_one_that_was_meant() {
+fn another_incarnation_of_a_node_is_rejected_in_the_handshake() {
     let mut rig = Rig::new(one_lane(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::OpenSegment(peer)]);
@@ -231,7 +231,7 @@ fn a_deadline_in_flight_completes_only_when_the_lane_is_gone() {
 
 #[test]
 fn a_deadline_over_shared_memory_waits_for_the_copy_to_end() {
-    // Longer than what goes along with its frame.
+    // Larger than a payload that is sent inside its frame.
     for request in [get(1), Request::Put(digest(2), local(1, 0, 9_000))] {
         let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 5)]);
         let batch = rig.client.submit(&[request], SECOND_NS, 1).expect("a valid batch");
@@ -289,7 +289,7 @@ fn others_are_not_charged_for_a_deadline_or_a_cancelled_batch() {
         rig.done.clear();
     }
     rig.run_until(20 * SECOND_NS);
-    // Frames that this test swallowed are asked for again once their lane is lost.
+    // Frames that this test drops are retried once their lane is lost.
     let lanes: Vec<LaneId> = rig.addresses.keys().copied().collect();
     lanes.into_iter().for_each(|lane| rig.lose(lane));
     rig.run_until(20 * SECOND_NS);
@@ -298,7 +298,7 @@ fn others_are_not_charged_for_a_deadline_or_a_cancelled_batch() {
 }
 
 #[test]
-fn a_cancelled_batch_keeps_what_was_done() {
+fn a_cancelled_batch_keeps_its_completed_results() {
     let mut rig = Rig::new(one_lane(), 1).with_objects(&[(1, 5)]);
     let batch = rig.submit(&[Request::Exists(digest(1)), get(2)]);
     let frames = rig.frames();
@@ -334,7 +334,7 @@ fn stale_answers_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn bytes_that_do_not_match_are_asked_for_again_within_the_budget() {
+fn payloads_with_a_wrong_checksum_are_retried_within_the_budget() {
     for good_at in [1, u32::from(Limits::ATTEMPTS)] {
         let mut rig = Rig::new(one_lane(), 1).with_objects(&[(1, 5)]);
         let batch = rig.submit(&[get(1)]);
@@ -359,7 +359,7 @@ fn bytes_that_do_not_match_are_asked_for_again_within_the_budget() {
 }
 
 #[test]
-fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
+fn no_space_is_reported_and_a_busy_peer_is_retried() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 5)), Request::Put(digest(2), local(0, 5, 5))]);
     let frames = rig.frames();
@@ -372,9 +372,9 @@ fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
     rig.assert_empty();
 }
 
-/// It is busy for as long as it is: what bounds the wait is the deadline, and pauses stay short.
+/// A peer may stay busy: the wait is bounded by the deadline only, and the backoff stays short.
 #[test]
-fn a_busy_peer_is_asked_until_the_deadline() {
+fn a_busy_peer_is_retried_until_the_deadline() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 5))]);
     let mut longest_ns = 0;
@@ -382,18 +382,18 @@ fn a_busy_peer_is_asked_until_the_deadline() {
         let frames = rig.frames();
         rig.deliver(&single(&frames[0], Status::Busy, 0));
         assert!(!rig.client.batches().is_complete(batch));
-        let at_ns = rig.client.poll_timeout().expect("it is asked again");
+        let at_ns = rig.client.poll_timeout().expect("the request is retried");
         longest_ns = longest_ns.max(at_ns - rig.now_ns);
         rig.now_ns = at_ns;
         rig.client.handle_timeout(at_ns);
     }
-    assert!(longest_ns <= SECOND_NS / 10, "{longest_ns} ns until it is asked again");
+    assert!(longest_ns <= SECOND_NS / 10, "{longest_ns} ns until the retry");
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 5, 77)]);
     rig.assert_empty();
 }
 
-/// Sends one wrong answer to the first request; the lane must be reset and the requests asked again and answered.
+/// Sends one malformed reply to the first request; the lane must be reset, and the requests retried and answered.
 fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig, &SentFrame) -> Reply) {
     let mut rig = Rig::new(config, 1).with_objects(&[(1, 10), (2, 20)]);
     let batch = rig.submit(requests);
@@ -453,12 +453,12 @@ fn payloads_of_a_wrong_kind_reset_the_lane() {
 fn wrong_answers_over_shared_memory_reset_the_lane() {
     let gets = [get(1), get(2)];
     check_malformed(shared_config(), &gets, |rig, sent| {
-        // An object of 0 bytes makes no sense; the other one's pin goes with the connection.
+        // An object of 0 bytes is invalid; the pin of the other one ends with the connection.
         let mut reply = rig.answers(sent).remove(0);
         let mut answers: Vec<LookupReply> =
             kvplane_proto::message::decode_items(&reply.body, 2).expect("two answers").collect();
         answers[1].bytes = 0;
-        // The second item comes first, so that no copy is asked for before the reset.
+        // The second item comes first, so that no copy starts before the reset.
         answers.swap(0, 1);
         reply.body.clear();
         encode_items(answers, &mut reply.body);

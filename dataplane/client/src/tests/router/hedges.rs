@@ -1,4 +1,4 @@
-//! Gets whose first owner says nothing: when they leave it, and when they do not.
+//! Hedging: when gets of a silent owner are sent to the replica owner, and when they are not.
 
 use kvplane_proto::ids::{BatchId, NodeId};
 use kvplane_proto::map::ClusterMap;
@@ -11,7 +11,7 @@ use crate::{Config, Request};
 const MS: u64 = 1_000_000;
 const BYTES: u64 = 1_000;
 
-/// A client in a cluster of two nodes that have object 0, whose gets wait for at most this.
+/// Creates a client in a cluster of two nodes that have object 0, with this bound of the hedging delay.
 fn rig(hedge_ns: u64) -> Rig {
     let mut rig = Rig::new(Config { hedge_ns, lanes: 1, spread: false, ..stream_config() }, 2);
     rig.client.set_map(ClusterMap { replicas: 2, ..map(2, 2, 1) }, 1);
@@ -24,7 +24,7 @@ fn submit(rig: &mut Rig) -> BatchId {
     rig.submit(&[Request::Get(digest(0), local(0, 0, BYTES))])
 }
 
-/// True where a get without an answer from its first owner was hedged to the second within this time.
+/// Returns true if a get without a reply from its owner was hedged to the replica owner within this time.
 fn asked_second(rig: &mut Rig, after_ns: u64) -> bool {
     let batch = submit(rig);
     let silent = rig.frames();
@@ -42,7 +42,7 @@ fn asked_second(rig: &mut Rig, after_ns: u64) -> bool {
     second
 }
 
-/// Gets that took so long each.
+/// Runs gets that take so long each.
 fn took(rig: &mut Rig, gets: u64, each_ns: u64) {
     for _ in 0..gets {
         let batch = submit(rig);
@@ -56,9 +56,9 @@ fn took(rig: &mut Rig, gets: u64, each_ns: u64) {
     }
 }
 
-/// A get that was hedged says that the replica owner has the object, and nothing of the owner.
+/// A hedged get confirms that the replica owner has the object, and says nothing about the owner.
 #[test]
-fn what_a_replica_owner_gives_says_nothing_of_the_owner() {
+fn gets_from_the_replica_owner_do_not_confirm_the_owner() {
     let mut rig = rig(100 * MS);
     for hedged in [false, true] {
         let batch = submit(&mut rig);
@@ -77,12 +77,12 @@ fn what_a_replica_owner_gives_says_nothing_of_the_owner() {
 }
 
 #[test]
-fn a_silent_owner_is_left_after_what_its_slowest_gets_take() {
+fn a_silent_owner_is_hedged_after_its_99th_percentile() {
     let mut rig = rig(100 * MS);
     took(&mut rig, 100, MS);
     assert!(!asked_second(&mut rig, 49 * MS), "half of the setting at least");
     assert!(asked_second(&mut rig, 51 * MS));
-    // One in twenty takes 80 ms: more than a hundredth, so it is waited for longer, but not beyond the setting.
+    // One in twenty takes 80 ms, which is more than one in a hundred, so the delay grows, but not beyond the setting.
     for _ in 0..100 {
         took(&mut rig, 19, MS);
         took(&mut rig, 1, 80 * MS);
@@ -97,7 +97,7 @@ fn a_silent_owner_is_left_after_what_its_slowest_gets_take() {
 }
 
 #[test]
-fn an_owner_that_answers_others_is_not_left() {
+fn an_owner_that_answers_other_requests_is_not_hedged() {
     let mut rig = rig(100 * MS);
     rig.objects.insert(digest(1), Object::new(BYTES, 7));
     let batch = submit(&mut rig);
@@ -117,7 +117,7 @@ fn an_owner_that_answers_others_is_not_left() {
         })
         .collect();
     assert!(!others.is_empty());
-    // Something is answered on the same connection every 20 ms.
+    // Another request is answered on the same connection every 20 ms.
     for turn in 0..50 {
         rig.now_ns += 20 * MS;
         let other = rig.submit(&[Request::Exists(digest(others[turn % others.len()]))]);
@@ -139,14 +139,14 @@ fn an_owner_that_answers_others_is_not_left() {
     rig.assert_empty();
 }
 
-/// An owner that answers each get, but later than it is waited for: what this adds is bounded.
+/// An owner that answers each get, but after the hedging delay: the number of added requests is bounded.
 #[test]
-fn an_owner_that_is_slow_all_the_time_gets_few_requests_twice() {
+fn hedges_of_a_slow_owner_are_bounded_by_the_budget() {
     let mut rig = rig(100 * MS);
     let gets = 2_000;
     let twice = (0..gets).filter(|_| asked_second(&mut rig, 120 * MS)).count();
     assert!((64..=64 + gets / 25).contains(&twice), "{twice} of {gets}");
-    // One that is silent, and never answers those, costs nothing of that.
+    // A dead owner, which never answers those gets, does not use up the budget.
     rig.now_ns += SECOND_NS;
     took(&mut rig, 4_000, MS);
     for _ in 0..200 {

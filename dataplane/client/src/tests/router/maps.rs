@@ -1,4 +1,4 @@
-//! Routing by maps: wrong owners, new maps, members that come and go.
+//! Routing by maps: wrong owners, new maps, members that join and leave.
 
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::status::Status;
@@ -44,9 +44,9 @@ fn a_wrong_owner_parks_the_request_and_asks_for_a_map() {
             rig.place(&reply);
         }
     }
-    assert!(rig.frames().is_empty(), "parked, not asked again at once");
+    assert!(rig.frames().is_empty(), "parked, not retried at once");
     assert_eq!(rig.maps_wanted, 1, "one question for both");
-    // The new map names other incarnations, so that the requests must go over new connections.
+    // The new map has other incarnations, so the requests need new connections.
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 5, 2), (Status::Ok, 0, 0)]);
@@ -55,7 +55,7 @@ fn a_wrong_owner_parks_the_request_and_asks_for_a_map() {
 }
 
 #[test]
-fn a_wrong_owner_is_a_matter_of_the_deadline_not_of_the_budget() {
+fn a_wrong_owner_is_retried_until_the_deadline() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let mut asked = 0;
@@ -68,17 +68,17 @@ fn a_wrong_owner_is_a_matter_of_the_deadline_not_of_the_budget() {
             rig.now_ns = rig.now_ns.max(at_ns);
             rig.client.handle_timeout(rig.now_ns);
         }
-        assert!(asked < 50, "it is asked ever more often");
+        assert!(asked < 50, "retries do not back off");
     }
     rig.run();
     assert!((15..50).contains(&asked), "{asked} in ten seconds");
-    assert!((10..=20).contains(&rig.maps_wanted), "{} maps were asked for in ten seconds", rig.maps_wanted);
+    assert!((10..=20).contains(&rig.maps_wanted), "{} maps were requested in ten seconds", rig.maps_wanted);
     assert_eq!(rig.finish(batch), [(Status::DeadlineExceeded, 0, 0)]);
     rig.assert_empty();
 }
 
 #[test]
-fn what_waits_for_a_dead_member_goes_to_the_new_owner_at_once() {
+fn slices_queued_for_a_dead_member_go_to_the_new_owner_at_once() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let seen = rig.drain();
@@ -99,7 +99,7 @@ fn an_older_map_changes_nothing() {
     assert_eq!(rig.client.epoch().0, 5);
     rig.client.set_map(map(5, 3, 1), 1);
     assert_eq!(rig.client.router.placement.map().map(|map| map.members.len()), Some(1));
-    // Of another state of the control plane, epochs begin anew.
+    // In another cluster state, epochs begin anew.
     rig.client.adopt_map(map(2, 3, 1), 1);
     assert_eq!(rig.client.epoch().0, 2);
     rig.client.set_map(map(1, 1, 1), 1);

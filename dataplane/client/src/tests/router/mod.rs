@@ -1,4 +1,4 @@
-//! Whom slices go to: by maps, after failures, and to replica owners.
+//! Routing of slices: by maps, after failures, and to replica owners.
 
 mod failures;
 mod hedges;

@@ -1,4 +1,4 @@
-//! Gets of objects that two owners have: who is asked, and what happens when the second turns out not to have it.
+//! Gets of objects that two owners have: the choice between both, and fallback when the replica is missing.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn two_owners(epoch: u64) -> ClusterMap {
     ClusterMap { replicas: 2, ..map(epoch, 2, 1) }
 }
 
-/// A client in a cluster of two nodes that have every object, as the version of the first says.
+/// Creates a client in a cluster of two nodes that have every object, as the owner's version reports.
 fn rig(config: Config) -> Rig {
     let mut rig = Rig::new(config, 2);
     rig.client.set_map(two_owners(2), 1);
@@ -31,7 +31,7 @@ fn rig(config: Config) -> Rig {
     rig
 }
 
-/// Gets the object so many times, `at_once` of them together; whom each asked, in turns of `MS`.
+/// Gets the object so many times, `at_once` of them together, every `MS`. Returns the number of gets by node.
 fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
     let mut asked = BTreeMap::new();
     for _ in 0..count {
@@ -59,14 +59,14 @@ fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
     asked
 }
 
-/// Who owns the object first.
+/// Returns the owner of the object.
 fn first(rig: &mut Rig) -> NodeId {
     let asked = gets(rig, 1, 1);
-    *asked.keys().next().expect("somebody was asked")
+    *asked.keys().next().expect("an owner was used")
 }
 
 #[test]
-fn what_two_owners_have_is_asked_of_both() {
+fn gets_are_spread_over_owner_and_replica_owner() {
     for config in [stream_config(), shared_config()] {
         let mut rig = rig(config);
         let asked = gets(&mut rig, 100, 4);
@@ -79,11 +79,11 @@ fn what_two_owners_have_is_asked_of_both() {
 }
 
 #[test]
-fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
+fn gets_are_not_spread_without_a_lease_or_when_disabled() {
     let mut rig = rig(stream_config());
     rig.objects.insert(digest(0), Object::new(BYTES, 7));
     assert_eq!(gets(&mut rig, 50, 2).len(), 1);
-    // Of one object in two requests nothing is known to be the same.
+    // Replicas have versions of their own, so gets of ranges are never spread.
     rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
     gets(&mut rig, 2, 1);
     let chosen = rig.client.counters().second_chosen;
@@ -101,7 +101,7 @@ fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
 }
 
 #[test]
-fn a_get_says_how_many_owners_have_the_object() {
+fn a_get_reports_the_number_of_replicas() {
     for config in [stream_config(), shared_config()] {
         for (object, replicas) in [(Object::replicated(BYTES, 7), 2), (Object::new(BYTES, 7), 1)] {
             let mut rig = rig(config.clone());
@@ -127,10 +127,10 @@ fn a_get_says_how_many_owners_have_the_object() {
 }
 
 #[test]
-fn a_lease_ends_with_its_time_and_with_the_map() {
+fn a_lease_expires_and_ends_with_the_map() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
-    // Nobody asks the first meanwhile, so nobody knows.
+    // No get reaches the owner meanwhile, so no lease is renewed.
     for _ in 0..20 {
         rig.now_ns += Limits::COPY_LEASE_NS;
         assert_eq!(first(&mut rig), home);
@@ -140,9 +140,9 @@ fn a_lease_ends_with_its_time_and_with_the_map() {
     }
 }
 
-/// The second owner has evicted its copy: the first is asked, and for a while only it.
+/// The replica owner has evicted its replica: the owner serves the get, and for a while it alone is used.
 #[test]
-fn a_copy_that_is_gone_costs_one_question() {
+fn an_evicted_replica_costs_one_round_trip() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
     let mut missed = 0;
@@ -171,9 +171,9 @@ fn a_copy_that_is_gone_costs_one_question() {
     rig.assert_empty();
 }
 
-/// Who cannot be reached is not asked, and what was asked of it is asked of the first.
+/// An unreachable replica owner is not used, and its gets go to the owner.
 #[test]
-fn a_second_owner_that_dies_costs_nothing_but_a_try() {
+fn a_dead_replica_owner_costs_one_attempt() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
     for _ in 0..50 {
@@ -192,7 +192,7 @@ fn a_second_owner_that_dies_costs_nothing_but_a_try() {
 }
 
 #[test]
-fn only_gets_want_leases_on_replicas() {
+fn only_gets_request_replica_leases() {
     let mut rig = rig(stream_config());
     first(&mut rig);
     let batch = rig.submit(&[Request::Exists(digest(0))]);
@@ -205,7 +205,7 @@ fn only_gets_want_leases_on_replicas() {
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
 }
 
-/// What a shard was to do as the first owner waits for its connection, and the owners change meanwhile.
+/// Requests of an importer or an owner wait for their connection while the owners change.
 #[test]
 fn copies_go_by_the_map_by_which_they_were_to_be_made() {
     for config in [stream_config(), shared_config()] {

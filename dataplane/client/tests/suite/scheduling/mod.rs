@@ -1,7 +1,7 @@
-//! The client's scheduling against a network in virtual time: the figures of docs/performance.md for rails.
+//! The client's scheduling against a network in virtual time: the figures for rails in docs/performance.md.
 //!
-//! `cargo test -p kvplane-client --test suite -- scheduling --nocapture` prints them. They depend on nothing of the
-//! machine that runs it, so they are asserted too.
+//! `cargo test -p kvplane-client --test suite -- scheduling --nocapture` prints them. They do not depend on the machine
+//! that runs the test, so they are asserted too.
 
 mod network;
 
@@ -14,7 +14,7 @@ const PORT: u64 = 1_250_000_000;
 const BULK_BYTES: u64 = 64 << 20;
 const SMALL_BYTES: u64 = 4 << 10;
 
-/// Six sound ports, one at an eighth of its stated speed, one that is down for 40 of every 150 ms.
+/// Six healthy ports, one at an eighth of its stated speed, and one that is down for 40 of every 150 ms.
 fn eight_rails() -> Vec<Port> {
     let mut ports = vec![Port::sound(PORT); 8];
     ports[5] = Port { bytes_per_second: PORT / 8, ..ports[5] };
@@ -22,7 +22,7 @@ fn eight_rails() -> Vec<Port> {
     ports
 }
 
-/// Keeps this many bulk reads open until `until_ns`.
+/// Keeps this many bulk reads in flight until `until_ns`.
 fn keep_bulk(network: &mut Network, open: usize) {
     while network.open_bulk() < open {
         let options = SubmitOptions { intent: Intent::Checkpoint, ..SubmitOptions::until(u64::MAX / 2) };
@@ -89,7 +89,7 @@ fn p99(sorted: &[u64]) -> u64 {
 #[test]
 fn small_reads_do_not_wait_for_bulk() {
     let one = || vec![Port::sound(PORT)];
-    // The last is of the bulk's own class: what is small is not behind what is large there either.
+    // The last is of the bulk's own class: a small read is not queued behind a large one there either.
     let cases = [
         ("8 rails, urgent", eight_rails(), Intent::ForegroundGet),
         ("1 rail, urgent", one(), Intent::ForegroundGet),
@@ -110,7 +110,7 @@ fn small_reads_do_not_wait_for_bulk() {
 }
 
 #[test]
-fn a_port_that_comes_back_is_in_use_within_50_ms() {
+fn a_recovered_port_is_in_use_within_50_ms() {
     let ports = vec![Port::sound(PORT), Port { up_ns: 300_000_000, down_ns: 700_000_000, ..Port::sound(PORT) }];
     let mut network = Network::new(ports, 20_000);
     let mut healed_ns = 0;
@@ -130,7 +130,7 @@ fn a_port_that_comes_back_is_in_use_within_50_ms() {
 }
 
 #[test]
-fn a_port_that_falls_silent_is_given_up_and_costs_little() {
+fn a_silent_port_is_detected_and_costs_little() {
     let span_ns = 2 * SECOND_NS;
     let mut ports = vec![Port::sound(PORT); 4];
     ports[1] = Port { up_ns: 500_000_000, down_ns: 500_000_000, silent: true, ..ports[1] };
@@ -148,8 +148,8 @@ fn a_port_that_falls_silent_is_given_up_and_costs_little() {
 }
 
 #[test]
-fn a_long_way_is_kept_full() {
-    // 20 ms there and back: ten times the work that is posted ahead otherwise.
+fn a_path_with_a_long_round_trip_is_kept_full() {
+    // A round trip of 20 ms: ten times the work that is posted ahead by default.
     let mut network = Network::new(vec![Port::sound(PORT)], 10_000_000);
     let run = |network: &mut Network, until_ns| {
         while network.now_ns < until_ns {
@@ -169,7 +169,7 @@ fn a_long_way_is_kept_full() {
 fn one_large_read_uses_every_rail_and_ends_on_all_at_once() {
     let mut network = Network::new(vec![Port::sound(PORT); 8], 20_000);
     let options = SubmitOptions::until(u64::MAX / 2);
-    // Connections come first; they are not measured.
+    // Connections are established first; they are not measured.
     network.submit(BULK_BYTES, &options);
     while network.open_bulk() > 0 {
         network.step();

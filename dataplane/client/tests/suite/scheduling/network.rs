@@ -1,5 +1,5 @@
-//! A peer with several ports in virtual time: each port serves its connections in turn, a packet each, at its speed,
-//! while it is up. What it serves are reads; their bytes are not modelled.
+//! A peer with several ports in virtual time: each port serves its connections round robin, one packet each, at its
+//! speed, while it is up. It serves reads only, whose bytes are not modelled.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -15,9 +15,9 @@ use kvplane_proto::message::{Kind, Operation, ReadItem, Welcome, decode_items};
 use kvplane_proto::{BatchId, Epoch, Incarnation, NodeId, RequestId, SegmentId, ShardId, Status};
 
 pub(crate) const SECOND_NS: u64 = 1_000_000_000;
-/// Bytes of a connection that a port sends before it turns to the next.
+/// Bytes of a connection that a port sends before it switches to the next.
 const PACKET_BYTES: u64 = 8 << 10;
-/// From the loss of a port until its connections are reported gone, and until an attempt to connect fails.
+/// Time from the loss of a port until its connections are reported gone, and until an attempt to connect fails.
 const NOTICE_NS: u64 = 1_000_000;
 const CONNECT_NS: u64 = 100_000;
 
@@ -27,7 +27,7 @@ pub(crate) struct Port {
     pub(crate) bytes_per_second: u64,
     pub(crate) up_ns: u64,
     pub(crate) down_ns: u64,
-    /// Nobody is told when it goes down: what is on its way is gone, and what is asked meanwhile too.
+    /// True if its failure is not reported: packets in flight are lost, and requests meanwhile too.
     pub(crate) silent: bool,
 }
 
@@ -40,7 +40,7 @@ impl Port {
         now_ns % (self.up_ns + self.down_ns) < self.up_ns
     }
 
-    /// Time up to `span_ns` in which it is up.
+    /// Returns the time up to `span_ns` in which it is up.
     const fn uptime_ns(&self, span_ns: u64) -> u64 {
         let period_ns = self.up_ns + self.down_ns;
         let last_ns = span_ns % period_ns;
@@ -57,7 +57,7 @@ struct Transfer {
 struct Lane {
     port: usize,
     transfers: VecDeque<Transfer>,
-    /// It is among those that the port serves.
+    /// True if it is among those that the port serves.
     in_turn: bool,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Network {
     ports: Vec<Port>,
     latency_ns: u64,
     lanes: BTreeMap<LaneId, Lane>,
-    /// Connections that each port serves, in turn, and whether it is sending.
+    /// Connections that each port serves, in turn, and whether the port is sending.
     turns: Vec<VecDeque<LaneId>>,
     sending: Vec<Option<LaneId>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -134,7 +134,7 @@ impl Network {
         network
     }
 
-    /// Bytes that all ports could have served until `span_ns`.
+    /// Returns the bytes that all ports could have served until `span_ns`.
     pub(crate) fn ideal_bytes(&self, span_ns: u64) -> f64 {
         self.ports.iter().map(|port| port.uptime_ns(span_ns) as f64 * port.bytes_per_second as f64 / 1e9).sum()
     }
@@ -165,12 +165,12 @@ impl Network {
         self.drain();
     }
 
-    /// Lets the next thing happen.
+    /// Processes the next event.
     pub(crate) fn step(&mut self) {
         self.step_until(u64::MAX);
     }
 
-    /// Lets the next thing happen, or time pass until `until_ns` if nothing does before.
+    /// Processes the next event, or lets time pass until `until_ns` if there is none before.
     pub(crate) fn step_until(&mut self, until_ns: u64) {
         let next_ns = self.events.peek().map_or(u64::MAX, |event| event.0.0);
         let timeout_ns = self.client.poll_timeout().unwrap_or(u64::MAX).max(self.now_ns);
@@ -307,7 +307,7 @@ impl Network {
         self.client.frame(lane, &header, &body, self.now_ns);
     }
 
-    /// The port turns to the next connection that has something.
+    /// Switches the port to the next connection with packets to send.
     fn send(&mut self, port: usize) {
         if self.sending[port].is_some() || !self.ports[port].is_up(self.now_ns) {
             return;

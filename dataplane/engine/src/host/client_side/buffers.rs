@@ -1,9 +1,9 @@
-//! The caller's memory by name: whole regions, and memory in parts, which is many pieces under one name, as if they lay
-//! in a row.
+//! Buffers: the caller's memory by index. A buffer is a whole region, or a list of pieces under one index, as if they
+//! were contiguous.
 //!
-//! A request names a range of memory in parts like any other. Whoever moves the bytes gets the pieces: TCP sends and
-//! receives them in order, RDMA devices are given each, and copies go piece by piece. So one object is put from, or
-//! read into, as many pieces as there are, under one checksum.
+//! Requests name a range of such a list like any other. The drivers get the pieces: TCP sends and receives them in
+//! order, RDMA devices are given each, and copies go piece by piece. So one object is put from, or read into, any
+//! number of pieces, under one checksum.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use kvplane_client::Local;
 use kvplane_sys::{IoBuf, Region};
 use kvplane_transport::Pieces;
 
-/// Names of memory in parts are from here on; those below are of whole regions.
+/// First index of buffers of pieces; lower ones are whole regions.
 const PARTS_AT: u32 = 1 << 31;
 
-/// Pieces in a row, and where each ends.
+/// Contiguous pieces, and the end of each.
 pub(crate) struct Parts {
     pieces: Vec<IoBuf>,
     ends: Vec<u64>,
@@ -31,7 +31,7 @@ impl Parts {
         Self { pieces, ends }
     }
 
-    /// The pieces of a range.
+    /// Returns the pieces of a range.
     fn range(&self, offset: u64, bytes: u64) -> Vec<IoBuf> {
         let until = offset + bytes;
         assert!(self.ends.last().is_some_and(|end| until <= *end), "memory stays registered while a batch uses it");
@@ -50,7 +50,7 @@ impl Parts {
     }
 }
 
-/// What names of caller's memory stand for.
+/// Table of the caller's buffers.
 #[derive(Default)]
 pub(crate) struct Buffers {
     regions: Vec<Option<Arc<Region>>>,
@@ -58,17 +58,17 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// The regions that have names.
+    /// Returns the registered regions.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
         self.regions.iter().flatten()
     }
 
-    /// The first name that nobody has.
+    /// Returns the first free index.
     pub(crate) fn vacant(&self) -> u32 {
         self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len()) as u32
     }
 
-    /// Gives a region a name; what had it before.
+    /// Registers a region under an index; returns the region that had it before.
     pub(crate) fn set(&mut self, buffer: u32, region: Arc<Region>) -> Option<Arc<Region>> {
         let index = buffer as usize;
         if self.regions.len() <= index {
@@ -77,17 +77,17 @@ impl Buffers {
         self.regions[index].replace(region)
     }
 
-    /// Takes a region's name away.
+    /// Unregisters a region.
     pub(crate) fn remove(&mut self, buffer: u32) -> Option<Arc<Region>> {
         self.regions.get_mut(buffer as usize).and_then(Option::take)
     }
 
-    /// The region of a name.
+    /// Returns the region of an index.
     pub(crate) fn region(&self, buffer: u32) -> Option<&Arc<Region>> {
         self.regions.get(buffer as usize).and_then(Option::as_ref)
     }
 
-    /// Gives pieces one name, under which they lie in a row.
+    /// Registers pieces as one contiguous buffer, and returns its index.
     pub(crate) fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
         let parts = Parts::new(pieces);
         let index = self.parts.iter().position(Option::is_none).unwrap_or(self.parts.len());
@@ -98,24 +98,24 @@ impl Buffers {
         PARTS_AT + index as u32
     }
 
-    /// Takes the name of pieces away.
+    /// Unregisters a buffer of pieces.
     pub(crate) fn remove_parts(&mut self, buffer: u32) {
         if let Some(entry) = buffer.checked_sub(PARTS_AT).and_then(|index| self.parts.get_mut(index as usize)) {
             *entry = None;
         }
     }
 
-    /// The memory of a range of a region; `None` when its name is nobody's, or it is not inside.
+    /// Returns the memory of a range of a region; `None` if the buffer is not registered, or the range is not inside.
     pub(crate) fn inside(&self, local: Local) -> Option<IoBuf> {
         let region = self.region(local.buffer)?;
         let inside = local.offset.checked_add(local.bytes).is_some_and(|end| end <= region.bytes() as u64);
         inside.then(|| self.one(local))
     }
 
-    /// The memory behind a name.
+    /// Returns the memory of a range.
     ///
     /// # Panics
-    /// When the memory was forgotten while a batch used it, or the range is not inside.
+    /// If the buffer was unregistered while a batch used it, or the range is not inside.
     pub(crate) fn pieces(&self, local: Local) -> Pieces {
         if local.buffer < PARTS_AT {
             return self.one(local).into();
@@ -126,19 +126,19 @@ impl Buffers {
         if pieces.len() == 1 { pieces.remove(0).into() } else { pieces.into() }
     }
 
-    /// The same of a range that lies in one region, as all of segments do.
+    /// Returns the memory of a range of a single region, which ranges for segments always are.
     ///
     /// # Panics
-    /// As [`Self::pieces`].
+    /// See [`Self::pieces`].
     pub(crate) fn one(&self, local: Local) -> IoBuf {
         let region = self.region(local.buffer).expect("memory stays registered while a batch uses it");
         IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)
     }
 
-    /// The pieces of several ranges, in a row.
+    /// Returns the pieces of several ranges, in order.
     ///
     /// # Panics
-    /// As [`Self::pieces`].
+    /// See [`Self::pieces`].
     pub(crate) fn all(&self, locals: &[Local]) -> Vec<IoBuf> {
         let mut found = Vec::with_capacity(locals.len());
         for &local in locals {

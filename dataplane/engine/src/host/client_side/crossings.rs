@@ -1,5 +1,5 @@
-//! Copies between the caller's memory and segments of other processes that the kernel makes (cma). Those that follow
-//! one another are gathered, and go as one call.
+//! Copies by the kernel (CMA) between the caller's memory and segments of other processes. Consecutive copies are
+//! batched into one system call.
 
 use kvplane_client::LaneId;
 use kvplane_proto::{SegmentId, Status};
@@ -10,21 +10,21 @@ use kvplane_transport::{ConnectionId, Shm};
 use super::buffers::Buffers;
 use super::segment_copies::{SegmentCopy, chunks};
 
-/// Copies of one call to the kernel.
+/// Most copies of one system call.
 const GATHERED: usize = 512;
 
-/// A call that reads or writes another process's memory.
+/// System call that reads or writes another process's memory.
 type Call = fn(i32, &[CrossProcessRange]) -> Result<(), CrossError>;
 
-/// Copies that wait to go together: all of one lane, all in one direction.
+/// Batch of copies for one system call: all of one lane, all in one direction.
 #[derive(Default)]
 pub(crate) struct Crossings {
     gathered: Vec<SegmentCopy>,
     lane: Option<LaneId>,
     gathered_bytes: u64,
-    /// What the call is given, of the copies that are allowed.
+    /// Ranges for the system call, of the copies that passed the checks.
     ranges: Vec<CrossProcessRange>,
-    /// Segments that they name, one slot each.
+    /// Segments of the copies, one slot each.
     claimed: Vec<(SegmentId, Option<Extent>)>,
     outcomes: Vec<Result<u64, Status>>,
 }
@@ -34,22 +34,22 @@ impl Crossings {
         self.gathered.is_empty()
     }
 
-    /// Whose copies they are.
+    /// Returns the lane of the copies.
     pub(crate) const fn lane(&self) -> Option<LaneId> {
         self.lane
     }
 
-    /// The copies.
+    /// Returns the copies.
     pub(crate) fn copies(&self) -> &[SegmentCopy] {
         &self.gathered
     }
 
-    /// The copies and how each has ended, after [`Self::make`] has succeeded.
+    /// Returns the copies with their outcomes, after [`Self::make`] has succeeded.
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&SegmentCopy, Result<u64, Status>)> {
         self.gathered.iter().zip(self.outcomes.iter().copied())
     }
 
-    /// Whether a copy can go along with those that are gathered.
+    /// Returns true if a copy fits in the batch.
     pub(crate) fn has_room_for(&self, lane: LaneId, copy: &SegmentCopy) -> bool {
         self.gathered.last().is_none_or(|last| last.write == copy.write && self.lane == Some(lane))
             && self.gathered.len() < GATHERED
@@ -57,7 +57,7 @@ impl Crossings {
             && (self.claimed.len() < SLOTS || self.claimed.iter().any(|(segment, _)| *segment == copy.segment))
     }
 
-    /// Puts a copy with those before it.
+    /// Adds a copy to the batch.
     pub(crate) fn push(&mut self, lane: LaneId, copy: &SegmentCopy) {
         self.lane = Some(lane);
         self.gathered.push(*copy);
@@ -67,7 +67,7 @@ impl Crossings {
         }
     }
 
-    /// None are gathered any more.
+    /// Empties the batch.
     pub(crate) fn clear(&mut self) {
         self.gathered.clear();
         self.claimed.clear();
@@ -75,7 +75,8 @@ impl Crossings {
         (self.gathered_bytes, self.lane) = (0, None);
     }
 
-    /// Makes the copies with the peer of this connection: one outcome for each, or why there is none for any.
+    /// Makes the copies with the peer of this connection: sets one outcome for each, or returns the error that failed
+    /// all of them.
     pub(crate) fn make(
         &mut self,
         shm: &Shm,
@@ -106,7 +107,7 @@ impl Crossings {
         moved
     }
 
-    /// Moves the ranges: in one call, or where one is not there, each by itself, to find out which.
+    /// Moves the ranges in one call; if one is invalid, moves each by itself, to find out which.
     fn move_claimed(&mut self, shm: &Shm, id: ConnectionId, pid: i32) -> Result<(), CrossError> {
         let write = self.gathered.first().is_some_and(|copied| copied.write);
         let call: Call = if write { process_memory::write } else { process_memory::read };
@@ -135,7 +136,7 @@ impl Crossings {
     }
 }
 
-/// One copy that is longer than a chunk.
+/// Makes one copy that is longer than a chunk.
 fn move_long(
     pid: i32,
     range: &CrossProcessRange,

@@ -1,4 +1,4 @@
-//! Copies between the caller's memory and peers' segments that RDMA devices make.
+//! Copies by RDMA devices between the caller's memory and segments of peers.
 
 use kvplane_client::{Client, DeviceCopy, LaneId, RowCopy, SliceId};
 use kvplane_proto::frame::Header;
@@ -11,14 +11,14 @@ use crate::host::reactor::Reactor;
 use crate::host::reactor::links::{Link, Role};
 use crate::host::reports::HostCounters;
 
-/// Copies that go from the client to a device in one piece: few enough to stay in the cache.
+/// Copies that are passed from the client to a device at once: few enough to stay in the cache.
 const ROW: usize = 64;
 
 /// Copies on their way to a device and back.
 pub(crate) struct DeviceCopies {
-    /// Copies that are over, for the moment.
+    /// Scratch list of completed copies.
     completions: CopyCompletions,
-    /// Copies on their way from the client to a device, for the moment.
+    /// Scratch list of copies on their way from the client to a device.
     row: Box<[RowCopy]>,
 }
 
@@ -29,9 +29,10 @@ impl Default for DeviceCopies {
 }
 
 impl DeviceCopies {
-    /// Gives the device a copy, and those that the client has for the same lane right behind it: in rows, first all of
-    /// a row from the client, then all of it to the device, as doing both for each takes more values than registers.
-    // By itself: what else an output may be needs registers that the copies use.
+    /// Submits a copy to the device, and those that the client has for the same lane right behind it. They go in rows,
+    /// first all of a row from the client, then all of it to the device, as doing both for each takes more values than
+    /// there are registers.
+    // Not inlined: the other kinds of outputs need registers that the copies use.
     #[inline(never)]
     pub(crate) fn start(
         &mut self,
@@ -56,7 +57,7 @@ impl DeviceCopies {
         }
     }
 
-    /// Tells the client which copies the devices have made, or why not. Whether there were any.
+    /// Reports copies that the devices have completed, or have failed, to the client. Returns true if there were any.
     pub(crate) fn take(&mut self, client: &mut Client, reactor: &mut Reactor, counters: &mut HostCounters) -> bool {
         reactor.connections.rdma.take_copied(&mut self.completions);
         let progress = !self.completions.is_empty();
@@ -69,7 +70,7 @@ impl DeviceCopies {
                     counters.rdma_copies += tokens.len() as u64;
                     client.all_copied(lane, slices, now_ns);
                 }
-                // The end of a failed connection tells what it leaves undone.
+                // The end of the failed connection reports all copies that were not made.
                 Err(Status::Unreachable) => {}
                 Err(status) => slices.for_each(|slice| client.copied(lane, slice, Err(status), now_ns)),
             }
@@ -79,7 +80,7 @@ impl DeviceCopies {
     }
 }
 
-/// Offers the memory that the answers to a request go to.
+/// Offers the device the memory that the answers to a request go to.
 pub(crate) fn expect_answers(
     driver: &mut Rdma,
     id: ConnectionId,
@@ -107,7 +108,7 @@ pub(crate) fn expect_answers(
     }
 }
 
-/// Bits of a copy's token that are its slice's position; above them is its generation.
+/// Bits of a copy's token for the index of its slice; its generation is in the bits above them.
 const INDEX_BITS: u32 = 28;
 const _: () = assert!(Limits::OPEN_SLICES <= 1 << (INDEX_BITS - 1), "a batch may add slices beyond the limit");
 
@@ -119,10 +120,10 @@ const fn slice_of(token: u64) -> SliceId {
     SliceId { index: token as u32 & ((1 << INDEX_BITS) - 1), generation: (token >> INDEX_BITS) as u32 }
 }
 
-/// A copy in the words of the driver.
+/// Converts a copy for the driver.
 ///
 /// # Panics
-/// When the buffer was removed while a batch used it.
+/// If the buffer was removed while a batch used it.
 #[inline]
 fn on_device<'a>(buffers: &'a Buffers, copy: &DeviceCopy) -> RdmaCopy<'a> {
     let DeviceCopy { slice, segment, offset, local, write } = *copy;
@@ -132,7 +133,7 @@ fn on_device<'a>(buffers: &'a Buffers, copy: &DeviceCopy) -> RdmaCopy<'a> {
     RdmaCopy { token: token_of(slice), segment, offset, region, at, bytes, write }
 }
 
-/// A copy that has the rest in common with another.
+/// Converts a copy that differs from `head` in its row entry only.
 #[inline]
 fn of_row<'a>(head: &RdmaCopy<'a>, copy: &RowCopy) -> RdmaCopy<'a> {
     RdmaCopy {

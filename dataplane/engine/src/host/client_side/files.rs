@@ -1,4 +1,5 @@
-//! Files as segments: opened here, moved by the kernel's queue, answered to the client when every byte is done.
+//! Files as segments: opened here, transferred by the kernel's queue, and reported to the client when every byte is
+//! done.
 
 use std::io;
 use std::path::Path;
@@ -10,7 +11,7 @@ use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{DirectFile, FileOptions, Interest, IoBuf, Poller, Region};
 use kvplane_transport::{FileTransfer, Files, Source, Token};
 
-/// A range of a file to be read, or written.
+/// Range of a file to be read or written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileRange {
     pub(crate) file: SegmentId,
@@ -18,40 +19,40 @@ pub(crate) struct FileRange {
     pub(crate) write: bool,
 }
 
-/// The files of a host, and which slice waits for what on them.
+/// Files of a host, and the slices that wait for transfers.
 #[derive(Default)]
 pub struct HostFiles {
     files: Files,
-    /// The slice that waits for each transfer, by its token.
+    /// Slice that waits for each transfer, by its token.
     waiting: slab::Slab<(LaneId, SliceId)>,
     lanes: Vec<LaneId>,
-    /// Lanes that are gone as soon as nothing of theirs is in flight.
+    /// Lanes that are reset, and gone once they have no transfer in flight.
     leaving: Vec<LaneId>,
     watched: bool,
 }
 
 impl HostFiles {
-    /// An open file.
+    /// Returns an open file.
     #[must_use]
     pub fn get(&self, file: SegmentId) -> Option<&DirectFile> {
         self.files.get(file)
     }
 
-    /// Forgets a file. Transfers in flight end first, later ones are answered `Stale`.
+    /// Closes a file. Transfers in flight complete first, later ones fail with `Stale`.
     pub fn close(&mut self, file: SegmentId) {
         self.files.close(file);
     }
 
-    /// Makes what was written to a file durable. Blocks as long as the device takes.
+    /// Flushes a file. Blocks as long as the device takes.
     ///
     /// # Errors
-    /// When the file is gone or the device could not.
+    /// If the file is gone or the device failed.
     pub fn sync(&self, file: SegmentId) -> io::Result<()> {
         self.files.sync(file)
     }
 
-    /// Ends all I/O that the kernel does by itself, for a host that cannot go on: waits for the kernel to let go of the
-    /// memory, at most `longest`. Whether it has; until then, no batch of this host may count as done.
+    /// Ends all I/O in the kernel, for a host that cannot continue: waits for the kernel to release the memory, at most
+    /// `longest`. Returns true if it has; until then, no batch of this host may count as done.
     pub fn end(&mut self, longest: Duration) -> bool {
         self.files.end(longest)
     }
@@ -63,14 +64,14 @@ impl HostFiles {
         Ok(file)
     }
 
-    /// Takes a file that is open already.
+    /// Adds a file that is open already.
     pub(crate) fn add(&mut self, file: Arc<DirectFile>, poller: &Poller) -> io::Result<SegmentId> {
         let file = self.files.add(file)?;
         self.watch(poller)?;
         Ok(file)
     }
 
-    /// Wakes a parked host when a transfer has ended.
+    /// Registers the queue with the poller, so that the completion of a transfer wakes a parked host.
     fn watch(&mut self, poller: &Poller) -> io::Result<()> {
         let Some(fd) = self.files.fd().filter(|_| !self.watched) else { return Ok(()) };
         let token = Token { source: Source::Files, index: 0, generation: 0 };
@@ -79,31 +80,31 @@ impl HostFiles {
         Ok(())
     }
 
-    /// Unpins memory that is no buffer any more.
+    /// Unpins memory that is no longer a buffer.
     pub(crate) fn forget(&mut self, region: &Arc<Region>) {
         self.files.unregister(region);
     }
 
-    /// A lane to files begins.
+    /// Begins a lane to files.
     pub(crate) fn connect(&mut self, lane: LaneId) {
         self.lanes.push(lane);
     }
 
-    /// Whether a lane is one to files.
+    /// Returns true if a lane leads to files.
     pub(crate) fn has(&self, lane: LaneId) -> bool {
         self.lanes.contains(&lane)
     }
 
     /// Starts a transfer between a file and this memory, for which a slice waits.
     pub(crate) fn start(&mut self, lane: LaneId, slice: SliceId, range: FileRange, buffer: IoBuf) {
-        // Memory is pinned at its first use: what is used once is used again.
+        // Memory is pinned at its first use: memory that is used once is likely to be used again.
         self.files.register(buffer.region());
         let token = self.waiting.insert((lane, slice)) as u64;
         let FileRange { file, offset, write } = range;
         self.files.start(FileTransfer { token, file, offset, buffer, write });
     }
 
-    /// Withdraws what is in flight on a lane; the lane is gone when the kernel holds nothing of it.
+    /// Cancels the transfers in flight on a lane; the lane is gone once the kernel holds no memory of it.
     pub(crate) fn reset(&mut self, lane: LaneId) {
         let Self { files, waiting, lanes, leaving, .. } = self;
         lanes.retain(|held| *held != lane);
@@ -111,37 +112,37 @@ impl HostFiles {
         files.cancel(|token| waiting.get(token as usize).is_some_and(|(of, _)| *of == lane));
     }
 
-    /// Whether nothing is in flight, and no lane leaves.
+    /// Returns true if no transfer is in flight, and no lane is being reset.
     pub(crate) fn is_idle(&self) -> bool {
         self.files.is_idle() && self.leaving.is_empty()
     }
 
-    /// Looks what has ended.
+    /// Polls for completed transfers.
     ///
     /// # Errors
-    /// When the kernel's queue fails.
+    /// If the kernel's queue fails.
     pub(crate) fn poll(&mut self) -> io::Result<()> {
         self.files.poll().map(drop)
     }
 
-    /// A transfer that has ended, and the slice that waited for it.
+    /// Returns a completed transfer, and the slice that waited for it.
     pub(crate) fn poll_done(&mut self) -> Option<(LaneId, SliceId, Result<(), Status>)> {
         let (token, result) = self.files.poll_done()?;
         let (lane, slice) = self.waiting.remove(token as usize);
         Some((lane, slice, result))
     }
 
-    /// Whether a lane is being reset: its end tells what is left of it.
+    /// Returns true if a lane is being reset: its end reports all transfers that are left of it.
     pub(crate) fn is_leaving(&self, lane: LaneId) -> bool {
         self.leaving.contains(&lane)
     }
 
-    /// What went wrong last.
+    /// Takes the text of the last error.
     pub(crate) fn take_problem(&mut self) -> Option<String> {
         self.files.take_problem()
     }
 
-    /// Lanes that were reset, and of which nothing is in flight any more.
+    /// Returns the lanes that were reset and have no transfer in flight any more.
     pub(crate) fn take_gone(&mut self) -> Vec<LaneId> {
         let Self { waiting, leaving, .. } = self;
         let gone: Vec<LaneId> =
@@ -150,7 +151,7 @@ impl HostFiles {
         gone
     }
 
-    /// Gives the kernel what was started.
+    /// Submits the started transfers to the kernel.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.files.flush()
     }

@@ -1,7 +1,7 @@
 //! Stock Mooncake engines over RDMA: our devices read and write their memory, and theirs ours.
 //!
-//! How connections are agreed on is not the host's business: it hands a [`Handshake`] to [`StockEngines`], which reach
-//! the peer, and takes the answer when it comes, on whichever thread. Nothing here waits.
+//! The host does not exchange handshakes itself: it passes a [`Handshake`] to [`StockEngines`], which reach the peer,
+//! and takes the answer when it arrives, on any thread. Nothing here blocks.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,49 +13,49 @@ use kvplane_client::{Client, LaneId, PeerAddress, PeerKind};
 use kvplane_sys::{Doorbell, Interest, Poller};
 use kvplane_transport::{CloseCause, ConnectionId, ForeignHalf, ForeignPeer, Rdma, Source, Token};
 
-/// What is known of stock engines, and the way to them. Shared by the hosts of a process.
+/// Directory of stock engines, and the transport of handshakes to them. Shared by the hosts of a process.
 pub trait StockEngines: fmt::Debug + Send + Sync {
-    /// The engine of this number, if it is known.
+    /// Returns the engine of this number, if it is known.
     fn peer(&self, object: u64) -> Option<Arc<ForeignPeer>>;
 
-    /// A name for one of our devices that no other connection of ours has: a stock engine keeps one connection for
-    /// each name.
+    /// Returns a name for one of our devices that is unique among our connections: a stock engine keeps one connection
+    /// for each name.
     fn alias(&self, device: &str, lane: LaneId, host: u64) -> String;
 
-    /// How many queue pairs stock engines make for a connection.
+    /// Returns the number of queue pairs that stock engines make for a connection.
     fn queue_pairs(&self) -> usize;
 
-    /// Sends the handshake to the engine. Returns at once; the answer is given by [`Handshake::answer`].
+    /// Sends the handshake to the engine. Returns at once; the answer is delivered by [`Handshake::answer`].
     fn ask(&self, handshake: Handshake);
 }
 
 /// Our half of a connection, for a stock engine.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Debug)]
 pub struct Handshake {
-    /// The engine.
     pub peer: Arc<ForeignPeer>,
-    /// Its device.
+    /// Device of the peer.
     pub peer_device: String,
     /// Our name for our device.
     pub alias: String,
-    /// Our half.
     pub half: ForeignHalf,
-    /// Whether this says that our queue pairs are connected: the engine has answered before, and no answer is awaited.
+    /// True if this confirms that our queue pairs are connected: the engine has answered before, and no answer is
+    /// awaited.
     pub ready: bool,
     to: Option<(ConnectionId, Arc<Answers>)>,
 }
 
 /// A stock engine's half of a connection.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug)]
 pub struct StockAnswer {
-    /// Its half.
     pub half: ForeignHalf,
-    /// Whether it wants to know when ours is connected.
+    /// True if the engine expects a confirmation when our half is connected.
     pub wants_ready: bool,
 }
 
 impl Handshake {
-    /// Gives the host the peer's answer, or why there is none. From any thread.
+    /// Delivers the peer's answer, or the error, to the host. May be called on any thread.
     pub fn answer(mut self, answer: Result<StockAnswer, String>) {
         if let Some((id, answers)) = self.to.take() {
             answers.put(id, answer);
@@ -66,12 +66,12 @@ impl Handshake {
 impl Drop for Handshake {
     fn drop(&mut self) {
         if let Some((id, answers)) = self.to.take() {
-            answers.put(id, Err("nobody asked the peer".to_owned()));
+            answers.put(id, Err("the handshake was dropped before it was sent to the peer".to_owned()));
         }
     }
 }
 
-/// Answers that have come and were not looked at.
+/// Answers that have arrived and were not handled yet.
 #[derive(Debug)]
 struct Answers {
     arrived: Mutex<Vec<(ConnectionId, Result<StockAnswer, String>)>>,
@@ -92,15 +92,15 @@ pub(crate) struct StockOffers {
     engines: Arc<dyn StockEngines>,
     answers: Arc<Answers>,
     host: u64,
-    /// What to say when our side of a connection is connected.
+    /// Handshakes that confirm the connection of our half.
     confirmations: HashMap<ConnectionId, Handshake>,
 }
 
 impl StockOffers {
-    /// No offers yet, of the host of this number.
+    /// Creates an empty table for the host of this number.
     ///
     /// # Errors
-    /// When the kernel gives no descriptor, or does not let it be watched.
+    /// If the kernel refuses a descriptor, or refuses to watch it.
     pub(crate) fn new(engines: &Arc<dyn StockEngines>, poller: &Poller, host: u64) -> io::Result<Self> {
         let bell = Doorbell::new()?;
         let token = Token { source: Source::StockAnswers, index: 0, generation: 0 };
@@ -109,13 +109,13 @@ impl StockOffers {
         Ok(Self { engines: Arc::clone(engines), answers: Arc::new(answers), host, confirmations: HashMap::new() })
     }
 
-    /// The host is about to park. Whether it may.
+    /// Prepares for the host to park. Returns true if it may.
     pub(crate) fn prepare_sleep(&self) -> bool {
         self.answers.bell.prepare_sleep();
         !self.answers.any.load(Ordering::Acquire)
     }
 
-    /// The host does not park any more.
+    /// Ends the announcement of a park.
     pub(crate) fn awake(&self) {
         self.answers.bell.awake();
     }
@@ -129,11 +129,11 @@ impl StockOffers {
         address: &PeerAddress,
     ) -> Result<ConnectionId, CloseCause> {
         let gone = |why: &str| CloseCause::Setup(why.to_owned());
-        let PeerKind::MooncakeRdma { object } = address.kind else { return Err(gone("it is no stock engine")) };
+        let PeerKind::MooncakeRdma { object } = address.kind else { return Err(gone("not a stock engine")) };
         let devices = client.rail_of(lane).and_then(|rail| rail.rdma);
         let (own, other) = devices.map_or((0, 0), |devices| (usize::from(devices.own), usize::from(devices.peer)));
-        let peer = self.engines.peer(object).ok_or_else(|| gone("the stock engine is not known any more"))?;
-        let (number, peer_device) = peer.device(other).ok_or_else(|| gone("the stock engine names no device"))?;
+        let peer = self.engines.peer(object).ok_or_else(|| gone("the stock engine is no longer known"))?;
+        let (number, peer_device) = peer.device(other).ok_or_else(|| gone("the stock engine has no RDMA device"))?;
         let name = driver.device_names().nth(own).unwrap_or_default();
         let alias = self.engines.alias(name, lane, self.host);
         let queue_pairs = self.engines.queue_pairs();
@@ -152,7 +152,7 @@ impl StockOffers {
         Ok(id)
     }
 
-    /// Takes what stock engines have answered. Whether there was anything.
+    /// Takes the answers of stock engines. Returns true if there were any.
     pub(crate) fn take_answers(&mut self, driver: &mut Rdma) -> bool {
         if !self.answers.any.swap(false, Ordering::Acquire) {
             return false;

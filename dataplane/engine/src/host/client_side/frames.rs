@@ -1,4 +1,4 @@
-//! What comes for the client: connections of its lanes and their ends, answers, copies that others have made.
+//! Arrivals for the client: connections of its lanes and their ends, answers, and completed copies.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::host::reactor::links::{Link, Role};
 use crate::host::reports::Reports;
 
 impl ClientSide {
-    /// A connection that was made for a lane is there.
+    /// Handles a connection for a lane that is established.
     pub(crate) fn connected(&mut self, connections: &mut Connections, link: Link, now_ns: u64) {
         match (connections.role(link), link) {
-            // Says who we are, where the peer wants to know, before it makes anything for us.
+            // Sends our identity, if the peer requires it, before the peer allocates anything for us.
             (Role::Offering(lane), Link::Tcp(carrier)) => {
                 let step = self.client.carrier_connected(lane);
                 self.go_on_with_carrier(connections, carrier, lane, step, now_ns);
@@ -34,7 +34,7 @@ impl ClientSide {
         }
     }
 
-    /// A connection is gone, which was for this.
+    /// Handles the end of a connection, which had this role.
     pub(crate) fn gone(&mut self, link: Link, role: Role, why: &CloseCause, now_ns: u64) {
         if let Link::Shm(id) = link {
             self.mapped.forget(id);
@@ -45,7 +45,7 @@ impl ClientSide {
         }
     }
 
-    /// Tells the client that a lane's connection is gone, or never was.
+    /// Reports to the client that a lane's connection has ended, or was never established.
     pub(super) fn lane_ended(&mut self, lane: LaneId, why: &CloseCause, now_ns: u64) {
         match why {
             CloseCause::Unavailable(why) => self.client.lane_event(lane, LaneEvent::PathUnavailable(why), now_ns),
@@ -57,7 +57,7 @@ impl ClientSide {
         }
     }
 
-    /// Takes a frame that came on a lane; says where its payload goes.
+    /// Takes a frame that arrived on a lane; returns the target of its payload.
     pub(crate) fn take_frame(
         &mut self,
         connections: &mut Connections,
@@ -69,7 +69,7 @@ impl ClientSide {
     ) -> Target {
         let lane = match connections.role(link) {
             Role::Lane(lane, _) => lane,
-            // The peer has answered to who we are, before it is offered an RDMA connection.
+            // The peer has replied to our identity, before it is offered an RDMA connection.
             Role::Offering(lane) => {
                 if let Link::Tcp(carrier) = link {
                     let step = self.client.carrier_frame(lane, header, body);
@@ -84,9 +84,9 @@ impl ClientSide {
             Kind::Reply(Operation::Put | Operation::Write | Operation::WriteMany | Operation::Fill)
         );
         if takes_payload && self.uploads.is_unfinished(header.request) {
-            // Taken as the answer, it would end a request whose memory is still being sent.
+            // Accepting the answer would end a request whose memory is still being sent.
             reports.broken();
-            reports.problem("the peer answered before it was sent the payload");
+            reports.problem("the peer answered before the payload was sent");
             connections.close(link, CloseCause::Closed);
             return Target::Discard;
         }
@@ -111,7 +111,7 @@ impl ClientSide {
         }
     }
 
-    /// The payload of the last frame on a lane is where it was to go.
+    /// Handles the completion of the payload of a lane's last frame.
     pub(crate) fn payload_done(
         &mut self,
         connections: &mut Connections,
@@ -150,7 +150,7 @@ impl ClientSide {
         }
     }
 
-    /// The peer has answered to an offer of an RDMA connection.
+    /// Handles the peer's answer to an offer of an RDMA connection.
     pub(crate) fn offer_answered(&mut self, answer: &OfferAnswer, now_ns: u64) {
         match *answer {
             OfferAnswer::Refused(lane, Status::Unsupported) => {
@@ -161,20 +161,20 @@ impl ClientSide {
         }
     }
 
-    /// Tells the client which copies RDMA devices have made, or why not. Whether there were any.
+    /// Reports copies that RDMA devices have completed, or have failed, to the client. Returns true if there were any.
     pub(crate) fn take_device_copies(&mut self, reactor: &mut Reactor, reports: &mut Reports) -> bool {
         self.device_copies.take(&mut self.client, reactor, &mut reports.counters)
     }
 
-    /// Takes what stock engines have answered to offers of RDMA connections. Whether there was anything.
+    /// Takes answers of stock engines to offers of RDMA connections. Returns true if there were any.
     pub(crate) fn take_stock_answers(&mut self, connections: &mut Connections) -> bool {
         self.stock_offers.as_mut().is_some_and(|offers| offers.take_answers(&mut connections.rdma))
     }
 
-    /// Tells the client which transfers of files have ended. Whether any have.
+    /// Reports completed file transfers to the client. Returns true if there were any.
     ///
     /// # Errors
-    /// When the kernel's queue fails.
+    /// If the kernel's queue fails.
     pub(crate) fn take_files(&mut self, reactor: &mut Reactor, reports: &mut Reports) -> io::Result<bool> {
         if self.files.is_idle() {
             return Ok(false);

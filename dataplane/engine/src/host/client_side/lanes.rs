@@ -1,22 +1,22 @@
-//! The connection of each lane of the client.
+//! Connection of each lane of the client.
 
 use kvplane_client::LaneId;
 
 use crate::host::reactor::links::Link;
 
-/// Connections by the positions of their lanes.
+/// Connections by the indexes of their lanes.
 #[derive(Default)]
 pub(crate) struct LaneLinks(Vec<Option<(LaneId, Link)>>);
 
 impl LaneLinks {
-    /// The connection of a lane, unless it is one of the lane's former incarnations.
+    /// Returns the connection of a lane, unless it belongs to another generation of the lane.
     #[inline]
     pub(crate) fn get(&self, lane: LaneId) -> Option<Link> {
         let (held, link) = (*self.0.get(lane.index as usize)?)?;
         (held == lane).then_some(link)
     }
 
-    /// The lane has this connection from now on.
+    /// Sets the connection of a lane.
     pub(crate) fn set(&mut self, lane: LaneId, link: Link) {
         let index = lane.index as usize;
         if self.0.len() <= index {
@@ -25,7 +25,7 @@ impl LaneLinks {
         self.0[index] = Some((lane, link));
     }
 
-    /// The lane has no connection any more.
+    /// Removes the connection of a lane.
     pub(crate) fn end(&mut self, lane: LaneId) {
         if let Some(entry) = self.0.get_mut(lane.index as usize) {
             entry.take_if(|(held, _)| *held == lane);

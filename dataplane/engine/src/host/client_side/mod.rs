@@ -1,12 +1,12 @@
-//! The client's side of a host: requests that leave, their answers, and copies that the client has this host make.
+//! Client's side of a host: outgoing requests, their answers, and copies that this host makes for the client.
 //!
 //! A request goes [`Client::submit`](kvplane_client::Client::submit) → [`ClientSide::drain`] (the client's outputs: a
-//! lane to connect, a frame to send, a copy to make) → a driver. Its answer comes as a frame for the lane:
+//! lane to connect, a frame to send, a copy to make) → a driver. Its answer arrives as a frame on the lane:
 //! [`ClientSide::take_frame`] → [`Client::frame`](kvplane_client::Client::frame), which names the memory that its
 //! payload goes to.
 //!
-//! [`ClientSide`] owns the client and what it needs of a host: the connections of its lanes, the caller's memory by
-//! name, uploads in flight, and a component for each kind of copy.
+//! [`ClientSide`] owns the client and its resources in a host: the connections of its lanes, the caller's buffers,
+//! uploads in flight, and a component for each kind of copy.
 
 pub(crate) mod buffers;
 mod crossings;
@@ -39,7 +39,7 @@ use super::reactor::connections::Connections;
 use super::reactor::{Absence, devices};
 use super::segments::SegmentRegions;
 
-/// A client, and what it needs of a host.
+/// Client and its resources in a host.
 pub(crate) struct ClientSide {
     client: Client,
     lanes: LaneLinks,
@@ -52,16 +52,16 @@ pub(crate) struct ClientSide {
     device_copies: DeviceCopies,
     files: HostFiles,
     stock_offers: Option<StockOffers>,
-    /// Whether copies over shared memory are summed up and checked.
+    /// True if checksums of copies over shared memory are computed and verified.
     verify_shared: bool,
 }
 
 impl ClientSide {
-    /// This client over these connections. `stock` are the stock engines that it reaches over RDMA, and this host's
-    /// number among those that do.
+    /// Creates the client's side over these connections. `stock` are the stock engines that it reaches over RDMA, and
+    /// this host's number among the hosts that reach them.
     ///
     /// # Errors
-    /// When the kernel gives no descriptor, or does not let it be watched.
+    /// If the kernel refuses a descriptor, or refuses to watch it.
     pub(crate) fn new(
         mut client: Client,
         connections: &Connections,
@@ -85,32 +85,32 @@ impl ClientSide {
         })
     }
 
-    /// The client.
+    /// Returns the client.
     pub(crate) const fn client(&mut self) -> &mut Client {
         &mut self.client
     }
 
-    /// The files.
+    /// Returns the files.
     pub(crate) const fn files(&mut self) -> &mut HostFiles {
         &mut self.files
     }
 
-    /// The memory of segments of this process.
+    /// Returns the memory of segments of this process.
     pub(crate) const fn segments(&mut self) -> &mut SegmentRegions {
         &mut self.segments
     }
 
-    /// Gives memory the first free name.
+    /// Registers memory under the first free index.
     pub(crate) fn add_buffer(&mut self, connections: &mut Connections, region: Arc<Region>) -> u32 {
         let buffer = self.buffers.vacant();
-        // Now, so that the first transfer need not wait for it.
+        // Registered now, so that the first transfer need not wait for it.
         connections.rdma.register(&region);
         self.set_place(connections, buffer, &region, None);
         self.buffers.set(buffer, region);
         buffer
     }
 
-    /// Gives memory this name, in place of what had it.
+    /// Registers memory under this index, replacing the memory that had it.
     pub(crate) fn set_buffer(
         &mut self,
         connections: &mut Connections,
@@ -125,12 +125,12 @@ impl ClientSide {
         }
     }
 
-    /// Registering has brought its pages into memory, if there is a device.
+    /// Sets the location of a buffer. Registering has brought its pages into memory, if there is a device.
     fn set_place(&mut self, connections: &Connections, buffer: u32, region: &Arc<Region>, location: Option<&str>) {
         self.client.set_buffer_place(buffer, connections.devices.place_of(region, location));
     }
 
-    /// Forgets memory.
+    /// Unregisters memory.
     pub(crate) fn remove_buffer(&mut self, connections: &mut Connections, buffer: u32) {
         if let Some(region) = self.buffers.remove(buffer) {
             self.files.forget(&region);
@@ -138,17 +138,17 @@ impl ClientSide {
         }
     }
 
-    /// The caller's memory by name.
+    /// Returns the caller's buffers.
     pub(crate) const fn buffers(&self) -> &Buffers {
         &self.buffers
     }
 
-    /// The same, for memory in parts to get a name, or lose it.
+    /// Returns the caller's buffers, for pieces to be added or removed.
     pub(crate) const fn buffers_mut(&mut self) -> &mut Buffers {
         &mut self.buffers
     }
 
-    /// Unpins memory that has no name any more.
+    /// Unpins memory that is no longer registered.
     fn unpin(&self, connections: &mut Connections, region: &Arc<Region>) {
         let mut held = self.buffers.regions().chain(self.segments.regions());
         if !held.any(|held| Arc::ptr_eq(held, region)) {
@@ -156,39 +156,39 @@ impl ClientSide {
         }
     }
 
-    /// The thread that drives the host was away.
+    /// Informs the client that the thread that drives the host was descheduled.
     pub(crate) fn was_away(&mut self, absence: &Absence) {
         self.client.was_away(absence.since_ns, absence.now_ns);
     }
 
-    /// The payload of a request has left, or never will.
+    /// Ends the upload of a request's payload, which has left, or never will.
     pub(crate) fn upload_over(&mut self, request: RequestId) {
         self.uploads.finish(request);
     }
 
-    /// Lets go of mappings whose segments are gone, now and then.
+    /// Periodically drops mappings whose segments are gone.
     pub(crate) fn sweep(&mut self, connections: &Connections, now_ns: u64) {
         self.mapped.sweep(&connections.shm, now_ns);
     }
 
-    /// The client's timers that are due.
+    /// Runs the client's timers that are due.
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         if self.client.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
             self.client.handle_timeout(now_ns);
         }
     }
 
-    /// When the client's next timer is.
+    /// Returns the time of the client's next timer.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         self.client.poll_timeout()
     }
 
-    /// The host is about to park. Whether it may.
+    /// Prepares for the host to park. Returns true if it may.
     pub(crate) fn prepare_sleep(&self) -> bool {
         self.stock_offers.as_ref().is_none_or(StockOffers::prepare_sleep)
     }
 
-    /// The host does not park any more.
+    /// Ends the announcement of a park.
     pub(crate) fn awake(&self) {
         if let Some(offers) = &self.stock_offers {
             offers.awake();

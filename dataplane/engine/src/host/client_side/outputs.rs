@@ -21,7 +21,7 @@ use crate::host::reactor::{BYTES_PER_CLOCK, Reactor};
 use crate::host::reports::Reports;
 
 impl ClientSide {
-    /// Carries out what the client wants done. Whether there was anything.
+    /// Carries out the client's outputs. Returns true if there were any.
     pub(crate) fn drain(&mut self, reactor: &mut Reactor, reports: &mut Reports, now_ns: u64) -> bool {
         let mut progress = false;
         loop {
@@ -61,7 +61,7 @@ impl ClientSide {
                 self.pool_copied(reactor, lane, slice, local, copied, now_ns);
             }
             Output::CopySegment { lane, slice, via: Via::Rdma, segment, offset, local, write } => {
-                // Where the lane is gone, the client knows it.
+                // If the lane is gone, the client knows it.
                 let Some(Link::Rdma(id)) = self.lanes.get(lane) else { return };
                 let Self { device_copies, client, buffers, .. } = self;
                 let first = DeviceCopy { slice, segment, offset, local, write };
@@ -103,7 +103,7 @@ impl ClientSide {
                 connections.connect_stock(address.tcp, dialect, now_ns)?
             }
             Path::MooncakeRdma => {
-                let unknown = || CloseCause::Setup("stock engines are not asked over RDMA here".to_owned());
+                let unknown = || CloseCause::Setup("this host reaches no stock engines over RDMA".to_owned());
                 let offers = self.stock_offers.as_mut().ok_or_else(unknown)?;
                 Link::Rdma(offers.connect(&mut connections.rdma, &self.client, lane, address)?)
             }
@@ -138,7 +138,7 @@ impl ClientSide {
         };
         let body = self.client.outbox().body(body);
         if let Link::Shm(id) = link {
-            // Its payload goes along with the frame.
+            // The payload is sent along with the frame.
             let payload = buffers.as_ref().map_or(&[][..], Pieces::as_slice);
             connections.shm.send(id, header, body, payload);
             return;
@@ -153,7 +153,8 @@ impl ClientSide {
         connections.send(link, header, body, payload);
     }
 
-    /// A copy between the caller's memory and a peer's pool was made, unless the peer has shared no pool.
+    /// Reports a copy between the caller's memory and a peer's pool; it fails as unsupported if the peer has shared no
+    /// pool.
     fn pool_copied(
         &mut self,
         reactor: &mut Reactor,
@@ -172,13 +173,14 @@ impl ClientSide {
         }
     }
 
-    /// When a copy of so many bytes, done just now, ended.
+    /// Returns the end time of a copy of `bytes` that was made just now.
     fn copied_at(&self, reactor: &mut Reactor, bytes: u64, now_ns: u64) -> u64 {
         reactor.copied_ns(bytes, !self.client.outbox().is_empty()).max(now_ns)
     }
 
-    /// A copy is done, or why it could not be. Where the connection has ended meanwhile, that is why; the client hears
-    /// of that end next, and tries again what waited for the copy.
+    /// Reports a completed or failed copy to the client. If the connection has ended meanwhile, a failure is not
+    /// reported: the end of the connection is reported next, and the client then retries the tasks that waited for the
+    /// copy.
     pub(super) fn copied(
         &mut self,
         connections: &Connections,
@@ -187,7 +189,7 @@ impl ClientSide {
         result: Result<u64, Status>,
         now_ns: u64,
     ) {
-        // True where the connection over shared memory has ended, and the client has not heard that yet.
+        // True if the connection over shared memory has ended, and the client was not notified yet.
         let has_ended = || matches!(self.lanes.get(lane), Some(Link::Shm(id)) if !connections.shm.is_open(id));
         if result.is_err() && has_ended() {
             return;
@@ -195,7 +197,7 @@ impl ClientSide {
         self.client.copied(lane, slice, result, now_ns);
     }
 
-    /// Copies a range of a segment, now or with others of its kind; then tells the client.
+    /// Copies a range of a segment, now or batched with others of its kind; then reports it to the client.
     fn copy_segment(
         &mut self,
         reactor: &mut Reactor,
@@ -207,7 +209,7 @@ impl ClientSide {
         let shm = &mut reactor.connections.shm;
         let result = match (copy.via, self.lanes.get(lane)) {
             (Via::Own, _) => copy.make_own(&self.segments, &self.buffers),
-            // It ended in this round, as the client learns in the next: then it takes another way.
+            // The connection ended in this round. The client is notified in the next one, and then uses another path.
             (_, Some(Link::Shm(id))) if !shm.is_up(id) => return,
             (Via::Map, Some(Link::Shm(id))) if self.mapped.has(id, copy.segment) => {
                 self.mapped.make(shm, id, copy, &self.buffers)
@@ -222,7 +224,7 @@ impl ClientSide {
                 return;
             }
             (Via::Cma, Some(Link::Shm(_))) => {
-                // Those before it go first where it does not fit.
+                // The batch is executed first if the copy does not fit.
                 if !self.crossings.has_room_for(lane, copy) {
                     self.cross(reactor, reports, now_ns);
                 }
@@ -253,8 +255,8 @@ impl ClientSide {
         self.copied(&reactor.connections, lane, copy.slice, result, now_ns);
     }
 
-    /// Carries out the copies whose segments have been mapped; those whose segment cannot be, or not in time, are
-    /// `Unsupported` in this way. Whether there were any.
+    /// Makes the copies whose segments have been mapped; copies whose segment cannot be mapped, or not in time, are
+    /// `Unsupported` over this path. Returns true if there were any.
     pub(crate) fn take_mapped(&mut self, reactor: &mut Reactor, reports: &mut Reports, now_ns: u64) -> bool {
         let mut progress = false;
         while let Some((id, segment, answer)) = reactor.connections.shm.poll_mapped() {
@@ -262,7 +264,7 @@ impl ClientSide {
             let waiting = self.mapped.take_waiting(id, segment);
             let mapped = answer.map(|region| self.mapped.set(id, segment, region));
             for (lane, copy) in waiting {
-                // Of another incarnation of the lane: the client knows that it has ended.
+                // The copy is of another generation of the lane: the client knows that it has ended.
                 if self.lanes.get(lane) != Some(Link::Shm(id)) {
                     continue;
                 }
@@ -279,7 +281,7 @@ impl ClientSide {
         progress
     }
 
-    /// Carries out the copies by the kernel that were gathered; whether there were any.
+    /// Executes the batch of copies by the kernel; returns true if there were any.
     fn cross(&mut self, reactor: &mut Reactor, reports: &mut Reports, now_ns: u64) -> bool {
         if self.crossings.is_empty() {
             return false;
@@ -311,7 +313,7 @@ impl ClientSide {
     }
 }
 
-/// The mapped pool of a lane's shard; `None` when the shard has shared none, or the lane has ended.
+/// Returns the mapped pool of a lane's shard; `None` if the shard has shared none, or the lane has ended.
 fn pool_of<'a>(lanes: &LaneLinks, connections: &'a Connections, lane: LaneId) -> Option<&'a Arc<Region>> {
     let Some(Link::Shm(id)) = lanes.get(lane) else { return None };
     connections.shm.pool(id)

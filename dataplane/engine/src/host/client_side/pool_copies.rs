@@ -1,7 +1,7 @@
-//! Copies over shared memory, done by this thread: between the caller's memory and a peer's pool.
+//! Copies over shared memory, made by this thread, between the caller's memory and a peer's pool.
 //!
-//! A copy is summed up piece by piece while its source is in the cache. The pieces are long enough to be copied past
-//! the cache.
+//! The checksum of a copy is computed piece by piece while its source is in the cache. The pieces are long enough to be
+//! copied with non-temporal stores, past the cache.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use kvplane_sys::{IoBuf, Region, STREAMING_BYTES};
 
 use super::buffers::Buffers;
 
-/// Copies a range of a peer's pool to the caller's memory. With a checksum, that is made and compared.
+/// Copies a range of a peer's pool to the caller's memory. If a checksum is given, it is verified.
 pub(crate) fn copy_out(
     pool: &Arc<Region>,
     offset: u64,
@@ -21,7 +21,7 @@ pub(crate) fn copy_out(
     checksum: Option<u64>,
 ) -> Result<u64, Status> {
     let to = buffers.pieces(local);
-    // Else the peer named bytes outside its own pool.
+    // On an error, the peer named bytes outside of its own pool.
     let from = range(pool, offset, local.bytes).ok_or(Status::OutOfRange)?;
     match checksum {
         Some(checksum) => {
@@ -35,25 +35,26 @@ pub(crate) fn copy_out(
     }
 }
 
-/// Copies the caller's memory to a range of a peer's pool; its checksum.
+/// Copies the caller's memory to a range of a peer's pool; returns its checksum.
 pub(crate) fn copy_in(pool: &Arc<Region>, offset: u64, buffers: &Buffers, local: Local) -> Result<u64, Status> {
     let from = buffers.pieces(local);
     let to = range(pool, offset, local.bytes).ok_or(Status::OutOfRange)?;
     Ok(copy_summed(&[to], from.as_slice()))
 }
 
-/// A range that a peer named, if it is inside.
+/// Returns a range that a peer named, if it is inside the region.
 pub(crate) fn range(region: &Arc<Region>, offset: u64, bytes: u64) -> Option<IoBuf> {
     let end = offset.checked_add(bytes)?;
     (end <= region.bytes() as u64).then(|| IoBuf::new(Arc::clone(region), offset as usize, bytes as usize))
 }
 
-/// Copies bytes; both have as many.
+/// Copies bytes between two ranges of the same length.
 pub(crate) fn copy(to: &IoBuf, from: &IoBuf) {
     Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
 }
 
-/// Walks pieces on both sides, which have the same bytes in all, and gives each stretch that lies in one of either.
+/// Walks the pieces of both sides, which have the same total length, and calls `each` for every range that lies in one
+/// piece of either.
 fn pairs(to: &[IoBuf], from: &[IoBuf], mut each: impl FnMut(&IoBuf, &IoBuf)) {
     let (mut to, mut from) = (to.iter().cloned(), from.iter().cloned());
     let (mut target, mut source) = (to.next(), from.next());
@@ -73,8 +74,8 @@ fn pairs(to: &[IoBuf], from: &[IoBuf], mut each: impl FnMut(&IoBuf, &IoBuf)) {
     }
 }
 
-/// Copies and returns the checksum of what was read. The sum is made from the destination, so that it covers the
-/// bytes that arrived, where the piece went through the cache; else from the source, which is in the cache.
+/// Copies, and returns the checksum of the bytes. It is computed from the destination, so that it covers the bytes that
+/// arrived, if the piece went through the cache; else from the source, which is in the cache.
 fn copy_summed(to: &[IoBuf], from: &[IoBuf]) -> u64 {
     let mut checksum = PayloadChecksum::new();
     pairs(to, from, |to, from| {
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_as_they_went_and_a_wrong_checksum_is_told() {
+    fn bytes_survive_a_round_trip_and_a_wrong_checksum_is_detected() {
         let region = |name: &str| Region::allocate(&RegionOptions::new(name, 4096)).expect("memory");
         let (pool, ours) = (region("pool"), region("ours"));
         ours.copy_in(0, b"some bytes");

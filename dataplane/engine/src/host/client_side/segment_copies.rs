@@ -1,8 +1,8 @@
-//! Copies between the caller's memory and segments of this process, or of peers on this host that are mapped here:
-//! made by this thread, without the peer's help, behind its fence.
+//! Copies between the caller's memory and segments of this process, or of peers on this host that are mapped here: made
+//! by this thread, without the peer's help, under its fence.
 //!
-//! A copy names its segment, looks whether that is still alive, moves the bytes, and lets go. What is long is moved in
-//! chunks with a look between them, so that an owner waits for one chunk at most.
+//! A copy claims its segment, checks that it is still live, moves the bytes, and releases the claim. A long copy is
+//! moved in chunks with a check between them, so that an owner waits for one chunk at most.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::buffers::Buffers;
 use super::pool_copies::{copy, range};
 use crate::host::segments::SegmentRegions;
 
-/// How often mappings of segments that are gone are looked for.
+/// Period of the sweep of mappings whose segments are gone.
 const SWEEP_NS: u64 = 1_000_000_000;
 
-/// A copy between the caller's memory and a segment.
+/// Copy between the caller's memory and a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentCopy {
     pub(crate) slice: SliceId,
@@ -32,7 +32,7 @@ pub(crate) struct SegmentCopy {
 }
 
 impl SegmentCopy {
-    /// Whether the segment's owner allows it.
+    /// Checks the copy against the extent that the segment's owner has published.
     pub(crate) fn check(&self, extent: &Extent) -> Result<(), Status> {
         if self.write && !extent.writable {
             return Err(Status::Unauthorized);
@@ -41,7 +41,7 @@ impl SegmentCopy {
         if end.is_some_and(|end| end <= extent.bytes) { Ok(()) } else { Err(Status::OutOfRange) }
     }
 
-    /// The segment's bytes in its memory, where that may be used in this direction.
+    /// Returns the segment's range in its memory, if it may be used in this direction.
     fn range(&self, region: &Arc<Region>) -> Result<IoBuf, Status> {
         if self.write && !region.writable() {
             return Err(Status::Unauthorized);
@@ -49,7 +49,7 @@ impl SegmentCopy {
         range(region, self.offset, self.local.bytes).ok_or(Status::OutOfRange)
     }
 
-    /// Makes the copy, of a segment of this process.
+    /// Makes the copy, with a segment of this process.
     pub(crate) fn make_own(&self, segments: &SegmentRegions, buffers: &Buffers) -> Result<u64, Status> {
         let theirs = self.range(segments.get(self.segment).ok_or(Status::Stale)?)?;
         move_bytes(&theirs, &buffers.one(self.local), self.write);
@@ -57,16 +57,16 @@ impl SegmentCopy {
     }
 }
 
-/// Why a copy cannot wait for its segment to be mapped.
+/// Reason why a copy cannot wait for its segment to be mapped.
 #[derive(Debug)]
 pub(crate) struct CannotMap {
-    /// What the copy ends with.
+    /// Status of the copy.
     pub(crate) status: Status,
-    /// What went wrong, unless the segment is just gone.
+    /// Text of the error, unless the segment is just gone.
     pub(crate) problem: Option<String>,
 }
 
-/// Segments of other processes that are mapped here, and copies that wait for that.
+/// Segments of other processes that are mapped here, and copies that wait for a mapping.
 #[derive(Default)]
 pub(crate) struct MappedSegments {
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
@@ -75,12 +75,12 @@ pub(crate) struct MappedSegments {
 }
 
 impl MappedSegments {
-    /// Whether a peer's segment is mapped.
+    /// Returns true if a peer's segment is mapped.
     pub(crate) fn has(&self, id: ConnectionId, segment: SegmentId) -> bool {
         self.mapped.contains_key(&(id, segment))
     }
 
-    /// A peer's segment is mapped from now on.
+    /// Adds the mapping of a peer's segment.
     pub(crate) fn set(&mut self, id: ConnectionId, segment: SegmentId, region: Arc<Region>) {
         self.mapped.insert((id, segment), region);
     }
@@ -126,7 +126,7 @@ impl MappedSegments {
         Ok(0)
     }
 
-    /// Has a segment mapped for a copy, which waits for that.
+    /// Requests the mapping of a segment for a copy, which waits for it.
     pub(crate) fn request(
         &mut self,
         shm: &mut Shm,
@@ -148,18 +148,18 @@ impl MappedSegments {
         Ok(())
     }
 
-    /// The copies that wait for a segment.
+    /// Takes the copies that wait for a segment.
     pub(crate) fn take_waiting(&mut self, id: ConnectionId, segment: SegmentId) -> Vec<(LaneId, SegmentCopy)> {
         self.waiting.remove(&(id, segment)).unwrap_or_default()
     }
 
-    /// A connection is gone, as the client knows.
+    /// Drops the mappings and copies of a connection that has ended; the client knows that.
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.mapped.retain(|&(of, _), _| of != id);
         self.waiting.retain(|&(of, _), _| of != id);
     }
 
-    /// Lets go of mappings whose segments are gone, now and then: they hold memory that its owner has given back.
+    /// Periodically drops mappings whose segments are gone: they hold memory that its owner has freed.
     pub(crate) fn sweep(&mut self, shm: &Shm, now_ns: u64) {
         if self.mapped.is_empty() || now_ns < self.sweep_at_ns {
             return;
@@ -177,7 +177,7 @@ fn move_bytes(theirs: &IoBuf, ours: &IoBuf, write: bool) {
     }
 }
 
-/// Where chunks start, and how long they are.
+/// Returns the offset and length of each chunk.
 pub(crate) fn chunks(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes).step_by(CHUNK_BYTES).map(move |at| (at, CHUNK_BYTES.min(bytes - at)))
 }

@@ -1,18 +1,19 @@
-//! Requests whose payloads are still leaving.
+//! Uploads: requests whose payloads are still being sent.
 
 use kvplane_proto::RequestId;
 
-/// Requests whose payloads have not left yet, by the position of their ids; as long as the client's own table of them.
+/// Requests whose payloads have not left yet, by the indexes of their ids; as long as the client's own table of
+/// requests.
 ///
-/// An id is not reused before its payload has left: it is free again by its answer, which is not taken before, or by
-/// the end of its connection, which is reported after.
+/// An id is not reused before its payload has left: it is freed by its answer, which is not accepted before, or by the
+/// end of its connection, which is reported after.
 #[derive(Default)]
 pub(crate) struct Uploads {
     generations: Vec<Option<u32>>,
 }
 
 impl Uploads {
-    /// A request's payload begins to leave.
+    /// Begins the upload of a request's payload.
     pub(crate) fn start(&mut self, request: RequestId) {
         let index = request.index as usize;
         if self.generations.len() <= index {
@@ -21,13 +22,13 @@ impl Uploads {
         self.generations[index] = Some(request.generation);
     }
 
-    /// It has left, or never will.
+    /// Ends the upload: the payload has left, or never will.
     pub(crate) fn finish(&mut self, request: RequestId) {
         assert!(self.is_unfinished(request), "the payload of {request:?} left twice");
         self.generations[request.index as usize] = None;
     }
 
-    /// Whether a request's payload has not left yet.
+    /// Returns true if a request's payload has not left yet.
     pub(crate) fn is_unfinished(&self, request: RequestId) -> bool {
         self.generations.get(request.index as usize) == Some(&Some(request.generation))
     }

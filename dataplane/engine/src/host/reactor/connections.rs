@@ -1,7 +1,7 @@
-//! The connections of a host: the drivers that carry them, what each connection is for, and payloads that are leaving.
+//! Connections of a host: the drivers that carry them, the role of each connection, and payloads that are being sent.
 //!
-//! A driver keeps its connections to itself. What concerns one of any driver is done here, by its [`Link`]; what only
-//! one driver has is called on that driver.
+//! Each driver owns its connections. Operations on a connection of any driver are here, by its [`Link`]; operations
+//! that only one driver has are called on that driver.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,22 +24,22 @@ use kvplane_transport::{
 use super::devices::{DeviceFacts, RdmaDevices};
 use super::links::{Link, Role, Roles};
 
-/// What waits for a payload to have left.
+/// Owner of a payload that is being sent.
 #[derive(Debug)]
 pub(crate) enum LentPayload {
-    /// What the service holds for an answer.
+    /// Memory that the service holds for an answer.
     Answer(Hold, LeavingPayload),
-    /// The caller's memory, for this request.
+    /// Memory of the caller, for this request.
     Upload(RequestId),
 }
 
-/// How a peer has answered to our offer of an RDMA connection.
+/// Peer's answer to our offer of an RDMA connection.
 pub(crate) enum OfferAnswer {
-    /// With something else: the connection is closed.
+    /// Not an answer to an offer: the connection is closed.
     Broken,
-    /// With its half, or with a refusal that concerns nobody but the driver.
+    /// The peer's half, or a refusal that only the driver handles.
     Taken,
-    /// With a refusal that the client is to know of.
+    /// A refusal that the client must be notified of.
     Refused(LaneId, Status),
 }
 
@@ -49,21 +49,21 @@ pub(crate) struct Connections {
     pub(crate) tcp: Fault,
     pub(crate) shm: Shm,
     pub(crate) rdma: Rdma,
-    /// To stock engines.
+    /// Lanes to stock engines.
     pub(crate) stock_lanes: Lanes,
-    /// What is known of the devices of `rdma`.
+    /// Properties of the devices of `rdma`.
     pub(crate) devices: DeviceFacts,
     roles: Roles,
-    /// The TCP connection that each RDMA connection came from.
+    /// TCP connection that carried the offer of each RDMA connection.
     carriers: HashMap<ConnectionId, ConnectionId>,
     lent: slab::Slab<LentPayload>,
 }
 
 impl Connections {
-    /// No connections yet. `pool` is what peers on this host may map.
+    /// Creates an empty set of connections. `pool` is the memory that peers on this host may map.
     ///
     /// # Errors
-    /// When the kernel gives no poller.
+    /// If the kernel refuses a poller.
     pub(crate) fn new(tcp: Fault, rdma: Option<&RdmaDevices>, pool: Option<Arc<Region>>) -> io::Result<Self> {
         let poller = Poller::new()?;
         let (rdma, devices) = DeviceFacts::open(rdma, &poller);
@@ -106,7 +106,7 @@ impl Connections {
         link.map(Link::Mooncake).map_err(|error| CloseCause::Setup(error.to_string()))
     }
 
-    /// What a connection is for.
+    /// Returns the role of a connection.
     #[inline]
     pub(crate) fn role(&self, link: Link) -> Role {
         self.roles.get(link)
@@ -116,12 +116,12 @@ impl Connections {
         self.roles.set(link, role);
     }
 
-    /// Connections that are worth a try without asking the poller.
+    /// Returns true if there are connections to try without a call of the poller.
     pub(crate) fn are_worth_trying(&mut self) -> bool {
         self.tcp.try_active() || self.shm.open() > 0 || self.rdma.open() > 0
     }
 
-    /// Tells a driver what the poller has said of its connections.
+    /// Passes the poller's readiness to the driver of the connection.
     pub(crate) fn ready(&mut self, token: Token, readiness: &Readiness) {
         match token.source {
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
@@ -134,7 +134,7 @@ impl Connections {
         }
     }
 
-    /// Sends a frame, and a payload behind it. Over shared memory the payload goes along with the frame: see
+    /// Sends a frame, with a payload behind it. Over shared memory the payload is sent along with the frame: see
     /// [`Shm::send`].
     #[inline]
     pub(crate) fn send(&mut self, link: Link, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) {
@@ -146,20 +146,20 @@ impl Connections {
         };
     }
 
-    /// Notes what waits for a payload to have left; the number is the payload's hold.
+    /// Records the owner of a payload that is being sent; returns the number by which the driver holds it.
     #[inline]
     pub(crate) fn lend(&mut self, payload: LentPayload) -> u64 {
         self.lent.insert(payload) as u64
     }
 
-    /// A payload has left, or never will.
+    /// Returns the owner of a payload that has left, or never will.
     #[inline]
     pub(crate) fn take_back(&mut self, hold: u64) -> LentPayload {
         self.lent.remove(hold as usize)
     }
 
-    /// Says where the payload of the last frame goes. Over shared memory it has come along with its frame, and is there
-    /// now: what [`Shm::receive_payload`] gives.
+    /// Sets the target of the last frame's payload. Over shared memory the payload has arrived with its frame, and is
+    /// received now: returns the result of [`Shm::receive_payload`].
     #[inline]
     pub(crate) fn receive_payload(&mut self, link: Link, target: Target) -> Option<Input> {
         match link {
@@ -181,7 +181,7 @@ impl Connections {
         }
     }
 
-    /// Closes a connection after what was sent on it has left.
+    /// Closes a connection after its queued frames were sent.
     pub(crate) fn close_after_sending(&mut self, link: Link, why: CloseCause) {
         match link {
             Link::Tcp(id) => self.tcp.close_after_sending(id, why),
@@ -194,12 +194,13 @@ impl Connections {
         }
     }
 
-    /// A connection is gone: what it was for. An RDMA connection and the one that it came from end together.
+    /// Handles the end of a connection; returns its role. An RDMA connection and the TCP connection that carried its
+    /// offer end together.
     pub(crate) fn gone(&mut self, link: Link) -> Role {
         let role = self.roles.get(link);
         self.roles.set(link, Role::None);
         if let Link::Rdma(id) = link
-            // Gone before, its place may be another's by now.
+            // If the carrier ended before, its place may belong to another connection by now.
             && let Some(carrier) = self.carriers.remove(&id)
             && self.roles.get(Link::Tcp(carrier)) == Role::Carrier(id)
         {
@@ -213,8 +214,8 @@ impl Connections {
         role
     }
 
-    /// Offers a peer an RDMA connection for a lane, between our device of this number and the peer's: the offer goes
-    /// over a TCP connection, which says nothing more afterwards.
+    /// Offers a peer an RDMA connection for a lane, between our device of this number and the peer's. The offer is sent
+    /// over a TCP connection, which carries no further frames.
     pub(crate) fn offer_rdma(
         &mut self,
         carrier: ConnectionId,
@@ -231,7 +232,7 @@ impl Connections {
         Ok(Link::Rdma(id))
     }
 
-    /// A peer has answered to our offer of this RDMA connection.
+    /// Takes a peer's answer to our offer of this RDMA connection.
     pub(crate) fn take_offer_answer(&mut self, id: ConnectionId, header: &Header, body: &[u8]) -> OfferAnswer {
         if header.kind != Kind::Reply(Operation::Rdma) {
             self.rdma.close(id, CloseCause::Closed);
@@ -244,8 +245,8 @@ impl Connections {
         }
     }
 
-    /// Answers a peer's offer of an RDMA connection, which came over this TCP connection. Nothing is made for a peer
-    /// that is not `welcome`.
+    /// Answers a peer's offer of an RDMA connection, which arrived over this TCP connection. Nothing is allocated for a
+    /// peer that is not `welcome`.
     pub(crate) fn answer_offer(&mut self, carrier: ConnectionId, header: &Header, body: &[u8], welcome: bool) {
         let (accepted, answer) = if welcome { self.rdma.accept(body) } else { (None, rdma::refusal(Status::Prove)) };
         let status = rdma::answer_status(&answer);
@@ -263,7 +264,7 @@ impl Connections {
         }
     }
 
-    /// Answers a peer on this host that wants to map a segment.
+    /// Answers a peer on this host that requests the mapping of a segment.
     pub(crate) fn offer_segment(
         &mut self,
         id: ConnectionId,
@@ -274,53 +275,53 @@ impl Connections {
         self.shm.offer_segment(&self.poller, id, segment, region, writable);
     }
 
-    /// Ends what peers on this host have not answered in time.
+    /// Expires requests that peers on this host have not answered in time.
     pub(crate) fn expire(&mut self, now_ns: u64) {
         if self.shm.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
             self.shm.expire(&self.poller, now_ns);
         }
     }
 
-    /// Has the drivers of what is answered here send what was queued.
+    /// Has the drivers other than that of stock lanes send their queues.
     pub(crate) fn flush(&mut self) {
         self.tcp.flush(&self.poller);
         self.shm.flush(&self.poller);
         self.rdma.flush();
     }
 
-    /// The same of lanes to stock engines. Whether there was anything.
+    /// Has the lanes to stock engines send their queues. Returns true if there was anything to send.
     pub(crate) fn flush_stock(&mut self, now_ns: u64) -> bool {
         self.stock_lanes.flush(&self.poller, now_ns)
     }
 
-    /// Connections open, by any driver.
+    /// Returns the number of open connections of all drivers.
     pub(crate) const fn open(&self) -> usize {
         self.tcp.open() + self.shm.open() + self.rdma.open() + self.stock_lanes.open()
     }
 
-    /// Whether there is work that the poller does not tell of.
+    /// Returns true if there is work that the poller does not report.
     pub(crate) fn have_work(&self) -> bool {
         self.shm.is_overflowing() || self.stock_lanes.has_work()
     }
 
-    /// Whether a ring in shared memory has something.
+    /// Returns true if a ring in shared memory has input.
     pub(crate) fn has_shared_input(&self) -> bool {
         self.shm.next_ready(0).is_some()
     }
 
-    /// The host is about to park. Whether it may.
+    /// Prepares for the host to park. Returns true if it may.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.shm.prepare_sleep();
-        // A device that cannot be armed is gone, and says so by an event.
+        // A device that cannot be armed is gone, and reports that by an event.
         self.rdma.prepare_sleep().unwrap_or(true)
     }
 
-    /// The host does not park any more.
+    /// Ends the announcement of a park.
     pub(crate) fn awake(&self) {
         self.shm.awake();
     }
 
-    /// When the next timer of a driver is.
+    /// Returns the time of the next timer of a driver.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         let timeouts = [self.tcp.poll_timeout(), self.shm.poll_timeout(), self.stock_lanes.poll_timeout()];
         timeouts.into_iter().flatten().min()

@@ -1,8 +1,8 @@
-//! The RDMA devices of a host: which are used, why others are not, and how near they are to memory.
+//! RDMA devices of a host: those in use, the reasons why others are not, and their distance from memory.
 //!
 //! A connection is offered on a TCP connection of its own to the peer's data port: our half of it is a request there,
-//! the peer's half the answer. After that the TCP connection says nothing more, but when it ends the peer is gone. See
-//! [`super::connections::Connections::offer_rdma`].
+//! the peer's half the answer. After that the TCP connection carries no frames, but its end means that the peer is
+//! gone. See [`super::connections::Connections::offer_rdma`].
 
 use std::sync::Arc;
 
@@ -16,30 +16,31 @@ use super::near::{NearDevices, node_of_region};
 /// RDMA devices for a host.
 #[derive(Clone, Debug)]
 pub struct RdmaDevices {
-    /// Where they come from.
+    /// Access to the verbs library.
     pub verbs: Verbs,
-    /// Names of those to use, in the order of their numbers; empty for all.
+    /// Names of the devices to use, in the order of their numbers; empty for all.
     pub names: Vec<String>,
-    /// How many of the first of them peers are given; the others stand in when none of those works. 0: all.
+    /// Number of devices, from the first on, that are given to peers; the others stand in if none of those works. 0:
+    /// all.
     pub preferred: u16,
-    /// How near they are to this machine's memory.
+    /// Distances of the devices from this machine's memory.
     pub near: Arc<NearDevices>,
     /// Settings of the driver.
     pub options: RdmaOptions,
 }
 
-/// What is known of the devices of a host.
+/// Properties of the devices of a host.
 pub(crate) struct DeviceFacts {
-    /// Why devices are not used.
+    /// Reasons why devices are not used.
     problems: Vec<String>,
-    /// How near this machine's devices are to its memory, by their names.
+    /// Distances of this machine's devices from its memory, by device name.
     near: Arc<NearDevices>,
-    /// The same by the numbers of the devices that are open.
+    /// Distances by the numbers of the open devices.
     table: Near,
 }
 
 impl DeviceFacts {
-    /// The driver with its devices open, as far as they can be, and what is known of them.
+    /// Opens the devices, as far as they can be opened; returns their driver and their properties.
     pub(crate) fn open(devices: Option<&RdmaDevices>, poller: &Poller) -> (Rdma, Self) {
         let mut driver = Rdma::new(devices.map(|devices| devices.options).unwrap_or_default());
         let near = devices.map(|devices| Arc::clone(&devices.near)).unwrap_or_default();
@@ -52,22 +53,22 @@ impl DeviceFacts {
         (driver, Self { problems, near, table })
     }
 
-    /// Why devices were not opened.
+    /// Returns the reasons why devices were not opened.
     pub(crate) fn problems(&self) -> &[String] {
         &self.problems
     }
 
-    /// How near the devices are to places of memory, by their numbers.
+    /// Returns the distances of the devices from places of memory, by device number.
     pub(crate) const fn table(&self) -> &Near {
         &self.table
     }
 
-    /// The place of a NUMA node.
+    /// Returns the place of a NUMA node.
     pub(crate) fn place_of_node(&self, node: u32) -> Place {
         self.near.place_of_node(node)
     }
 
-    /// Where a region is, by its name if somebody gave one, else by the kernel's word.
+    /// Returns the place of a region: by its location if one is given, else as the kernel reports it.
     pub(crate) fn place_of(&self, region: &Arc<Region>, location: Option<&str>) -> Place {
         match location.filter(|location| *location != "*") {
             _ if self.near.places.is_empty() => Place::UNKNOWN,
@@ -77,7 +78,7 @@ impl DeviceFacts {
     }
 }
 
-/// Bytes per second of each device, 0 where that is not known.
+/// Returns the bytes per second of each device, 0 if unknown.
 pub(crate) fn speeds(driver: &Rdma) -> Vec<u64> {
     driver.devices().map(|(_, bits_per_second, _)| bits_per_second / 8).collect()
 }

@@ -1,20 +1,20 @@
-//! What names connections of all drivers, and what each is for.
+//! Identifiers of connections of all drivers, and the role of each connection.
 
 use kvplane_client::{LaneId, SliceId};
 use kvplane_store::service::{Path, PeerKey};
 use kvplane_transport::ConnectionId;
 
-/// A connection of one of the drivers.
+/// Connection of one of the drivers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Link {
     Tcp(ConnectionId),
     Shm(ConnectionId),
     Rdma(ConnectionId),
-    /// To a stock engine; ours are the only requests on it.
+    /// A lane to a stock engine; only our requests go over it.
     Mooncake(ConnectionId),
 }
 
-/// Drivers over which peers send us requests: the first ones by their numbers.
+/// Number of drivers over which peers send requests: those with the lowest numbers.
 const SERVING_DRIVERS: u32 = 3;
 
 impl Link {
@@ -40,7 +40,7 @@ impl Link {
         }
     }
 
-    /// The service's name for the peer, by driver.
+    /// Returns the service's key of the peer.
     ///
     /// # Panics
     /// For a lane to a stock engine, which sends the service no request.
@@ -50,7 +50,7 @@ impl Link {
         PeerKey { index: id.index * SERVING_DRIVERS + self.driver() as u32, generation: id.generation }
     }
 
-    /// The inverse of [`Self::peer`].
+    /// Returns the link of a key: the inverse of [`Self::peer`].
     pub(crate) const fn of_peer(peer: PeerKey) -> Self {
         let id = ConnectionId { index: peer.index / SERVING_DRIVERS, generation: peer.generation };
         match peer.index % SERVING_DRIVERS {
@@ -61,23 +61,23 @@ impl Link {
     }
 }
 
-/// What a connection is for.
+/// Role of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Role {
-    /// Nothing is known of it.
+    /// Unknown.
     #[default]
     None,
     /// A peer sends requests to the service.
     Served,
-    /// The client sends requests to a peer; the slice whose payload is arriving.
+    /// The client sends requests to a peer; with the slice whose payload is arriving.
     Lane(LaneId, Option<SliceId>),
-    /// Over it an RDMA connection for this lane is to be offered.
+    /// An RDMA connection for this lane is to be offered over it.
     Offering(LaneId),
-    /// This RDMA connection was offered on it, and lasts as long.
+    /// This RDMA connection was offered over it, and lasts as long.
     Carrier(ConnectionId),
 }
 
-/// The roles of all connections, by driver and position.
+/// Roles of all connections, by driver and index.
 #[derive(Default)]
 pub(crate) struct Roles {
     entries: [Vec<(u32, Role)>; 4],

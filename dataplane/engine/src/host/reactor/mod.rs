@@ -1,7 +1,7 @@
-//! The reactor of a host: it finds what there is to do, reads the clock, and waits for the next event.
+//! Reactor of a host: polls for work, reads the clock, and waits for the next event.
 //!
-//! It owns the [`Connections`] with their drivers, and the [`Rounds`]. It knows nothing of a service or a client: what
-//! comes is handed out as values, by [`Connections`] (events) and by a [`Pass`] (frames and payloads).
+//! It owns the [`Connections`] with their drivers, and the [`Rounds`]. It knows nothing of a service or a client: input
+//! is returned as values, by [`Connections`] (events) and by a [`Pass`] (frames and payloads).
 
 pub(crate) mod connections;
 pub(crate) mod devices;
@@ -21,34 +21,34 @@ pub(crate) use self::rounds::BYTES_PER_CLOCK;
 use self::rounds::Rounds;
 use super::reports::HostCounters;
 
-/// Nobody looked for so long: what has a deadline could not meet it.
+/// Absence after which deadlines cannot have been met.
 const AWAY_NS: u64 = kvplane_proto::Limits::STALL_NS / 4;
-/// The longest park; bounds what a lost doorbell could cost.
+/// Longest park; bounds the cost of a lost doorbell.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
-/// The longest park while a peer copies from our memory or to it that rings no bell when it is done.
+/// Longest park while a peer copies from or to our memory, and rings no bell when it is done.
 pub(crate) const PARK_WAITING: Duration = Duration::from_micros(100);
 
 /// Time in which the thread that drives a host did not drive it.
 pub(crate) struct Absence {
-    /// When it drove the host last.
+    /// Time when it last drove the host.
     pub(crate) since_ns: u64,
-    /// When it was back.
+    /// Time when it was back.
     pub(crate) now_ns: u64,
 }
 
-/// What finds work for a host.
+/// Event loop of a host.
 pub(crate) struct Reactor {
-    /// The connections, by driver.
+    /// Connections, by driver.
     pub(crate) connections: Connections,
     rounds: Rounds,
     readiness: Vec<Readiness>,
-    /// The body of the frame that is taken: of the pass that runs, while one does.
+    /// Buffer for the body of a frame; it belongs to the pass while one runs.
     scratch: Vec<u8>,
     mailbox: Option<Doorbell>,
 }
 
 impl Reactor {
-    /// A reactor of these connections.
+    /// Creates the reactor of these connections.
     pub(crate) fn new(connections: Connections) -> Self {
         Self {
             connections,
@@ -59,10 +59,10 @@ impl Reactor {
         }
     }
 
-    /// Wakes the host when this doorbell rings.
+    /// Watches a doorbell that wakes the host.
     ///
     /// # Errors
-    /// When the kernel does not let it be watched.
+    /// If the kernel refuses to watch the doorbell.
     pub(crate) fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
         let token = Token { source: Source::Mailbox, index: 0, generation: 0 };
         self.connections.poller.add(doorbell.fd(), token.to_bits(), Interest::ReadableEdge)?;
@@ -70,25 +70,25 @@ impl Reactor {
         Ok(())
     }
 
-    /// The time of the present round: at most a few empty rounds old.
+    /// Returns the time of the current round: at most a few empty rounds old.
     pub(crate) const fn now_ns(&self) -> u64 {
         self.rounds.now_ns()
     }
 
-    /// When what is being taken has come.
+    /// Returns the arrival time of the input that is being taken.
     #[inline]
     pub(crate) fn arrival_ns(&mut self) -> u64 {
         self.rounds.arrival_ns(self.connections.tcp.moved_bytes(), cpu::monotonic_ns)
     }
 
-    /// When a copy of so many bytes, done just now, ended; `more` copies follow it at once.
+    /// Returns the end time of a copy of `bytes` that was made just now; `more`: other copies follow it at once.
     #[inline]
     pub(crate) fn copied_ns(&mut self, bytes: u64, more: bool) -> u64 {
         self.rounds.copied_ns(bytes, more, cpu::monotonic_ns)
     }
 
-    /// Finds out what there is to do: asks the poller, or names the connections that are worth trying. True if
-    /// something is ready. What is ready of the server for stock engines is given to `stock_server`.
+    /// Looks for work: calls the poller, or relies on the connections that are worth trying. Returns true if something
+    /// is ready. Readiness of the server for stock engines is passed to `stock_server`.
     pub(crate) fn look(&mut self, mut stock_server: impl FnMut(Token)) -> io::Result<bool> {
         if self.readiness.is_empty() {
             let Self { rounds, connections, .. } = self;
@@ -100,9 +100,9 @@ impl Reactor {
         for one in self.readiness.drain(..) {
             let Some(token) = Token::from_bits(one.token) else { continue };
             match token.source {
-                // It has done its work: the host is awake.
+                // The doorbell has served its purpose: the host is awake.
                 Source::Mailbox | Source::StockAnswers => {}
-                // What has ended is taken in this round.
+                // Completions are taken in this round.
                 Source::Files | Source::Tier => {}
                 Source::MooncakeListener | Source::MooncakeServed => stock_server(token),
                 _ => self.connections.ready(token, &one),
@@ -111,8 +111,8 @@ impl Reactor {
         Ok(is_ready)
     }
 
-    /// Begins a round; reads the clock where that is due. The thread that drives the host may have been busy with
-    /// something else for long: then says so.
+    /// Begins a round; reads the clock if that is due. Returns an absence if the thread that drives the host was busy
+    /// elsewhere, or descheduled, for long.
     pub(crate) fn begin_round(&mut self, something_came: bool) -> Option<Absence> {
         if !self.rounds.begin(something_came) {
             return None;
@@ -122,7 +122,7 @@ impl Reactor {
         (now_ns.saturating_sub(since_ns) >= AWAY_NS).then_some(Absence { since_ns, now_ns })
     }
 
-    /// Ends a round, and counts it. Whether it did anything.
+    /// Ends a round, and counts it. Returns true if it made progress.
     pub(crate) fn end_round(&mut self, progress: bool, something_came: bool, counters: &mut HostCounters) -> bool {
         let moved_bytes = self.connections.tcp.take_moved_bytes();
         let progress = progress | (moved_bytes > 0);
@@ -135,17 +135,17 @@ impl Reactor {
         progress
     }
 
-    /// Waits for the poller. What is ready is looked at in the next round.
+    /// Waits for the poller. Readiness is handled in the next round.
     pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         self.connections.poller.wait(timeout, &mut self.readiness).map(drop)
     }
 
-    /// Waits for the next event, at most `longest`, or until `side_ns`, the next timer of what uses the connections.
-    /// Mailbox and connections learn first that the host sleeps; `may_sleep` says after that whether nothing has come
-    /// meanwhile. Whether the host did wait.
+    /// Waits for the next event, at most `longest`, or until `side_ns`, the next timer of the client or service.
+    /// Mailbox and connections are notified of the sleep first; `may_sleep` is called after that, and returns true if
+    /// nothing has arrived meanwhile. Returns true if the host did wait.
     ///
     /// # Errors
-    /// When the poller fails.
+    /// If the poller fails.
     pub(crate) fn park(
         &mut self,
         longest: Duration,
@@ -169,7 +169,7 @@ impl Reactor {
         Ok(sleeps)
     }
 
-    /// How long it is until the next timer: of a driver, or `side_ns`, the next one of what uses the connections.
+    /// Returns the time until the next timer: of a driver, or `side_ns`, the next one of the client or service.
     pub(crate) fn until_timer(&self, side_ns: Option<u64>) -> Duration {
         match [side_ns, self.connections.poll_timeout()].into_iter().flatten().min() {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),

@@ -1,35 +1,35 @@
-//! How near a host's RDMA devices are to its memory: as the embedder knows the machine, looked up by names.
+//! Distances of a host's RDMA devices from its memory, as the embedder configures them, looked up by names.
 
 use std::collections::HashMap;
 
 use kvplane_client::{Near, Nearness, Place};
 use kvplane_sys::{Region, cpu};
 
-/// Pages of a region whose node the kernel is asked.
+/// Pages of a region whose NUMA node is queried.
 const PAGES_ASKED: usize = 8;
 
-/// A place where memory may be.
+/// Place where memory may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceName {
-    /// Its name, such as `cpu:0`.
+    /// Name of the place, such as `cpu:0`.
     pub name: String,
-    /// The NUMA node, where it is one.
+    /// NUMA node, if the place is one.
     pub node: Option<u32>,
 }
 
-/// How near devices are to memory.
+/// Distances of devices from memory.
 #[derive(Clone, Debug, Default)]
 pub struct NearDevices {
-    /// The places, in the order of their numbers.
+    /// Places, in the order of their numbers.
     pub places: Vec<PlaceName>,
-    /// For each device by its name, how near it is to each of them.
+    /// Distance of each device from each of the places, by device name.
     pub devices: HashMap<String, Vec<Nearness>>,
-    /// The same in words, for people.
+    /// Explanations of the distances, for people.
     pub why: HashMap<String, Vec<String>>,
 }
 
 impl NearDevices {
-    /// The place of this name; `cpu:N` is any place that is node N.
+    /// Returns the place of this name; `cpu:N` is any place that is node N.
     #[must_use]
     pub fn place(&self, name: &str) -> Place {
         let node = name.strip_prefix("cpu:").and_then(|node| node.parse::<u32>().ok());
@@ -37,13 +37,13 @@ impl NearDevices {
         self.places.iter().position(is).map_or(Place::UNKNOWN, Place::at)
     }
 
-    /// The place of a node.
+    /// Returns the place of a NUMA node.
     #[must_use]
     pub fn place_of_node(&self, node: u32) -> Place {
         self.places.iter().position(|place| place.node == Some(node)).map_or(Place::UNKNOWN, Place::at)
     }
 
-    /// As a table of these devices, in this order.
+    /// Returns the table of the distances of these devices, in this order.
     #[must_use]
     pub fn table<'a>(&self, names: impl Iterator<Item = &'a str>) -> Near {
         let unknown = || vec![Nearness::default(); self.places.len()];
@@ -51,7 +51,7 @@ impl NearDevices {
     }
 }
 
-/// The NUMA node of a region, if its pages are on one as far as they are in memory.
+/// Returns the NUMA node of a region, if all its resident pages are on one.
 #[must_use]
 pub fn node_of_region(region: &Region) -> Option<u32> {
     let step = (region.bytes() / PAGES_ASKED).max(1);

@@ -1,4 +1,4 @@
-//! Passes over the connections of one driver: what they bring, one frame or payload after the other.
+//! Passes over the connections of one driver: return their input, one frame or payload at a time.
 //!
 //! A pass holds no borrow of the reactor, so a shell that takes an arrival may send and close in between.
 
@@ -11,32 +11,32 @@ use super::links::Link;
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
 
-/// A frame or a payload that came on a connection.
+/// Frame or payload that arrived on a connection.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub(crate) struct Arrival {
-    /// The connection.
     pub(crate) link: Link,
-    /// What came. The body of a frame is the pass's: [`Pass::body`].
+    /// Frame or payload. The body of a frame is in the pass: [`Pass::body`].
     pub(crate) input: Input,
-    /// When it came.
+    /// Time of arrival.
     pub(crate) now_ns: u64,
 }
 
-/// One pass over the connections of a driver that have input.
+/// Pass over the connections of a driver that have input.
 pub(crate) struct Pass {
     body: Vec<u8>,
     current: Option<ConnectionId>,
-    /// Frames and payloads of the current connection.
+    /// Frames and payloads taken from the current connection.
     frames: usize,
-    /// Connections that have used up their share: they come again in the next round.
+    /// Connections that have used up their share: they are ready again in the next round.
     again: Vec<ConnectionId>,
-    /// Position from which rings in shared memory are still to be looked at.
+    /// Index from which rings in shared memory are still to be visited.
     from: u32,
-    /// How many more lanes to stock engines may have a turn.
+    /// Lanes to stock engines that may still have a turn.
     turns: usize,
 }
 
 impl Pass {
-    /// The body of the frame that came last.
+    /// Returns the body of the last frame.
     pub(crate) fn body(&self) -> &[u8] {
         &self.body
     }
@@ -47,13 +47,13 @@ impl Pass {
     }
 }
 
-/// How a pass goes over a driver whose payloads follow their frames.
+/// Operations of a driver whose payloads follow their frames.
 struct Streams {
     link: fn(ConnectionId) -> Link,
-    /// The next connection that has some input.
+    /// Returns the next connection that has input.
     next: fn(&mut Connections, u64) -> Option<ConnectionId>,
     input: fn(&mut Connections, ConnectionId, &mut Vec<u8>, u64) -> Input,
-    /// Has a connection come again.
+    /// Marks a connection as ready again.
     again: fn(&mut Connections, ConnectionId),
 }
 
@@ -72,7 +72,7 @@ const RDMA: Streams = Streams {
 };
 
 impl Reactor {
-    /// Begins a pass over one driver. It is to be taken to its end: the buffer for bodies goes along with it.
+    /// Begins a pass over one driver. The caller must run it to its end: the pass takes the buffer for bodies.
     pub(crate) fn begin_pass(&mut self) -> Pass {
         Pass {
             body: core::mem::take(&mut self.scratch),
@@ -84,19 +84,19 @@ impl Reactor {
         }
     }
 
-    /// What a connection over TCP brings next; nothing at the end of the pass.
+    /// Returns the next input of a TCP connection; `None` at the end of the pass.
     #[inline]
     pub(crate) fn next_tcp(&mut self, pass: &mut Pass) -> Option<Arrival> {
         self.next_of(pass, &TCP)
     }
 
-    /// What a connection over RDMA brings next; nothing at the end of the pass.
+    /// Returns the next input of an RDMA connection; `None` at the end of the pass.
     #[inline]
     pub(crate) fn next_rdma(&mut self, pass: &mut Pass) -> Option<Arrival> {
         self.next_of(pass, &RDMA)
     }
 
-    /// Inlined, so that what differs between drivers is known where it is called: this runs for every frame.
+    /// Inlined, so that the driver is known at the call site: this runs for every frame.
     #[inline(always)]
     fn next_of(&mut self, pass: &mut Pass, driver: &Streams) -> Option<Arrival> {
         loop {
@@ -127,7 +127,7 @@ impl Reactor {
         None
     }
 
-    /// What a connection over shared memory brings next; nothing at the end of the pass.
+    /// Returns the next input of a connection over shared memory; `None` at the end of the pass.
     #[inline]
     pub(crate) fn next_shm(&mut self, pass: &mut Pass) -> Option<Arrival> {
         loop {
@@ -154,8 +154,8 @@ impl Reactor {
         None
     }
 
-    /// What a lane to a stock engine brings next; nothing at the end of the pass. Comes with [`Input::Wait`] too, as
-    /// there may be events then: a request's memory is back before its answer is looked at.
+    /// Returns the next input of a lane to a stock engine; `None` at the end of the pass. [`Input::Wait`] is returned
+    /// too, because events may be queued then: a request's memory is returned before its answer is handled.
     pub(crate) fn next_stock(&mut self, pass: &mut Pass) -> Option<Arrival> {
         loop {
             let id = match pass.current {
@@ -230,7 +230,7 @@ mod tests {
                 assert!(matches!(arrival.input, Input::Frame(_)) && pass.body() == b"body");
                 share += 1;
             }
-            // The end of a round: those that have used up their share come again.
+            // Ends the round: connections that have used up their share become ready again.
             reactor.connections.flush();
             shares.push(share);
             assert!(shares.len() < 1000, "the frames do not come: {shares:?}");

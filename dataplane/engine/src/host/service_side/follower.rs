@@ -1,27 +1,27 @@
-//! The follower of a service's events.
+//! Notification of a subscriber to a service's events.
 
 use std::sync::mpsc::SyncSender;
 
-/// A bell that rings when objects have new events.
+/// Bell that rings when objects have new events.
 #[derive(Default)]
 pub(super) struct Follower {
-    /// The bell, and the number of the next event when it rang last.
+    /// Bell, and the number of the next event at its last ring.
     bell: Option<(SyncSender<()>, u64)>,
 }
 
 impl Follower {
-    /// Rings this bell from now on.
+    /// Sets the bell.
     pub(super) fn set(&mut self, bell: Option<SyncSender<()>>) {
         self.bell = bell.map(|bell| (bell, 0));
     }
 
-    /// Rings if there is something new; `next_event` is the number of the next event.
+    /// Rings if there are new events; `next_event` returns the number of the next event.
     pub(super) fn ring(&mut self, next_event: impl FnOnce() -> u64) {
         if let Some((bell, told)) = &mut self.bell {
             let next = next_event();
             if next != *told {
                 *told = next;
-                // A full one is not read yet; its reader will see this too.
+                // If the channel is full, its reader has yet to read, and will see these events too.
                 let _ = bell.try_send(());
             }
         }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bell_rings_once_for_what_is_new() {
+    fn the_bell_rings_once_for_new_events() {
         let (bell, rings) = sync_channel(2);
         let mut follower = Follower::default();
         follower.ring(|| unreachable!("nobody listens"));

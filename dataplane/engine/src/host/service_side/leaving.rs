@@ -1,4 +1,4 @@
-//! Segments that were unregistered, and that peers were using then.
+//! Segments that were unregistered while peers were using them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +9,22 @@ use kvplane_transport::Shm;
 
 use crate::host::reactor::PARK_WAITING;
 
-/// How long peers that are in the middle of a copy are waited for closely.
+/// Time for which the host checks closely on peers that are in the middle of a copy.
 const CLOSE_NS: u64 = 2_000_000_000;
-/// The longest park while peers are waited for that ring no bell, after that was in vain for long.
+/// Longest park while waiting for peers that ring no bell, after that time.
 const PARK_WAITING_LONG: Duration = Duration::from_millis(10);
 
-/// Unregistered segments that peers of this host still copy from or to by themselves.
+/// Unregistered segments that peers on this host still copy from or to.
 #[derive(Default)]
 pub(super) struct LeavingSegments {
     segments: Vec<(SegmentId, Option<Arc<Region>>)>,
-    /// Until when those are waited for closely.
+    /// End of the time of close checks.
     closely_until_ns: u64,
 }
 
 impl LeavingSegments {
-    /// A segment leaves; its memory is kept until its last user has let go. Asked for again, it is waited for once.
+    /// Adds a segment, whose memory is kept until its last user has released it. A segment that is added again is
+    /// reported once.
     pub(super) fn add(&mut self, segment: SegmentId, region: Option<Arc<Region>>, now_ns: u64) {
         self.closely_until_ns = now_ns.saturating_add(CLOSE_NS);
         if !self.segments.iter().any(|(leaving, _)| *leaving == segment) {
@@ -31,8 +32,8 @@ impl LeavingSegments {
         }
     }
 
-    /// How long the host may park: peers ring no bell when they are done. A peer that was stopped in the middle of a
-    /// copy may stay so for days: it is not worth looking for many times a second.
+    /// Returns how long the host may park: peers ring no bell when they are done. A peer that was stopped in the middle
+    /// of a copy may stay so for days: that is not worth many checks a second.
     pub(super) fn longest_park(&self, now_ns: u64) -> Duration {
         match (self.segments.is_empty(), now_ns < self.closely_until_ns) {
             (true, _) => Duration::MAX,
@@ -41,7 +42,7 @@ impl LeavingSegments {
         }
     }
 
-    /// Lets go of the segments that no peer is using any more, and says which.
+    /// Releases the segments that no peer is using any more, and passes each to `free`.
     pub(super) fn see_off(&mut self, shm: &mut Shm, mut free: impl FnMut(SegmentId)) {
         self.segments.retain(|&(segment, _)| {
             let used = shm.is_named(segment);
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leaves_is_waited_for_closely_at_first() {
+    fn unregistered_segments_are_checked_closely_at_first() {
         let mut leaving = LeavingSegments::default();
         assert_eq!(leaving.longest_park(0), Duration::MAX);
         leaving.add(SegmentId { index: 1, generation: 1 }, None, 5);
@@ -67,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_that_nobody_uses_is_free_once() {
+    fn an_unused_segment_is_freed_once() {
         let (mut leaving, mut shm, mut free) = (LeavingSegments::default(), Shm::new(None), Vec::new());
         let segment = SegmentId { index: 1, generation: 1 };
         leaving.add(segment, None, 5);

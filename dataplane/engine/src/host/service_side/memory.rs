@@ -1,4 +1,4 @@
-//! The memory that the service names: its pool, and registered segments.
+//! Memory that the service names: its pool, and registered segments.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use kvplane_sys::{IoBuf, Region};
 
 use crate::host::segments::SegmentRegions;
 
-/// The pool, as lists and copies read names from it.
+/// View of the pool, from which lists and copies read names.
 pub(crate) struct PoolView<'a>(pub(crate) &'a Region);
 
 impl PoolBytes for PoolView<'_> {
@@ -20,11 +20,11 @@ impl PoolBytes for PoolView<'_> {
     }
 }
 
-/// The memory behind a service.
+/// Memory of a service.
 pub(super) struct ServedMemory {
-    /// Behind its store, if it has one.
+    /// Pool of its store, if it has one.
     pub(super) pool: Option<Arc<Region>>,
-    /// Of registered segments.
+    /// Memory of registered segments.
     pub(super) segments: SegmentRegions,
 }
 
@@ -33,10 +33,10 @@ impl ServedMemory {
         Self { pool, segments: SegmentRegions::default() }
     }
 
-    /// The memory behind a place that the service named.
+    /// Returns the memory of a place that the service named.
     ///
     /// # Panics
-    /// When the service names memory that it was not given.
+    /// If the service names memory that it was not given.
     pub(super) fn of(&self, place: Place) -> IoBuf {
         let region = match place.memory {
             Memory::Pool => self.pool.as_ref(),
@@ -46,15 +46,15 @@ impl ServedMemory {
         IoBuf::new(Arc::clone(region), place.offset as usize, place.bytes as usize)
     }
 
-    /// The memory behind several places, in a row.
+    /// Returns the memory of several places, in order.
     ///
     /// # Panics
-    /// As [`Self::of`].
+    /// See [`Self::of`].
     pub(super) fn all(&self, places: &[Place]) -> Vec<IoBuf> {
         places.iter().map(|&place| self.of(place)).collect()
     }
 
-    /// Whether a region still is the pool, or some segment's.
+    /// Returns true if a region is still the pool, or the memory of a segment.
     pub(super) fn has(&self, region: &Arc<Region>) -> bool {
         self.pool.iter().chain(self.segments.regions()).any(|held| Arc::ptr_eq(held, region))
     }

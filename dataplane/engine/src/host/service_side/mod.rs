@@ -1,11 +1,11 @@
-//! The service's side of a host: requests of peers, their answers, and the memory that they name.
+//! Service's side of a host: requests of peers, their answers, and the memory that they name.
 //!
-//! A request comes as a frame: [`ServiceSide::take_frame`] → [`Service::request`], which names the memory that its
+//! A request arrives as a frame: [`ServiceSide::take_frame`] → [`Service::request`], which names the memory that its
 //! payload goes to; its end is [`ServiceSide::payload_done`]. Answers are the service's outputs: [`ServiceSide::drain`]
-//! → a driver; when their payloads have left, [`ServiceSide::payload_left`] gives back what the service holds for them.
+//! → a driver; when their payloads have left, [`ServiceSide::payload_left`] releases what the service holds for them.
 //!
-//! [`ServiceSide`] owns the service, the memory behind what it names, and the server for stock engines. It knows
-//! neither the SSD under the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
+//! [`ServiceSide`] owns the service, the memory that it names, and the server for stock engines. It knows neither the
+//! SSD tier of the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
 
 mod follower;
 mod leaving;
@@ -37,11 +37,11 @@ use super::reactor::connections::{Connections, LentPayload};
 use super::reactor::links::{Link, Role};
 use super::reports::Reports;
 
-/// A service, and what it needs of a host.
+/// Service and its resources in a host.
 pub(crate) struct ServiceSide {
     service: Service,
     memory: ServedMemory,
-    /// For stock engines, which send their requests over TCP in a protocol of their own.
+    /// Server for stock engines, which send their requests over TCP in a protocol of their own.
     stock_server: Server,
     leaving: LeavingSegments,
     served: ServedPayloads,
@@ -49,7 +49,7 @@ pub(crate) struct ServiceSide {
 }
 
 impl ServiceSide {
-    /// This service over these connections. `pool` is the memory behind its store.
+    /// Creates the service's side over these connections. `pool` is the memory of its store.
     pub(crate) fn new(
         service: Service,
         connections: &mut Connections,
@@ -66,32 +66,32 @@ impl ServiceSide {
         }
     }
 
-    /// The service.
+    /// Returns the service.
     pub(crate) const fn service(&mut self) -> &mut Service {
         &mut self.service
     }
 
-    /// The memory behind the store.
+    /// Returns the memory of the store.
     pub(crate) const fn pool(&self) -> Option<&Arc<Region>> {
         self.memory.pool.as_ref()
     }
 
-    /// The server for stock engines.
+    /// Returns the server for stock engines.
     pub(crate) const fn stock_server(&self) -> &Server {
         &self.stock_server
     }
 
-    /// Serves stock engines that connect here.
+    /// Serves stock engines that connect to this listener.
     pub(crate) fn listen_stock(&mut self, connections: &Connections, listener: TcpListener) -> io::Result<()> {
         self.stock_server.listen(&connections.poller, listener)
     }
 
-    /// The poller has said something of a connection of a stock engine.
+    /// Handles readiness of a connection of a stock engine.
     pub(crate) fn stock_ready(&mut self, token: Token) {
         self.stock_server.ready(token);
     }
 
-    /// The names of these objects: see [`kvplane_store::service::Inspection::names_of`].
+    /// Returns the names of these objects: see [`kvplane_store::service::Inspection::names_of`].
     pub(crate) fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         match &self.memory.pool {
             Some(pool) => self.service.inspect().names_of(digests, &PoolView(pool)),
@@ -99,29 +99,29 @@ impl ServiceSide {
         }
     }
 
-    /// RDMA devices that are open, with what they did for peers.
+    /// Returns the open RDMA devices, with counters of payloads that they moved for peers.
     pub(crate) fn rdma_snapshot(&self, connections: &Connections) -> Vec<DeviceSnapshot> {
         self.served.snapshot(&connections.rdma)
     }
 
-    /// A peer has connected.
+    /// Handles a peer that has connected.
     pub(crate) fn accepted(&mut self, connections: &mut Connections, link: Link, now_ns: u64) {
         connections.set_role(link, Role::Served);
         self.service.peer_joined(link.peer(), link.path(), now_ns);
     }
 
-    /// A peer's connection is gone.
+    /// Handles the end of a peer's connection.
     pub(crate) fn gone(&mut self, link: Link, now_ns: u64) {
         self.service.peer_gone(link.peer(), now_ns);
     }
 
-    /// The payload of an answer has left, or never will.
+    /// Releases the payload of an answer, which has left, or never will.
     pub(crate) fn payload_left(&mut self, hold: Hold, leaving: &LeavingPayload, now_ns: u64) {
         self.service.left(leaving, hold, now_ns);
         self.service.sent(hold);
     }
 
-    /// Takes a peer's frame; says where its payload goes.
+    /// Takes a peer's frame; returns the target of its payload.
     pub(crate) fn take_frame(
         &mut self,
         connections: &mut Connections,
@@ -135,7 +135,7 @@ impl ServiceSide {
             return Target::Discard;
         }
         let to = self.service.request(link.peer(), header, body, now_ns);
-        // Before the payload, which over shared memory is here already, and ends the reservation.
+        // Before the payload, which over shared memory has arrived already, and ends the reservation.
         self.write_tails();
         if let (Kind::Request(Operation::Hello | Operation::Prove), Link::Tcp(id)) = (header.kind, link)
             && self.service.inspect().is_welcome(link.peer())
@@ -159,13 +159,13 @@ impl ServiceSide {
         target
     }
 
-    /// The payload of a peer's last frame is where it was to go.
+    /// Handles the completion of the payload of a peer's last frame.
     pub(crate) fn payload_done(&mut self, link: Link, checksum: Option<u64>, now_ns: u64) {
         self.service.payload_done(link.peer(), checksum, now_ns);
     }
 
-    /// The target of a peer's payload, unless its memory was freed without being unregistered: then the payload is
-    /// thrown away and the peer learns it. Touching it would end the process.
+    /// Returns the target of a peer's payload, unless its memory was freed without being unregistered: then the payload
+    /// is discarded and the peer gets an error. Touching that memory would kill the process.
     fn target_there(&mut self, link: Link, target: Target) -> Target {
         let there = match &target {
             Target::Discard => true,
@@ -179,7 +179,7 @@ impl ServiceSide {
         Target::Discard
     }
 
-    /// A peer offers an RDMA connection: from now on it is agreed on over this one.
+    /// Handles a peer's offer of an RDMA connection: this connection then only carries the offer.
     fn answer_offer(&mut self, connections: &mut Connections, link: Link, header: &Header, body: &[u8], now_ns: u64) {
         let Link::Tcp(carrier) = link else {
             connections.close(link, CloseCause::Closed);
@@ -191,10 +191,10 @@ impl ServiceSide {
         connections.answer_offer(carrier, header, body, may);
     }
 
-    /// Answers peers on this host that want to map segments.
+    /// Answers peers on this host that request the mapping of segments.
     pub(crate) fn offer_segments(&mut self, connections: &mut Connections) {
         while let Some((id, segment)) = connections.shm.poll_wanted() {
-            // A segment that is being unregistered is not given out any more.
+            // A segment that is being unregistered is not offered any more.
             let info = self.service.inspect().segments().info(segment);
             let info = info.filter(|info| info.remote_accessible && info.shareable);
             let region = self.memory.segments.get(segment).filter(|_| info.is_some());
@@ -203,7 +203,7 @@ impl ServiceSide {
         }
     }
 
-    /// Sends the service's answers, and ends connections that it wants ended. Whether there was anything.
+    /// Sends the service's answers, and closes connections at its request. Returns true if there was any output.
     #[inline]
     pub(crate) fn drain(&mut self, connections: &mut Connections, reports: &mut Reports, now_ns: u64) -> bool {
         let mut progress = false;
@@ -215,7 +215,7 @@ impl ServiceSide {
         progress
     }
 
-    /// Writes the tails of objects for which the service has just made room.
+    /// Writes the tails of objects for which the service has just reserved memory.
     #[inline]
     pub(crate) fn write_tails(&mut self) {
         let Some(pool) = &self.memory.pool else { return };
@@ -234,7 +234,7 @@ impl ServiceSide {
                     };
                     (buffers, hold)
                 });
-                // Freed without being unregistered: touching it would end the process.
+                // The memory was freed without being unregistered: touching it would kill the process.
                 if let Some((buffers, hold)) = &payload
                     && !IoBuf::all_mapped(buffers.as_slice())
                 {
@@ -264,18 +264,18 @@ impl ServiceSide {
         }
     }
 
-    /// Goes on with lists of keys by one step each. Whether there was anything.
+    /// Advances lists of keys by one step each. Returns true if there were any.
     pub(crate) fn drive_lists(&mut self) -> bool {
         self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_lists(&PoolView(pool)))
     }
 
-    /// Serves stock engines. Whether there was anything.
+    /// Serves stock engines. Returns true if it made progress.
     pub(crate) fn serve_stock(&mut self, connections: &Connections, now_ns: u64) -> bool {
         let mut ranges = RegisteredRanges { service: &mut self.service, segments: &self.memory.segments };
         self.stock_server.drive(&connections.poller, &mut ranges, now_ns)
     }
 
-    /// Gives a registered segment memory, which peers may use from now on.
+    /// Sets the memory of a registered segment, which peers may use from now on.
     pub(crate) fn add_segment(&mut self, connections: &mut Connections, segment: SegmentId, region: Arc<Region>) {
         if let Some(info) = self.service.inspect().segments().info(segment).filter(|info| info.remote_accessible) {
             let bytes = info.bytes.min(region.bytes() as u64);
@@ -286,19 +286,18 @@ impl ServiceSide {
         self.memory.segments.set(segment, region);
     }
 
-    /// Takes a segment from peers. [`Reports::take_free`] says when nothing uses it any more; unregistered again, it
-    /// says so again.
+    /// Unregisters a segment. [`Reports::take_free`] returns it when it is no longer in use; if it is unregistered
+    /// again, it is returned again.
     pub(crate) fn unregister(&mut self, connections: &Connections, segment: SegmentId) {
-        // At once, also where a request on a stream has to end first.
+        // Retracted at once, even if a request on a stream has to end first.
         connections.shm.retract(segment);
         self.service.unregister(segment);
     }
 
-    /// The service lets go of a segment: peers that copy by themselves start no more, and those that have started are
-    /// waited for.
+    /// Handles a segment that the service has released: peers start no more copies, and those in flight are waited for.
     fn segment_left(&mut self, connections: &mut Connections, reports: &mut Reports, segment: SegmentId, now_ns: u64) {
         connections.shm.retract(segment);
-        // From here on the devices let nobody in.
+        // From here on the devices admit no access.
         connections.rdma.retract(segment);
         let region = self.memory.segments.take(segment);
         if let Some(region) = region.as_ref().filter(|region| !self.memory.has(region)) {
@@ -320,40 +319,41 @@ impl ServiceSide {
         self.stock_server.close_users(&connections.poller, &mut ranges, segment.to_bits());
     }
 
-    /// Rings this bell when there are new events of the service's objects.
+    /// Sets the bell that rings on new events of the service's objects.
     pub(crate) fn follow(&mut self, bell: Option<SyncSender<()>>) {
         self.follower.set(bell);
     }
 
-    /// Rings the follower's bell if there is something new.
+    /// Rings the subscriber's bell if there are new events.
     pub(crate) fn ring_follower(&mut self) {
         self.follower.ring(|| self.service.inspect().next_event());
     }
 
-    /// The service's timers that are due.
+    /// Runs the service's timers that are due.
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         if self.service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
             self.service.handle_timeout(now_ns);
         }
     }
 
-    /// When the next timer is.
+    /// Returns the time of the next timer.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         [self.service.poll_timeout(), self.stock_server.poll_timeout()].into_iter().flatten().min()
     }
 
-    /// How long the host may park for peers that ring no bell.
+    /// Returns how long the host may park while peers use unregistered segments.
     pub(crate) fn longest_park(&self, now_ns: u64) -> Duration {
         self.leaving.longest_park(now_ns)
     }
 
-    /// A round ends.
+    /// Ends a round.
     pub(crate) fn round_over(&mut self) {
         self.service.round_over(cpu::monotonic_ns);
     }
 }
 
-/// Ends a peer's connection: after the answers that say why, unless it is ended because the peer does not read them.
+/// Closes a peer's connection: after the answers that give the reason, unless it is closed because the peer does not
+/// read them.
 fn close(connections: &mut Connections, peer: PeerKey, reason: &CloseReason) {
     let link = Link::of_peer(peer);
     let heard = matches!(reason, CloseReason::Refused(_) | CloseReason::Malformed(_));

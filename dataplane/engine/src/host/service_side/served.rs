@@ -1,4 +1,4 @@
-//! Payloads that RDMA devices moved for peers of the service, by how near device and memory are.
+//! Payloads that RDMA devices moved for peers of the service, by distance between device and memory.
 
 use std::sync::Arc;
 
@@ -10,27 +10,28 @@ use crate::host::reactor::connections::Connections;
 use crate::host::reactor::devices::DeviceFacts;
 use crate::host::reactor::near::node_of_region;
 
-/// An RDMA device of a host, and payloads that it moved for peers.
+/// RDMA device of a host, and counters of payloads that it moved for peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSnapshot {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Bits per second; 0 when it is down or its speed is not known.
+    /// Bits per second; 0 if it is down or its speed is unknown.
     pub bits_per_second: u64,
     /// Payloads between the pool and peers, by whether pool and device are on one NUMA node.
     pub served: NodeCounts,
 }
 
-/// Payloads moved for peers.
+/// Counters of payloads moved for peers.
 pub(super) struct ServedPayloads {
-    /// The service's memory, and where it is.
+    /// Pool of the service, and its place.
     pool: Option<(Arc<Region>, Place)>,
-    /// By device.
+    /// Counters by device.
     counts: Vec<NodeCounts>,
 }
 
 impl ServedPayloads {
-    /// None yet. The pool is registered with the devices: that brings its pages into memory, and so to a place.
+    /// Creates the counters. The pool is registered with the devices: that brings its pages into memory, so that its
+    /// place is known.
     pub(super) fn new(connections: &mut Connections, pool: Option<&Arc<Region>>) -> Self {
         let counts = vec![NodeCounts::default(); connections.rdma.device_names().count()];
         let pool = pool.map(|pool| {
@@ -41,7 +42,7 @@ impl ServedPayloads {
         Self { pool, counts }
     }
 
-    /// A payload moves between a region and the peer of this connection.
+    /// Counts a payload between a region and the peer of this connection.
     pub(super) fn count(&mut self, driver: &Rdma, devices: &DeviceFacts, id: ConnectionId, region: &Arc<Region>) {
         let (Some((device, _)), Some((pool, place))) = (driver.rail(id), &self.pool) else { return };
         let place = if Arc::ptr_eq(pool, region) { *place } else { Place::UNKNOWN };
@@ -51,7 +52,7 @@ impl ServedPayloads {
         }
     }
 
-    /// The devices that are open, with what they did for peers.
+    /// Returns the open devices, with their counters.
     pub(super) fn snapshot(&self, driver: &Rdma) -> Vec<DeviceSnapshot> {
         let device = |(number, (name, bits_per_second, _)): (usize, (&str, u64, Option<String>))| DeviceSnapshot {
             name: name.to_owned(),

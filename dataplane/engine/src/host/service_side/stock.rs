@@ -1,6 +1,6 @@
-//! Stock Mooncake engines that read and write registered memory over TCP.
+//! Access of stock Mooncake engines to registered memory over TCP.
 //!
-//! Their requests name addresses; the service checks each against what is registered and counts the use, so
+//! Their requests name addresses; the service checks each against the registered segments and counts the use, so
 //! unregistering waits for stock engines as for any other peer.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use kvplane_transport::mooncake::wire::Request;
 
 use crate::host::segments::SegmentRegions;
 
-/// What the server of stock engines may reach.
+/// Memory that the server for stock engines may access.
 pub(super) struct RegisteredRanges<'a> {
     pub(super) service: &'a mut Service,
     pub(super) segments: &'a SegmentRegions,
@@ -24,13 +24,13 @@ impl Ranges for RegisteredRanges<'_> {
         let acquired = self.service.segments_mut().acquire_by_address(request.address, request.bytes, request.write);
         let (segment, place) = acquired.ok()?;
         let region = self.segments.get(segment);
-        // Memory that is mapped read-only cannot be received into, whatever was said when it was registered.
+        // Memory that is mapped read-only cannot be received into, even if it was registered as writable.
         let Some(region) = region.filter(|region| !request.write || region.writable()) else {
             self.service.release_by_address(segment);
             return None;
         };
         let buffer = IoBuf::new(Arc::clone(region), place.offset as usize, place.bytes as usize);
-        // Freed without being unregistered: touching it would end the process.
+        // The memory was freed without being unregistered: touching it would kill the process.
         if !buffer.is_mapped() {
             self.service.release_by_address(segment);
             return None;

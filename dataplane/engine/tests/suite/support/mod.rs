@@ -1,11 +1,11 @@
-//! What the tests of the engine start from: a shard on loopback with nothing to spare.
+//! Common setup of the engine's tests: a shard on loopback with minimal resources.
 
 use kvplane_engine::{HostConfig, Listen, Pacing, ShardConfig};
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_store::service::Identity;
 
-/// Who the shard is.
+/// Returns the identity of the shard.
 pub(crate) fn identity() -> Identity {
     Identity {
         cluster: "test".to_owned(),
@@ -16,7 +16,7 @@ pub(crate) fn identity() -> Identity {
     }
 }
 
-/// A shard that parks when it has nothing to do, on a free port of loopback, without a store.
+/// Returns the settings of a shard that parks when it is idle, on a free port of loopback, without a store.
 #[allow(dead_code, reason = "some tests drive a host themselves")]
 pub(crate) fn config() -> ShardConfig {
     ShardConfig {

@@ -1,21 +1,21 @@
-//! What changed in slots while those who had them before were away: what an owner that comes back, with an SSD, must
-//! not give any more.
+//! Changes in slots whose former owners are absent: the objects that an owner that comes back, with an SSD, must not
+//! return any more.
 //!
-//! A shard that gets a slot whose owner before is gone has nothing of what was in it. From then on it keeps the digests
-//! of all that is put and removed there: the *changes* since that owner's *absence* began. When the slot goes back, the
-//! owner asks for them, strikes them out, and all else that its SSD has of the slot is still the newest there is.
+//! A shard that gains a slot whose former owner is gone has none of its objects. From then on it records the digests of
+//! all objects that are put and removed there: the *changes* since that owner's *absence* began. When the slot goes
+//! back, the owner fetches the changes and removes those objects from its SSD; all its other records of the slot are
+//! still the newest.
 //!
-//! What makes it right:
-//! * An absence says: whatever was put or removed in the slot by any other than this owner, under a map of this epoch
-//!   or a later one, is among the changes. It is begun with the first map that gives the slot to this shard, and only
-//!   by an incarnation that has been there since that map's layout began: no incarnation before it can have served the
-//!   slot.
-//! * The epoch is the one since which that owner had the slot without a break, as far as this shard has heard: then
-//!   nobody else changed anything up to the absence.
-//! * A slot that goes on takes its changes along: the next owner asks for them too, and knows of an absence only when
-//!   all of them have come.
-//! * They are kept in memory and are bounded. A slot whose changes are too many is forgotten, whole, and so is what a
-//!   shard that missed maps knew: then nobody vouches for what an absent owner has, and it is void.
+//! Correctness:
+//! * An absence means: every object of the slot that any other owner put or removed, under a map of this epoch or a
+//!   later one, is among the changes. It is begun with the first map that assigns the slot to this shard, and only by
+//!   an incarnation that has existed since that map's layout began: no earlier incarnation can have served the slot.
+//! * The epoch is the one since which that owner had the slot without interruption, as far as this shard knows: no
+//!   other shard changed the slot between then and the absence.
+//! * The changes migrate with a slot: the next owner fetches them too, and takes an absence as known only when all of
+//!   them were received.
+//! * Changes are kept in memory and are bounded. A slot with too many changes is forgotten as a whole, and so are all
+//!   changes of a shard that missed maps: the objects of an absent owner cannot be trusted then, and are void.
 
 use std::collections::BTreeMap;
 
@@ -28,29 +28,29 @@ use kvplane_proto::rng::mix64;
 use crate::service::shard::Shard;
 use crate::service::tiering::reconciliation::changes::{ABSENCES_MOST, Absence, Changes};
 
-/// Digests of all slots together.
+/// Most digests of all slots together.
 const DIGESTS_MOST: usize = 1 << 18;
 /// Items of a page.
 const PAGE_ITEMS: usize = KEY_PAGE_BYTES / KeyItem::BYTES;
-/// Bits of a place in a walk that say how many digests of the slot went before.
+/// Bits of a walk's position that count the slot's digests before it.
 const PLACE_BITS: u32 = 18;
 
 const _: () = assert!(DIGESTS_MOST <= 1 << PLACE_BITS && PLACE_BITS + SLOTS.trailing_zeros() == 32);
 
-/// The changes of all slots.
+/// Changes of all slots.
 #[derive(Debug, Default)]
 pub(super) struct Witness {
     slots: BTreeMap<Slot, Changes>,
-    /// Digests in all of them.
+    /// Number of digests of all slots.
     digests: usize,
-    /// Grows whenever a slot is forgotten: what was told of it so far is then not all.
+    /// Number of slots forgotten: an exporter's answers so far are incomplete when it grows.
     forgotten: u64,
-    /// Since which epoch the owner of each slot by the newest map has had it, as far as was heard; empty before a map.
+    /// Epoch since which the owner of each slot by the newest map has had it, as far as is known; empty before a map.
     steady: Vec<Epoch>,
 }
 
 impl Witness {
-    /// Something was put or removed, by a map of this epoch.
+    /// Records that an object was put or removed, by a map of this epoch.
     pub(super) fn note(&mut self, digest: Digest, epoch: Epoch) {
         if self.slots.is_empty() {
             return;
@@ -60,7 +60,7 @@ impl Witness {
         self.bound();
     }
 
-    /// Forgets the slots with the most changes, when all are too many.
+    /// Forgets the slots with the most changes while there are too many.
     fn bound(&mut self) {
         while self.digests > DIGESTS_MOST {
             let most = self.slots.iter().max_by_key(|(_, changes)| changes.digests.len()).map(|(slot, _)| *slot);
@@ -76,25 +76,26 @@ impl Witness {
         Some(changes)
     }
 
-    /// Nobody vouches any more for what absent owners have.
+    /// Forgets all changes: the objects of absent owners cannot be trusted any more.
     pub(super) fn clear(&mut self) {
         (self.slots, self.digests) = (BTreeMap::new(), 0);
         self.forgotten += 1;
     }
 
-    /// Names the walk through what changed, while nothing of it is forgotten, in the incarnation that `walk_tag` names;
-    /// never 0.
+    /// Returns the number that identifies the walk through the changes, in the incarnation that `walk_tag` identifies,
+    /// until a slot is forgotten; never 0.
     pub(super) fn tag(&self, walk_tag: u64) -> u64 {
         mix64(walk_tag ^ mix64(self.forgotten)) | 1
     }
 
-    /// What is known of a slot.
+    /// Returns the changes of a slot.
     #[cfg(test)]
     pub(super) fn of(&self, slot: Slot) -> Option<&Changes> {
         self.slots.get(&slot)
     }
 
-    /// A former owner has told what it knows of slots: it counts where this shard kept changes ever since it has them.
+    /// Adds the changes that a former owner has reported, for slots whose changes this shard has recorded since it
+    /// gained them.
     pub(super) fn inherit(&mut self, told: BTreeMap<Slot, Changes>, me: ShardKey) {
         for (slot, told) in told {
             let Some(changes) = self.slots.get_mut(&slot) else { continue };
@@ -109,7 +110,7 @@ impl Witness {
         self.bound();
     }
 
-    /// A former owner that is still there has nothing left of these slots.
+    /// Ends the absence of a former owner, which exists and has no objects of these slots left.
     pub(super) fn end_absence(&mut self, slots: impl Iterator<Item = Slot>, of: ShardKey) {
         for slot in slots {
             let Some(changes) = self.slots.get_mut(&slot) else { continue };
@@ -120,9 +121,9 @@ impl Witness {
         }
     }
 
-    /// Takes note of a map, of which `heard` was the one before: of absences that begin with it, and of slots that go
-    /// on. What was there is not to be trusted if that `missed` something. To be called when it is known what is
-    /// exported, and before anything is served by the map.
+    /// Follows a map after epoch `heard`: begins absences, and keeps the changes of slots that migrate again. If maps
+    /// were `missed`, all changes are forgotten. To be called after exports were updated, and before any slot is served
+    /// by the map.
     pub(super) fn follow(&mut self, shard: &Shard, heard: Epoch, missed: bool, owners: Option<&SlotOwners>) {
         let Some(owners) = owners else {
             self.clear();
@@ -158,7 +159,7 @@ impl Witness {
             if !lasts {
                 continue;
             }
-            // What was kept of the slot, when this shard had it before that owner, holds for that owner still.
+            // Changes recorded when this shard had the slot before that owner still hold for that owner.
             let mut changes = frozen.filter(|_| told).unwrap_or_default();
             changes.absences.retain(|absence| absence.is_of(before));
             if changes.absences.is_empty() {
@@ -170,8 +171,8 @@ impl Witness {
         }
     }
 
-    /// The items of a page from a place of the walk on, of the slots that are told of; then the place of the next page,
-    /// 0 after the last.
+    /// Returns the items of a page from a position of the walk on, of the slots for which `told` returns true, and the
+    /// position of the next page; 0 after the last.
     pub(super) fn page(&self, from: u64, told: &dyn Fn(Slot) -> bool) -> (Vec<KeyItem>, u64) {
         let (first, skipped) = (Slot((from >> PLACE_BITS) as u16), from as usize & ((1 << PLACE_BITS) - 1));
         let mut items = Vec::new();
@@ -184,7 +185,7 @@ impl Witness {
                 items.extend(changes.absences.iter().map(|absence| header(*slot, absence)));
             }
             for (place, (digest, epoch)) in changes.digests.iter().enumerate().skip(skipped) {
-                // The first of a slot goes with the headers.
+                // The first digest of a slot is on the same page as the slot's headers.
                 if items.len() >= PAGE_ITEMS && place > 0 {
                     return (items, u64::from(slot.0) << PLACE_BITS | place as u64);
                 }
@@ -195,7 +196,7 @@ impl Witness {
     }
 }
 
-/// Takes the items of a page in.
+/// Adds the items of a page.
 pub(super) fn take_items(told: &mut BTreeMap<Slot, Changes>, items: impl Iterator<Item = KeyItem>) {
     for item in items {
         let changes = told.entry(item.digest.slot()).or_default();
@@ -203,7 +204,7 @@ pub(super) fn take_items(told: &mut BTreeMap<Slot, Changes>, items: impl Iterato
             let shard = ShardId(item.group as u16);
             changes.add(Absence { node: NodeId(item.bytes), shard, since: Epoch(item.version.0) });
         } else {
-            // An earlier version does not say when.
+            // An earlier version does not state the epoch.
             let epoch = if item.version.0 == 0 { Epoch(u64::MAX) } else { Epoch(item.version.0) };
             changes.change(item.digest, epoch);
         }
@@ -246,7 +247,7 @@ mod tests {
         Absence { node: NodeId(node), shard: ShardId(0), since: Epoch(since) }
     }
 
-    /// One that keeps the changes of so many slots, since node 2 left.
+    /// Returns a witness that records the changes of this many slots, since node 2 left.
     fn witness(slots: u16) -> Witness {
         let mut witness = Witness::default();
         for slot in 0..slots {
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_tell_all_changes_of_the_slots_that_left() {
+    fn pages_contain_all_changes_of_exported_slots() {
         for (slots, each) in [(1, 0), (1, 5_000), (300, 1), (40, 130), (3, 3_000)] {
             let mut witness = witness(slots);
             for slot in 0..slots {
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_changes_cost_the_slot_that_has_the_most() {
+    fn too_many_changes_forget_the_slot_with_the_most() {
         let mut witness = witness(2);
         witness.note(digest(0, 1), Epoch(6));
         (0..DIGESTS_MOST as u64).for_each(|number| witness.note(digest(1, number + 1), Epoch(6)));
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_owner_knows_is_inherited_where_changes_were_kept_since() {
+    fn changes_of_a_former_owner_are_added_to_slots_recorded_since() {
         let mut witness = witness(1);
         witness.note(digest(0, 1), Epoch(6));
         let told = |slot| {

@@ -1,4 +1,4 @@
-//! Slots that came: from whom, what is fetched of them, and what must not be fetched any more.
+//! Imports: the sources of gained slots, the objects being fetched, and those that must not be imported any more.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,31 +14,31 @@ use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::stream_read::Reader;
 use crate::service::shard::timing::Timing;
 
-/// Objects that were put or removed here while their former owner may have them.
+/// Most objects that were put or removed here while their former owner may have them.
 const MASKS_MOST: usize = 1 << 16;
 
-/// What waits for an object from a former owner.
+/// Waiter for an object from a former owner.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum Waiter {
-    /// A get of it.
+    /// Get of the object.
     Reader(Reader),
-    /// Requests that wait until its tenant is known.
+    /// Claims that wait until its tenant is known.
     Tenant,
 }
 
-/// An object on its way.
+/// Object being fetched.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) source: u32,
     pub(super) place: Option<(ReservationId, u64)>,
     pub(super) waiters: Vec<(Waiter, Timing)>,
-    /// It is not to be taken over any more.
+    /// True if it must not be imported any more.
     pub(super) void: bool,
-    /// It was fetched because a request needed it.
+    /// True if it is fetched because a request needs it.
     pub(super) demanded: bool,
 }
 
-/// A question that was not answered yet.
+/// Request to a former owner that was not answered yet.
 #[derive(Debug)]
 pub(super) enum Call {
     Sizes { source: u32, items: Vec<(DeferredItem, Digest)> },
@@ -49,28 +49,28 @@ pub(super) enum Call {
     Drop { source: u32, digests: Vec<Digest> },
 }
 
-/// What follows from a change of an object here.
+/// Consequences of a change of an object here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct MaskOutcome {
-    /// A former owner that is still there may have had the object.
+    /// A former owner that still exists may have had the object.
     pub(super) is_new: bool,
-    /// The import of its slot was given up, as too much was changed while its former owner did not answer.
+    /// The import of its slot was abandoned, because too much was changed while its former owner did not answer.
     pub(super) is_abandoned: bool,
 }
 
-/// The importing side.
+/// Importing side of migration.
 #[derive(Debug, Default)]
 pub(super) struct Imports {
     pub(super) sources: BTreeMap<u32, Source>,
     next_source: u32,
-    /// The source of each slot; 0 for none.
+    /// Source of each slot; 0 for none.
     by_slot: Vec<u32>,
-    /// Grows whenever a slot's source may be another.
+    /// Grows whenever a slot's source may have changed.
     generation: u64,
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) objects: BTreeMap<Digest, Object>,
     masks: BTreeSet<Digest>,
-    /// Questions that somebody waits for.
+    /// Requests that clients wait for.
     pub(super) ready: VecDeque<Fetch>,
     pub(super) pace: Pace,
 }
@@ -84,42 +84,42 @@ impl Imports {
         self.generation
     }
 
-    /// The source of an object; 0 where it is fetched from nobody.
+    /// Returns the source of an object; 0 if it is not imported.
     pub(super) fn source_of(&self, digest: Digest) -> u32 {
         self.by_slot.get(usize::from(digest.slot().0)).copied().unwrap_or(0)
     }
 
-    /// The shard that the objects of a slot are fetched from.
+    /// Returns the shard that the objects of a slot are fetched from.
     pub(super) fn owner_before(&self, slot: Slot) -> Option<ShardKey> {
         let source = self.by_slot.get(usize::from(slot.0))?;
         self.sources.get(source).map(|source| source.key)
     }
 
-    /// The slots of a source.
+    /// Returns the slots of a source.
     pub(super) fn slots_of(&self, source: u32) -> impl Iterator<Item = Slot> + '_ {
         let slots = self.by_slot.iter().enumerate().filter(move |(_, of)| **of == source);
         slots.map(|(slot, _)| Slot(slot as u16))
     }
 
-    /// Any digest in a slot of a source.
+    /// Returns any digest in a slot of a source.
     pub(super) fn digest_of(&self, source: u32) -> Option<Digest> {
         let slot = self.by_slot.iter().position(|of| *of == source)?;
         Some(Digest((slot as u128) << 114))
     }
 
-    /// The former owner has dropped these: nothing of them can come back.
+    /// Unmasks objects that the former owner has dropped, which cannot be imported any more.
     pub(super) fn unmask(&mut self, digests: &[Digest]) {
         for digest in digests {
             self.masks.remove(digest);
         }
     }
 
-    /// True for an object that may be taken over from this source.
+    /// Returns true if an object may be imported from this source.
     pub(super) fn is_current(&self, source: u32, digest: Digest) -> bool {
         self.source_of(digest) == source && !self.masks.contains(&digest)
     }
 
-    /// True where what is not here can be fetched from a former owner.
+    /// Returns true if an object that is not here can be fetched from a former owner.
     pub(super) fn is_fetchable(&self, digest: Digest, now_ns: u64) -> bool {
         if self.sources.is_empty() {
             return false;
@@ -128,33 +128,33 @@ impl Imports {
         source.is_some_and(|source| !source.is_muted(now_ns)) && !self.masks.contains(&digest)
     }
 
-    /// True where an object may yet come from a former owner.
+    /// Returns true if an object may yet be imported from a former owner.
     pub(super) fn is_coming(&self, digest: Digest) -> bool {
         self.sources.contains_key(&self.source_of(digest)) && !self.masks.contains(&digest)
     }
 
-    /// A question to another shard.
+    /// Makes a request to another shard.
     pub(super) fn ask(&mut self, shard: &mut Shard, source: ShardKey, want: Want, call: Call) -> Fetch {
         let token = shard.new_fetch_token();
         self.calls.insert(token, call);
         Fetch { token, source, want }
     }
 
-    /// A source has an object to drop.
+    /// Enqueues an object for a source to drop.
     pub(super) fn drop_there(&mut self, source: u32, digest: Digest) {
         if let Some(source) = self.sources.get_mut(&source) {
             source.drop_object(digest);
         }
     }
 
-    /// A source did not answer: for a while nobody waits for it.
+    /// Keeps requests from waiting for a source that did not answer.
     pub(super) fn mute(&mut self, source: u32, now_ns: u64) {
         if let Some(source) = self.sources.get_mut(&source) {
             source.mute(now_ns);
         }
     }
 
-    /// When something is to be asked that waits for its time.
+    /// Returns the time of the next request that waits for a backoff or for the pace.
     pub(super) fn poll_timeout(&self, now_ns: u64) -> Option<u64> {
         let waits = |source: &Source| {
             let retry = (source.retry_ns() > now_ns).then_some(source.retry_ns());
@@ -164,7 +164,7 @@ impl Imports {
         self.sources.values().filter_map(waits).min()
     }
 
-    /// The objects that a source is to be asked to drop next.
+    /// Returns the next drop request to a source.
     pub(super) fn next_drop(&mut self, shard: &mut Shard, source: u32) -> Option<Fetch> {
         let by_slot = &self.by_slot;
         let is_its = |digest: Digest| by_slot.get(usize::from(digest.slot().0)) == Some(&source);
@@ -174,7 +174,7 @@ impl Imports {
         Some(self.ask(shard, key, Want::Drop(digests.clone()), Call::Drop { source, digests }))
     }
 
-    /// Asks a source for the next page of what it has.
+    /// Returns the request for the next page of a source's objects.
     pub(super) fn next_page(&mut self, shard: &mut Shard, source: u32) -> Option<Fetch> {
         let entry = self.sources.get_mut(&source).filter(|_| self.pace.limits.bytes_per_s > 0)?;
         let (key, at) = (entry.key, entry.next_page(shard.now_ns)?);
@@ -182,7 +182,7 @@ impl Imports {
         Some(self.ask(shard, key, Want::List(digest, at), Call::List(source)))
     }
 
-    /// Asks a source what changed in its slots.
+    /// Returns the request for the next page of the changes in a source's slots.
     pub(super) fn next_changes(&mut self, shard: &mut Shard, source: u32) -> Option<Fetch> {
         let entry = self.sources.get_mut(&source)?;
         let (key, at) = (entry.key, entry.next_changes(shard.now_ns)?);
@@ -190,7 +190,7 @@ impl Imports {
         Some(self.ask(shard, key, Want::List(digest, at), Call::Changes(source)))
     }
 
-    /// An object was put or removed here: what its former owner has of it counts no more.
+    /// Masks an object that was put or removed here: the former owner's object is void.
     pub(super) fn mask(&mut self, digest: Digest) -> MaskOutcome {
         if self.sources.is_empty() {
             return MaskOutcome::default();
@@ -212,8 +212,8 @@ impl Imports {
         MaskOutcome { is_new, is_abandoned }
     }
 
-    /// A map came, of which `heard` was the one before: imports go on where slot and former owner stay as they are, and
-    /// those of slots that it brings begin.
+    /// Follows a map after epoch `heard`: imports continue for slots whose owner and former owner stay the same, and
+    /// begin for gained slots.
     pub(super) fn follow(
         &mut self,
         shard: &Shard,
@@ -238,7 +238,7 @@ impl Imports {
             for slot in (0..SLOTS as u16).filter(changed_now) {
                 let Some(from) = owners.former(Slot(slot)).filter(|from| *from != me) else { continue };
                 if owners.past(Slot(slot)) != Some(from) && shard.replicas.has_inherited(Slot(slot)) {
-                    // What is left of it is here already.
+                    // The remaining objects of the slot are here already, as replicas.
                     continue;
                 }
                 let source = *new.entry(from).or_insert_with(|| self.add_source(from));
@@ -252,7 +252,7 @@ impl Imports {
         }
     }
 
-    /// Forgets sources that have no slots any more, and what belongs to slots that have another source than before.
+    /// Forgets sources that have no slots any more, and all state of slots whose source has changed.
     fn settle(&mut self, changed: &BTreeSet<usize>) {
         self.generation += 1;
         self.sources.values_mut().for_each(|source| source.slots = 0);
@@ -273,7 +273,7 @@ impl Imports {
         }
     }
 
-    /// Gives a source up, or is done with it.
+    /// Ends the import from a source, whether it is complete or abandoned.
     pub(super) fn forget(&mut self, source: u32) {
         let mut changed = BTreeSet::new();
         for (slot, of) in self.by_slot.iter_mut().enumerate().filter(|(_, of)| **of == source) {

@@ -1,4 +1,5 @@
-//! One object on its way here: room for it, its bytes, and its stay with its former owner until the SSD here has it.
+//! Import of one object: its reservation, its bytes, and the copy at its former owner until the object is on the SSD
+//! here.
 
 use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem};
 use kvplane_proto::{Digest, Status};
@@ -14,18 +15,18 @@ use crate::service::tiering::MoveProgress;
 use crate::service::types::{CommittedObject, Memory, Place};
 use crate::{CommitError, Replica, Reserve};
 
-/// How the way of an object from its former owner ended.
+/// Outcome of an object's import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// It is here, or there is nothing to bring.
+    /// The object is here, or there is none to import.
     Settled,
-    /// Its source did not give it. The walk is to find it once more.
+    /// The source did not send it. The walk is to find it again.
     Failed,
-    /// There was no room for it for the moment, here or in its source's memory. The walk is to find it once more.
+    /// There was no memory for it at the moment, here or at its source. The walk is to find it again.
     Busy,
 }
 
-/// Backpressure of the SSD on what moves here: `Busy` while its backlog is full.
+/// Applies the SSD's backpressure to imports: `Busy` while its backlog is full.
 fn may_move(local: &mut LocalStore, bytes: u64) -> Result<(), Status> {
     let asked = local.tiering.is_some().then_some(PutAck::Buffered);
     local.may_keep(bytes, asked)
@@ -52,7 +53,7 @@ impl Migration {
                 continue;
             }
             if may_move(local, listed.item.bytes) == Err(Status::Busy) {
-                // The SSD has enough to write: the object waits where it is, and the walk with it.
+                // The SSD's backlog is full: the object stays queued, and the walk waits with it.
                 imports.sources.get_mut(&source)?.queue.push_front(listed);
                 return None;
             }
@@ -69,7 +70,7 @@ impl Migration {
         }
     }
 
-    /// Makes room for an object that was described, and asks for it.
+    /// Reserves memory for an object that was described, and returns the request for its bytes.
     pub(super) fn begin_object(&mut self, local: &mut LocalStore, listed: &ListedObject) -> Option<Fetch> {
         let (digest, bytes) = (listed.item.digest, listed.item.bytes);
         let name = ObjectName { tenant: &listed.tenant, key: &listed.key };
@@ -81,7 +82,7 @@ impl Migration {
         let options = put.options();
         let mut keep = local.shard.keep_again(&options, options.tenant);
         if options.hard_pin && local.ssd_fits(bytes) {
-            // What the SSD keeps need not be pinned in memory beyond the share that may be.
+            // An object on the SSD need not be pinned in memory beyond the share that may be pinned.
             keep.hard_pin = local.shard.store.as_ref().is_some_and(|store| store.pins_allow(bytes));
         }
         let head = options.part == Part::Head;
@@ -99,13 +100,13 @@ impl Migration {
             let store = local.shard.store.as_mut().ok_or(Status::NotFound)?;
             Ok(store.reserve_for(&wanted))
         });
-        // Objects that wait for the SSD are in the way for a while only: this one is not to be dropped for that.
+        // Objects that wait for the SSD take memory for a while only: this import is not to be given up for that.
         let reserved = reserved.and_then(|reserved| reserved.map_err(|error| local.no_room(error, keep.account)));
         let (reservation, extent) = match reserved {
             Ok(reserved) => reserved,
             Err(status) => {
-                // What is in its way is on its way here too, or in use, and goes sooner or later. What is too long
-                // for this shard stays where it is.
+                // A reservation or object in its way is being imported too, or is in use, and ends sooner or later. An
+                // object that is too large for this shard stays where it is.
                 let source = self.imports.objects.get(&digest).map_or(0, |object| object.source);
                 if status == Status::Exists {
                     self.keep_moved(local, source, digest);
@@ -119,7 +120,7 @@ impl Migration {
             local.shard.write_tail(reservation, &tail, &name);
         }
         let imports = &mut self.imports;
-        let object = imports.objects.get_mut(&digest).expect("an object on its way");
+        let object = imports.objects.get_mut(&digest).expect("an object that is being imported");
         object.place = Some((reservation, bytes));
         imports.pace.begin(bytes);
         let source = object.source;
@@ -131,7 +132,7 @@ impl Migration {
         Some(imports.ask(&mut local.shard, key, Want::Object(digest, place), Call::Object(digest)))
     }
 
-    /// An object is in its place: it is taken over, unless it was put or removed here, or its slot is another's.
+    /// Commits an object that was received, unless it was put or removed here, or its slot belongs to another owner.
     pub(super) fn object_came(&mut self, local: &mut LocalStore, digest: Digest, bytes: u64, checksum: u64) {
         let Some(object) = self.imports.objects.get(&digest) else { return };
         let (source, demanded) = (object.source, object.demanded);
@@ -143,7 +144,7 @@ impl Migration {
             return;
         }
         let Some(store) = &mut local.shard.store else { return };
-        // The reservation is used up, whatever comes of it.
+        // The commit consumes the reservation in any case.
         let committed = store.commit(reservation, checksum);
         if let Some(object) = self.imports.objects.get_mut(&digest) {
             object.place = None;
@@ -160,14 +161,15 @@ impl Migration {
                 local.keep(&made, waits, None);
                 self.keep_moved(local, source, digest);
             }
-            // It was put here meanwhile.
-            Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation of our own"),
+            // The object was put here meanwhile.
+            Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation that the shard holds"),
         }
         self.object_ended(local, digest, End::Settled);
     }
 
-    /// An object of a source is here, in memory. The source drops its own when the SSD here has it, if there is one
-    /// that takes it: it may be the only one that outlives a restart, or an eviction.
+    /// Handles an object of a source that is in memory here. If there is an SSD that accepts the object, the source
+    /// drops its copy only when it is on the SSD here: that copy may be the only one that survives a restart, or an
+    /// eviction.
     fn keep_moved(&mut self, local: &mut LocalStore, source: u32, digest: Digest) {
         let (moved, now_ns) = (local.write_moved(digest), local.shard.now_ns);
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
@@ -178,8 +180,8 @@ impl Migration {
         }
     }
 
-    /// An object does not wait for the SSD any more: it is there, or memory has lost it, or the SSD did not take it. If
-    /// it moved here, its source drops its own, or is asked for it once more.
+    /// Handles an object that does not wait for the SSD any more: it is written, or memory has lost it, or the SSD
+    /// refused it. If it was imported, its source drops its copy, or sends it again.
     pub(in crate::service) fn written(&mut self, digest: Digest, is_on_ssd: bool, now_ns: u64) {
         let source = self.imports.source_of(digest);
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
@@ -194,8 +196,8 @@ impl Migration {
         self.check_source(source);
     }
 
-    /// An object is not on its way any more: what waits for it gets what there is, or is to come again where there was
-    /// no room for it.
+    /// Ends the import of an object: its waiters get the object if it is here, or are to retry if there was no memory
+    /// for it.
     pub(super) fn object_ended(&mut self, local: &mut LocalStore, digest: Digest, end: End) {
         let again = end != End::Settled;
         let imports = &mut self.imports;
@@ -203,7 +205,7 @@ impl Migration {
         if let Some((reservation, bytes)) = place {
             imports.pace.end(bytes);
             if let Some(store) = &mut local.shard.store {
-                store.abort(reservation).expect("a reservation of our own");
+                store.abort(reservation).expect("a reservation that the shard holds");
             }
         }
         self.counters.void += u64::from(void);

@@ -1,4 +1,4 @@
-//! What is asked of former owners next, and what becomes of the answers.
+//! Requests to former owners, and the handling of their answers.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +15,21 @@ use crate::service::local::LocalStore;
 use crate::service::shard::deferrals::{DeferredItem, Replies};
 use crate::service::types::PeerKey;
 
-/// How many may wait for one object.
+/// Most waiters for one object.
 const WAITERS_MOST: usize = 1024;
-/// Objects that requests wait for, and questions about them.
+/// Most objects that requests wait for, and most requests about them in flight.
 const ASKS_MOST: usize = 4096;
-/// Objects of one question.
+/// Most objects of one request for sizes.
 const TOGETHER: usize = 1024;
 
 impl Migration {
-    /// The next question to a former owner, if there is any; to be called until there is none, in every round. Its
-    /// answer goes to [`Self::fetched`].
+    /// Returns the next request to a former owner, if there is one; polled until `None` in every round. The answer goes
+    /// to [`Self::fetched`].
     pub(in crate::service) fn poll(&mut self, local: &mut LocalStore) -> Option<Fetch> {
         if let Some(fetch) = self.imports.ready.pop_front() {
             return Some(fetch);
         }
-        // Slots that are not served yet, as that is not written down: their objects could not be taken over.
+        // While new slots are not durable they are not served, and their objects could not be imported.
         if self.imports.sources.is_empty() || local.heard_epoch() != local.shard.ownership.epoch() {
             return None;
         }
@@ -41,15 +41,15 @@ impl Migration {
             let next = next.or_else(|| self.next_object(local, source));
             let next = next.or_else(|| self.imports.next_page(&mut local.shard, source));
             if next.is_none() {
-                // What it waited for may have gone to another source with its slot.
+                // Its last objects may have gone to another source together with their slot.
                 self.check_source(source);
             }
             next
         })
     }
 
-    /// A former owner has answered, or has not. Nothing writes to the object's place any more. False for an answer that
-    /// it was not asked for.
+    /// Handles the answer of a former owner, or the failure to get one. No I/O writes to the object's extent any more.
+    /// Returns false if the answer belongs to no request of this component.
     pub(in crate::service) fn fetched(&mut self, local: &mut LocalStore, token: u64, done: FetchDone) -> bool {
         let now_ns = local.shard.now_ns;
         let Some(call) = self.imports.calls.remove(&token) else { return false };
@@ -75,7 +75,7 @@ impl Migration {
             (Call::Object(digest), FetchDone::Failed(Status::Busy)) => self.object_ended(local, digest, End::Busy),
             (Call::Object(digest), _) => self.object_ended(local, digest, End::Failed),
             (Call::Changes(source), FetchDone::Page(page)) => self.changes_told(local, source, &page),
-            // One of an earlier version knows nothing of changes.
+            // A peer of an earlier version knows nothing of changes.
             (Call::Changes(source), done) => {
                 self.changes_not_told(local, source, done == FetchDone::Failed(Status::BadRequest));
             }
@@ -88,7 +88,7 @@ impl Migration {
         true
     }
 
-    /// Fetches an object for a request, or joins those who wait for it. It may be elsewhere.
+    /// Fetches an object for a request, or joins a fetch in flight. The former owner may not have the object.
     pub(in crate::service) fn fetch(
         &mut self,
         local: &mut LocalStore,
@@ -118,7 +118,7 @@ impl Migration {
         Ok(())
     }
 
-    /// Asks former owners about objects, and keeps the answer until they have told.
+    /// Asks former owners for the sizes of objects, and defers the reply until they have answered.
     pub(in crate::service) fn ask_sizes(
         &mut self,
         local: &mut LocalStore,
@@ -149,7 +149,7 @@ impl Migration {
         }
     }
 
-    /// A former owner has told, or has not. What happened here meanwhile counts more.
+    /// Handles the answer, or the failure, of a request for sizes. Changes made here meanwhile take precedence.
     fn sizes_told(
         &mut self,
         local: &mut LocalStore,
@@ -175,7 +175,7 @@ impl Migration {
         }
     }
 
-    /// A source has told some of what changed in its slots, or all.
+    /// Handles a page of the changes in a source's slots.
     fn changes_told(&mut self, local: &mut LocalStore, source: u32, page: &[u8]) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         match entry.take_changes(page) {
@@ -185,7 +185,8 @@ impl Migration {
         }
     }
 
-    /// A source did not tell what changed: it is asked again, from the beginning, unless it never will.
+    /// Handles a failure to get changes: they are requested again from the beginning, unless the source will `never`
+    /// tell them.
     fn changes_not_told(&mut self, local: &mut LocalStore, source: u32, never: bool) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         entry.restart_changes(local.shard.now_ns);
@@ -194,12 +195,12 @@ impl Migration {
         }
     }
 
-    /// All that a source knows of changes has come.
+    /// Acts on the changes of a source once all were received.
     fn changes_known(&mut self, local: &mut LocalStore, source: u32) {
         let imports = &mut self.imports;
         let slots: Vec<_> = imports.slots_of(source).collect();
         let Some(mut told) = imports.sources.get_mut(&source).and_then(|entry| entry.end_changes()) else { return };
-        // It tells of all that left it, also to others.
+        // The source also tells changes of slots that went to other owners.
         told.retain(|slot, _| slots.binary_search(slot).is_ok());
         local.compare_slots(&slots, &told);
         self.witness.inherit(told, local.shard.ownership.key());
@@ -235,7 +236,7 @@ impl Migration {
         }
     }
 
-    /// A source has dropped objects: nothing of them can come back. Or it has not answered.
+    /// Handles the outcome of a drop request: dropped objects cannot be imported any more.
     fn dropped_there(&mut self, source: u32, digests: &[Digest], done: bool, now_ns: u64) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         entry.dropped(digests, done, now_ns);
@@ -245,7 +246,7 @@ impl Migration {
         self.check_source(source);
     }
 
-    /// When all of a source is here, or gone, it is done with.
+    /// Ends the import from a source if all its objects are imported, or gone.
     pub(super) fn check_source(&mut self, source: u32) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         entry.repeat_walk();

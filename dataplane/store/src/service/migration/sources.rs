@@ -1,4 +1,4 @@
-//! Former owners of slots that came, and how far each of them has been asked.
+//! Sources of an import: former owners of gained slots, and the progress of the import from each.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,17 +10,17 @@ use kvplane_proto::message::{KeyItem, KeyPage, PageQuery};
 use super::changes;
 use crate::service::tiering::reconciliation::changes::Changes;
 
-/// Objects of one request to drop them.
+/// Objects of one drop request.
 const DROPS: usize = 1024;
-/// The walk goes on when fewer than so many objects wait to be fetched.
+/// Queued objects below which the next page is requested.
 const QUEUED: usize = 64;
-/// How long nobody waits for a source that did not answer.
+/// Time for which requests do not wait for a source that did not answer.
 const MUTED_NS: u64 = 1_000_000_000;
-/// Between two attempts in the background: doubles up to the second.
+/// Backoff between attempts in the background; doubles up to the maximum.
 const RETRY_NS: u64 = 100_000_000;
 const RETRY_MOST_NS: u64 = 5_000_000_000;
 
-/// An object that a former owner has.
+/// Object that a former owner has.
 #[derive(Debug)]
 pub(super) struct ListedObject {
     pub(super) item: KeyItem,
@@ -28,37 +28,37 @@ pub(super) struct ListedObject {
     pub(super) key: Vec<u8>,
 }
 
-/// When a former owner that did not answer is asked again.
+/// Backoff from a former owner that did not answer.
 #[derive(Debug, Default)]
 struct Backoff {
     failures: u32,
     retry_ns: u64,
-    /// Until then nobody waits for it.
+    /// Time until which requests do not wait for it.
     muted_ns: u64,
 }
 
-/// A former owner, of slots that came by one layout.
+/// Former owner of slots that were gained by one layout.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) key: ShardKey,
-    /// How many slots are still its own.
+    /// Number of slots that are still imported from it.
     pub(super) slots: usize,
-    /// Where the walk through what it has is.
+    /// Position of the walk through its objects.
     at: PageQuery,
     asking: bool,
     walked: bool,
-    /// What it told of changes in its slots so far, and where it goes on with that; nothing when it has told all.
+    /// Changes that it has reported so far, and the position of the next page; `None` once it has reported all.
     changes: Option<(PageQuery, BTreeMap<Slot, Changes>)>,
-    /// Something could not be fetched: once more, when the walk is over.
+    /// True if an object could not be fetched: the walk is repeated.
     again: bool,
     backoff: Backoff,
     pub(super) queue: VecDeque<ListedObject>,
-    /// What it is to drop.
+    /// Objects that it is to drop.
     drops: VecDeque<Digest>,
     dropping: bool,
-    /// Objects on their way.
+    /// Objects in flight.
     pub(super) open: usize,
-    /// Objects that are here, and that it keeps until the SSD here has them; not more than may wait for that.
+    /// Objects that are here, and that it keeps until they are on the SSD here; bounded by the SSD's backlog.
     pub(super) unwritten: BTreeSet<Digest>,
 }
 
@@ -81,8 +81,7 @@ impl Source {
         }
     }
 
-    /// It did not answer, or not as it should: the next attempt is later. Many requests that fail by one outage are one
-    /// failure.
+    /// Backs off after a failure of the source. Many requests that fail by one outage count as one failure.
     pub(super) fn failed(&mut self, now_ns: u64) {
         let backoff = &mut self.backoff;
         if now_ns < backoff.retry_ns {
@@ -92,18 +91,18 @@ impl Source {
         backoff.retry_ns = now_ns.saturating_add((RETRY_NS << backoff.failures.min(10)).min(RETRY_MOST_NS));
     }
 
-    /// An object could not be taken over: the walk finds it once more.
+    /// Repeats the walk later, to find an object again that could not be imported.
     pub(super) fn look_again(&mut self, now_ns: u64) {
         self.again = true;
         self.failed(now_ns);
     }
 
-    /// When it is to be asked again, where it did not answer.
+    /// Returns the time of the next attempt after a failure.
     pub(super) const fn retry_ns(&self) -> u64 {
         self.backoff.retry_ns
     }
 
-    /// For a while nobody waits for it.
+    /// Keeps requests from waiting for the source for a while.
     pub(super) const fn mute(&mut self, now_ns: u64) {
         self.backoff.muted_ns = now_ns.saturating_add(MUTED_NS);
     }
@@ -112,19 +111,19 @@ impl Source {
         self.backoff.muted_ns > now_ns
     }
 
-    /// True while it has not told all that changed in its slots.
+    /// Returns true while the source has not reported all changes in its slots.
     pub(super) const fn awaits_changes(&self) -> bool {
         self.changes.is_some()
     }
 
-    /// The walk begins anew, where something of the last one could not be fetched and nothing is fetched any more.
+    /// Begins the walk again if an object of the last one could not be fetched and no fetch is in flight.
     pub(super) fn repeat_walk(&mut self) {
         if self.walked && self.again && self.queue.is_empty() && self.open == 0 {
             (self.walked, self.again) = (false, false);
         }
     }
 
-    /// True when all of it is here, or gone.
+    /// Returns true if all objects of the source are imported, or gone.
     pub(super) fn is_done(&self) -> bool {
         self.walked
             && self.changes.is_none()
@@ -136,12 +135,13 @@ impl Source {
             && self.unwritten.is_empty()
     }
 
-    /// It is to drop an object.
+    /// Enqueues an object for the source to drop.
     pub(super) fn drop_object(&mut self, digest: Digest) {
         self.drops.push_back(digest);
     }
 
-    /// The objects that it is to be asked to drop next, of those that `is_its`; none while it is asked already.
+    /// Returns the next objects for the source to drop, of those for which `is_its` returns true; `None` while a drop
+    /// is in flight.
     pub(super) fn next_drops(&mut self, now_ns: u64, is_its: impl Fn(Digest) -> bool) -> Option<Vec<Digest>> {
         if self.dropping || self.drops.is_empty() || self.backoff.retry_ns > now_ns {
             return None;
@@ -153,7 +153,7 @@ impl Source {
         self.dropping.then_some(digests)
     }
 
-    /// It has dropped objects, or has not answered: then it is asked again.
+    /// Handles the outcome of a drop request; a failed one is retried.
     pub(super) fn dropped(&mut self, digests: &[Digest], done: bool, now_ns: u64) {
         self.dropping = false;
         if !done {
@@ -162,7 +162,7 @@ impl Source {
         }
     }
 
-    /// The page that it is to be asked for next of what it has.
+    /// Returns the next page to request of the source's objects.
     pub(super) fn next_page(&mut self, now_ns: u64) -> Option<PageQuery> {
         let wait = self.asking
             || self.walked
@@ -173,7 +173,7 @@ impl Source {
         (!wait).then_some(self.at)
     }
 
-    /// The page that it is to be asked for next of what changed in its slots, before anything is fetched of them.
+    /// Returns the next page to request of the changes in the source's slots, which come before any object is fetched.
     pub(super) fn next_changes(&mut self, now_ns: u64) -> Option<PageQuery> {
         if self.asking || self.backoff.retry_ns > now_ns {
             return None;
@@ -183,10 +183,11 @@ impl Source {
         Some(at)
     }
 
-    /// It has told some of what changed, or all: true then. `None` for a page that is none, or that nobody awaits.
+    /// Takes a page of changes; returns true if it was the last. `None` for a malformed page, or one that was not
+    /// requested.
     pub(super) fn take_changes(&mut self, page: &[u8]) -> Option<bool> {
         let (page, (at, told)) = (KeyPage::decode(page)?, self.changes.as_mut()?);
-        // It is there, whatever failed before.
+        // The source answers, whatever failed before.
         self.asking = false;
         (self.backoff.failures, self.backoff.retry_ns) = (0, 0);
         changes::take_items(told, page.keys().map(|key| key.item));
@@ -195,7 +196,7 @@ impl Source {
         Some(reply.next == 0)
     }
 
-    /// It did not tell what changed: it is asked again, from the beginning.
+    /// Requests the changes again from the beginning, after a failure.
     pub(super) fn restart_changes(&mut self, now_ns: u64) {
         self.asking = false;
         let begin = PageQuery { changes: true, ..PageQuery::default() };
@@ -203,12 +204,12 @@ impl Source {
         self.failed(now_ns);
     }
 
-    /// All that it knows of changes.
+    /// Returns all changes that the source has reported.
     pub(super) fn end_changes(&mut self) -> Option<BTreeMap<Slot, Changes>> {
         Some(self.changes.take()?.1)
     }
 
-    /// It has told some of what it has; false where that is no page.
+    /// Takes a page of the source's objects; false if it is malformed.
     pub(super) fn take_page(&mut self, page: &[u8]) -> bool {
         let Some(page) = KeyPage::decode(page) else { return false };
         (self.asking, self.backoff.failures) = (false, 0);
@@ -228,10 +229,10 @@ impl Source {
         true
     }
 
-    /// It did not tell what it has.
+    /// Begins the walk again after a failure to get a page.
     pub(super) fn restart_walk(&mut self, now_ns: u64) {
         self.asking = false;
-        // From the beginning: where it was may mean nothing any more.
+        // From the beginning: the former position may not be valid any more.
         self.at = PageQuery { walk: 0, from: 0, ..self.at };
         self.failed(now_ns);
     }
@@ -243,9 +244,9 @@ mod tests {
 
     use super::*;
 
-    /// A source that did not answer for a second is not left alone for five because sixteen objects were on their way.
+    /// A source that did not answer for a second is not in backoff for five because sixteen objects were in flight.
     #[test]
-    fn requests_that_fail_together_put_off_the_next_attempt_once() {
+    fn requests_that_fail_together_back_off_once() {
         let mut source = Source::new(ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) });
         let mut waits = Vec::new();
         for _ in 0..4 {

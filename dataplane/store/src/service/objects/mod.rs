@@ -1,7 +1,7 @@
-//! Objects wherever they are: in memory, on the SSD, with a former owner of their slot, and with its replica owner.
+//! Objects wherever they are: in memory, on the SSD, at a former owner of their slot, and at its replica owner.
 //!
-//! [`Objects`] carries out what reads and removes objects, and joins what one of its components does with what follows
-//! from that for another. What makes objects is beside it ([`super::puts`]).
+//! [`Objects`] carries out requests that read and remove objects, and connects its components: the consequences of one
+//! component's work for another. Puts are carried out by [`super::puts`].
 
 mod owners;
 mod removals;
@@ -30,13 +30,13 @@ use crate::{CommitError, GetError, Reserve, ReserveError};
 /// All objects of a shard.
 pub(super) struct Objects {
     pub(super) local: LocalStore,
-    /// Slots on their way from other owners, or to them.
+    /// Slots that migrate to or from other owners.
     pub(super) migration: Migration,
-    /// Objects that two owners have.
+    /// Objects that are replicated.
     pub(super) replication: Replication,
 }
 
-/// What the answer of a put waits for.
+/// Conditions that the reply of a put waits for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PutWaits {
     ssd: SsdWaits,
@@ -44,7 +44,7 @@ pub(super) struct PutWaits {
 }
 
 impl PutWaits {
-    /// How many times its item is settled.
+    /// Returns how many times the put's item is settled.
     pub(super) fn count(self) -> usize {
         usize::from(self.ssd.write) + usize::from(self.ssd.strike) + self.copies.count()
     }
@@ -59,7 +59,7 @@ impl Objects {
         }
     }
 
-    /// The shard itself.
+    /// Returns the shard.
     pub(super) const fn shard(&self) -> &Shard {
         &self.local.shard
     }
@@ -68,7 +68,7 @@ impl Objects {
         &mut self.local.shard
     }
 
-    /// True where this shard answers for all objects of a request; else the request has its answer.
+    /// Returns true if this shard answers for all objects of a request; otherwise the request is answered here.
     fn answers_for_all(
         &mut self,
         context: &RequestContext,
@@ -76,7 +76,8 @@ impl Objects {
         header: &Header,
         mut digests: impl Iterator<Item = Digest>,
     ) -> bool {
-        // Some of what a new owner drops, or asks the lengths of, may not be kept for it any more: the rest counts.
+        // A new owner may name objects that are not exported to it any more when it drops them or requests their sizes:
+        // these are skipped.
         let alone = matches!(operation, Operation::Remove | Operation::Size);
         let counts = |status: &Status| !alone || *status != Status::Stale;
         let shard = &mut self.local.shard;
@@ -87,7 +88,8 @@ impl Objects {
         refused.is_none()
     }
 
-    /// The digests of a request, if every one is ours; else the request is answered with `WrongOwner`.
+    /// Returns the digests of a request if this shard answers for all; otherwise the request is answered with a
+    /// failure.
     fn owned_digests<'a>(
         &mut self,
         context: &RequestContext,
@@ -194,7 +196,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Answers a get of a range, or says why there is no answer, with the object's length where that is known.
+    /// Answers a get of a range, or fails with a status and, where it is known, the object's length.
     pub(super) fn get_range(&mut self, context: &RequestContext, item: &RangeItem) -> Result<(), (Status, u64)> {
         let RangeItem { digest, request, offset, bytes } = *item;
         let wanted = ReadSpan::Range { offset, bytes };
@@ -219,7 +221,7 @@ impl Objects {
             Err(error) => return self.get_elsewhere(context, digest, read, error),
         };
         if let Err(status) = read.check(object.extent.bytes, object.is_head) {
-            store.unpin(pin).expect("a pin that was just given");
+            store.unpin(pin).expect("a pin that was just taken");
             return Err((status, object.extent.bytes));
         }
         self.local.note_get(digest);
@@ -231,7 +233,7 @@ impl Objects {
         Ok(())
     }
 
-    /// What memory has not may be on the SSD, or with a former owner.
+    /// Reads an object that is not in memory from the SSD, or fetches it from a former owner.
     fn get_elsewhere(
         &mut self,
         context: &RequestContext,
@@ -253,7 +255,7 @@ impl Objects {
         self.local.read(&view, reader).map_err(|status| (status, 0))
     }
 
-    /// Says where objects are in the pool, for a peer that copies them from there.
+    /// Returns the extents of objects in the pool to a peer that copies them from shared memory.
     pub(super) fn lookup(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
         let items = items_of::<DigestItem>(header, body)?;
         self.local.shard.warm(items.clone().map(|item| item.digest));
@@ -275,7 +277,7 @@ impl Objects {
             self.local.shard.answers.records(context.peer, Operation::Lookup, header.request, &replies);
             return Ok(());
         }
-        // All that the SSD or a former owner has is read at the same time; the answer waits for the last.
+        // Objects on the SSD or at former owners are read concurrently; the reply waits for the last.
         let replies = Replies::Lookups(replies);
         let item_at = self.local.shard.defer(context.peer, header.request, replies, elsewhere.len());
         for (at, digest) in elsewhere {
@@ -293,7 +295,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Where an object in memory is, which the peer holds from now on.
+    /// Pins an object in memory for the peer, and returns its extent.
     pub(super) fn lookup_one(
         &mut self,
         context: &RequestContext,
@@ -310,7 +312,7 @@ impl Objects {
         let Some(store) = &mut self.local.shard.store else { return Err(Status::NotFound) };
         let (pin, object) = store.get(digest).map_err(get_status)?;
         if object.is_head && !all {
-            store.unpin(pin).expect("a pin that was just given");
+            store.unpin(pin).expect("a pin that was just taken");
             return Err(Status::Striped);
         }
         self.local.note_get(digest);
@@ -323,7 +325,7 @@ impl Objects {
         Ok(lookup_of(pin, &object, is_replicated))
     }
 
-    /// What the answer of a put waits for. To be asked once: it counts that the object was put.
+    /// Returns the conditions that the reply of a put waits for. To be called once for each put, as it counts the put.
     pub(super) fn waits_of(&mut self, made: &CommittedObject) -> PutWaits {
         if made.is_copy {
             return PutWaits::default();
@@ -332,8 +334,8 @@ impl Objects {
         PutWaits { copies, ssd: self.local.waits_of(made) }
     }
 
-    /// An object was put: it is replicated, what it replaces is struck out on the SSD, and then it goes there by the
-    /// policy. `told` is settled with each that is waited for.
+    /// Acts on a put: the object is replicated, the records that it replaces get tombstones on the SSD, and then it is
+    /// written to the SSD as the policy says. `told` is settled once for each condition that is waited for.
     pub(super) fn follow_put(&mut self, made: &CommittedObject, waits: PutWaits, told: Option<DeferredItem>) {
         if made.is_copy {
             return;
@@ -342,17 +344,17 @@ impl Objects {
         self.local.keep(made, waits.ssd, told);
     }
 
-    /// The answer to a put that `asked` for this acknowledgement level where there is an object already: that, to come
-    /// again, or that the SSD did not take it. A replica of what was there before may have to go first; and what is
-    /// there may be of this very put, whose answer was lost, and still be on its way to the SSD for which it was to
-    /// wait.
+    /// Returns the status of a put with this acknowledgement level if there is an object already: exists, to be
+    /// retried, or refused by the SSD. A replica of the previous object may have to be dropped first; and the object
+    /// may come from an earlier attempt of the same put, whose reply was lost, and may not be on the SSD yet for which
+    /// the put was to wait.
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.replication.note_orphans(&mut self.local.shard);
         let awaited = self.local.awaits_ssd(digest, asked);
         if self.replication.owes(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
     }
 
-    /// Room for an object and its tail, which is on its way there.
+    /// Reserves memory for an object and its tail, and enqueues the tail to be written.
     pub(super) fn reserve(
         &mut self,
         item: &PutItem,
@@ -375,14 +377,14 @@ impl Objects {
         Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }
 
-    /// True when an object exists that the put of a reservation may not replace: it came after the reservation was
-    /// made, and may have been evicted to the SSD since.
+    /// Returns true if an object exists that the put of a reservation may not replace: it was committed after the
+    /// reservation was made, and may have been evicted to the SSD since.
     pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
         let Some(store) = &self.local.shard.store else { return false };
         !store.replaces(reservation) && (store.exists(digest) || self.local.on_ssd(digest).is_some())
     }
 
-    /// The bytes of a replica are in place.
+    /// Commits a replica whose bytes were received.
     pub(super) fn commit_replica(
         &mut self,
         reservation: ReservationId,
@@ -395,7 +397,7 @@ impl Objects {
             shard.abort(reservation);
             return Err(Status::WrongOwner);
         }
-        let store = shard.store.as_mut().expect("a reservation is of a store");
+        let store = shard.store.as_mut().expect("a reservation belongs to a store");
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.replication.count_taken();
@@ -410,7 +412,7 @@ impl Objects {
         }
     }
 
-    /// Answers what became of reservations, at once or when the SSD and the replica owner have what they must have.
+    /// Answers commits with their outcomes: at once, or when the SSD and the replica owner have acknowledged.
     pub(super) fn answer_commits(
         &mut self,
         peer: PeerKey,

@@ -1,4 +1,4 @@
-//! Slots change hands: a map gives slots to this shard and takes others, and each component of the store acts on it.
+//! Changes of ownership: a map assigns slots to this shard and removes others, and each component acts on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,21 +11,21 @@ use super::Objects;
 use crate::service::shard::Relation;
 use crate::service::types::{CloseReason, MapStanding};
 
-/// A map that gives slots and takes others.
+/// Map that assigns slots to this shard and removes others.
 pub(in crate::service) struct OwnerChange {
     epoch: Epoch,
-    /// The map before it.
+    /// Epoch of the previous map.
     heard: Epoch,
-    /// It `missed` maps: nothing from before is to be trusted.
+    /// True if maps were missed: no state from before can be trusted.
     missed: bool,
-    /// Slots were lost: what is put in them is void.
+    /// True if slots were lost: puts in progress in them are void.
     pub(in crate::service) has_lost: bool,
 }
 
 impl Objects {
-    /// A map of this standing came, by which this shard has the slots that `owned` says: ends what it has of others.
-    /// What moves goes along where the `owners` are known. Nothing happens where the map is older than one that was
-    /// heard of. To be followed by [`Self::gain_slots`].
+    /// Ends the slots that this shard does not own by a new map with this epoch and standing, where `owned` returns
+    /// true for the slots that it owns. Objects migrate if `owners` is known. Does nothing if the map is older than one
+    /// seen before. To be followed by [`Self::gain_slots`].
     pub(in crate::service) fn lose_slots(
         &mut self,
         epoch: Epoch,
@@ -38,8 +38,9 @@ impl Objects {
             return None;
         }
         self.local.restore(epoch, standing);
-        // In an epoch that was missed, a slot may have been another's and come back: nothing from before it is to be
-        // trusted, unless no slot has changed hands since, or only once, and in the way that the map tells.
+        // In an epoch that was missed, a slot may have belonged to another owner and come back. State from before
+        // cannot be trusted then, unless no slot has changed hands since, or only once and in the way that the map
+        // states.
         let told = owners.is_some_and(|owners| owners.from <= heard);
         let missed = heard != Epoch(0) && epoch.0 > heard.0 + 1 && standing.since > heard && !told;
         let shard = &mut self.local.shard;
@@ -55,7 +56,7 @@ impl Objects {
         Some(OwnerChange { epoch, heard, missed, has_lost })
     }
 
-    /// Serves the slots that a map brings, and fetches what was in them, when what it takes is ended.
+    /// Serves the slots that a map assigns, and fetches their objects, after the lost slots were ended.
     pub(in crate::service) fn gain_slots(
         &mut self,
         change: &OwnerChange,
@@ -66,8 +67,8 @@ impl Objects {
         self.local.serve_slots(change.epoch, owned);
     }
 
-    /// This shard is not the replica owner of these slots any more, by a map of which `heard` was the one before: their
-    /// replicas become its own, or are kept for the new owner, or go.
+    /// Ends this shard's role as the replica owner of these slots by a map after epoch `heard`: their replicas become
+    /// objects of this shard, are exported to the new owner, or are dropped.
     fn end_relations(
         &mut self,
         ended: &BTreeMap<Slot, Relation>,
@@ -79,16 +80,17 @@ impl Objects {
             return;
         }
         let me = self.local.shard.ownership.key();
-        // Over the connections on which replicas came, what is on its way belongs to owners of before.
+        // Replicas in flight on these connections belong to former owners.
         for peer in self.local.shard.sessions.select(|session| session.copies) {
             self.local.shard.close(peer, CloseReason::Refused(Status::WrongOwner));
         }
-        // What happened to a slot is told by the map if its owners changed once since we heard, from what we knew.
+        // The map tells what happened to a slot if its owners changed once since epoch `heard`, from the owner that was
+        // known.
         let told = |slot: Slot, before: &Relation| {
             owners
                 .filter(|owners| !missed && owners.changed_once(slot, heard) && owners.past(slot) == Some(before.owner))
         };
-        // What else is here of such a slot left with it before.
+        // Other objects of such a slot, which this shard still exported, are dropped first.
         let (mut cleared, mut exported) = (BTreeSet::new(), BTreeSet::new());
         for (slot, before) in ended {
             let Some(owners) = told(*slot, before) else { continue };
@@ -108,23 +110,23 @@ impl Objects {
         }
         let inherited = self.replication.reassign(&mut self.local.shard, ended, &cleared, &exported);
         if let Some(tiering) = &mut self.local.tiering {
-            // Only the owner before had written them.
+            // Only the former owner had written them to an SSD.
             tiering.demotion.inherit(inherited);
         }
     }
 
-    /// Ends what this shard had of slots that it has no more, or may not have had in between: their objects stay for
-    /// the new owners to fetch, if those may ask for them, or on the SSD to be compared, and go else. True where there
-    /// were any.
+    /// Ends slots that this shard has lost, or may not have owned in between. Their objects are exported if the new
+    /// owners may fetch them, or stay on the SSD to be reconciled, or are dropped. Returns true if there were any such
+    /// slots.
     fn end_slots(&mut self, missed: bool, owned: &dyn Fn(u16) -> bool, owners: Option<&SlotOwners>) -> bool {
         let local = &mut self.local;
         let me = local.shard.ownership.key();
-        // One that has nothing any more was away, or its node is: what an SSD has is kept to be compared.
+        // A shard without slots was away, or its node is: its objects on an SSD are kept to be reconciled.
         let idle = !(0..SLOTS as u16).any(owned);
         let ended = local.shard.exports.end_former(owners);
         let mut lost = !ended.is_empty();
         ended.into_iter().for_each(|slot| local.lose_slot(slot, false));
-        // A slot that goes on before it is served is lost like one that was: an SSD may have its objects.
+        // A slot that leaves again before it is served is lost like one that was served: an SSD may have its objects.
         let pending = local.pending_slots();
         for slot in (0..SLOTS as u16).map(Slot) {
             let had = local.shard.ownership.owned().has(slot) || pending.has(slot);
@@ -145,7 +147,7 @@ impl Objects {
         lost
     }
 
-    /// Starts a new incarnation of the shard. True where it had slots of which the SSD keeps something.
+    /// Starts a new incarnation of the shard. Returns true if it had slots of which the SSD keeps objects.
     pub(in crate::service) fn begin_incarnation(&mut self, incarnation: Incarnation) -> bool {
         self.local.shard.ownership.begin_incarnation(incarnation);
         let kept = self.local.end_incarnation();

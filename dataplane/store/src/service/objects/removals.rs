@@ -1,4 +1,4 @@
-//! Removals: of objects, and of replicas, by their owners and by replica owners.
+//! Removals of objects and of replicas, by owners and by replica owners.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use crate::service::shard::deferrals::Replies;
 use crate::service::types::CloseReason;
 use crate::store::{Fate, Side};
 
-/// What a removal says of its objects: those that were there, and those that stay as they name stripes.
+/// Bits of a removal's objects: those that existed, and those that are kept because they are stripe heads.
 type RemovalBits = (Vec<bool>, Vec<bool>);
 
-/// The objects of a removal, and their versions where only those are to be removed.
+/// Decodes the objects of a removal, and their versions if only these are to be removed.
 fn removals(header: &Header, body: &[u8]) -> Result<(Vec<Digest>, Vec<Version>), CloseReason> {
     if header.flags.has(FrameFlags::OF_VERSION) {
         return Ok(items_of::<VersionItem>(header, body)?.map(|item| (item.digest, item.version)).unzip());
@@ -26,8 +26,8 @@ fn removals(header: &Header, body: &[u8]) -> Result<(Vec<Digest>, Vec<Version>),
 }
 
 impl Objects {
-    /// Why none of these may be removed now, if so: a new owner asks by too old a map, or there may be another's object
-    /// among them that is not known yet; that is neither removed nor said to be.
+    /// Returns the status with which a removal is refused as a whole: a new owner uses too old a map, or the tenant of
+    /// one of the objects is not known yet, so that the object can neither be removed nor reported as missing.
     fn refuses_removal(&self, context: &RequestContext, digests: &[Digest]) -> Option<Status> {
         let shard = &self.local.shard;
         let exports = &shard.exports;
@@ -60,8 +60,8 @@ impl Objects {
             self.local.shard.refuse(context.peer, Operation::Remove, header.request, status);
             return Ok(());
         }
-        // What is another's stays, and is said not to be there, and so does another version than the one that is meant;
-        // what names stripes stays too, and that is said.
+        // Objects of other tenants, and other versions than the one named, are kept and reported as missing. Stripe
+        // heads are kept too, and reported as such.
         let local = &mut self.local;
         let foreign = |(at, digest): (usize, &Digest)| {
             local.is_foreign(context, *digest)
@@ -86,12 +86,12 @@ impl Objects {
             rest.push(*digest);
             let on_ssd = self.local.on_ssd(*digest).is_some();
             let store = &mut self.local.shard.store;
-            // The new owner has what we had, and may have brought us a replica of that already.
+            // The new owner has the object already, and may have written its replica to this shard.
             let copy = context.fetches && store.as_ref().is_some_and(|store| store.is_copy(*digest));
             bits.push(!copy && store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
         if !context.fetches {
-            // What a former owner has of them does not count any more either, whether or not it was there.
+            // A former owner's object is void as well, whether or not it exists there.
             for ((bit, digest), _) in bits.iter_mut().zip(&digests).zip(stays).filter(|(_, stays)| !stays) {
                 *bit |= self.migration.note_change(&self.local.shard, *digest);
             }
@@ -101,11 +101,11 @@ impl Objects {
         Ok(())
     }
 
-    /// Objects are gone from memory: they go from the SSD too, and their replicas, and then the answer leaves.
+    /// Removes objects, which are gone from memory, from the SSD and from the replica owner, and then answers.
     fn finish_removal(&mut self, context: &RequestContext, header: &Header, digests: &[Digest], bits: RemovalBits) {
         let (peer, request) = (context.peer, header.request);
         let Self { local, replication, .. } = self;
-        // It is not done before replicas are gone too.
+        // The removal is not complete before the replicas are gone.
         let owed = replication.owed_among(&mut local.shard, digests);
         let mut tiering = local.tiering.as_mut().filter(|_| !digests.is_empty());
         if let Some(status) = tiering.as_ref().and_then(|tiering| tiering.ssd.may_remove(digests.len()).err()) {
@@ -130,7 +130,7 @@ impl Objects {
         }
     }
 
-    /// An owner has replicas dropped: they are answered for when none of them is left.
+    /// Drops replicas at the request of the owner; answered when none of them is left.
     fn drop_replicas(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
         let items = items_of::<DigestItem>(header, body)?;
         let shard = &mut self.local.shard;
@@ -162,8 +162,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Replicas of objects of ours are given up, and not made again: until such an object is put or wished for anew, is
-    /// read very much, or has another owner. The answer is that they are gone.
+    /// Gives up the replicas of this shard's objects. They are not made again until the object is put again or its
+    /// replication is requested, it becomes hot, or it gets another owner. Answered when they are gone.
     pub(in crate::service) fn remove_replicas(
         &mut self,
         context: &RequestContext,
@@ -181,7 +181,7 @@ impl Objects {
                 self.replication.give_up(&mut self.local.shard, *digest);
                 self.local.write_promise(*digest);
             }
-            // A client that asks again, as the replica owner had not answered, has the same answer.
+            // A client that retries because the replica owner had not answered gets the same answer.
             let owed = there && self.replication.owes(*digest);
             bits.push(owed);
             if owed {

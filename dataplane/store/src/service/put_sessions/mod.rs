@@ -1,11 +1,11 @@
-//! Put sessions: objects that are written in ranges, and who writes and reads them at the moment.
+//! Put sessions: objects that are written in ranges, and their current writers and readers.
 //!
-//! [`PutSessions`] joins their states ([`crate::put_session`]) to the store's reservations, which are their room, and
-//! to tickets. A *ticket* is a hold on a range of a put session: of a writer that fills it, or of a reader of what is
-//! there. Over shared memory tickets are lent as reservations and pins are, under ids that are told apart by their
-//! highest bit. A ticket of a peer comes back with its connection.
+//! [`PutSessions`] connects the sessions' states ([`crate::put_session`]) to the store's reservations, which hold their
+//! memory, and to tickets. A *ticket* is a hold on a range of a put session: of a writer that fills it, or of a reader
+//! of bytes that were written. Over shared memory tickets are lent like reservations and pins, under ids with the
+//! highest bit of the index set. A peer's tickets are taken back when its connection ends.
 //!
-//! Not here: whose connections those are (the shard's sessions), and how a put session becomes an object.
+//! This module does not know the connections (the shard's sessions do), nor how a put session is committed.
 
 #[cfg(test)]
 mod tests;
@@ -19,18 +19,18 @@ use super::types::{Memory, Place, TicketId};
 use crate::put_session::{Complete, FillError, NewPutSession, Numbers, PutSessionId, PutSessionTable, SealError};
 use crate::store::Store;
 
-/// Somebody's hold on a range.
+/// Hold on a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ticket {
-    /// Fills it.
+    /// Of a writer that fills it.
     Fill { put_session: PutSessionId, offset: u64, bytes: u64 },
-    /// Reads it.
+    /// Of a reader.
     Read { put_session: PutSessionId },
-    /// Reads it, and the put session is an object by now.
+    /// Of a reader, after the put session was committed.
     Pinned { pin: PinId },
 }
 
-/// All tickets.
+/// Table of all tickets.
 #[derive(Debug, Default)]
 struct Tickets {
     places: Vec<(u32, Option<Ticket>)>,
@@ -63,7 +63,7 @@ impl Tickets {
         self.places.get(id.index as usize)?.1
     }
 
-    /// The readers of a put session that became an object: each holds a pin of that from now on.
+    /// Turns the tickets of the readers of a committed put session into pins of the object.
     fn pin_readers(&mut self, put_session: PutSessionId, mut pin: impl FnMut() -> PinId) {
         for ticket in self.places.iter_mut().filter_map(|place| place.1.as_mut()) {
             if *ticket == (Ticket::Read { put_session }) {
@@ -73,14 +73,14 @@ impl Tickets {
     }
 }
 
-/// A range of a put session that a reader may have: where it is, and how long the object will be.
+/// Range of a put session that a reader may read: its ticket, its extent, and the length of the object.
 pub(super) struct Readable {
     pub(super) ticket: TicketId,
     pub(super) place: Place,
     pub(super) object_bytes: u64,
 }
 
-/// A put session that takes ranges.
+/// Put session that accepts ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OpenPutSession {
     pub(super) id: PutSessionId,
@@ -89,7 +89,7 @@ pub(super) struct OpenPutSession {
     pub(super) reservation: ReservationId,
 }
 
-/// The put sessions of a shard, and the tickets for their ranges.
+/// Put sessions of a shard, and the tickets for their ranges.
 #[derive(Debug, Default)]
 pub(super) struct PutSessions {
     put_sessions: PutSessionTable,
@@ -97,20 +97,20 @@ pub(super) struct PutSessions {
 }
 
 impl PutSessions {
-    /// Begins a put session. The number by which its client names it; nothing where there are too many.
+    /// Begins a put session. Returns the number by which its client names it; `None` if there are too many.
     pub(super) fn begin(&mut self, shard: ShardKey, new: &NewPutSession, now_ns: u64) -> Option<ReservationId> {
         let id = self.put_sessions.begin(new, now_ns)?;
         Some(ReservationId::from_bits(Numbers::of(shard).number(id)))
     }
 
-    /// The open put session that a client means by a number.
+    /// Returns the open put session that a client names by a number.
     pub(super) fn find(&mut self, shard: ShardKey, client: u64, number: u64) -> Option<OpenPutSession> {
         let id = Numbers::of(shard).session(number);
         let (digest, reservation) = self.put_sessions.of(client, id)?;
         Some(OpenPutSession { id, client, digest, reservation })
     }
 
-    /// A range that is to be filled: its ticket, and where it is.
+    /// Begins to fill a range: returns its ticket and extent.
     pub(super) fn fill(
         &mut self,
         store: &Store,
@@ -128,7 +128,7 @@ impl PutSessions {
         Ok((ticket, place_of(store, open.reservation, offset, bytes)))
     }
 
-    /// A range of an object that is being written, for a reader. What fails comes with the object's length.
+    /// Begins to read a range of an object that is being written. An error comes with the object's length.
     pub(super) fn read(
         &mut self,
         store: &Store,
@@ -147,7 +147,7 @@ impl PutSessions {
         Ok(Readable { ticket, place, object_bytes: found.bytes })
     }
 
-    /// Takes a ticket back, with the checksum of what was filled. What became of the fill.
+    /// Takes a ticket back, with the checksum of the bytes that were filled. Returns the outcome of the fill.
     pub(super) fn end_ticket(&mut self, store: &mut Store, id: TicketId, checksum: Option<u64>, now_ns: u64) -> Status {
         let (freed, status) = match self.tickets.take(id) {
             Ticket::Fill { put_session, offset, bytes } => {
@@ -162,12 +162,12 @@ impl PutSessions {
             }
         };
         if let Some(reservation) = freed {
-            store.abort(reservation).expect("a put session's room is held");
+            store.abort(reservation).expect("a put session's memory is reserved");
         }
         status
     }
 
-    /// A client's put session that may become an object: nothing may write there any more.
+    /// Returns a client's put session that is complete and may be committed: no writer is left.
     pub(super) fn complete(
         &mut self,
         shard: ShardKey,
@@ -178,7 +178,7 @@ impl PutSessions {
         self.put_sessions.complete(client, put_session).map(|complete| (put_session, complete))
     }
 
-    /// A put session has become an object of this version, or was refused. Its readers hold the object from now on.
+    /// Closes a put session that was committed as this version, or refused. Its readers hold the object from now on.
     pub(super) fn seal(
         &mut self,
         store: &mut Store,
@@ -188,46 +188,46 @@ impl PutSessions {
         version: Option<Version>,
     ) {
         if version.is_some() && readers > 0 {
-            self.tickets.pin_readers(put_session, || store.hold(digest).expect("there were free pins").0);
+            self.tickets.pin_readers(put_session, || store.hold(digest).expect("there are free pins").0);
         }
         self.put_sessions.seal(put_session, version);
     }
 
-    /// Ends a put session. While somebody writes or reads there its room stays, and false is returned: connections that
+    /// Ends a put session. While it has writers or readers its memory is kept and false is returned: connections that
     /// send a range of it ([`Self::fills`]) are to be closed.
     pub(super) fn end(&mut self, store: &mut Store, put_session: PutSessionId, reservation: ReservationId) -> bool {
         let freed = self.put_sessions.end(put_session);
         match freed {
-            Some(freed) => store.abort(freed).expect("a put session's room is held"),
+            Some(freed) => store.abort(freed).expect("a put session's memory is reserved"),
             None => store.expire(reservation),
         }
         freed.is_some()
     }
 
-    /// True for the ticket of who fills a range of this put session.
+    /// Returns true if a ticket is that of a writer of this put session.
     pub(super) fn fills(&self, ticket: TicketId, put_session: PutSessionId) -> bool {
         matches!(self.tickets.at(ticket), Some(Ticket::Fill { put_session: filled, .. }) if filled == put_session)
     }
 
-    /// A put session that was left alone for too long, and its room.
+    /// Returns a put session that has been idle for too long, and its reservation.
     pub(super) fn overdue(&self, now_ns: u64) -> Option<(PutSessionId, ReservationId)> {
         self.put_sessions.due(now_ns)
     }
 
-    /// The open put sessions of objects that the shard does not own any more, with their rooms.
+    /// Returns the open put sessions of objects that the shard does not own any more, with their reservations.
     pub(super) fn void(&self, owns: impl Fn(Digest) -> bool) -> Vec<(PutSessionId, ReservationId)> {
         let void = self.put_sessions.open().filter(|(_, digest)| !owns(*digest));
         void.map(|(put_session, _)| (put_session, self.put_sessions.reservation(put_session))).collect()
     }
 
-    /// When the next put session is left alone for too long.
+    /// Returns the time at which the next put session expires.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         self.put_sessions.poll_timeout()
     }
 }
 
 fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> Place {
-    let extent = store.reserved_extent(reservation).expect("an open put session has its room");
+    let extent = store.reserved_extent(reservation).expect("an open put session has its memory");
     Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }
 }
 

@@ -1,4 +1,4 @@
-//! Put sessions alone, beside a store.
+//! Tests of put sessions with a store only.
 
 use kvplane_proto::ids::{Incarnation, NodeId, ReservationId, ShardId, Version};
 use kvplane_proto::map::ShardKey;
@@ -17,7 +17,7 @@ const BYTES: u64 = 1000;
 struct Bed {
     store: Store,
     put_sessions: PutSessions,
-    /// The number of the put session that was begun, and its room.
+    /// Number of the put session, and its memory.
     number: u64,
     reservation: ReservationId,
 }
@@ -59,7 +59,7 @@ fn ranges_are_read_when_they_are_filled() {
 }
 
 #[test]
-fn a_put_session_that_ends_keeps_its_room_while_somebody_fills_it() {
+fn a_put_session_that_ends_keeps_its_memory_while_it_is_filled() {
     let mut bed = Bed::new();
     let ticket = bed.fill(0, BYTES).expect("nobody fills it");
     let open = bed.put_sessions.find(SHARD, 9, bed.number).expect("it is open");
@@ -72,7 +72,7 @@ fn a_put_session_that_ends_keeps_its_room_while_somebody_fills_it() {
 }
 
 #[test]
-fn readers_of_a_put_session_hold_the_object_that_it_becomes() {
+fn readers_of_a_put_session_pin_the_committed_object() {
     let mut bed = Bed::new();
     let ticket = bed.fill(0, BYTES).expect("nobody fills it");
     assert_eq!(bed.end(ticket, Some(3)), Status::Ok);

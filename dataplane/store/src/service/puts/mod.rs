@@ -1,7 +1,7 @@
-//! Puts: room for objects, their bytes, and their commit.
+//! Puts: reservations for objects, their bytes, and their commits.
 //!
-//! What is put in one go and what is put in ranges (put sessions) becomes an object in the same way: a reservation with
-//! room for the bytes and the tail, and a commit when all of it is in place.
+//! An object put at once and one put in ranges (a put session) are made in the same way: a reservation of memory for
+//! the bytes and the tail, and a commit when all of it was received.
 
 mod acks;
 mod sessions;
@@ -28,31 +28,31 @@ use crate::{CommitError, Replica, Reserve};
 #[derive(Debug, Default)]
 pub(super) struct Puts {
     acks: Acks,
-    /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
+    /// Put sessions, and the users of their ranges.
     sessions: PutSessions,
 }
 
-/// A put that is to be reserved for.
+/// Put that needs a reservation.
 #[derive(Clone, Copy)]
 struct PutRequest<'a> {
     item: &'a PutItem,
     name: &'a ObjectName<'a>,
-    /// It is written in ranges.
+    /// True if it is a put session.
     is_session: bool,
 }
 
-/// The puts of a body with their names, or the end of the connection.
+/// Decodes the puts of a body with their names; a malformed one closes the connection.
 fn puts_of<'a>(header: &Header, body: &'a [u8]) -> Result<PutItems<'a>, CloseReason> {
-    decode_puts(body, header.items).ok_or(CloseReason::Malformed("a torn body of puts"))
+    decode_puts(body, header.items).ok_or(CloseReason::Malformed("a malformed body of puts"))
 }
 
-/// Under a name that is not its own, an object would be listed, and removed, as another.
+/// Checks that a name belongs to the digest: under a wrong name, an object would be listed, and removed, as another.
 fn named_right(item: &PutItem, name: &ObjectName<'_>) -> Result<(), Status> {
     if item.key_bytes > 0 && name.digest() != item.digest { Err(Status::BadRequest) } else { Ok(()) }
 }
 
 impl Puts {
-    /// Room for an object, held by the peer; its tail is on its way there.
+    /// Reserves memory for an object, held by the peer, and enqueues its tail to be written.
     fn reserve_one(
         &mut self,
         objects: &mut Objects,
@@ -72,7 +72,7 @@ impl Puts {
         Ok((reservation, place))
     }
 
-    /// Room for an object of ours, or for what becomes one bit by bit; its tail is on its way there.
+    /// Reserves memory for an object of this shard, or for a put session, and enqueues its tail to be written.
     fn reserve_own(
         &mut self,
         objects: &mut Objects,
@@ -84,7 +84,7 @@ impl Puts {
             return Err(Status::Unauthorized);
         }
         objects.local.shard.answers_for(context, digest)?;
-        // However large the pool is: no peer could get it over a stream.
+        // Independent of the pool's size: no peer could get a larger object over a stream.
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
@@ -108,7 +108,7 @@ impl Puts {
         Ok(reserved)
     }
 
-    /// A put over a stream: where its payload goes.
+    /// Handles a put over a stream and returns the destination of its payload.
     pub(super) fn put(
         &mut self,
         objects: &mut Objects,
@@ -118,13 +118,13 @@ impl Puts {
     ) -> Result<PayloadTo, CloseReason> {
         let mut puts = puts_of(header, body)?;
         let (Some((item, name)), None) = (puts.next(), puts.next()) else {
-            return Err(CloseReason::Malformed("a put of not one object"));
+            return Err(CloseReason::Malformed("a put that is not of exactly one object"));
         };
         if item.bytes != header.payload_bytes {
-            return Err(CloseReason::Malformed("a put of another length than its payload's"));
+            return Err(CloseReason::Malformed("a put whose length differs from its payload's"));
         }
         let Some(expected) = header.checksum() else {
-            return Err(CloseReason::Malformed("a put without checksum"));
+            return Err(CloseReason::Malformed("a put without a checksum"));
         };
         let request = header.request;
         let put = PutRequest { item: &item, name: &name, is_session: false };
@@ -141,7 +141,7 @@ impl Puts {
         Ok(to)
     }
 
-    /// The payload of a put is in place.
+    /// Completes a put whose payload was received.
     pub(super) fn finish_put(
         &mut self,
         objects: &mut Objects,
@@ -178,7 +178,7 @@ impl Puts {
         }
     }
 
-    /// Room for objects that a peer writes into the pool by itself.
+    /// Reserves memory for objects that a peer writes into the pool itself.
     pub(super) fn reserve(
         &mut self,
         objects: &mut Objects,
@@ -200,7 +200,7 @@ impl Puts {
         Ok(())
     }
 
-    /// Objects whose bytes a peer has written into the pool become visible; so do ranges of put sessions.
+    /// Commits objects whose bytes a peer has written into the pool, or completes ranges of put sessions.
     pub(super) fn commit(
         &mut self,
         objects: &mut Objects,
@@ -232,7 +232,7 @@ impl Puts {
         Ok(())
     }
 
-    /// A peer gives up objects that it was to write, or ranges of put sessions.
+    /// Aborts a peer's reservations, or ranges of put sessions.
     pub(super) fn abort(
         &mut self,
         objects: &mut Objects,
@@ -258,7 +258,7 @@ impl Puts {
         Ok(())
     }
 
-    /// A peer has read what it holds: objects, or ranges of put sessions.
+    /// Releases a peer's pins of objects, or of ranges of put sessions.
     pub(super) fn release(
         &mut self,
         objects: &mut Objects,
@@ -284,7 +284,7 @@ impl Puts {
         Ok(())
     }
 
-    /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has
+    /// Commits an object whose bytes were received. Consumes the reservation in any case, since its writer has
     /// finished.
     fn commit_one(
         &mut self,
@@ -293,26 +293,27 @@ impl Puts {
         checksum: u64,
     ) -> Result<CommittedObject, Status> {
         let shard = &mut objects.local.shard;
-        let store = shard.store.as_mut().expect("a reservation is of a store");
+        let store = shard.store.as_mut().expect("a reservation belongs to a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
         shard.answers.outputs.concerns(digest, bytes);
         if store.reserves_copy(reservation) {
             return objects.commit_replica(reservation, digest, bytes, checksum);
         }
         if !shard.ownership.owns(digest) {
-            // The slot left while the bytes came. An object made now would be found, and be old, once the slot is back.
+            // The slot was lost while the bytes were received. An object committed now would be found, and be stale,
+            // once the slot is back.
             shard.counters.wrong_owner += 1;
             shard.abort(reservation);
             return Err(Status::WrongOwner);
         }
         let replaces = store.replaces(reservation);
         let ack = self.acks.take(reservation);
-        // The store itself refuses where there is one in memory.
+        // The store itself refuses if there is an object in memory.
         if !store.exists(digest) && objects.has_rival(reservation, digest) {
             objects.local.shard.abort(reservation);
             return Err(objects.exists_already(digest, ack));
         }
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 objects.local.shard.counters.put_bytes += bytes;
@@ -330,27 +331,27 @@ impl Puts {
         }
     }
 
-    /// When the next put session is left alone for too long.
+    /// Returns the time at which the next put session expires.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         self.sessions.poll_timeout()
     }
 
-    /// A put has not completed in time.
+    /// Expires a put that has not completed in time.
     pub(super) fn expire(&self, objects: &mut Objects, reservation: ReservationId, peer: PeerKey, path: Path) {
         let shard = &mut objects.local.shard;
         shard.counters.expired += 1;
         match path {
-            // Only our own receive writes there, so ending the connection frees it.
+            // Only this shard's own receive writes there, so that ending the connection frees the reservation.
             Path::Stream => shard.close(peer, CloseReason::PutDeadline),
             Path::Shared => {
-                let store = shard.store.as_mut().expect("a reservation is of a store");
+                let store = shard.store.as_mut().expect("a reservation belongs to a store");
                 store.expire(reservation);
             }
         }
     }
 }
 
-/// The reply for what was not committed.
+/// Returns the reply for an object that was not committed.
 const fn not_committed(status: Status) -> CommitReply {
     CommitReply { status, version: Version(0), flags: ItemFlags::NONE }
 }

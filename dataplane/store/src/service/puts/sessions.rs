@@ -1,4 +1,4 @@
-//! Requests for put sessions.
+//! Requests of put sessions.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
@@ -60,7 +60,7 @@ impl Puts {
         Ok(())
     }
 
-    /// A range that is to be filled: where it is, and the ticket for that, lent to the peer.
+    /// Begins to fill a range: returns its ticket, which is lent to the peer, and its extent.
     fn start_fill(
         &mut self,
         objects: &mut Objects,
@@ -87,13 +87,13 @@ impl Puts {
     ) -> Result<PayloadTo, CloseReason> {
         let mut items = items_of::<FillItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
-            return Err(CloseReason::Malformed("a fill of not one range"));
+            return Err(CloseReason::Malformed("a fill that is not of exactly one range"));
         };
         if item.bytes != header.payload_bytes {
-            return Err(CloseReason::Malformed("a fill of another length than its payload's"));
+            return Err(CloseReason::Malformed("a fill whose length differs from its payload's"));
         }
         let Some(expected) = header.checksum() else {
-            return Err(CloseReason::Malformed("a fill without checksum"));
+            return Err(CloseReason::Malformed("a fill without a checksum"));
         };
         let request = header.request;
         let (pending, to) = match self.start_fill(objects, context, &item) {
@@ -107,7 +107,7 @@ impl Puts {
         Ok(to)
     }
 
-    /// The payload of a fill is in place.
+    /// Completes a fill whose payload was received.
     pub(in crate::service) fn finish_fill(
         &mut self,
         objects: &mut Objects,
@@ -118,7 +118,7 @@ impl Puts {
         computed: Option<u64>,
     ) {
         let held = objects.local.shard.sessions.take_ticket(peer, ticket);
-        assert!(held, "the ticket of a payload under way was lost");
+        assert!(held, "the ticket of a payload in flight was lost");
         let good = computed == Some(expected);
         objects.local.shard.counters.corrupt += u64::from(!good);
         let status = self.end_ticket(objects, ticket, good.then_some(expected));
@@ -147,14 +147,14 @@ impl Puts {
         Ok(())
     }
 
-    /// A ticket is given back, with the checksum of what was filled. What became of the fill.
+    /// Takes a ticket back, with the checksum of the bytes that were filled. Returns the outcome of the fill.
     pub(in crate::service) fn end_ticket(
         &mut self,
         objects: &mut Objects,
         id: TicketId,
         checksum: Option<u64>,
     ) -> Status {
-        let store = objects.local.shard.store.as_mut().expect("a ticket is of a store's");
+        let store = objects.local.shard.store.as_mut().expect("a ticket belongs to a store");
         self.sessions.end_ticket(store, id, checksum, objects.local.shard.now_ns)
     }
 
@@ -171,7 +171,8 @@ impl Puts {
         for IdItem { id } in items {
             outcomes.push(match self.sessions.complete(objects.local.shard.ownership.key(), client, id) {
                 Ok((put_session, complete)) => self.seal_one(objects, put_session, &complete),
-                // Whether that was acknowledged, or a copy of what it replaced still has to go, is not known any more.
+                // It is not known any more whether the commit was acknowledged, or whether a replica of the object that
+                // it replaced still has to be dropped.
                 Err(SealError::Sealed(..)) if objects.replication.owes_any(&mut objects.local.shard) => {
                     Err(CommitReply { status: Status::Busy, version: Version(0), flags: ItemFlags::NONE })
                 }
@@ -192,7 +193,7 @@ impl Puts {
         Ok(())
     }
 
-    /// A put session becomes an object. Its readers hold that from now on.
+    /// Commits a put session. Its readers hold the object from now on.
     fn seal_one(
         &mut self,
         objects: &mut Objects,
@@ -201,16 +202,16 @@ impl Puts {
     ) -> Result<CommittedObject, CommitReply> {
         let Complete { reservation, checksum, readers } = *complete;
         let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
-        let (digest, _) = store.reserved_for(reservation).expect("an open put session has its room");
-        // What is refused loses its room at once: not while somebody reads there.
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
+        let (digest, _) = store.reserved_for(reservation).expect("an open put session has its memory");
+        // A refused session loses its memory at once, which must not happen while it has readers.
         let has_pins = store.free_pins() >= readers;
         let refusable = !objects.local.shard.ownership.owns(digest) || objects.has_rival(reservation, digest);
         if readers > 0 && (refusable || !has_pins) {
             return Err(refused(Status::Busy));
         }
         let made = self.commit_one(objects, reservation, checksum).map_err(refused);
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
         self.sessions.seal(store, put_session, readers, digest, made.as_ref().ok().map(|made| made.version));
         made
     }
@@ -240,9 +241,10 @@ impl Puts {
         Ok(())
     }
 
-    /// A put session is over. Who is sending a range of it is cut off; who writes by itself is waited for.
+    /// Ends a put session. Connections that are sending a range of it are closed; its writers over shared memory are
+    /// waited for.
     fn end_put_session(&mut self, objects: &mut Objects, put_session: PutSessionId, reservation: ReservationId) {
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
         if self.sessions.end(store, put_session, reservation) {
             return;
         }
@@ -259,7 +261,7 @@ impl Puts {
         }
     }
 
-    /// Ends the put sessions that were left alone for too long.
+    /// Ends the put sessions that have been idle for too long.
     pub(in crate::service) fn expire_sessions(&mut self, objects: &mut Objects) {
         while let Some((put_session, reservation)) = self.sessions.overdue(objects.local.shard.now_ns) {
             objects.local.shard.counters.expired += 1;
@@ -267,14 +269,14 @@ impl Puts {
         }
     }
 
-    /// Ends the put sessions of objects that are another's now.
+    /// Ends the put sessions of objects that this shard does not own any more.
     pub(in crate::service) fn end_void_sessions(&mut self, objects: &mut Objects) {
         for (put_session, reservation) in self.sessions.void(|digest| objects.local.shard.ownership.owns(digest)) {
             self.end_put_session(objects, put_session, reservation);
         }
     }
 
-    /// A range of an object that is being written.
+    /// Returns a range of an object that is being written.
     fn find_put_session(
         &mut self,
         objects: &mut Objects,
@@ -288,7 +290,7 @@ impl Puts {
         Ok(found)
     }
 
-    /// Answers gets of ranges; of objects that are being written, too, for clients that want those.
+    /// Answers gets of ranges; also of objects that are being written, if the client accepts those.
     pub(in crate::service) fn get_ranges(
         &mut self,
         objects: &mut Objects,
@@ -312,7 +314,7 @@ impl Puts {
         Ok(())
     }
 
-    /// Answers for a range over a stream.
+    /// Answers a get of a range of a put session over a stream.
     fn get_of_put_session(
         &mut self,
         objects: &mut Objects,
@@ -361,7 +363,7 @@ impl Puts {
         Ok(())
     }
 
-    /// Carries out a fill: over shared memory the client writes by itself, else its payload follows.
+    /// Carries out a fill: over shared memory the client writes itself, otherwise its payload follows.
     pub(in crate::service) fn fill_on(
         &mut self,
         objects: &mut Objects,

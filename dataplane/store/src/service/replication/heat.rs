@@ -1,42 +1,43 @@
-//! Objects that are read so much that their replica owners should have them too.
+//! Detection of hot objects: objects with so much read bandwidth that they are to be replicated.
 //!
-//! Each get weighs what it gives and what any get costs. Every so many bytes, by chance more or less lest objects
-//! that take turns keep step with it, the object at hand is a sample, so that most gets cost an addition; samples
-//! of a second are counted by Misra and Gries' "Finding repeated elements" (Science of Computer Programming 2,
-//! 1982), whose counts are never too high, however many objects there are.
+//! A get counts its bytes and a constant for its own cost. After every interval of so many bytes, of random length so
+//! that objects read in turn do not stay in step with it, the object being read is a sample, so that most gets cost an
+//! addition. The samples of a second are counted by Misra and Gries' "Finding repeated elements" (Science of Computer
+//! Programming 2, 1982), whose counts are never too high, however many objects there are.
 
 use kvplane_proto::Digest;
 
-/// What a get costs beside its bytes, in bytes that could be given meanwhile.
+/// Cost of a get beside its bytes, in bytes that could be sent meanwhile.
 const GET_WEIGHT: u64 = 8 << 10;
 /// Samples in a second that make an object hot.
 const SAMPLES: u32 = 64;
-/// Objects that are counted: one that has a sixty-fourth of all is among them.
+/// Objects that are counted: every object with at least 1/64 of all samples is among them.
 const COUNTED: usize = 64;
-/// How long samples are counted together.
+/// Length of a window of samples.
 const WINDOW_NS: u64 = 1_000_000_000;
 
-/// Which objects are asked for most.
+/// Counter of the objects with most read bandwidth.
 #[derive(Debug, Default)]
 pub(super) struct Heat {
-    /// From how many bytes a second an object is hot; 0 for never.
+    /// Read bandwidth from which an object is hot, in bytes a second; 0 for never.
     rate: u64,
-    /// What may yet be given before the next sample.
+    /// Bytes left before the next sample.
     credit: u64,
-    /// Chance: xorshift, never 0.
+    /// State of the random generator: xorshift, never 0.
     chance: u64,
     counted: Vec<(Digest, u32)>,
     began_ns: u64,
 }
 
 impl Heat {
-    /// From now on, an object is hot from this many bytes a second on; 0: none is.
+    /// Sets the read bandwidth from which an object is hot; 0 for never.
     pub(super) fn set_rate(&mut self, bytes_per_s: u64) {
         *self = Self { rate: bytes_per_s, chance: 0x9e37_79b9_7f4a_7c15, ..Self::default() };
         self.credit = self.next_credit();
     }
 
-    /// So many bytes of an object were asked for: whether it has become hot. Once in a second for each.
+    /// Counts a get of this many bytes. Returns true if the object has become hot: at most once in a second for each
+    /// object.
     #[inline]
     pub(super) fn asked(&mut self, digest: Digest, bytes: u64, now_ns: u64) -> bool {
         let weight = bytes.saturating_add(GET_WEIGHT);
@@ -44,7 +45,7 @@ impl Heat {
             self.credit = self.credit.saturating_sub(weight);
             return false;
         }
-        // Of what one get gives that is more than some intervals, each is a sample.
+        // A get that is longer than several intervals counts as several samples.
         let beyond = weight - self.credit;
         let samples = u32::try_from(1 + beyond / self.interval()).unwrap_or(u32::MAX);
         self.credit = self.next_credit();
@@ -55,7 +56,7 @@ impl Heat {
         (self.rate / u64::from(SAMPLES)).max(1)
     }
 
-    /// From nothing to two intervals.
+    /// Uniform between 0 and two intervals.
     fn next_credit(&mut self) -> u64 {
         self.chance ^= self.chance << 13;
         self.chance ^= self.chance >> 7;
@@ -77,7 +78,7 @@ impl Heat {
             self.counted.push((digest, samples));
             return samples >= SAMPLES;
         }
-        // All counts lose what the new one has, or the least of them: then there is room.
+        // All counts are reduced by the new one's samples, or by the smallest count, which makes room.
         let least = self.counted.iter().map(|(_, count)| *count).min().unwrap_or(0).min(samples);
         self.counted.iter_mut().for_each(|(_, count)| *count -= least);
         self.counted.retain(|(_, count)| *count > 0);
@@ -103,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_faster_than_the_rate_is_hot_once_a_second() {
+    fn an_object_read_faster_than_the_rate_becomes_hot_once_a_second() {
         let mut heat = heat();
         let hot = |heat: &mut Heat, from_ns: u64, pause_ns: u64| {
             (0..2000).filter(|at| heat.asked(Digest(7), 56 << 10, from_ns + at * pause_ns)).count()
         };
-        // 64 KiB each with what a get costs: 2,000 a second are twice the rate, 500 are half of it.
+        // 64 KiB each, with the constant cost of a get: 2,000 a second are twice the rate, 500 are half of it.
         assert_eq!(hot(&mut heat, 0, 500_000), 1);
         assert_eq!(hot(&mut heat, 10_000_000_000, 2_000_000), 0);
         assert_eq!(hot(&mut heat, 20_000_000_000, 500_000), 1);
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn one_get_of_very_much_is_hot() {
+    fn a_single_very_large_get_makes_an_object_hot() {
         let mut heat = heat();
         assert!(heat.asked(Digest(1), 2 * RATE, 0));
         assert!(!heat.asked(Digest(2), RATE / 2, 0));
@@ -125,10 +126,10 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is hot of which not even half the rate was given, however many objects there are; what is well above
-        /// the rate and a large part of all is.
+        /// An object read at less than half the rate is never hot, however many objects there are; one read well above
+        /// the rate, with a large part of all bytes, is hot.
         #[test]
-        fn only_what_is_asked_for_is_hot(
+        fn only_objects_with_much_read_bandwidth_are_hot(
             gets in prop::collection::vec((0u8..200, 0u64..(1 << 20)), 1..2000),
             favourite in 0u8..4,
         ) {

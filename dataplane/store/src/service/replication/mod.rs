@@ -1,28 +1,31 @@
-//! Objects that two owners have.
+//! Replication: a second copy of objects at the replica owner of their slot.
 //!
-//! The *owner* of a slot orders everything. After it has made an object visible of which a replica is wanted, its
-//! client puts the bytes at the *replica owner* too, out of its own pool. That one serves such a replica to readers
-//! that take one, and becomes the owner of it when the owner has left the map.
+//! The *owner* of a slot orders all changes. After it has committed an object that is to be replicated, its client puts
+//! the bytes at the *replica owner* too, from the owner's pool. The replica owner serves such a replica to readers that
+//! accept replicas, and becomes the owner of it when the owner has left the map.
 //!
-//! What makes it right: **a replica is never older than what the owner has acknowledged.**
-//! * The owner notes, before it sends anything, that the replica owner may have a replica (`Mark::Copied`). When such
-//!   an object is removed, replaced or evicted, the removal of the replica is *owed*. Until the replica owner has said
-//!   that it is gone, no removal and no put of that object is answered as done.
-//! * A client that was given an object learns whether there is a replica, and may read that for a while (a lease).
-//!   Where another node becomes the replica owner by a new map, the former one is not asked for removals any more: then
-//!   what it had replicas of is acknowledged as gone only when all such leases are over. A client with an older map
-//!   gets no lease.
-//! * Nothing is sent of an object while a removal of its replica is owed, and no removal while something is being sent.
-//!   What was given up on a lost connection is never carried out later: the client fences it.
-//! * The replica owner takes and drops replicas only as long as the map that it has heard of makes it the replica owner
-//!   of that very incarnation of the owner ([`Relation`]), and only from a peer with a map of that time.
-//! * When owners change, replicas go, but for those whose owner has left: the replica owner then owns them, or keeps
-//!   them for the new owner to fetch, as in a migration. Both only if the map tells that nothing else happened in
+//! Correctness: **a replica is never older than the version that the owner has acknowledged.**
+//! * Before it sends anything, the owner records that the replica owner may have a replica (`Mark::Copied`). When such
+//!   an object is removed, replaced or evicted, the removal of the replica is *owed*. Until the replica owner has
+//!   acknowledged that it is gone, no removal and no put of that object is acknowledged.
+//! * A client that gets an object learns whether there is a replica, and may read the replica for a while (a lease).
+//!   When a new map assigns another replica owner, the former one gets no removal requests any more; removals and puts
+//!   of objects that it had replicas of are then acknowledged only when all such leases have expired. A client with an
+//!   older map gets no lease.
+//! * No replica of an object is sent while a removal of one is owed, and no removal while a replica is being sent.
+//!   Requests that were given up on a lost connection are never carried out later: the client fences the connection.
+//! * The replica owner accepts and drops replicas only while the newest map that it knows makes it the replica owner of
+//!   this very incarnation of the owner ([`Relation`]), and only from a peer whose map is at least as new as that
+//!   relation.
+//! * When owners change, replicas are dropped, except those whose owner has left: the replica owner then owns them, or
+//!   exports them to the new owner, as in a migration. Both only if the map tells that nothing else happened in
 //!   between.
-//! * An owner that begins another incarnation has no notes, and by another incarnation its replicas are void.
+//! * An owner that begins another incarnation has no records of replicas, and its former incarnation's replicas are
+//!   void.
 //!
-//! Replicas are kept in memory only, and may be evicted like anything else: then there is one less than was thought. An
-//! SSD notes of which objects replicas were asked for: they are made again after a start, as far as memory has room.
+//! Replicas are kept in memory only, and may be evicted like any object: then there is one replica less than the
+//! owner's record says. The SSD records which objects are to be replicated: the replicas are made again after a start,
+//! as far as memory has room.
 
 mod heat;
 mod owed;
@@ -55,52 +58,52 @@ use super::shard::{Relation, Shard};
 use crate::Replica;
 use crate::store::{Fate, Side};
 
-/// What became of replicas so far.
+/// Counters of replication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CopyCounters {
-    /// Copies that replica owners took.
+    /// Replicas that replica owners accepted.
     pub made: u64,
-    /// Their bytes.
+    /// Bytes of those replicas.
     pub made_bytes: u64,
-    /// Times that an object was asked for so much that a copy of it was begun.
+    /// Times that an object became hot, so that a replica of it was begun.
     pub hot: u64,
-    /// Copies that they did not take, or not in time.
+    /// Replicas that replica owners did not accept, or not in time.
     pub failed: u64,
-    /// Drops of copies that replica owners acknowledged.
+    /// Removals of replicas that replica owners acknowledged.
     pub dropped: u64,
-    /// Answers that were refused, as a replica owner did not say in time that it dropped a copy.
+    /// Requests that failed because a replica owner did not acknowledge a removal in time.
     pub refused: u64,
-    /// Copies that were taken here as a replica owner.
+    /// Replicas accepted here as a replica owner.
     pub taken: u64,
-    /// Gets of copies that were answered here.
+    /// Gets that were answered here from replicas.
     pub served: u64,
-    /// Copies that became our own, as the owner left.
+    /// Replicas that became objects of this shard because the owner left.
     pub inherited: u64,
-    /// Drops that are owed to replica owners now.
+    /// Removals that are owed to replica owners now.
     pub owed: u64,
-    /// Slots of which this shard is the replica owner.
+    /// Slots for which this shard is the replica owner.
     pub second_slots: u64,
 }
 
-/// How long an object that is prefetched for its replica may stay without being read.
+/// Time for which an object that is prefetched to be replicated may stay without being read.
 const AHEAD_NS: u64 = 10_000_000_000;
 
-/// The owner's side of replication: replicas that are made, and those that have to go. What this shard has as the
-/// replica owner of others, the store knows.
+/// Owner's side of replication: replicas to be made, and those to be removed. Replicas that this shard has as a replica
+/// owner are recorded in the store.
 #[derive(Debug, Default)]
 pub(super) struct Replication {
-    /// Replicas that have to go before anything of their objects is acknowledged.
+    /// Removals of replicas that have to be done before a request for their objects is acknowledged.
     owed: OwedRemovals,
-    /// When a client learnt last that a replica owner has a replica; 0 for never.
+    /// Time at which a client was last told of a replica; 0 for never.
     leased_ns: u64,
     owners: ReplicaOwners,
-    /// Objects on their way, and those that are next.
+    /// Replicas in flight, and those to be sent next.
     pushes: Pushes,
     waits: Waits,
     wishes: Wishes,
-    /// Which objects are read most.
+    /// Read bandwidth of hot objects.
     heat: Heat,
-    /// The search for objects that lack a replica, in memory and on the SSD.
+    /// Walks for objects that lack a replica, in memory and on the SSD.
     walk: Walk,
     ssd_walk: SsdWalk,
     calls: BTreeMap<u64, Call>,
@@ -108,33 +111,33 @@ pub(super) struct Replication {
 }
 
 impl Replication {
-    /// What became of replicas so far, at a shard that is the replica owner of so many slots.
+    /// Returns the counters of a shard, including its state as a replica owner.
     pub(super) fn counters(&self, shard: &Shard) -> CopyCounters {
         let (owed, second_slots) = (self.owed.len() as u64, shard.replicas.relations() as u64);
         CopyCounters { owed, second_slots, ..self.counters }
     }
 
-    /// From how many bytes a second on an object is hot; 0 for never.
+    /// Sets the read bandwidth from which an object is hot; 0 for never.
     pub(super) fn set_heat(&mut self, bytes_per_s: u64) {
         self.heat.set_rate(bytes_per_s);
     }
 
-    /// A replica was taken here.
+    /// Counts a replica that was accepted here.
     pub(super) const fn count_taken(&mut self) {
         self.counters.taken += 1;
     }
 
-    /// A replica is given to a reader.
+    /// Counts a get that was answered from a replica.
     pub(super) const fn count_served(&mut self) {
         self.counters.served += 1;
     }
 
-    /// True where all that lacked a replica when owners changed was found since.
+    /// Returns true if all objects that lacked a replica since owners last changed were found.
     pub(super) const fn has_walked(&self) -> bool {
         self.walk.is_through()
     }
 
-    /// Objects that are gone leave owed removals behind. To be called before anything is acknowledged.
+    /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
     pub(super) fn note_orphans(&mut self, shard: &mut Shard) {
         let Some(store) = shard.store.as_mut().filter(|store| store.has_orphans()) else { return };
         for digest in store.take_orphans() {
@@ -145,18 +148,19 @@ impl Replication {
         self.owed.bound();
     }
 
-    /// True where the replica owner may have a replica that has to go before anything of its object is acknowledged.
+    /// Returns true if the replica owner may have a replica that has to be removed before a request for its object is
+    /// acknowledged.
     pub(super) fn owes(&self, digest: Digest) -> bool {
         self.owed.has(digest)
     }
 
-    /// True where any replica has to go.
+    /// Returns true if any removal of a replica is owed.
     pub(super) fn owes_any(&mut self, shard: &mut Shard) -> bool {
         self.note_orphans(shard);
         self.owed.len() > 0
     }
 
-    /// An object of ours is to have no replica any more: one that the replica owner may have has to go.
+    /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
     pub(super) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
         let had = shard.store.as_mut().is_some_and(|store| store.want_no_copy(digest));
         if had && shard.replicas.has_owner(digest) {
@@ -164,9 +168,8 @@ impl Replication {
         }
     }
 
-    /// A map came, or nothing is known of owners any more: this shard is the replica owner of other slots, and other
-    /// shards are of ours. What was there is not to be trusted if that `missed` something. Gives the relations that
-    /// ended.
+    /// Follows a map, or the loss of one: updates the slots for which this shard is the replica owner, and the replica
+    /// owners of its own slots. If maps were `missed`, no replica can be trusted. Returns the relations that ended.
     pub(super) fn follow(
         &mut self,
         shard: &mut Shard,
@@ -194,9 +197,9 @@ impl Replication {
         former.into_iter().filter(|(slot, before)| shard.replicas.relation(*slot) != Some(before)).collect()
     }
 
-    /// Replicas and objects become what they are by the owners that are now known. Of the slots of `cleared` only
-    /// replicas are kept; those of `exported` are for their new owners to fetch. Gives the replicas that became objects
-    /// of our own.
+    /// Assigns replicas and objects their role by the new owners. Of the slots of `cleared` only replicas are kept;
+    /// those of `exported` are kept for their new owners to fetch. Returns the replicas that became objects of this
+    /// shard.
     pub(super) fn reassign(
         &mut self,
         shard: &mut Shard,
@@ -226,7 +229,7 @@ impl Replication {
         inherited
     }
 
-    /// The replica owners have changed: what waits for those of before is over.
+    /// Acts on a change of the replica owners: waits for the former ones end.
     fn change_owners(
         &mut self,
         shard: &mut Shard,
@@ -235,10 +238,10 @@ impl Replication {
         missed: bool,
         owns: &dyn Fn(Slot) -> bool,
     ) {
-        // Where a map was missed nothing is left here; the replica owner may not have missed it, and have replicas
-        // still.
+        // If a map was missed, no object is left here; but the replica owner may not have missed it, and may still have
+        // replicas.
         self.note_orphans(shard);
-        // What replica owners refused by the map of before says nothing of this one.
+        // Refusals of replica owners by the former map do not apply to the new one.
         self.owners.forgive();
         self.owed.wake();
         if owners == *shard.replicas.owners() && !missed {
@@ -250,12 +253,12 @@ impl Replication {
         let over = self.owed.of_slots(|slot| !same(slot));
         self.pushes.void(|slot| missed || !same(slot));
         self.owners.follow(now.values());
-        // Also those that have none any more.
+        // Including slots that have no replica owner any more.
         let slots = former.keys().chain(now.keys()).copied();
         let changed: BTreeSet<Slot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
         for digest in over {
             let waiters = self.owed.end(digest);
-            // The owner of the slot now may have inherited what was to go.
+            // The slot's present owner may have inherited the replica.
             let owned = owns(digest.slot());
             if missed || !owned {
                 waiters.into_iter().for_each(|(item, _)| self.refuse_waiter(shard, item, Status::WrongOwner));
@@ -271,7 +274,7 @@ impl Replication {
             late.into_iter().for_each(|item| self.refuse_waiter(shard, item, Status::WrongOwner));
         }
         if let Some(store) = shard.store.as_mut().filter(|_| !changed.is_empty()) {
-            // What they had of it they have dropped, or will before they are asked for it.
+            // The former replica owners have dropped their replicas, or will before they follow the new map.
             let mut copied = Vec::new();
             store.reassign(|digest, side| {
                 if side == Side::Copy || !changed.contains(&digest.slot()) {
@@ -287,7 +290,8 @@ impl Replication {
             }
             self.owed.bound();
         }
-        // What is on its way since before owners changed may come to replica owners of now, without a note of ours.
+        // Replicas in flight since before the change may be written at the present replica owners, without being
+        // recorded here.
         for digest in self.pushes.voided() {
             if shard.replicas.has_owner(digest) {
                 self.owed.owe(digest);
@@ -296,25 +300,25 @@ impl Replication {
         self.look_for_unreplicated(shard);
     }
 
-    /// Replica owners are others, or slots are served that were not when they became so: both walks begin anew.
+    /// Begins both walks anew: replica owners have changed, or slots are newly served.
     pub(super) fn look_for_unreplicated(&mut self, shard: &Shard) {
         self.owed.wake();
         self.walk.begin(shard);
         self.ssd_walk.begin(shard);
     }
 
-    /// What the SSD has may lack replicas.
+    /// Begins the walk through the SSD anew: its objects may lack replicas.
     pub(super) fn walk_ssd_again(&mut self, shard: &Shard) {
         self.ssd_walk.begin(shard);
     }
 
-    /// An object lacks a replica: the walk finds it.
+    /// Repeats the walk through memory, to find an object that lacks a replica.
     pub(super) fn walk_again(&mut self, shard: &Shard) {
         self.walk.repeat(shard);
     }
 
-    /// A former replica owner may have a replica, and clients may have a lease on it: answers about the object wait
-    /// until none reads it any more.
+    /// Delays acknowledgements for an object whose former replica owner may have a replica, until all clients' leases
+    /// on it have expired.
     fn lapse(&mut self, shard: &mut Shard, digest: Digest, waiters: Vec<(DeferredItem, u64)>) {
         let until_ns = self.leased_ns.saturating_add(Limits::COPY_LAPSE_NS);
         if self.leased_ns == 0 || until_ns <= shard.now_ns {
@@ -325,9 +329,9 @@ impl Replication {
         self.waits.due(until_ns);
     }
 
-    /// An object of ours is to have a replica, however it was put, and to have it again whenever it is lost, like one
-    /// that was put with two. What is on an SSD only is read into memory first; what is neither here nor there
-    /// `may_come` from a former owner.
+    /// Requests a replica of an object of this shard, however it was put. Like that of an object put with two replicas,
+    /// it is made again whenever it is lost. An object that is only on an SSD is read into memory first; one that is
+    /// neither in memory nor on the SSD `may_come` from a former owner.
     pub(in crate::service) fn want(
         &mut self,
         local: &mut LocalStore,
@@ -341,8 +345,8 @@ impl Replication {
         wished
     }
 
-    /// A replica of an object of ours is wanted for as long as the object stays in memory: nothing is written to the
-    /// SSD.
+    /// Requests a replica of an object of this shard for as long as the object stays in memory: the SSD does not record
+    /// it.
     fn want_for_now(&mut self, local: &mut LocalStore, digest: Digest, may_come: bool) -> ReplicaProgress {
         let shard = &mut local.shard;
         if !shard.ownership.owns(digest) {
@@ -359,7 +363,7 @@ impl Replication {
         if !shard.replicas.has_owner(digest) {
             return ReplicaProgress::Alone;
         }
-        // A push of an older version, still in flight, makes no replica of this one and looks for none when it ends.
+        // A replica of an older version, still in flight, does not count, and its end does not trigger a walk.
         let sending = self.pushes.is_sending(digest, version);
         let Some(store) = shard.store.as_mut().filter(|store| !store.is_copy(digest)) else {
             return ReplicaProgress::Elsewhere;
@@ -376,9 +380,9 @@ impl Replication {
         ReplicaProgress::Coming
     }
 
-    /// An object in memory is given to a client over a stream. One that is hot gets a replica, within the rate of what
-    /// moves in the background. What clients of this host read out of the pool by themselves does not count: a replica
-    /// elsewhere would not relieve it.
+    /// Counts an object in memory that is returned to a client over a stream. A hot object is replicated, within the
+    /// rate of background work. Reads of clients on this host from the shared pool do not count: a replica elsewhere
+    /// would not relieve this host of them.
     #[inline]
     pub(in crate::service) fn note_given(
         &mut self,

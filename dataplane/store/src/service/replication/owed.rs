@@ -1,4 +1,4 @@
-//! Removals of replicas that are owed: nothing of their objects is acknowledged before they are carried out.
+//! Owed removals of replicas: no request for their objects is acknowledged before they are carried out.
 
 use std::collections::BTreeMap;
 
@@ -8,43 +8,43 @@ use kvplane_proto::map::ShardKey;
 
 use crate::service::shard::deferrals::DeferredItem;
 
-/// Removals of one request.
+/// Most replicas of one removal request.
 const DROPS: usize = 1024;
-/// From so many owed removals on, whole slots are owed.
+/// Number of owed removals from which whole slots are owed instead.
 const OWED_MOST: usize = 1 << 14;
-/// Answers that wait for one removal.
+/// Most replies that wait for one removal.
 const WAITERS_MOST: usize = 1024;
 
-/// A replica that has to go.
+/// Replica that has to be removed.
 #[derive(Debug, Default)]
 struct OwedRemoval {
-    /// The replica owner has to say that it went.
+    /// True if the replica owner has to acknowledge the removal.
     drops: bool,
-    /// Until then clients may read a replica that a former replica owner has; 0 for not at all.
+    /// Time until which clients may read a replica at a former replica owner; 0 for none.
     lapses_ns: u64,
-    /// The question about it that was not answered yet; 0 for none.
+    /// Token of the request in flight about it; 0 for none.
     asked: u64,
     waiters: Vec<(DeferredItem, u64)>,
 }
 
-/// Replicas that have to go. A digest that is all zeros below the slot means the whole slot.
+/// Owed removals. A digest whose bits below the slot are zero means the whole slot.
 #[derive(Debug, Default)]
 pub(super) struct OwedRemovals {
     owed: BTreeMap<Digest, OwedRemoval>,
-    /// No replica owner can be asked for any of them before this time, unless something changes.
+    /// Time before which no removal can be requested from any replica owner, unless something changes.
     idle_ns: u64,
 }
 
-/// Waits that are over.
+/// Waits that have ended.
 #[derive(Debug, Default)]
 pub(super) struct EndedWaits {
-    /// Answers whose time was over before the replica owner answered.
+    /// Replies that timed out before the replica owner acknowledged.
     pub(super) refused: Vec<DeferredItem>,
-    /// Answers that waited only until no client may read a replica any more.
+    /// Replies that waited only until all leases had expired.
     pub(super) lapsed: Vec<DeferredItem>,
 }
 
-/// The digest that means all of a slot.
+/// Returns the digest that means all of a slot.
 pub(super) const fn all_of(slot: Slot) -> Digest {
     Digest((slot.0 as u128) << 114)
 }
@@ -61,12 +61,12 @@ impl OwedRemovals {
         }
     }
 
-    /// Something has changed: replica owners may be asked at once.
+    /// Allows requests to replica owners at once, after a change.
     pub(super) const fn wake(&mut self) {
         self.idle_ns = 0;
     }
 
-    /// Where there are too many, whole slots are owed: that takes less to remember.
+    /// Merges removals into removals of whole slots if there are too many, which takes less memory.
     pub(super) fn bound(&mut self) {
         if self.owed.len() <= OWED_MOST {
             return;
@@ -85,35 +85,35 @@ impl OwedRemovals {
         (self.owed, self.idle_ns) = (slots, 0);
     }
 
-    /// True where the replica of an object has to go.
+    /// Returns true if the replica of an object has to be removed.
     pub(super) fn has(&self, digest: Digest) -> bool {
         let owed = &self.owed;
         !owed.is_empty() && (owed.contains_key(&digest) || owed.contains_key(&all_of(digest.slot())))
     }
 
-    /// What is owed of the slots that `pick` chooses.
+    /// Returns the owed removals in the slots for which `pick` returns true.
     pub(super) fn of_slots(&self, pick: impl Fn(Slot) -> bool) -> Vec<Digest> {
         self.owed.keys().copied().filter(|digest| pick(digest.slot())).collect()
     }
 
-    /// Nothing is owed any more; gives the answers that waited for it.
+    /// Ends an owed removal; returns the replies that waited for it.
     pub(super) fn end(&mut self, digest: Digest) -> Vec<(DeferredItem, u64)> {
         self.owed.remove(&digest).map_or_else(Vec::new, |owed| owed.waiters)
     }
 
-    /// All answers that wait.
+    /// Takes all waiting replies.
     pub(super) fn take_waiters(&mut self) -> Vec<DeferredItem> {
         self.owed.values_mut().flat_map(|owed| owed.waiters.drain(..)).map(|(item, _)| item).collect()
     }
 
-    /// Clients may read a replica until then, and these answers wait for that.
+    /// Makes these replies wait until the clients' leases on a replica have expired.
     pub(super) fn lapse(&mut self, digest: Digest, until_ns: u64, waiters: Vec<(DeferredItem, u64)>) {
         let owed = self.owed.entry(digest).or_default();
         owed.lapses_ns = owed.lapses_ns.max(until_ns);
         owed.waiters.extend(waiters);
     }
 
-    /// An answer waits until a replica is gone, at most until then; false where too many do.
+    /// Makes a reply wait until a replica is removed, until `until_ns` at most; false if too many wait.
     pub(super) fn wait(&mut self, digest: Digest, item: DeferredItem, until_ns: u64) -> bool {
         let owed = if self.owed.contains_key(&digest) { digest } else { all_of(digest.slot()) };
         match self.owed.get_mut(&owed).filter(|owed| owed.waiters.len() < WAITERS_MOST) {
@@ -125,18 +125,18 @@ impl OwedRemovals {
         }
     }
 
-    /// True where a replica owner may be asked now.
+    /// Returns true if a replica owner may be asked now.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         !self.owed.is_empty() && self.idle_ns <= now_ns
     }
 
-    /// None can be asked for before this time.
+    /// Sets the time before which no replica owner can be asked.
     pub(super) const fn rest(&mut self, until_ns: u64) {
         self.idle_ns = until_ns;
     }
 
-    /// The removals that one replica owner, which `owner_of` says, is asked for next under this token; `may_ask` picks
-    /// those that can be asked for.
+    /// Returns the next removals to request under this token from one replica owner, which `owner_of` returns for a
+    /// slot; `may_ask` returns true for those that can be requested.
     pub(super) fn next(
         &mut self,
         token: u64,
@@ -161,8 +161,8 @@ impl OwedRemovals {
         chosen.map(|chosen| (chosen, digests))
     }
 
-    /// The question of this token about a replica was answered: it is `gone`, or not. Gives the answers that waited for
-    /// it, where nothing is owed any more; `None` for another question.
+    /// Handles the answer for a replica to the request of this token: it is `gone`, or not. Returns the replies that
+    /// waited for it if nothing is owed any more; `None` if the answer belongs to another request.
     pub(super) fn answered(
         &mut self,
         digest: Digest,
@@ -179,7 +179,7 @@ impl OwedRemovals {
         if owed.lapses_ns <= now_ns { Some(self.end(digest)) } else { Some(Vec::new()) }
     }
 
-    /// Ends the waits whose time is over.
+    /// Ends the waits that have timed out.
     pub(super) fn expire(&mut self, now_ns: u64) -> EndedWaits {
         let mut ended = EndedWaits::default();
         self.owed.retain(|_, owed| {
@@ -198,7 +198,7 @@ impl OwedRemovals {
         ended
     }
 
-    /// When the next wait is over.
+    /// Returns the time at which the next wait times out.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         let waits = self.owed.values().flat_map(|owed| &owed.waiters).map(|(_, until_ns)| *until_ns);
         waits.chain(self.owed.values().map(|owed| owed.lapses_ns).filter(|until_ns| *until_ns > 0)).min()
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_is_owed_until_its_owner_says_that_it_is_done() {
+    fn a_removal_is_owed_until_the_replica_owner_acknowledges_it() {
         let mut owed = OwedRemovals::default();
         owed.owe(digest(1, 5));
         assert!(owed.has(digest(1, 5)) && !owed.has(digest(1, 6)) && owed.is_due(0));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_removals_are_owed_by_the_slot() {
+    fn too_many_removals_are_merged_into_slots() {
         let mut owed = OwedRemovals::default();
         (1..=OWED_MOST as u64 + 1).for_each(|number| owed.owe(digest((number % 3) as u16, number)));
         owed.bound();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_clients_may_read_is_waited_for() {
+    fn a_leased_replica_is_waited_for() {
         let mut owed = OwedRemovals::default();
         owed.lapse(digest(1, 1), 100, Vec::new());
         assert_eq!(owed.poll_timeout(), Some(100));

@@ -1,11 +1,11 @@
-//! The replica owners of our slots as peers: which of them may be asked now.
+//! Replica owners of this shard's slots as peers, with their backoff.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
 use kvplane_proto::map::ShardKey;
 
-/// Between two attempts with a replica owner that does not answer: doubles up to the second.
+/// Backoff between attempts with a replica owner that does not answer; doubles up to the maximum.
 const RETRY_NS: u64 = 20_000_000;
 const RETRY_MOST_NS: u64 = 500_000_000;
 
@@ -14,18 +14,18 @@ const RETRY_MOST_NS: u64 = 500_000_000;
 struct Peer {
     failures: u32,
     retry_ns: u64,
-    /// It is asked to drop replicas.
+    /// True while a removal request to it is in flight.
     dropping: bool,
 }
 
-/// How each replica owner does.
+/// State of each replica owner.
 #[derive(Debug, Default)]
 pub(super) struct ReplicaOwners {
     peers: BTreeMap<ShardKey, Peer>,
 }
 
 impl ReplicaOwners {
-    /// Only these are replica owners from now on.
+    /// Keeps the state of these replica owners only.
     pub(super) fn follow<'a>(&mut self, owners: impl Iterator<Item = &'a ShardKey>) {
         let here: BTreeSet<ShardKey> = owners.copied().collect();
         self.peers.retain(|key, _| here.contains(key));
@@ -34,17 +34,17 @@ impl ReplicaOwners {
         }
     }
 
-    /// What failed before counts no more.
+    /// Forgets earlier failures.
     pub(super) fn forgive(&mut self) {
         self.peers.values_mut().for_each(|peer| (peer.failures, peer.retry_ns) = (0, 0));
     }
 
-    /// True for one that is to be left alone for a while.
+    /// Returns true if a replica owner is in backoff.
     pub(super) fn rests(&self, key: ShardKey, now_ns: u64) -> bool {
         self.peers.get(&key).is_some_and(|peer| peer.retry_ns > now_ns)
     }
 
-    /// True for one that may be asked to drop replicas.
+    /// Returns true if a removal request may be sent to a replica owner.
     pub(super) fn may_drop(&self, key: ShardKey, now_ns: u64) -> bool {
         self.peers.get(&key).is_some_and(|peer| !peer.dropping && peer.retry_ns <= now_ns)
     }
@@ -59,15 +59,15 @@ impl ReplicaOwners {
         }
     }
 
-    /// One has answered.
+    /// Resets the backoff of a replica owner that has answered.
     pub(super) fn answered(&mut self, key: ShardKey) {
         if let Some(peer) = self.peers.get_mut(&key) {
             (peer.failures, peer.retry_ns) = (0, 0);
         }
     }
 
-    /// One has not answered. What was on its way together and ended together counts once: it says once that nobody
-    /// answers there.
+    /// Backs off after a replica owner has not answered. Requests that were in flight together and failed together
+    /// count as one failure.
     pub(super) fn not_answered(&mut self, key: ShardKey, now_ns: u64) {
         if let Some(peer) = self.peers.get_mut(&key).filter(|peer| peer.retry_ns <= now_ns) {
             peer.failures += 1;
@@ -75,7 +75,7 @@ impl ReplicaOwners {
         }
     }
 
-    /// When the next one that rests may be asked again.
+    /// Returns the time at which the next backoff ends.
     pub(super) fn poll_timeout(&self, now_ns: u64) -> Option<u64> {
         self.peers.values().map(|peer| peer.retry_ns).filter(|at_ns| *at_ns > now_ns).min()
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_at_the_same_time_count_once() {
+    fn simultaneous_failures_count_once() {
         let key = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
         let mut owners = ReplicaOwners::default();
         owners.follow([key].iter());

@@ -1,4 +1,4 @@
-//! Replicas on their way to replica owners, and those that have to go there.
+//! Requests to replica owners: replicas to be written, and those to be removed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,33 +15,33 @@ use crate::service::shard::Shard;
 use crate::service::shard::tail::{TailHead, tail_within};
 use crate::service::types::{Memory, Place, PoolBytes};
 
-/// Objects that wait to be replicated; what is more is found by the walk.
+/// Most objects queued to be replicated; the walk finds the others.
 pub(super) const QUEUE_MOST: usize = 4096;
-/// Objects, and their bytes, that are on their way to replica owners at the same time. One may be larger.
+/// Most objects, and their bytes, in flight to replica owners. One object may be larger.
 const PUSHES_MOST: usize = 32;
 const PUSH_BYTES_MOST: u64 = 64 << 20;
-/// Objects that are looked at for one that can be sent.
+/// Queued objects that are tried until one can be sent.
 const TURNS: usize = 64;
 
-/// A question that a replica owner has not answered yet.
+/// Request that a replica owner has not answered yet.
 #[derive(Debug)]
 pub(super) enum Call {
     Copy(Digest),
     Drop { owner: ShardKey, digests: Vec<Digest> },
 }
 
-/// An object on its way to the replica owner.
+/// Replica in flight to the replica owner.
 #[derive(Debug)]
 struct Push {
     owner: ShardKey,
     version: Version,
     pin: PinId,
     bytes: u64,
-    /// Owners have changed meanwhile.
+    /// True if owners have changed meanwhile.
     void: bool,
 }
 
-/// Objects on their way, and those that are to be replicated next.
+/// Replicas in flight, and those to be sent next.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
     sent: BTreeMap<Digest, Push>,
@@ -50,17 +50,17 @@ pub(super) struct Pushes {
 }
 
 impl Pushes {
-    /// True where none waits.
+    /// Returns true if none is queued.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// True where no more may be sent for now.
+    /// Returns true if no more may be sent at the moment.
     fn is_full(&self) -> bool {
         self.sent.len() >= PUSHES_MOST || self.bytes >= PUSH_BYTES_MOST
     }
 
-    /// An object is to be replicated next; false where too many wait.
+    /// Enqueues an object to be replicated; false if the queue is full.
     pub(super) fn add(&mut self, digest: Digest, version: Version) -> bool {
         let has_room = self.queue.len() < QUEUE_MOST;
         if has_room {
@@ -69,28 +69,29 @@ impl Pushes {
         has_room
     }
 
-    /// True where anything of an object is being sent.
+    /// Returns true if a replica of an object is in flight.
     pub(super) fn has(&self, digest: Digest) -> bool {
         self.sent.contains_key(&digest)
     }
 
-    /// True where this version of an object is being sent.
+    /// Returns true if a replica of this version is in flight.
     pub(super) fn is_sending(&self, digest: Digest, version: Version) -> bool {
         self.sent.get(&digest).is_some_and(|push| push.version == version)
     }
 
-    /// Owners of the slots that `pick` chooses have changed.
+    /// Marks replicas in flight as void in the slots for which `pick` returns true, because their owners have changed.
     pub(super) fn void(&mut self, pick: impl Fn(Slot) -> bool) {
         self.sent.iter_mut().for_each(|(digest, push)| push.void |= pick(digest.slot()));
     }
 
-    /// Objects that are on their way since before owners changed.
+    /// Returns the objects whose replicas are in flight since before owners changed.
     pub(super) fn voided(&self) -> Vec<Digest> {
         self.sent.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest).collect()
     }
 }
 
-/// What a put of a replica says, by the object's tail where it has one. Whether it names stripes is not left to that.
+/// Returns the put of a replica, with the options and the name of the object's tail, if it has one. The stripe head
+/// flag does not depend on the tail.
 #[must_use]
 pub fn copy_of(
     digest: Digest,
@@ -104,7 +105,7 @@ pub fn copy_of(
     let plain = (item, Vec::new(), Vec::new());
     let Some(at) = tail_at else { return plain };
     let tail = tail_within(at, pool.bytes(), |at, into| pool.read(at, into));
-    // Whoever has mapped the pool may have spoilt it.
+    // A process that has mapped the pool may have corrupted it.
     let Some((head, name)) = TailHead::split(&tail) else { return plain };
     let part = match (is_head, head.options.part) {
         (true, _) => Part::Head,
@@ -115,19 +116,19 @@ pub fn copy_of(
     if head.key_bytes == 0 {
         return (plain.0.with_options(&options), Vec::new(), Vec::new());
     }
-    // A tail under another name is another object's.
+    // A tail with another name belongs to another object.
     let own = name.digest() == digest;
     if own { (PutItem::named(&name, bytes, &options), name.tenant.to_vec(), name.key.to_vec()) } else { plain }
 }
 
-/// True for an object in memory that has its name on the SSD only, so far.
+/// Returns true if an object is in memory and its name so far on the SSD only.
 fn lacks_tail(local: &LocalStore, digest: Digest) -> bool {
     let named = || local.on_ssd(digest).is_some_and(|view| view.key_bytes > 0);
     local.shard.peek(digest).is_some_and(|object| !object.has_tail) && named()
 }
 
 impl Replication {
-    /// The next question to a replica owner, within the rate of what moves in the background.
+    /// Returns the next request to a replica owner, within the rate of background work.
     pub(in crate::service) fn poll(&mut self, local: &mut LocalStore, bytes_per_s: u64) -> Option<Fetch> {
         if local.shard.replicas.is_alone() {
             return None;
@@ -147,7 +148,8 @@ impl Replication {
         })
     }
 
-    /// A replica owner has answered, or has not. False for an answer that it was not asked for.
+    /// Handles the answer of a replica owner, or the failure to get one. Returns false if it belongs to no request of
+    /// this component.
     pub(in crate::service) fn fetched(&mut self, shard: &mut Shard, token: u64, done: &FetchDone) -> bool {
         match self.calls.remove(&token) {
             Some(Call::Copy(digest)) => self.pushed(shard, digest, done),
@@ -165,7 +167,7 @@ impl Replication {
         let token = shard.new_fetch_token();
         let (pushes, owners) = (&self.pushes, &self.owners);
         let may_ask = |digest: Digest, owner: ShardKey| {
-            // Of a whole slot nothing may be on its way either.
+            // For a whole slot, no replica in it may be in flight.
             let sending = match digest == all_of(digest.slot()) {
                 true => pushes.sent.keys().any(|push| push.slot() == digest.slot()),
                 false => pushes.has(digest),
@@ -192,7 +194,7 @@ impl Replication {
                 continue;
             };
             if self.owners.rests(owner, shard.now_ns) {
-                // Others wait with it; the walk comes back to all of them.
+                // The replica owner is in backoff; the walk finds its objects again.
                 self.pushes.queue.pop_front();
                 self.end_wait(shard, digest, version, false);
                 self.walk_again(shard);
@@ -200,7 +202,7 @@ impl Replication {
             }
             self.pushes.queue.pop_front();
             if self.pushes.has(digest) || self.owes(digest) {
-                // Its turn comes when that is over.
+                // Sent once the replica in flight, or the owed removal, is done.
                 self.pushes.queue.push_back((digest, version));
                 continue;
             }
@@ -212,9 +214,9 @@ impl Replication {
         None
     }
 
-    /// Sends an object to the replica owner, if it is still this version and has no replica.
+    /// Sends an object to the replica owner, if it still has this version and no replica.
     fn push(&mut self, local: &mut LocalStore, digest: Digest, version: Version, owner: ShardKey) -> Option<Fetch> {
-        // What came back from the SSD just now has its name there still.
+        // An object that was just read from the SSD has its name only there.
         let lacks_tail = lacks_tail(local, digest);
         let shard = &mut local.shard;
         let store = shard.store.as_mut()?;
@@ -226,7 +228,7 @@ impl Replication {
             self.walk_again(shard);
             return None;
         };
-        // From now on it may be there.
+        // From now on the replica owner may have a replica.
         store.note_copy(digest, version, true);
         let bytes = object.extent.bytes;
         self.pushes.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
@@ -239,14 +241,14 @@ impl Replication {
         Some(Fetch { token, source: owner, want })
     }
 
-    /// A replica owner has answered about a replica, or has not.
+    /// Handles the outcome of a replica's write.
     fn pushed(&mut self, shard: &mut Shard, digest: Digest, done: &FetchDone) {
         let Some(Push { owner, version, pin, bytes, void }) = self.pushes.sent.remove(&digest) else { return };
         self.pushes.bytes -= bytes;
         self.owed.wake();
         let Some(store) = &mut shard.store else { return };
         let live = store.is_live(pin);
-        store.unpin(pin).expect("a pin of our own");
+        store.unpin(pin).expect("a pin that the shard holds");
         match done {
             FetchDone::Copied if !void => {
                 self.counters.made += 1;
@@ -256,7 +258,7 @@ impl Replication {
             }
             FetchDone::Failed(status) if !void => {
                 self.counters.failed += 1;
-                // Whether it is there is known only where it was refused for what it is.
+                // Only these refusals prove that the replica owner has no replica.
                 let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
                 if live {
                     store.note_copy(digest, version, false);
@@ -279,7 +281,7 @@ impl Replication {
         }
     }
 
-    /// A replica owner has dropped replicas, or has not answered.
+    /// Handles the outcome of a removal request.
     fn dropped(&mut self, shard: &mut Shard, token: u64, owner: ShardKey, digests: &[Digest], done: &FetchDone) {
         let gone: &[bool] = if let FetchDone::CopiesDropped(gone) = done { gone } else { &[] };
         self.owed.wake();
@@ -290,7 +292,7 @@ impl Replication {
             self.owners.not_answered(owner, shard.now_ns);
         }
         for (at, digest) in digests.iter().enumerate() {
-            // Of owners of before it says nothing.
+            // The answer does not concern slots with another replica owner.
             if shard.replicas.owner(digest.slot()) != Some(owner) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Answers that wait for a replica owner: to drop a replica, or to take one.
+//! Replies that wait for a replica owner: to remove a replica, or to accept one.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::{DeferredItem, Replies};
 use crate::{ObjectView, Replica};
 
-/// How long an answer waits for a replica owner: to drop a replica, or to take one.
+/// Longest wait of a reply for a replica owner.
 const WAIT_NS: u64 = 1_000_000_000;
 
-/// What an answer waits for with the replica owner.
+/// Conditions at the replica owner that a reply waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::service) struct CopyWaits {
     pub(in crate::service) drop: bool,
@@ -22,13 +22,13 @@ pub(in crate::service) struct CopyWaits {
 }
 
 impl CopyWaits {
-    /// How many times its item is settled.
+    /// Returns how many times the reply's item is settled.
     pub(in crate::service) fn count(self) -> usize {
         usize::from(self.drop) + usize::from(self.copy)
     }
 }
 
-/// An answer that waits for the replica of a version.
+/// Reply that waits for the replica of a version.
 #[derive(Clone, Copy, Debug)]
 struct CopyWait {
     version: Version,
@@ -36,16 +36,16 @@ struct CopyWait {
     until_ns: u64,
 }
 
-/// Answers that wait for replicas.
+/// Replies that wait for replicas.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     copies: BTreeMap<Digest, Vec<CopyWait>>,
-    /// No answer, for a replica or for its removal, is to be given up before this time; 0 where none waits.
+    /// Earliest time at which a reply, for a replica or for its removal, times out; 0 if none waits.
     due_ns: u64,
 }
 
 impl Waits {
-    /// An answer waits until then at most.
+    /// Records a wait that ends at this time.
     pub(super) const fn due(&mut self, until_ns: u64) {
         if self.due_ns == 0 || until_ns < self.due_ns {
             self.due_ns = until_ns;
@@ -54,7 +54,7 @@ impl Waits {
 }
 
 impl Replication {
-    /// What the answer of a put waits for.
+    /// Returns the conditions that the reply of a put waits for.
     pub(in crate::service) fn waits_of(&mut self, shard: &mut Shard, digest: Digest) -> CopyWaits {
         self.note_orphans(shard);
         let possible = shard.replicas.has_owner(digest);
@@ -62,8 +62,8 @@ impl Replication {
         CopyWaits { drop: self.owes(digest), copy }
     }
 
-    /// An object was made: a replica of it is made next if one is wanted, and `told` is settled with each that is
-    /// waited for.
+    /// Acts on a commit: the object is replicated next if it is to be. `told` is settled once for each condition that
+    /// is waited for.
     pub(in crate::service) fn replicate(
         &mut self,
         shard: &mut Shard,
@@ -91,7 +91,7 @@ impl Replication {
         }
     }
 
-    /// An answer waits until a replica is gone.
+    /// Makes a reply wait until a replica is removed.
     pub(in crate::service) fn wait_for_drop(&mut self, shard: &mut Shard, digest: Digest, item: DeferredItem) {
         let until_ns = shard.now_ns.saturating_add(WAIT_NS);
         if self.owed.wait(digest, item, until_ns) {
@@ -101,7 +101,7 @@ impl Replication {
         }
     }
 
-    /// The places of those removals of a request that wait for replicas to go.
+    /// Returns the indexes of those objects of a removal whose replicas have to be removed first.
     pub(in crate::service) fn owed_among(&mut self, shard: &mut Shard, digests: &[Digest]) -> Vec<usize> {
         if !self.owes_any(shard) {
             return Vec::new();
@@ -118,8 +118,7 @@ impl Replication {
         });
     }
 
-    /// It is known whether the replica of a version is there: the answers that wait for that, or for one of an earlier
-    /// version, have it.
+    /// Ends the waits for the replica of a version, and of earlier ones: it is known now whether the replica exists.
     pub(super) fn end_wait(&mut self, shard: &mut Shard, digest: Digest, version: Version, there: bool) {
         let Some(waiting) = self.waits.copies.get_mut(&digest) else { return };
         let (over, later) = core::mem::take(waiting).into_iter().partition(|wait| wait.version <= version);
@@ -138,8 +137,8 @@ impl Replication {
         }
     }
 
-    /// Grants a client that wants one a lease on the replica of an object: true where the replica owner has the object
-    /// for sure, and was the replica owner already in the client's map.
+    /// Grants a client that wants one a lease on the replica of an object: true if the replica owner certainly has a
+    /// replica, and was the replica owner already in the client's map.
     pub(in crate::service) fn grant_lease(
         &mut self,
         shard: &Shard,
@@ -160,7 +159,7 @@ impl Replication {
         there
     }
 
-    /// Answers do not wait for a replica owner for ever.
+    /// Times out replies that have waited for a replica owner for too long.
     pub(in crate::service) fn expire_waits(&mut self, shard: &mut Shard) {
         let now_ns = shard.now_ns;
         if self.waits.due_ns == 0 || self.waits.due_ns > now_ns {
@@ -178,7 +177,7 @@ impl Replication {
         over.into_iter().for_each(|item| shard.settle(item, |_, _| {}));
     }
 
-    /// When something is due.
+    /// Returns the time of the next action.
     pub(in crate::service) fn poll_timeout(&self, shard: &Shard) -> Option<u64> {
         let now_ns = shard.now_ns;
         if shard.replicas.is_alone() && self.waits.due_ns == 0 {

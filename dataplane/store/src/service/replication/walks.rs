@@ -1,8 +1,8 @@
-//! Walks for objects that lack a replica: in memory, and on the SSD.
+//! Walks for objects that lack a replica, in memory and on the SSD.
 //!
-//! What only the SSD has lacks replicas after a start, when slots came back, or when the replica owner is another. Each
-//! such object is read into memory, where it stays like any other, and is replicated from there; only as far as memory
-//! has room anyway: what would push others out has no replica until there is room.
+//! Objects that only the SSD has lack replicas after a start, when slots came back, or when the replica owner has
+//! changed. Each is read into memory, where it stays like any object, and is replicated from there; but only as far as
+//! memory has free room: an object that would evict others is not replicated until there is room.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
@@ -12,28 +12,28 @@ use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
 use crate::service::tiering::NotBegun;
 
-/// Entries that one step of the walk through memory looks at, and its pause when something did not go.
+/// Entries that one step of the walk through memory looks at, and the pause after a failure.
 const STEP: u32 = 256;
 const REPEAT_NS: u64 = 500_000_000;
-/// Places of the SSD's index that one step looks at.
+/// Entries of the SSD's index that one step looks at.
 const SSD_STEP: usize = 256;
-/// Objects that are read for their replicas at the same time.
+/// Most concurrent reads of objects to be replicated.
 const READS_MOST: usize = 16;
-/// How long a walk waits at least for reads that are in flight.
+/// Shortest pause of a walk while reads are in flight.
 const WAIT_NS: u64 = 1_000_000;
-/// The next walk after one that found something, and after one that found no room for it.
+/// Pause before the next walk after one that found objects, and after one that found no room for them.
 const AGAIN_NS: u64 = 1_000_000_000;
 const NO_ROOM_NS: u64 = 60_000_000_000;
 
-/// The walk through memory.
+/// Walk through memory.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
-    /// Where it is, and when it goes on.
+    /// Position, and time of the next step.
     at: Option<u32>,
     due_ns: u64,
-    /// Once more, when it is through.
+    /// True if another walk is to follow.
     again: bool,
-    /// It has not been through since owners changed.
+    /// True if no walk was completed since owners changed.
     unwalked: bool,
 }
 
@@ -42,13 +42,13 @@ impl Walk {
         !self.unwalked
     }
 
-    /// Owners have changed: it begins anew.
+    /// Begins the walk anew after owners have changed.
     pub(super) fn begin(&mut self, shard: &Shard) {
         self.unwalked = !shard.replicas.is_alone();
         (self.at, self.due_ns, self.again) = (self.unwalked.then_some(0), shard.now_ns, false);
     }
 
-    /// An object lacks a replica: it is to be found.
+    /// Repeats the walk, to find an object that lacks a replica.
     pub(super) fn repeat(&mut self, shard: &Shard) {
         if shard.replicas.is_alone() {
             self.at = None;
@@ -60,14 +60,14 @@ impl Walk {
         }
     }
 
-    /// Some objects that lack a replica, within a rate above 0 that is counted from now on.
+    /// Returns some objects that lack a replica, within a rate above 0.
     pub(super) fn step(&mut self, shard: &Shard, bytes_per_s: u64) -> Vec<(Digest, Version)> {
         let now_ns = shard.now_ns;
         let mut lack = Vec::new();
         let Some(at) = self.at.filter(|_| bytes_per_s > 0 && self.due_ns <= now_ns) else { return lack };
         let Some(store) = &shard.store else { return lack };
         let (mut bytes, mut next) = (0u64, Some(at));
-        // A round looks at a part; where nothing lacks a replica it comes around within a few.
+        // A step looks at a part, so that a walk in which no object lacks a replica ends within a few steps.
         for _ in 0..16 {
             let Some(from) = next.filter(|_| lack.is_empty()) else { break };
             let found;
@@ -89,31 +89,31 @@ impl Walk {
         lack
     }
 
-    /// When it goes on.
+    /// Returns the time of the next step.
     pub(super) fn poll_timeout(&self, now_ns: u64) -> Option<u64> {
         (self.at.is_some() && self.due_ns > now_ns).then_some(self.due_ns)
     }
 }
 
-/// The walk through what only the SSD has.
+/// Walk through the objects that only the SSD has.
 #[derive(Debug, Default)]
 pub(super) struct SsdWalk {
-    /// Where it is, and when it goes on.
+    /// Position, and time of the next step.
     at: Option<usize>,
     due_ns: u64,
-    /// An object lacked a replica; and one of these did not fit into memory.
+    /// True if an object lacked a replica; and if one of these did not fit into memory.
     found: bool,
     no_room: bool,
 }
 
 impl SsdWalk {
-    /// What the SSD has may lack replicas: it begins anew.
+    /// Begins the walk anew, because objects on the SSD may lack replicas.
     pub(super) fn begin(&mut self, shard: &Shard) {
         let can = shard.tenants.has_ssd && !shard.replicas.is_alone();
         *self = Self { at: can.then_some(0), due_ns: shard.now_ns, ..Self::default() };
     }
 
-    /// Has objects read that lack a replica, within a rate.
+    /// Begins to read objects that lack a replica, within a rate.
     pub(super) fn step(&mut self, local: &mut LocalStore, bytes_per_s: u64) {
         let now_ns = local.shard.now_ns;
         let LocalStore { shard, tiering: Some(tiering) } = local else { return };
@@ -148,11 +148,11 @@ impl SsdWalk {
                     free_bytes -= payload;
                 }
                 Err(NotBegun::Full) => {
-                    // The walk stays here until the reads that are in flight are over.
+                    // The walk pauses until the reads in flight have ended.
                     waits = true;
                     break;
                 }
-                // What is in its way goes; the next walk finds it.
+                // The obstacle is temporary; the next walk finds the object.
                 Err(NotBegun::Refused(_)) => {}
             }
         }
@@ -168,7 +168,7 @@ impl SsdWalk {
         }
     }
 
-    /// When it goes on.
+    /// Returns the time of the next step.
     pub(super) fn poll_timeout(&self, now_ns: u64) -> Option<u64> {
         (self.at.is_some() && self.due_ns > now_ns).then_some(self.due_ns)
     }

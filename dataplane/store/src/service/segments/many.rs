@@ -1,7 +1,8 @@
-//! Many ranges in one frame: all are checked before any is used, and all are in use until their payload is through.
+//! Gathered requests: many ranges in one frame. All are checked before any is used, and all stay in use until their
+//! payload was transferred.
 //!
-//! A range costs its peer at most 32 bytes of a frame and us a few operations: a run is checked by its last range that
-//! is inside, neighbours become one place, and a segment counts one user for each stretch of runs that name it.
+//! A range costs its peer at most 32 bytes of a frame and this shard a few operations: a run of ranges is checked as a
+//! whole, adjacent ranges become one extent, and consecutive runs in the same segment count as one user.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::SegmentId;
@@ -16,7 +17,7 @@ use crate::service::types::{CloseReason, Hold, Memory, PeerKey, Place};
 /// Lists of segments that are kept for the next frames.
 const SPARE_LISTS: usize = 64;
 
-/// Answers to gathered reads that are leaving: to whom, from which segments.
+/// Replies to gathered reads that are being sent: the peer, and the segments.
 pub(super) struct ManyReads {
     entries: Vec<Option<(PeerKey, Vec<SegmentId>)>>,
     free: Vec<u32>,
@@ -49,12 +50,12 @@ impl ManyReads {
     }
 
     fn finish(&mut self, read: u32) -> Vec<SegmentId> {
-        let (_, segments) = self.entries[read as usize].take().expect("an answer's segments were let go twice");
+        let (_, segments) = self.entries[read as usize].take().expect("a reply's segments were released twice");
         self.free.push(read);
         segments
     }
 
-    /// Who is being sent bytes of this segment.
+    /// Returns the peers that are being sent bytes of this segment.
     pub(super) fn readers(&self, segment: SegmentId) -> impl Iterator<Item = PeerKey> {
         self.entries.iter().flatten().filter(move |(_, used)| used.contains(&segment)).map(|&(peer, _)| peer)
     }
@@ -66,16 +67,16 @@ impl ManyReads {
     }
 }
 
-/// A range of a frame that cannot be used.
+/// Failure of a frame because of a range that cannot be used.
 pub(super) struct Refusal {
     pub(super) status: Status,
-    /// Ranges that were good, before this one.
+    /// Number of good ranges before that one.
     pub(super) good: u64,
 }
 
 impl Segments {
-    /// Checks the ranges of a frame: their places, the segments to count as used, and how many bytes they are. Nothing
-    /// is counted yet.
+    /// Checks the ranges of a frame and lists their extents and the segments to count as used. Returns the sum of their
+    /// lengths. Counts no users yet.
     pub(super) fn check_many(
         &self,
         runs: Items<'_, RunItem>,
@@ -100,13 +101,13 @@ impl Segments {
         Ok(bytes)
     }
 
-    /// The answer to a gathered read has left, or never will.
+    /// Ends a gathered read whose reply was sent, or never will be.
     pub(in crate::service) fn finish_read_many(&mut self, read: u32, outputs: &mut Outputs) {
         let segments = self.many.finish(read);
         self.release_many(segments, outputs);
     }
 
-    /// Nothing uses these segments for a frame any more.
+    /// Ends one use of each of these segments by a frame.
     pub(super) fn release_many(&mut self, segments: Vec<SegmentId>, outputs: &mut Outputs) {
         for &segment in &segments {
             self.release(segment, outputs);
@@ -115,7 +116,7 @@ impl Segments {
     }
 }
 
-/// Appends the places of a run that is inside its segment; what follows on each other is one.
+/// Appends the extents of a run that is inside its segment; adjacent ones are merged.
 fn push_places(places: &mut Vec<Place>, start: usize, run: &RunItem) {
     let memory = Memory::Segment(run.segment);
     let bytes = u64::from(run.bytes);
@@ -127,19 +128,19 @@ fn push_places(places: &mut Vec<Place>, start: usize, run: &RunItem) {
     }
 }
 
-/// The runs of a body, which stay within the limits of a frame.
+/// Decodes the runs of a body and checks the limits of a frame.
 pub(super) fn runs_of<'a>(header: &Header, body: &'a [u8]) -> Result<Items<'a, RunItem>, CloseReason> {
     let runs = items_of::<RunItem>(header, body)?;
     let (mut ranges, mut bytes) = (0, 0);
     for run in runs.clone() {
         if run.ranges == 0 || run.bytes == 0 {
-            return Err(CloseReason::Malformed("a run of nothing"));
+            return Err(CloseReason::Malformed("an empty run"));
         }
         ranges += u64::from(run.ranges);
-        // The product of two 32-bit words leaves room in 64 bits for what the limit let through before.
+        // The product of two 32-bit words, added to a sum within the limit, does not overflow 64 bits.
         bytes += u64::from(run.ranges) * u64::from(run.bytes);
         if ranges > Limits::RANGES_PER_FRAME as u64 || bytes > Limits::GATHER_BYTES {
-            return Err(CloseReason::Malformed("more ranges or bytes than a frame gathers"));
+            return Err(CloseReason::Malformed("more ranges or bytes than the limit of a gathered request"));
         }
     }
     if ranges == 0 {

@@ -1,10 +1,10 @@
 //! Segments: registered memory that peers read and write by offset.
 //!
-//! A region that is being unregistered takes no new requests, and its memory is given back only when those in flight
-//! have ended: until then a peer's bytes may still be on their way into it.
+//! A region that is being unregistered accepts no new requests, and its memory is returned only when the requests in
+//! flight have ended: until then bytes of a peer may still be received into it.
 //!
-//! [`Segments`] knows nothing of objects, connections or time. It carries out the four requests for segments
-//! (`requests.rs`), and counts for each segment who still uses it.
+//! [`Segments`] knows nothing of objects, connections or time. It carries out the requests for segments (`requests.rs`)
+//! and counts the users of each segment.
 
 mod many;
 mod requests;
@@ -29,16 +29,16 @@ struct Entry {
     leaving: bool,
 }
 
-/// The registered memory of a process, and the requests that use it. Single-threaded; part of a [`super::Service`].
+/// Registered memory of a process, and the requests that use it. Single-threaded; part of a [`super::Service`].
 pub struct Segments {
-    /// The name by which peers open them.
+    /// Name under which peers open the segments.
     name: String,
     entries: Vec<Option<Entry>>,
-    /// Positions by address: registered ranges do not overlap, so the last that starts at or before an address is the
-    /// only one that may hold it.
+    /// Indexes by address: registered ranges do not overlap, so that only the last one that starts at or before an
+    /// address can contain it.
     by_address: BTreeMap<u64, u32>,
     generation: u32,
-    /// Answers that are leaving from a segment: to whom, from which.
+    /// Replies that are being sent from a segment: the peer, and the segment.
     reads: Vec<Option<(PeerKey, SegmentId)>>,
     free_reads: Vec<u32>,
     many: ManyReads,
@@ -48,8 +48,8 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Generations go on from `incarnation`, which differs between the incarnations of a process: an id that was told
-    /// in a former one names nothing.
+    /// Creates an empty table. Generations count from `incarnation`, which differs between the incarnations of a
+    /// process, so that an id of a former one names nothing.
     pub(super) const fn new(name: String, incarnation: u32) -> Self {
         Self {
             name,
@@ -68,19 +68,19 @@ impl Segments {
         self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index, entry.as_ref()?)))
     }
 
-    /// The memory registered under this id, unless it is being unregistered.
+    /// Returns the memory registered under this id, unless it is being unregistered.
     #[must_use]
     pub fn info(&self, segment: SegmentId) -> Option<SegmentInfo> {
         self.find(segment).filter(|entry| !entry.leaving).map(|entry| entry.info)
     }
 
-    /// True where peers may use this segment.
+    /// Returns true if peers may use this segment.
     #[must_use]
     pub fn is_accessible(&self, segment: SegmentId) -> bool {
         self.info(segment).is_some_and(|info| info.remote_accessible)
     }
 
-    /// The description that peers get when they open this process's segments.
+    /// Returns the description that peers get when they open this process's segments.
     #[must_use]
     pub fn descriptor(&self) -> SegmentDescriptor {
         let regions = self
@@ -97,15 +97,15 @@ impl Segments {
         SegmentDescriptor { name: self.name.clone(), regions }
     }
 
-    /// Bytes that peers have read, and bytes that they have written.
+    /// Returns the bytes that peers have read, and those that they have written.
     pub(super) const fn bytes(&self) -> (u64, u64) {
         (self.read_bytes, self.write_bytes)
     }
 
-    /// Lets peers use this memory.
+    /// Registers memory, which peers may use from now on.
     ///
     /// # Errors
-    /// When it is empty, overlaps registered memory, or is one too many.
+    /// If it is empty, overlaps registered memory, or exceeds the limit of regions.
     pub fn register(&mut self, info: SegmentInfo) -> Result<SegmentId, RegisterError> {
         if info.bytes == 0 {
             return Err(RegisterError::Empty);
@@ -147,7 +147,8 @@ impl Segments {
         }
     }
 
-    /// Takes memory from peers. [`Output::Unregistered`] says when nothing uses it any more: at once for a stale id.
+    /// Unregisters memory: peers cannot use it from now on. [`Output::Unregistered`] reports when no I/O uses it any
+    /// more: at once for a stale id.
     pub(super) fn unregister(&mut self, segment: SegmentId, outputs: &mut Outputs) {
         match self.get(segment) {
             Some(entry) if entry.users > 0 => return entry.leaving = true,
@@ -157,7 +158,7 @@ impl Segments {
         outputs.push_back(Output::Unregistered { segment });
     }
 
-    /// Peers that are being sent bytes of this segment.
+    /// Returns the peers that are being sent bytes of this segment.
     pub(super) fn readers(&self, segment: SegmentId) -> impl Iterator<Item = PeerKey> {
         let single = self.reads.iter().flatten().filter(move |(_, used)| *used == segment).map(|&(peer, _)| peer);
         single.chain(self.many.readers(segment))
@@ -166,7 +167,7 @@ impl Segments {
     /// Checks a range that a peer of a foreign protocol named by address, and holds it until
     /// [`super::Service::release_by_address`]: unregistering waits for that as for any other use.
     ///
-    /// The range must lie within one registered region. One that spans two adjacent regions is refused: each is
+    /// The range must lie within one registered region. One that spans two adjacent regions is refused: each region is
     /// registered, unregistered and protected by itself, and the foreign engine checks against one at a time too.
     ///
     /// # Errors
@@ -175,7 +176,8 @@ impl Segments {
     pub fn acquire_by_address(&mut self, address: u64, bytes: u64, write: bool) -> Result<(SegmentId, Place), Status> {
         let (_, &index) = self.by_address.range(..=address).next_back().ok_or(Status::OutOfRange)?;
         let entry = self.entries[index as usize].as_mut().expect("an address of a registered range");
-        // Not below 0: the range starts at or before the address. No sum of two numbers that came from outside.
+        // Not below 0: the range starts at or before the address. No sum of two numbers from outside, which could
+        // overflow.
         let offset = address - entry.info.address;
         let inside = offset < entry.info.bytes && (1..=entry.info.bytes - offset).contains(&bytes);
         if !inside || entry.leaving {
@@ -195,7 +197,7 @@ impl Segments {
     fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<Place, Status> {
         let segment_bytes = self.usable_bytes(id, write)?;
         match offset.checked_add(bytes) {
-            // What is longer than a frame's payload may be cannot be answered.
+            // Longer than the payload of a frame may be.
             Some(end) if end <= segment_bytes && bytes > Limits::PAYLOAD_BYTES => Err(Status::BadRequest),
             Some(end) if end <= segment_bytes && bytes > 0 => {
                 self.count_users(&[id]);
@@ -205,7 +207,7 @@ impl Segments {
         }
     }
 
-    /// The length of a segment that peers may use in this way.
+    /// Returns the length of a segment, if peers may use it in this way.
     fn usable_bytes(&self, id: SegmentId, write: bool) -> Result<u64, Status> {
         let entry = self.find(id).filter(|entry| !entry.leaving).ok_or(Status::Stale)?;
         if !entry.info.remote_accessible || write && !entry.info.writable {
@@ -214,14 +216,14 @@ impl Segments {
         Ok(entry.info.bytes)
     }
 
-    /// Counts one user more for each of these segments, which were just looked up.
+    /// Counts one more user of each of these segments, which were just looked up.
     fn count_users(&mut self, segments: &[SegmentId]) {
         for &id in segments {
             self.get(id).expect("a segment that was just looked up").users += 1;
         }
     }
 
-    /// Remembers for whom a range was acquired.
+    /// Records the peer for which a range was acquired.
     fn start_read(&mut self, peer: PeerKey, segment: SegmentId) -> Hold {
         let read = self.free_reads.pop().unwrap_or_else(|| {
             self.reads.push(None);
@@ -231,15 +233,15 @@ impl Segments {
         Hold::Segment { segment, read }
     }
 
-    /// The answer to a read has left, or never will.
+    /// Ends a read whose reply was sent, or never will be.
     pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut Outputs) {
         let reader = self.reads.get_mut(read as usize).and_then(|entry| entry.take_if(|(_, from)| *from == segment));
-        assert!(reader.is_some(), "an answer's segment was let go twice");
+        assert!(reader.is_some(), "a reply's segment was released twice");
         self.free_reads.push(read);
         self.release(segment, outputs);
     }
 
-    /// One use of a segment less.
+    /// Ends one use of a segment.
     pub(super) fn release(&mut self, id: SegmentId, outputs: &mut Outputs) {
         let entry = self.get(id).expect("a segment in use stays registered");
         entry.users -= 1;
@@ -249,8 +251,8 @@ impl Segments {
         }
     }
 
-    /// The payload of a write has arrived, or never will: nothing of it uses segments any more. Nothing for other
-    /// payloads.
+    /// Ends the write of a payload that was received, or never will be: it uses no segments any more. Does nothing for
+    /// other payloads.
     pub(super) fn end_write(&mut self, pending: PendingPayload, outputs: &mut Outputs) {
         match pending {
             PendingPayload::Write { segment, .. } => self.release(segment, outputs),
@@ -260,14 +262,14 @@ impl Segments {
     }
 }
 
-/// The last address of a range that is not empty; what is past the end of the address space does not count.
+/// Returns the last address of a non-empty range, capped at the end of the address space.
 const fn last_address(info: &SegmentInfo) -> u64 {
     info.address.saturating_add(info.bytes - 1)
 }
 
 #[cfg(test)]
 impl Segments {
-    /// Users of all segments.
+    /// Returns the number of users of all segments.
     pub(super) fn users(&self) -> u32 {
         assert_eq!(self.reads.len() - self.free_reads.len(), self.reads.iter().flatten().count());
         let users = self.live().map(|(_, entry)| entry.users).sum();

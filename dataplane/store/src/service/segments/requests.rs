@@ -1,4 +1,4 @@
-//! Requests for segments: what each of them reads or writes, and where.
+//! Requests for segments: the ranges that each of them reads or writes.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
@@ -10,14 +10,15 @@ use crate::service::shard::answers::{Answers, items_of};
 use crate::service::shard::sessions::PendingPayload;
 use crate::service::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
 
-/// Where the payload of a write goes, and what becomes of it when it has arrived.
+/// Destination of a write's payload, and the state to complete it when it was received.
 pub(in crate::service) struct Write {
     pub(in crate::service) pending: PendingPayload,
     pub(in crate::service) to: PayloadTo,
 }
 
 impl Segments {
-    /// Describes the segments to a peer that opens them by their name, or by none: peer-to-peer use without a catalog.
+    /// Describes the segments to a peer that opens them by their name, or by an empty name: peer-to-peer use without a
+    /// catalog.
     pub(in crate::service) fn open(&self, answers: &mut Answers, peer: PeerKey, header: &Header, body: &[u8]) {
         if !body.is_empty() && body != self.name.as_bytes() {
             answers.answer(peer, Operation::OpenSegment, header, Status::NotFound);
@@ -27,7 +28,7 @@ impl Segments {
         answers.items(peer, Operation::OpenSegment, header.request, 1, |body| body.extend_from_slice(&descriptor));
     }
 
-    /// Answers each range of a read by a frame of its own.
+    /// Answers each range of a read with a frame.
     pub(in crate::service) fn read(
         &mut self,
         answers: &mut Answers,
@@ -51,11 +52,11 @@ impl Segments {
         Ok(())
     }
 
-    /// Takes the payload of a write.
+    /// Begins a write and returns the destination of its payload.
     pub(in crate::service) fn write(&mut self, header: &Header, body: &[u8]) -> Result<Write, CloseReason> {
         let mut items = items_of::<WriteItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
-            return Err(CloseReason::Malformed("a write of not one range"));
+            return Err(CloseReason::Malformed("a write that is not of exactly one range"));
         };
         let request = header.request;
         Ok(match self.acquire(item.segment, item.offset, header.payload_bytes, true) {
@@ -71,7 +72,7 @@ impl Segments {
         })
     }
 
-    /// Answers all ranges of a gathered read together.
+    /// Answers all ranges of a gathered read with one frame.
     pub(in crate::service) fn read_many(
         &mut self,
         answers: &mut Answers,
@@ -100,7 +101,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Takes the payload of a gathered write, whose places `answers` keeps for the host.
+    /// Begins a gathered write; `answers` keeps its extents for the host.
     pub(in crate::service) fn write_many(
         &mut self,
         answers: &mut Answers,
@@ -110,7 +111,7 @@ impl Segments {
         let runs = runs_of(header, body)?;
         let bytes_of = |run: RunItem| u64::from(run.ranges) * u64::from(run.bytes);
         if header.payload_bytes != runs.clone().map(bytes_of).sum::<u64>() {
-            return Err(CloseReason::Malformed("a payload of another length than its ranges"));
+            return Err(CloseReason::Malformed("a payload whose length differs from that of its ranges"));
         }
         let request = header.request;
         let mut used = self.many.list();
@@ -131,8 +132,8 @@ impl Segments {
         })
     }
 
-    /// Answers a write whose payload has arrived; `checksum` is what its bytes sum to. False where that is not what the
-    /// peer states.
+    /// Answers a write whose payload was received; `checksum` is the checksum of its bytes. Returns false if it differs
+    /// from the one that the peer stated.
     pub(in crate::service) fn finish_write(
         &mut self,
         answers: &mut Answers,
@@ -151,7 +152,7 @@ impl Segments {
         is_good
     }
 
-    /// The memory that a write was to go to turned out to be gone: it is refused when its payload has come.
+    /// Refuses a write whose memory is gone: it is answered when its payload was received.
     pub(in crate::service) fn refuse_write(
         &mut self,
         answers: &mut Answers,

@@ -1,4 +1,4 @@
-//! Segments alone: who uses which, and when their memory is free.
+//! Tests of segments alone: their users, and the time at which their memory is free.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
@@ -31,7 +31,7 @@ fn outputs(answers: &mut Answers) -> Vec<Output> {
 }
 
 #[test]
-fn memory_is_unregistered_when_its_last_read_has_left() {
+fn memory_is_unregistered_when_its_last_read_was_sent() {
     let (mut segments, mut answers, segment) = segments();
     let item = ReadItem { request: RequestId { index: 5, generation: 1 }, segment, offset: 96, bytes: 4000 };
     let (header, body) = request(Operation::Read, &item);
@@ -49,7 +49,7 @@ fn memory_is_unregistered_when_its_last_read_has_left() {
 }
 
 #[test]
-fn a_write_is_answered_by_its_checksum_when_its_payload_has_arrived() {
+fn a_write_is_answered_by_its_checksum_after_its_payload() {
     for (computed, status) in [(Some(9), Status::Ok), (Some(8), Status::Corrupt), (None, Status::Corrupt)] {
         let (mut segments, mut answers, segment) = segments();
         let (header, body) = request(Operation::Write, &WriteItem { segment, offset: 0 });
@@ -65,7 +65,7 @@ fn a_write_is_answered_by_its_checksum_when_its_payload_has_arrived() {
 }
 
 #[test]
-fn a_write_outside_a_segment_is_refused_when_its_payload_has_arrived() {
+fn a_write_outside_a_segment_is_refused_after_its_payload() {
     let (mut segments, _, segment) = segments();
     let (header, body) = request(Operation::Write, &WriteItem { segment, offset: 4000 });
     let write = segments.write(&header.with_payload(97, None), &body).expect("a good frame");

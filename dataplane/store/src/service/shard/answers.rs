@@ -1,7 +1,7 @@
-//! Answers on their way to peers: frames that wait to be polled, what they carry, and how long each took.
+//! Outgoing replies: frames that wait to be polled, their bodies and extents, and their times.
 //!
-//! Bodies and lists of places lie one behind the other in buffers that are emptied when everything was polled, so that
-//! no answer allocates. Names that belong to tails of objects lie among the bodies until the host has written them.
+//! Bodies and lists of extents are appended to buffers that are cleared when everything was polled, so that no reply
+//! allocates. Tails of objects lie among the bodies until the host has written them.
 
 use core::ops::Range;
 use std::collections::VecDeque;
@@ -14,14 +14,14 @@ use kvplane_proto::message::{Item, Items, Kind, Operation, decode_items};
 use super::timing::{Outputs, ServiceTimer};
 use crate::service::types::{CloseReason, Output, PeerKey, Place};
 
-/// Answers of a shard to its peers, until its host has polled them.
+/// Replies of a shard to its peers, until its host has polled them.
 pub(in crate::service) struct Answers {
     pub(in crate::service) outputs: Outputs,
     pub(in crate::service) timed: ServiceTimer,
     bytes: Vec<u8>,
-    /// Places of payloads that lie in several.
+    /// Extents of scattered payloads.
     places: Vec<Place>,
-    /// Tails that the host has not written yet, each with the reservation that holds its room.
+    /// Tails that the host has not written yet, each with the reservation that holds its memory.
     tails: VecDeque<(ReservationId, Range<usize>)>,
 }
 
@@ -36,7 +36,7 @@ impl Answers {
         }
     }
 
-    /// Answers without a body.
+    /// Sends a reply without a body.
     pub(in crate::service) fn status(
         &mut self,
         peer: PeerKey,
@@ -48,17 +48,17 @@ impl Answers {
         self.send(peer, Header::reply(Kind::Reply(operation), request, status).with_argument(argument));
     }
 
-    /// Answers a request of this header without a body.
+    /// Sends a reply without a body to the request of this header.
     pub(in crate::service) fn answer(&mut self, peer: PeerKey, operation: Operation, header: &Header, status: Status) {
         self.status(peer, operation, header.request, status, 0);
     }
 
-    /// Answers with this header alone.
+    /// Sends a reply that is this header alone.
     pub(in crate::service) fn send(&mut self, peer: PeerKey, header: Header) {
         self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload: None });
     }
 
-    /// Answers `Ok` with a body of so many items, which `encode` appends to what it is given.
+    /// Answers `Ok` with a body of this many items, which `encode` appends to its argument.
     pub(in crate::service) fn items(
         &mut self,
         peer: PeerKey,
@@ -70,7 +70,7 @@ impl Answers {
         self.body(peer, Header::reply(Kind::Reply(operation), request, Status::Ok), items, encode);
     }
 
-    /// As [`Self::items`], with these.
+    /// Like [`Self::items`], with the records given.
     pub(in crate::service) fn records<T: Item>(
         &mut self,
         peer: PeerKey,
@@ -81,7 +81,7 @@ impl Answers {
         self.items(peer, operation, request, records.len(), |body| records.iter().for_each(|one| one.encode(body)));
     }
 
-    /// As [`Self::items`], with this header.
+    /// Like [`Self::items`], with the header given.
     pub(in crate::service) fn body(
         &mut self,
         peer: PeerKey,
@@ -96,7 +96,7 @@ impl Answers {
         self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
     }
 
-    /// Lists the places of a payload: `list` appends them, or changes its mind. Those are gone then.
+    /// Lists the extents of a payload: `list` appends them. If it fails, the extents that it appended are removed.
     pub(in crate::service) fn list_places<T, E>(
         &mut self,
         list: impl FnOnce(&mut Vec<Place>) -> Result<T, E>,
@@ -109,24 +109,25 @@ impl Answers {
         listed.map(|listed| (listed, start..self.places.len()))
     }
 
-    /// Has the host write the tail of the object that a reservation is for, which `encode` appends.
+    /// Enqueues the tail of a reservation's object for the host to write; `encode` appends it.
     pub(in crate::service) fn write_tail(&mut self, reservation: ReservationId, encode: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         encode(&mut self.bytes);
         self.tails.push_back((reservation, start..self.bytes.len()));
     }
 
-    /// The next tail that is due.
+    /// Returns the next tail to be written.
     pub(in crate::service) fn next_tail(&mut self) -> Option<(ReservationId, Range<usize>)> {
         self.tails.pop_front()
     }
 
-    /// Panics while a tail is due: its room could be freed, and given to another object, before the tail is written.
+    /// Panics while a tail is pending: its memory could be freed, and reused for another object, before the tail is
+    /// written.
     pub(in crate::service) fn assert_tails_written(&self) {
-        assert!(self.tails.is_empty(), "{} tails are due that the host has not written", self.tails.len());
+        assert!(self.tails.is_empty(), "{} pending tails were not written by the host", self.tails.len());
     }
 
-    /// The next output, which is counted; without one, bodies and places are empty again.
+    /// Returns the next output and counts it; if there is none, clears bodies and extents.
     #[inline]
     pub(in crate::service) fn poll(&mut self, now_ns: u64) -> Option<Output> {
         let output = self.outputs.take(&mut self.timed, now_ns);
@@ -146,7 +147,7 @@ impl Answers {
     }
 }
 
-/// The items of a body, or the end of the connection.
+/// Decodes the items of a body; a malformed one closes the connection.
 pub(in crate::service) fn items_of<'a, T: Item>(header: &Header, body: &'a [u8]) -> Result<Items<'a, T>, CloseReason> {
-    decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
+    decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of the wrong length"))
 }

@@ -1,4 +1,4 @@
-//! The facts of one request.
+//! Context of one request.
 
 use kvplane_proto::FrameFlags;
 use kvplane_proto::frame::Header;
@@ -8,17 +8,17 @@ use kvplane_proto::message::{Kind, Operation};
 use super::sessions::Session;
 use crate::service::types::PeerKey;
 
-/// Facts of one request about its peer and its map. They travel as an argument to all code that carries it out.
+/// Facts of one request about its peer and its map, passed to all code that carries it out.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) struct RequestContext {
     pub(in crate::service) peer: PeerKey,
-    /// The epoch of the map by which the request was routed.
+    /// Epoch of the map by which the request was routed.
     pub(in crate::service) epoch: Epoch,
-    /// The only tenant whose objects the peer may use; none where its ticket is for all.
+    /// Only tenant whose objects the peer may use; `None` if its ticket is for all.
     pub(in crate::service) tenant: Option<u32>,
-    /// The peer is the new owner of slots that this shard had, and fetches what is in them.
+    /// True if the peer is the new owner of slots that this shard had, and fetches their objects.
     pub(in crate::service) fetches: bool,
-    /// Flags of its frame, but for those that say nothing for its operation: a replica owner only answers reads.
+    /// Flags of its frame, without those that do not apply to its operation: a replica owner only answers reads.
     pub(in crate::service) flags: FrameFlags,
 }
 

@@ -1,5 +1,5 @@
-//! Answers that wait, for the SSD or for a former owner: all items of a frame are answered together, when the last of
-//! them is known.
+//! Deferred replies, which wait for the SSD, a former owner or a replica owner: all items of a frame are answered
+//! together, when the last of them is settled.
 
 use std::collections::BTreeMap;
 
@@ -15,49 +15,50 @@ use super::timing::{About, Timing, Whose};
 use crate::ObjectView;
 use crate::service::types::{Hold, PeerKey};
 
-/// One item of a deferred answer.
+/// Item of a deferred reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) struct DeferredItem {
     answer: u64,
     item: usize,
 }
 
-/// What is known of a deferred answer so far.
+/// Content of a deferred reply, as far as it is known.
 #[derive(Debug)]
 pub(in crate::service) enum Replies {
-    /// Its status, its version, and whether the replica owner has it too.
+    /// Status, version, and whether the object is replicated.
     Put(Status, Version, bool),
     Commits(Operation, Vec<CommitReply>),
     Lookups(Vec<LookupReply>),
-    /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
+    /// Of a removal: which objects existed, which were kept because they are stripe heads; and whether the SSD took
+    /// every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
-    /// Of which objects a replica owner had a copy, and whether all of those are gone.
+    /// Of a removal of replicas: which objects had one at the replica owner; and whether all of those are gone.
     Copies(Vec<bool>, Status),
-    /// Bits of objects that exist, and of those that are stripe heads; the latter are empty where there are no heads.
+    /// Bits of objects that exist, and of those that are stripe heads; the latter are empty if there are no heads.
     Found(Vec<bool>, Vec<bool>),
     Sizes(Vec<SizeReply>),
 }
 
-/// Answers of which something is not known yet.
+/// Replies with items that are not settled yet.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Deferrals {
     next: u64,
     open: BTreeMap<u64, DeferredAnswer>,
 }
 
-/// An answer some of whose items wait.
+/// Reply some of whose items wait.
 #[derive(Debug)]
 struct DeferredAnswer {
     peer: PeerKey,
     request: RequestId,
     replies: Replies,
     left: usize,
-    /// How it stood when the wait began, and when that was.
+    /// Timing of the request when the wait began, and the time at which it began.
     timing: Timing,
     since_ns: u64,
-    /// Whose object one of its items is, as far as that is known.
+    /// Tenant of one of its items, as far as it is known.
     whose: Option<Whose>,
-    /// What it is about, as far as that is known.
+    /// Object and bytes that the reply is about, as far as they are known.
     about: About,
 }
 
@@ -75,7 +76,7 @@ impl Replies {
     }
 }
 
-/// The answer for an object that cannot be given.
+/// Returns the look-up reply for an object that cannot be returned.
 pub(in crate::service) const fn no_lookup(status: Status) -> LookupReply {
     LookupReply {
         status,
@@ -88,7 +89,7 @@ pub(in crate::service) const fn no_lookup(status: Status) -> LookupReply {
     }
 }
 
-/// The answer for an object that a peer may copy from the pool, while it holds this pin.
+/// Returns the look-up reply for an object that a peer may copy from the pool while it holds this pin.
 pub(in crate::service) const fn lookup_of(pin: PinId, object: &ObjectView, is_replicated: bool) -> LookupReply {
     LookupReply {
         status: Status::Ok,
@@ -102,7 +103,7 @@ pub(in crate::service) const fn lookup_of(pin: PinId, object: &ObjectView, is_re
 }
 
 impl Deferrals {
-    /// Keeps an answer until so many of its items are settled. Gives the place of an item.
+    /// Keeps a reply until this many of its items are settled. Returns a function from an item's index to its handle.
     fn keep(&mut self, answer: DeferredAnswer) -> impl Fn(usize) -> DeferredItem + use<> {
         self.next += 1;
         let number = self.next;
@@ -110,7 +111,7 @@ impl Deferrals {
         move |item| DeferredItem { answer: number, item }
     }
 
-    /// An item of an answer is known: `change` enters it. With the last one, the answer is complete.
+    /// Settles an item of a reply: `change` enters the result. Returns the reply when this was its last item.
     fn settle(
         &mut self,
         at: DeferredItem,
@@ -126,14 +127,14 @@ impl Deferrals {
         if deferred.left == 0 { self.open.remove(&at.answer) } else { None }
     }
 
-    /// The peer that an item's answer is for.
+    /// Returns the peer that an item's reply is for.
     pub(in crate::service) fn peer_of(&self, at: DeferredItem) -> Option<PeerKey> {
         Some(self.open.get(&at.answer)?.peer)
     }
 }
 
 impl DeferredAnswer {
-    /// All its items are known: it leaves.
+    /// Sends the reply, all of whose items are settled.
     fn send(self, answers: &mut Answers, now_ns: u64) {
         let Self { peer, request, replies, timing, since_ns, whose, about, .. } = self;
         answers.outputs.waited(timing, about, since_ns, now_ns);
@@ -166,7 +167,7 @@ impl DeferredAnswer {
 }
 
 impl Shard {
-    /// Keeps an answer until so many of its items are settled. Gives the place of an item.
+    /// Defers a reply until this many of its items are settled. Returns a function from an item's index to its handle.
     pub(in crate::service) fn defer(
         &mut self,
         peer: PeerKey,
@@ -179,7 +180,7 @@ impl Shard {
         self.deferrals.keep(DeferredAnswer { peer, request, replies, left, timing, since_ns, whose, about })
     }
 
-    /// An item of an answer is known: `change` enters it. With the last one, the answer leaves.
+    /// Settles an item of a reply: `change` enters the result. The reply is sent with the last item.
     pub(in crate::service) fn settle(&mut self, at: DeferredItem, change: impl FnOnce(&mut Replies, usize)) {
         let (whose, about) = (self.answers.outputs.whose.take(), self.answers.outputs.about);
         let Some(deferred) = self.deferrals.settle(at, whose, about, change) else { return };
@@ -188,7 +189,7 @@ impl Shard {
         }
     }
 
-    /// A look-up of a deferred answer is known.
+    /// Settles a look-up of a deferred reply.
     pub(in crate::service) fn settle_lookup(&mut self, at: DeferredItem, reply: LookupReply) {
         self.settle(at, |replies, item| {
             if let Replies::Lookups(replies) = replies {
@@ -197,7 +198,7 @@ impl Shard {
         });
     }
 
-    /// A put whose answer waits failed.
+    /// Fails a put whose reply is deferred.
     pub(in crate::service) fn refuse_put(&mut self, at: DeferredItem, why: Status) {
         self.settle(at, |replies, item| match replies {
             Replies::Put(status, ..) => *status = why,
@@ -206,7 +207,7 @@ impl Shard {
         });
     }
 
-    /// The peer of a get that waits, if its connection is still there.
+    /// Returns the peer of a waiting get, if its connection is still open.
     pub(in crate::service) fn peer_of_reader(&self, reader: Reader) -> Option<PeerKey> {
         let peer = match reader {
             Reader::Stream(read) => Some(read.peer),
@@ -215,7 +216,7 @@ impl Shard {
         peer.filter(|peer| self.sessions.get(*peer).is_some())
     }
 
-    /// Answers a get that waits for an object with a status instead of the object.
+    /// Answers a waiting get with a status instead of the object.
     pub(in crate::service) fn turn_away(&mut self, reader: Reader, status: Status) {
         match reader {
             Reader::Stream(read) if self.sessions.get(read.peer).is_some() => {
@@ -226,8 +227,8 @@ impl Shard {
         }
     }
 
-    /// Gives an object that is in memory now, if it is, to a get that waited for it. `tenant_of` says the object's
-    /// tenant, as far as that is known.
+    /// Answers a get that waited for an object with the object, if it is in memory now. `tenant_of` returns the
+    /// object's tenant, as far as it is known.
     pub(in crate::service) fn serve(
         &mut self,
         digest: Digest,
@@ -235,7 +236,7 @@ impl Shard {
         tenant_of: impl FnOnce(&Self) -> Option<u32>,
     ) {
         let here = self.peer_of_reader(reader);
-        // It may have been replaced while it was read, by what is another's.
+        // The object may have been replaced by one of another tenant while it was read.
         let own = here.and_then(|peer| self.sessions.get(peer)?.pass.tenant);
         let foreign = own.is_some_and(|own| tenant_of(self).is_some_and(|tenant| tenant != own));
         let held = match (&mut self.store, here) {
@@ -250,7 +251,7 @@ impl Shard {
         }
         match (reader, held) {
             (Reader::Stream(read), Ok((pin, object))) => {
-                // It may have been replaced by one of another length while it was read.
+                // The object may have been replaced by one of another length while it was read.
                 match read.check(object.extent.bytes, object.is_head) {
                     Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object, false),
                     Err(status) => {
@@ -269,7 +270,7 @@ impl Shard {
                 self.settle_lookup(item, no_lookup(Status::Striped));
             }
             (Reader::Shared { item, .. }, Ok((pin, object))) => {
-                self.sessions.lend_pin(here.expect("held for a peer that is there"), pin);
+                self.sessions.lend_pin(here.expect("pinned for a connected peer"), pin);
                 self.about(&object);
                 self.settle_lookup(item, lookup_of(pin, &object, false));
             }
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_leaves_with_the_last_of_its_items() {
+    fn a_reply_is_sent_with_the_last_of_its_items() {
         let mut shard = shard();
         let found = Replies::Found(vec![true, false, false], Vec::new());
         let item_at = shard.defer(PEER, RequestId::from_bits(7), found, 2);
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_that_failed_is_refused_and_the_answer_of_a_peer_that_left_is_dropped() {
+    fn a_failed_put_is_refused_and_a_reply_to_a_gone_peer_is_dropped() {
         let mut shard = shard();
         let put = || Replies::Put(Status::Ok, Version(3), false);
         let item = shard.defer(PEER, RequestId::from_bits(1), put(), 1)(0);

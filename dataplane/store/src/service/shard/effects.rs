@@ -1,43 +1,43 @@
-//! What happened below that the components above have to act on.
+//! Notifications of lower components that the components above have to act on.
 //!
-//! A component calls downwards only. What follows further up from something that it did is noted here, in order, and
-//! the service carries it out as soon as the call is over.
+//! A component calls downwards only. Consequences for components above are noted here, in order, and the service
+//! carries them out as soon as the call returns.
 
 use std::collections::VecDeque;
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 
-/// Something for the components above.
+/// Notification for the components above.
 #[derive(Debug)]
 pub(in crate::service) enum Effect {
-    /// Slots are served that were not: their objects may lack replicas.
+    /// Slots are newly served: their objects may lack replicas.
     SlotsServed,
-    /// What the SSD has is known anew: it may lack replicas.
+    /// The tier's index has changed as a whole: its objects may lack replicas.
     RecordsChanged,
-    /// An object came back from the SSD that is to have a replica.
+    /// An object was promoted from the SSD and lacks its replica.
     LacksReplica,
-    /// An object does not wait for the SSD any more: it is there, or the SSD did not take it, or memory has lost it.
+    /// An object does not wait for the SSD any more: it is written, or the SSD refused it, or memory has lost it.
     Written { digest: Digest, is_on_ssd: bool },
-    /// This version of an object came from a former owner.
+    /// This version of an object was imported from a former owner.
     Imported { digest: Digest, version: Version },
-    /// Nothing is to be waited for any more to know the tenant of an object.
+    /// The tenant of an object is known, or no read that could tell it is in flight any more.
     TenantSettled(Digest),
-    /// The name of an object was read for a list, or cannot be.
+    /// The name of an object was read for a list, or cannot be read.
     Name(ListedName),
 }
 
-/// A name that a list waited for.
+/// Name that a list waited for.
 #[derive(Debug)]
 pub(in crate::service) struct ListedName {
     pub(in crate::service) list: u64,
-    /// Which object of its page.
+    /// Index of the object in its page.
     pub(in crate::service) at: usize,
-    /// The tail that was read, and the version that has it; none where the object or its name is gone.
+    /// Tail that was read, and the version that it belongs to; `None` if the object or its name is gone.
     pub(in crate::service) read: Option<(Version, Vec<u8>)>,
 }
 
-/// Effects in their order.
+/// Queue of effects, in order.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Effects(VecDeque<Effect>);
 
@@ -46,7 +46,7 @@ impl Effects {
         self.0.push_back(effect);
     }
 
-    /// The next one to be carried out.
+    /// Dequeues the next effect to be carried out.
     pub(in crate::service) fn take(&mut self) -> Option<Effect> {
         self.0.pop_front()
     }

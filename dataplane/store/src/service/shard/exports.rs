@@ -1,4 +1,4 @@
-//! Slots that left: their objects stay as they were, for the new owners to fetch.
+//! Exported slots: slots that this shard lost, whose objects stay as they were for the new owners to fetch.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 
-/// Slots that others fetch from here, who owns them, and by which map that was heard of.
+/// Exported slots, each with its new owner and the epoch of the map that assigned it.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Exports {
     to: BTreeMap<Slot, (ShardKey, Epoch)>,
 }
 
 impl Exports {
-    /// True for an object in such a slot.
+    /// Returns true if an object is in an exported slot.
     pub(in crate::service) fn has(&self, digest: Digest) -> bool {
         !self.to.is_empty() && self.to.contains_key(&digest.slot())
     }
 
-    /// True where such an object may be removed by a peer with the map of this epoch: what the slot's new owner had of
-    /// an earlier time is not for it to remove.
+    /// Returns true if a peer with a map of this epoch may remove an object of an exported slot: a removal from before
+    /// the export began does not concern it.
     pub(in crate::service) fn may_remove(&self, digest: Digest, epoch: Epoch) -> bool {
         self.to.get(&digest.slot()).is_some_and(|(_, since)| *since <= epoch)
     }
@@ -32,8 +32,8 @@ impl Exports {
         self.to.len()
     }
 
-    /// A slot leaves that was `former`'s by the map before. True where its objects stay at this shard, `me`, for the
-    /// new owner to fetch: not where another owner had it in between.
+    /// Begins the export of a slot whose former owner in the previous map was `former`. Returns true if its objects
+    /// stay at this shard, `me`, for the new owner to fetch; false if another owner had it in between.
     pub(in crate::service) fn begin(
         &mut self,
         slot: Slot,
@@ -47,12 +47,12 @@ impl Exports {
         true
     }
 
-    /// Ends the export of a slot. True where there was one.
+    /// Ends the export of a slot. Returns true if there was one.
     pub(in crate::service) fn end(&mut self, slot: Slot) -> bool {
         self.to.remove(&slot).is_some()
     }
 
-    /// Ends the exports of slots whose new owner has them no more, and says which.
+    /// Ends the exports of slots that their new owner does not own any more, and returns these slots.
     pub(in crate::service) fn end_former(&mut self, owners: Option<&SlotOwners>) -> Vec<Slot> {
         let over = |slot: Slot, to: ShardKey| owners.is_none_or(|owners| owners.owner(slot) != Some(to));
         let ended: Vec<Slot> =

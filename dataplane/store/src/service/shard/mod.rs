@@ -1,7 +1,7 @@
-//! A shard by itself: its slots, its connections, its objects in memory, and the answers on their way to its peers.
+//! Core state of a shard: its slots, its connections, its objects in memory, and outgoing replies.
 //!
-//! Everything else of the service builds on a [`Shard`] and gets it as an argument: the SSD under it, what moves
-//! between shards, and the requests that use all of these. The shard knows nothing of them.
+//! Everything else of the service builds on a [`Shard`] and gets it as an argument: the tier, migration, replication,
+//! and the requests that use them. The shard knows nothing of these.
 
 pub(super) mod answers;
 pub(super) mod context;
@@ -39,46 +39,46 @@ use super::types::{
 use crate::ObjectView;
 use crate::store::Store;
 
-/// Fewer look-ups than this are as soon done one by one.
+/// Fewest look-ups for which warming the cache pays.
 const WARMED: usize = 4;
 
-/// The part of the pool that stays free of what is read for its replica only.
+/// Part of the pool, as a divisor, that is kept free of objects read from the SSD only to be replicated.
 const FREE_PART: u64 = 8;
 
-/// A shard without what surrounds it.
+/// Core state of a shard, without tier, migration and replication.
 pub(super) struct Shard {
     pub(super) ownership: Ownership,
-    /// Slots that left, whose objects are kept for their new owners.
+    /// Slots that were lost, whose objects are kept for their new owners.
     pub(super) exports: Exports,
-    /// Slots whose objects another shard has too.
+    /// Slots whose objects are replicated: as owner, and as replica owner.
     pub(super) replicas: ReplicaSlots,
     pub(super) sessions: Sessions,
     pub(super) answers: Answers,
-    /// Answers that wait.
+    /// Deferred replies.
     pub(super) deferrals: Deferrals,
-    /// The objects in memory; none where the shard has segments only.
+    /// Objects in memory; none where the shard has segments only.
     pub(super) store: Option<Store>,
     pub(super) tenants: TenantRules,
-    /// What the components above have to do.
+    /// Notifications for the components above.
     pub(super) effects: Effects,
     pub(super) counters: ServiceCounters,
-    /// Questions to other shards so far.
+    /// Number of requests to other shards so far; the source of their tokens.
     fetches: u64,
-    /// What time it is.
+    /// Current time, in nanoseconds.
     pub(super) now_ns: u64,
 }
 
-/// How objects are charged to tenants.
+/// Rules by which objects are charged to tenants.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TenantRules {
-    /// Tenants that were never set may not put.
+    /// True where tenants that were never configured may not put.
     pub(super) is_strict: bool,
-    /// There is an SSD: until its tail was read, what came from there is charged to the default tenant.
+    /// True where there is an SSD: an object read from it is charged to the default tenant until its tail was read.
     pub(super) has_ssd: bool,
 }
 
 impl Shard {
-    /// A shard that serves no slots yet.
+    /// Creates a shard that serves no slots yet.
     pub(super) fn new(identity: Identity, store: Option<Store>) -> Self {
         let (pool_bytes, pins, reservations) = store.as_ref().map_or((0, 0, 0), |store| {
             let config = store.config();
@@ -100,19 +100,19 @@ impl Shard {
         }
     }
 
-    /// Names the order in which this incarnation of the shard walks its objects; never 0.
+    /// Returns the number that identifies the order in which this incarnation of the shard walks its objects; never 0.
     pub(super) fn walk_tag(&self) -> u64 {
         let seed = self.store.as_ref().map_or(0, |store| store.config().hash_seed);
         mix64(seed ^ mix64(self.ownership.identity().incarnation.0)) | 1
     }
 
-    /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.
+    /// Returns the names of those of these objects that are in memory with a name: index in `digests`, tenant and key.
     pub(super) fn names_of(&self, digests: &[Digest], pool: &dyn PoolBytes) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         let mut names = Vec::new();
         for (at, digest) in digests.iter().enumerate() {
             let Some(view) = self.peek(*digest).filter(|view| view.has_tail) else { continue };
             let tail = tail_within(view.tail_at, pool.bytes(), |at, into| pool.read(at, into));
-            // Whoever has mapped the pool may have spoilt it.
+            // A process that has mapped the pool may have corrupted it.
             if let Some((head, name)) = TailHead::split(&tail)
                 && head.key_bytes > 0
                 && name.digest() == *digest
@@ -123,7 +123,7 @@ impl Shard {
         names
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         if let Some(store) = &mut self.store {
@@ -131,35 +131,36 @@ impl Shard {
         }
     }
 
-    /// A token that no question to another shard had so far.
+    /// Returns a token that no request to another shard has had so far.
     pub(super) const fn new_fetch_token(&mut self) -> u64 {
         self.fetches += 1;
         self.fetches
     }
 
-    /// Closes a connection from our side.
+    /// Closes a connection from this side.
     pub(super) fn close(&mut self, peer: PeerKey, reason: CloseReason) {
         self.sessions.close(&mut self.answers.outputs, peer, reason);
     }
 
-    /// The payload of a peer's request is on its way.
+    /// Expects the payload of a peer's request.
     pub(super) fn expect_payload(&mut self, peer: PeerKey, pending: PendingPayload) {
         self.sessions.get_mut(peer).expect("a session that was just looked up").pending = Some(pending);
     }
 
-    /// Answers with a failure; the map's epoch says which of two maps is older.
+    /// Answers with a failure; for `WrongOwner` the argument is this shard's epoch, by which the peer finds whose map
+    /// is older.
     pub(super) fn refuse(&mut self, peer: PeerKey, operation: Operation, request: RequestId, status: Status) {
         let argument = if status == Status::WrongOwner { self.ownership.epoch().0 } else { 0 };
         self.answers.status(peer, operation, request, status, argument);
     }
 
-    /// Has the host write the tail of the object that this reservation is for.
+    /// Enqueues the tail of a reservation's object for the host to write.
     pub(super) fn write_tail(&mut self, reservation: ReservationId, tail: &TailHead, name: &ObjectName<'_>) {
         self.answers.write_tail(reservation, |bytes| tail.encode(name, bytes));
     }
 
-    /// The next tail to be written to the pool: of a reservation that still holds its room. A tail of a reservation
-    /// that has ended would damage whichever object has the room now.
+    /// Returns the next tail to be written to the pool, of a reservation that still holds its memory. The tail of an
+    /// ended reservation would damage the object that has the memory by now.
     pub(super) fn poll_tail(&mut self) -> Option<TailWrite> {
         while let Some((reservation, bytes)) = self.answers.next_tail() {
             if let Some(offset) = self.store.as_ref().and_then(|store| store.reserved_tail(reservation)) {
@@ -169,29 +170,30 @@ impl Shard {
         None
     }
 
-    /// Has the memory that looking up many objects waits for come together, as each look-up by itself waits twice.
+    /// Prefetches the cache lines that many look-ups need at once: one after the other, each look-up would miss the
+    /// cache twice.
     pub(super) fn warm(&self, digests: impl ExactSizeIterator<Item = Digest>) {
         if digests.len() >= WARMED
             && let Some(store) = &self.store
         {
             let mut there = 0u32;
             store.exist(digests, |_, here| there += u32::from(here));
-            // Or nobody would need to have looked.
+            // Keeps the compiler from removing the look-ups.
             core::hint::black_box(there);
         }
     }
 
-    /// True where an object, or a replica of one, is in memory.
+    /// Returns true if an object, or a replica of one, is in memory.
     pub(super) fn has(&self, digest: Digest) -> bool {
         self.store.as_ref().is_some_and(|store| store.exists(digest))
     }
 
-    /// An object in memory. Not an access.
+    /// Returns an object in memory. Does not count as an access.
     pub(super) fn peek(&self, digest: Digest) -> Option<ObjectView> {
         self.store.as_ref()?.peek(digest)
     }
 
-    /// Drops an object from memory, unless it is another version by now.
+    /// Drops an object from memory, unless it has another version by now.
     pub(super) fn drop_version(&mut self, digest: Digest, version: Version) {
         if let Some(store) = &mut self.store
             && store.peek(digest).is_some_and(|object| object.version == version)
@@ -200,25 +202,25 @@ impl Shard {
         }
     }
 
-    /// Frees a reservation that was taken back from its peer and that nobody writes any more.
+    /// Aborts a reservation that was taken back from its peer and that no I/O writes any more.
     pub(super) fn abort(&mut self, reservation: ReservationId) {
-        let store = self.store.as_mut().expect("a reservation is of a store");
+        let store = self.store.as_mut().expect("a reservation belongs to a store");
         store.abort(reservation).expect("a session's reservation is held");
     }
 
-    /// Releases a pin that a session, or an answer, held.
+    /// Releases a pin that a session, or a reply, held.
     pub(super) fn unpin(&mut self, pin: PinId) {
         let released = self.store.as_mut().map(|store| store.unpin(pin));
-        assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
+        assert_eq!(released, Some(Ok(())), "a reply's pin was released twice");
     }
 
-    /// Memory that may be filled with objects for the sake of their replicas; the rest stays free.
+    /// Returns the bytes of memory that may be filled with objects only to replicate them; the rest stays free.
     pub(super) fn free_for_replicas(&self) -> u64 {
         let Some(store) = &self.store else { return 0 };
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
-    /// True for an object from the SSD that stays in memory, as its replica would leave together with it.
+    /// Returns true if an object from the SSD stays in memory, because dropping it would remove its replica too.
     pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
         store.replica(digest).is_owed_a_copy()
@@ -236,13 +238,13 @@ impl Shard {
         }
     }
 
-    /// A get asked for so many bytes of an object.
+    /// Counts a get of this many bytes of an object.
     #[inline]
     pub(super) fn note_get(&mut self, digest: Digest, bytes: u64) {
         self.answers.timed.popular.asked(digest, bytes, self.now_ns);
     }
 
-    /// The next answer is about this object.
+    /// Attributes the next reply to the tenant of this object.
     pub(super) fn about(&mut self, object: &ObjectView) {
         if !self.store.as_ref().is_some_and(Store::has_tenants) {
             return;
@@ -251,7 +253,7 @@ impl Shard {
         self.answers.outputs.whose = Some(if unknown { Whose::Unknown } else { Whose::Tenant(object.tenant) });
     }
 
-    /// The next answer is about an object that was just made.
+    /// Attributes the next reply to the tenant of an object that was just committed.
     pub(super) fn about_made(&mut self, digest: Digest) {
         let made = self.store.as_ref().filter(|store| store.has_tenants()).and_then(|store| store.peek(digest));
         if let Some(made) = made {
@@ -259,11 +261,11 @@ impl Shard {
         }
     }
 
-    /// Answers a get from the pool; `hold` goes back when the bytes have left.
+    /// Answers a get from the pool; `hold` is released when the bytes were sent.
     pub(super) fn answer_get(&mut self, read: &StreamRead, hold: Hold, object: &ObjectView, is_replicated: bool) {
         let (offset, checksum) = match read.wanted {
             ReadSpan::Whole { .. } => (0, object.checksum),
-            // The host sums up what it sends.
+            // The host computes the checksum of the range that it sends.
             ReadSpan::Range { offset, .. } => (offset, 0),
         };
         let bytes = read.wanted.bytes_of(object.extent.bytes);

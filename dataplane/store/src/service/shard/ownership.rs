@@ -1,7 +1,7 @@
-//! Ownership: which slots a shard owns, in which of its incarnations, by which map.
+//! Ownership: the slots that a shard owns, in its current incarnation, by the map that it serves.
 //!
-//! [`Ownership`] says who this shard is and what the newest map that it serves says of it and of others. When slots
-//! change hands, [`super::Service`] has the components of the store act on that; here is only what holds now.
+//! [`Ownership`] holds the shard's identity and the newest map's statements about this and other shards. When slots
+//! change hands, [`super::Service`] has the other components act on it; this module keeps only the current state.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use kvplane_tier::SlotSet;
 
 use crate::service::types::Identity;
 
-/// The slots of a shard, and the incarnations of nodes by the newest map.
+/// Slots of a shard, and the incarnations of nodes by the newest map.
 pub(in crate::service) struct Ownership {
     identity: Identity,
     epoch: Epoch,
     owned: SlotSet,
-    /// By the number of their node.
+    /// Incarnations by node.
     incarnations: BTreeMap<u64, u64>,
 }
 
 impl Ownership {
-    /// A shard that owns no slot yet.
+    /// Creates the state of a shard that owns no slot yet.
     pub(in crate::service) fn new(identity: Identity) -> Self {
         Self { identity, epoch: Epoch(0), owned: SlotSet::none(), incarnations: BTreeMap::new() }
     }
@@ -36,12 +36,12 @@ impl Ownership {
         ShardKey { node, incarnation, shard }
     }
 
-    /// Epoch of the map by which slots are served.
+    /// Returns the epoch of the map by which slots are served.
     pub(in crate::service) const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// The slots that are served.
+    /// Returns the slots that are served.
     pub(in crate::service) const fn owned(&self) -> &SlotSet {
         &self.owned
     }
@@ -50,7 +50,7 @@ impl Ownership {
         self.owned.has(digest.slot())
     }
 
-    /// True if a slot is among these that is not served yet.
+    /// Returns true if any of these slots is not served yet.
     pub(in crate::service) fn gains(&self, slots: &SlotSet) -> bool {
         slots.0.iter().zip(self.owned.0.iter()).any(|(slots, served)| slots & !served != 0)
     }
@@ -61,39 +61,39 @@ impl Ownership {
         self.restore(slots);
     }
 
-    /// Serves the slots that the SSD's note names, before a map says so.
+    /// Serves the slots that are recorded on the SSD, before a map assigns them.
     pub(in crate::service) fn restore(&mut self, slots: &SlotSet) {
         self.owned.0.copy_from_slice(&slots.0[..]);
     }
 
-    /// Serves a slot no longer. True where it was served.
+    /// Stops serving a slot. Returns true if it was served.
     pub(in crate::service) fn close(&mut self, slot: Slot) -> bool {
         let had = self.owned.has(slot);
         self.owned.remove(slot);
         had
     }
 
-    /// Serves no slot any more.
+    /// Stops serving all slots.
     pub(in crate::service) fn close_all(&mut self) {
         self.owned.0.fill(0);
     }
 
-    /// The shard is declared dead in its former incarnation: it follows no map yet in this one.
+    /// Begins a new incarnation after the former one was declared dead; the shard follows no map in it yet.
     pub(in crate::service) const fn begin_incarnation(&mut self, incarnation: Incarnation) {
         self.identity.incarnation = incarnation;
     }
 
-    /// The next map is the first.
+    /// Treats the next map as the first.
     pub(in crate::service) const fn forget_epoch(&mut self) {
         self.epoch = Epoch(0);
     }
 
-    /// Notes the incarnations of nodes by the newest map.
+    /// Records the incarnations of nodes by the newest map.
     pub(in crate::service) fn note_incarnations(&mut self, owners: &SlotOwners) {
         self.incarnations = owners.incarnations().map(|(node, incarnation)| (node.0, incarnation.0)).collect();
     }
 
-    /// True where an incarnation of a node is over by the newest map.
+    /// Returns true if an incarnation of a node has ended by the newest map.
     pub(in crate::service) fn is_over(&self, node: u64, incarnation: u64) -> bool {
         self.incarnations.get(&node).is_some_and(|newest| *newest > incarnation)
     }

@@ -1,4 +1,4 @@
-//! Slots whose objects two shards have: the replica owners of our slots, and the slots of others of which this shard is
+//! Replicated slots: the replica owners of this shard's slots, and the slots of other owners for which this shard is
 //! the replica owner.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +7,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::ShardKey;
 
-/// The owner for which this shard is the replica owner of a slot, and since when.
+/// Owner for which this shard is the replica owner of a slot, and the epoch since which it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) struct Relation {
     pub(in crate::service) owner: ShardKey,
@@ -19,35 +19,36 @@ pub(in crate::service) struct Relation {
 pub(in crate::service) struct ReplicaSlots {
     /// Slots of which this shard is the replica owner.
     relations: BTreeMap<Slot, Relation>,
-    /// Slots that became our own with their replicas, and are not served yet.
+    /// Slots that this shard gained as their former replica owner, with their replicas, and does not serve yet.
     inherited: BTreeSet<Slot>,
-    /// The replica owners of our slots, and since which map they are as they are.
+    /// Replica owners of this shard's slots, and the epoch of the map that assigned them.
     owners: BTreeMap<Slot, ShardKey>,
     since: Epoch,
 }
 
 impl ReplicaSlots {
-    /// True where objects of a slot that is not served are kept, as replicas, or as ours that are not served yet.
+    /// Returns true if objects of a slot that is not served are kept: as replicas, or as objects of a gained slot that
+    /// is not served yet.
     pub(in crate::service) fn keeps(&self, slot: Slot) -> bool {
         self.relations.contains_key(&slot) || self.inherited.contains(&slot)
     }
 
-    /// True where this shard was the replica owner of a slot that is its own now, and has what is left of it.
+    /// Returns true if this shard was the replica owner of a slot that it owns now, and has the replicas.
     pub(in crate::service) fn has_inherited(&self, slot: Slot) -> bool {
         self.inherited.contains(&slot)
     }
 
-    /// A slot became our own with its replicas.
+    /// Marks a slot as gained together with its replicas.
     pub(in crate::service) fn inherit(&mut self, slot: Slot) {
         self.inherited.insert(slot);
     }
 
-    /// Of the slots that became our own, only those that `owns` has stay.
+    /// Keeps only those inherited slots for which `owns` returns true.
     pub(in crate::service) fn keep_inherited(&mut self, owns: impl Fn(Slot) -> bool) {
         self.inherited.retain(|slot| owns(*slot));
     }
 
-    /// This shard as the replica owner of a slot of another's.
+    /// Returns the relation by which this shard is the replica owner of another owner's slot.
     pub(in crate::service) fn relation(&self, slot: Slot) -> Option<&Relation> {
         self.relations.get(&slot)
     }
@@ -56,37 +57,37 @@ impl ReplicaSlots {
         self.relations.len()
     }
 
-    /// Takes the relations of a new map, and gives those of before.
+    /// Installs the relations of a new map and returns the former ones.
     pub(in crate::service) fn relate(&mut self, relations: BTreeMap<Slot, Relation>) -> BTreeMap<Slot, Relation> {
         core::mem::replace(&mut self.relations, relations)
     }
 
-    /// The replica owner of a slot of ours.
+    /// Returns the replica owner of a slot that this shard owns.
     pub(in crate::service) fn owner(&self, slot: Slot) -> Option<ShardKey> {
         self.owners.get(&slot).copied()
     }
 
-    /// True where the slot of an object has a replica owner.
+    /// Returns true if the slot of an object has a replica owner.
     pub(in crate::service) fn has_owner(&self, digest: Digest) -> bool {
         self.owners.contains_key(&digest.slot())
     }
 
-    /// True where no slot of ours has a replica owner.
+    /// Returns true if no slot of this shard has a replica owner.
     pub(in crate::service) fn is_alone(&self) -> bool {
         self.owners.is_empty()
     }
 
-    /// The replica owners of our slots.
+    /// Returns the replica owners of this shard's slots.
     pub(in crate::service) const fn owners(&self) -> &BTreeMap<Slot, ShardKey> {
         &self.owners
     }
 
-    /// Since which map the replica owners are as they are.
+    /// Returns the epoch of the map that assigned the current replica owners.
     pub(in crate::service) const fn since(&self) -> Epoch {
         self.since
     }
 
-    /// Takes the replica owners by the map of this epoch, and gives those of before.
+    /// Installs the replica owners by the map of this epoch and returns the former ones.
     pub(in crate::service) fn assign(
         &mut self,
         owners: BTreeMap<Slot, ShardKey>,
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_shared_and_what_was_inherited_is_kept() {
+    fn replicated_and_inherited_slots_are_kept() {
         let other = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
         let mut slots = ReplicaSlots::default();
         let relation = Relation { owner: other, since: Epoch(4) };

@@ -1,9 +1,9 @@
-//! The rights of peers: for which objects this shard answers them, and how what they put is kept.
+//! Rights of peers: for which objects this shard answers them, and how objects that they put are kept.
 //!
-//! Owners answer for their slots, and for what left to those who have it now. A put that tells its name is charged to
-//! the tenant in the name: the digest is made of it, so nobody can put into one tenant's keys on another's account. One
-//! that tells no name is charged to the account that it says. A peer whose ticket is for one tenant puts for that one
-//! only, and uses only what is that one's.
+//! Owners answer for their slots, and for lost slots to the new owners. A put with a name is charged to the tenant in
+//! the name: the digest is computed from it, so that no client can put into one tenant's keys at the cost of another. A
+//! put without a name is charged to the tenant that its options state. A peer whose ticket is for one tenant can put
+//! for, and use objects of, this tenant only.
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::Version;
@@ -17,14 +17,14 @@ use crate::{Keep, Replica, Reserve};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// The number of the tenant that an object with this tail is charged to.
+/// Returns the number of the tenant that an object with this tail is charged to.
 pub(in crate::service) fn tenant_of(head: &TailHead, name: &ObjectName<'_>) -> u32 {
     if head.key_bytes > 0 { tenant_number(name.tenant) } else { head.options.tenant }
 }
 
 impl Shard {
-    /// A check that this shard answers for an object. A peer with a newer map knows more than we do. The new owner of
-    /// what we had may ask for that, and nobody else any more.
+    /// Checks that this shard answers for an object. Fails if the peer has a newer map than this shard. A peer that
+    /// fetches (the new owner of lost slots) gets objects of exported slots only.
     pub(in crate::service) fn answers_for(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
         let knows = self.store.is_some() && context.epoch <= self.ownership.epoch();
         let status = match context.fetches {
@@ -38,43 +38,44 @@ impl Shard {
         Err(status)
     }
 
-    /// True where the peer may learn of an object and remove it: of a new owner, only what is kept for it. The slot may
-    /// be ours again.
+    /// Returns true if the peer may learn of an object and remove it. A new owner may do so only for what is exported;
+    /// the slot may have come back to this shard meanwhile.
     pub(in crate::service) fn is_for_peer(&self, context: &RequestContext, digest: Digest) -> bool {
         !context.fetches || self.exports.has(digest)
     }
 
-    /// True where a removal names no version, or the version of the object in memory.
+    /// Returns true if a removal names no version, or the version of the object in memory.
     pub(in crate::service) fn has_version(&self, digest: Digest, version: Option<Version>) -> bool {
         let here = || Some(self.store.as_ref()?.peek(digest)?.version);
         version.is_none() || here() == version
     }
 
-    /// True for an object that is still to be kept: as the owner of its slot, or for the next owner.
+    /// Returns true if an object is to be kept: as the owner of its slot, or for the next owner.
     pub(in crate::service) fn keeps(&self, digest: Digest) -> bool {
         self.ownership.owns(digest) || self.exports.has(digest)
     }
 
-    /// True for a reader that takes replicas, of an object that is not ours and of which this shard may have one.
+    /// Returns true if the reader accepts replicas, and the object belongs to a slot of which this shard is only the
+    /// replica owner.
     pub(in crate::service) fn reads_replica(&self, context: &RequestContext, digest: Digest) -> bool {
         let reads = context.flags.has(FrameFlags::READ_REPLICA) && !context.fetches;
         reads && self.replicas.relation(digest.slot()).is_some() && !self.ownership.owns(digest)
     }
 
-    /// As [`Self::reads_replica`]: nothing where it is not so, and else whether there is a replica.
+    /// Returns `None` if [`Self::reads_replica`] is false, else whether there is a replica.
     pub(in crate::service) fn may_read_replica(&self, context: &RequestContext, digest: Digest) -> Option<bool> {
         let here = || self.store.as_ref().is_some_and(|store| store.is_copy(digest));
         self.reads_replica(context, digest).then(here)
     }
 
-    /// True where the peer, who owns the slot of an object, may bring a replica of it or have it dropped: this shard is
-    /// the replica owner for it, and was when the peer's map was made.
+    /// Returns true if the peer, as the owner of an object's slot, may write a replica of it or have it dropped: this
+    /// shard is the replica owner, and was already by the peer's map.
     pub(in crate::service) fn takes_replica(&self, context: &RequestContext, digest: Digest) -> bool {
         let relation = self.replicas.relation(digest.slot());
         relation.is_some_and(|relation| relation.since <= context.epoch)
     }
 
-    /// How an object that is put is to be kept.
+    /// Returns the account, group and pins under which an object that is put is kept.
     pub(in crate::service) fn keep_of(
         &mut self,
         context: &RequestContext,
@@ -101,13 +102,13 @@ impl Shard {
         Ok(Keep { account, group: options.group, soft_pin_ns, hard_pin: options.hard_pin })
     }
 
-    /// As [`Self::keep_of`], of an object that came back from the SSD, or from a former owner.
+    /// Like [`Self::keep_of`], for an object that is read from the SSD, or fetched from a former owner.
     pub(in crate::service) fn keep_again(&mut self, options: &PutOptions, tenant: u32) -> Keep {
         let account = self.store.as_mut().map_or(0, |store| store.account_of_stranger(tenant));
         Keep { account, group: options.group, soft_pin_ns: 0, hard_pin: options.hard_pin }
     }
 
-    /// The reservation that a replica needs which an owner brings.
+    /// Returns the reservation for a replica that an owner writes.
     pub(in crate::service) fn replica_reserve(
         &mut self,
         context: &RequestContext,
@@ -127,7 +128,8 @@ impl Shard {
             session.copies = true;
         }
         let mut keep = self.keep_of(context, item, name)?;
-        // The owner answers for it; here it goes when room is needed, unless it is to outlast that owner.
+        // The owner keeps the object; a replica is evicted when room is needed, unless a hard pin lets it outlast the
+        // owner.
         keep.soft_pin_ns = 0;
         let mut wanted = Reserve::plain(item.digest, item.bytes);
         (wanted.keep, wanted.replace, wanted.replica) = (keep, true, Replica::Second);

@@ -1,4 +1,4 @@
-//! Gets: whether an object answers one, and with which bytes.
+//! Gets: checks of object lengths, and the bytes that are returned.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::RequestId;
@@ -7,17 +7,17 @@ use kvplane_proto::message::Operation;
 use super::deferrals::DeferredItem;
 use crate::service::types::PeerKey;
 
-/// How much of an object a get reads.
+/// Part of an object that a get reads.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum ReadSpan {
-    /// All of it, if it is not longer.
+    /// The whole object, if it is not longer than the capacity.
     Whole { capacity_bytes: u64 },
-    /// A part of it.
+    /// A range of the object.
     Range { offset: u64, bytes: u64 },
 }
 
 impl ReadSpan {
-    /// A check that an object of this length can be given.
+    /// Checks that an object of this length can be returned.
     pub(in crate::service) const fn check(self, object_bytes: u64) -> Result<(), Status> {
         match self {
             Self::Whole { capacity_bytes } if object_bytes > capacity_bytes => Err(Status::BufferTooSmall),
@@ -30,7 +30,7 @@ impl ReadSpan {
         }
     }
 
-    /// How much of an object of this length is given.
+    /// Returns the bytes that are returned of an object of this length.
     pub(in crate::service) const fn bytes_of(self, object_bytes: u64) -> u64 {
         match self {
             Self::Whole { .. } => object_bytes,
@@ -46,18 +46,18 @@ impl ReadSpan {
     }
 }
 
-/// A get over a stream: its peer, and what of an object it reads.
+/// Get over a stream: its peer, and the part of the object that it reads.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) struct StreamRead {
     pub(in crate::service) peer: PeerKey,
     pub(in crate::service) request: RequestId,
     pub(in crate::service) wanted: ReadSpan,
-    /// True where the head of a striped object is wanted as such.
+    /// True where the head of a striped object is requested as such.
     pub(in crate::service) all: bool,
 }
 
 impl StreamRead {
-    /// A check that an object of this length can be given.
+    /// Checks that an object of this length can be returned.
     pub(in crate::service) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
         match (is_head, self.all, self.wanted) {
             (false, ..) | (true, true, ReadSpan::Whole { .. }) => self.wanted.check(object_bytes),
@@ -66,15 +66,15 @@ impl StreamRead {
     }
 }
 
-/// A get that waits for its object to be in memory.
+/// Get that waits for its object to be in memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum Reader {
-    /// An answer with the object's bytes.
+    /// Answered with the object's bytes.
     Stream(StreamRead),
-    /// A place in the pool for the peer to copy from.
+    /// Answered with an extent of the pool for the peer to copy from.
     Shared {
         item: DeferredItem,
-        /// As [`StreamRead::all`].
+        /// See [`StreamRead::all`].
         all: bool,
     },
 }

@@ -1,34 +1,35 @@
-//! An object's tail: its name and how it is to be kept, behind its bytes in the pool and with its record on an SSD.
+//! Tail of an object: its name and options, stored behind its bytes in the pool and with its record on an SSD.
 //!
-//! A head of 24 bytes, the tenant's name, the key. The head: group u64, tenant u32, soft pin in milliseconds u32, bytes
-//! of the key u16, bytes of the tenant's name u8, data type u8, flags u8, three zeros. Little-endian, like everything.
-//! It has no checksum: the name is held against the object's digest, and on an SSD the record's covers it.
+//! Layout: a head of 24 bytes, the tenant's name, the key. The head: group u64, tenant u32, soft pin in milliseconds
+//! u32, length of the key u16, length of the tenant's name u8, data type u8, flags u8, three zero bytes. All integers
+//! are little-endian. A tail has no checksum of its own: the name is verified against the object's digest, and on an
+//! SSD the record's checksum covers it.
 
 use kvplane_proto::message::{ObjectName, PutFlags, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits};
 
 use crate::entry::TAIL_BYTES_MOST;
 
-/// Bytes of a tail before the name.
+/// Length of a tail's head.
 pub const TAIL_HEAD_BYTES: usize = 24;
-/// The longest tail of an object.
+/// Length of the longest tail.
 pub const TAIL_MOST: usize = TAIL_HEAD_BYTES + Limits::NAME_BYTES + Limits::KEY_BYTES;
 
 const _: () = assert!(TAIL_MOST <= TAIL_BYTES_MOST as usize);
 
-/// What stands before the name.
+/// Head of a tail: everything before the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TailHead {
-    /// How the object is to be kept.
+    /// Options under which the object is kept.
     pub options: PutOptions,
-    /// Bytes of the key.
+    /// Length of the key, in bytes.
     pub key_bytes: u16,
-    /// Bytes of the tenant's name.
+    /// Length of the tenant's name, in bytes.
     pub tenant_bytes: u8,
 }
 
 impl TailHead {
-    /// The head of a put's tail; nothing where it has neither name nor wishes.
+    /// Returns the head of a put's tail; `None` if the put has neither name nor options.
     #[must_use]
     pub fn of(item: &PutItem) -> Option<Self> {
         let options = PutOptions { replace: false, replicas: 0, wait_replicas: false, ack: None, ..item.options() };
@@ -36,19 +37,19 @@ impl TailHead {
         (item.key_bytes > 0 || options != PutOptions::default()).then_some(head)
     }
 
-    /// Bytes of the name.
+    /// Returns the length of the name.
     #[must_use]
     pub const fn name_bytes(&self) -> usize {
         self.key_bytes as usize + self.tenant_bytes as usize
     }
 
-    /// Bytes of the whole tail.
+    /// Returns the length of the whole tail.
     #[must_use]
     pub const fn tail_bytes(&self) -> usize {
         TAIL_HEAD_BYTES + self.name_bytes()
     }
 
-    /// Appends the tail.
+    /// Appends the tail to `out`.
     pub fn encode(&self, name: &ObjectName<'_>, out: &mut Vec<u8>) {
         let PutOptions { tenant, group, soft_pin_ms, data_type, .. } = self.options;
         let flags = PutItem::plain(kvplane_proto::Digest(0), 0).with_options(&self.options).flags;
@@ -61,7 +62,7 @@ impl TailHead {
         out.extend_from_slice(name.key);
     }
 
-    /// Reads a head back; `None` when it is not one.
+    /// Decodes a head; `None` if the bytes are not one.
     #[must_use]
     pub fn decode(bytes: &[u8; TAIL_HEAD_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -85,7 +86,7 @@ impl TailHead {
         meant.then_some(head)
     }
 
-    /// Reads a whole tail back; `None` when it is not one.
+    /// Decodes a whole tail; `None` if the bytes are not one.
     #[must_use]
     pub fn split(bytes: &[u8]) -> Option<(Self, ObjectName<'_>)> {
         let (head, name) = bytes.split_first_chunk::<TAIL_HEAD_BYTES>()?;
@@ -95,18 +96,18 @@ impl TailHead {
     }
 }
 
-/// True for a tail that is this object's, as far as it says: one without a name may be.
+/// Returns true if a tail belongs to this object, as far as it shows: a tail without a name may.
 pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
     TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
 }
 
-/// True where reclaim of the SSD is to keep the object with this tail.
+/// Returns true if reclaim of the SSD has to keep the object with this tail.
 pub(in crate::service) fn is_hard_pinned(tail: &[u8]) -> bool {
     TailHead::split(tail).is_some_and(|(head, _)| head.options.hard_pin)
 }
 
-/// The tail at a place of a pool of so many bytes; nothing where there is none. Whoever has mapped the pool may have
-/// spoilt the lengths in it, which may not lead beyond its end.
+/// Returns the tail at an offset of a pool of this length; empty if there is none. A process that has mapped the pool
+/// may have corrupted the lengths in it, which may not lead beyond the pool's end.
 pub(in crate::service) fn tail_within(at: u64, pool_bytes: u64, mut read: impl FnMut(u64, &mut [u8])) -> Vec<u8> {
     let room = pool_bytes.saturating_sub(at);
     let mut head = [0; TAIL_HEAD_BYTES];
@@ -131,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_tail_comes_back_as_it_was(
+        fn an_encoded_tail_decodes_to_itself(
             words in any::<(u32, u64, u32, bool, u8)>(),
             tenant in prop::collection::vec(any::<u8>(), 0..=255),
             key in prop::collection::vec(any::<u8>(), 1..=300),
@@ -150,7 +151,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             if let Some((head, name)) = TailHead::split(&bytes) {
                 let mut again = Vec::new();
                 head.encode(&name, &mut again);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn spoilt_lengths_lead_nowhere() {
+    fn corrupted_lengths_yield_no_tail() {
         let (name, options) = (ObjectName { tenant: b"acme", key: b"a key" }, PutOptions::default());
         let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
         let mut tail = Vec::new();
@@ -177,13 +178,13 @@ mod tests {
         for at in [bytes - 23, bytes, bytes + 1, u64::MAX] {
             assert!(read(&pool, at).is_empty(), "{at}");
         }
-        // A key that is said to be longer than the rest of the pool.
+        // A stated key length beyond the rest of the pool.
         pool[117] = 15;
         assert!(read(&pool, 100).is_empty());
     }
 
     #[test]
-    fn an_object_without_name_and_wishes_has_none() {
+    fn an_object_without_name_and_options_has_no_tail() {
         let plain = PutItem::plain(Digest(1), 2);
         assert_eq!(TailHead::of(&plain), None);
         assert_eq!(TailHead::of(&plain.with_options(&PutOptions { replace: true, ..PutOptions::default() })), None);

@@ -1,10 +1,10 @@
-//! How long requests took, by operation and tier, and the slow ones step by step.
+//! Latency of requests, by operation and tier, and slow operations broken down by step.
 //!
-//! A request's time runs from its frame's arrival to its answer's departure; a payload that takes longer to leave than
-//! that is the reader's doing and shows in the slow operations only. Counting is an addition to a plain number of the
-//! shard's own. What is answered in the round in which it came, which is nearly everything, has no time of its own by
-//! the host's clock. Of those the host reads the clock at the end of one round in [`SAMPLE`], and what was counted
-//! since then gets that time: one reading for many requests.
+//! A request's latency runs from the arrival of its frame to the departure of its reply. The time that a reply's
+//! payload takes to be sent beyond that depends on the reader, and shows in the slow operations only. Counting is an
+//! addition to a plain number of the shard. A request that is answered in the round in which it was received, as nearly
+//! all are, has no measurable latency by the host's clock. For these the host reads the clock at the end of one round
+//! in [`SAMPLE`], and all requests counted since the last reading get that latency: one reading for many requests.
 
 use std::collections::VecDeque;
 
@@ -25,107 +25,107 @@ pub use by_tenant::{TENANTS_TIMED, TenantOperation, TenantTimes, Whose};
 use popular::Popular;
 pub use popular::{HOT_KEPT, HotObject, HotObjects};
 
-/// How many requests of a kind share one reading of the clock, once there were enough to know better.
+/// Requests of a kind that share one reading of the clock, once enough were measured.
 const SAMPLE: u32 = 16;
-/// Slow operations that are remembered: the latest.
+/// Slow operations that are kept: the latest.
 pub const SLOW_KEPT: usize = 64;
-/// What is slow where nobody says otherwise.
+/// Default latency from which an operation is slow.
 pub const SLOW_AFTER_NS: u64 = 10_000_000;
 
-/// The operations of each class of [`TenantOperation`].
+/// Operations of each class of [`TenantOperation`].
 const GETS: u64 = kinds(&[Operation::Get, Operation::GetRange, Operation::Lookup]);
 const PUTS: u64 = kinds(&[Operation::Put, Operation::Commit, Operation::Seal]);
 
-/// Numbers of operations that are timed are below this.
+/// Exclusive upper bound of the numbers of operations that are timed.
 const KINDS: usize = 64;
 const PLACES: usize = 2 * KINDS;
 
-/// Where the time of a request went until its answer.
+/// Breakdown of a request's time until its reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Timing {
-    /// When its frame arrived.
+    /// Time at which its frame arrived.
     pub arrived_ns: u64,
-    /// How long its payload took to arrive after that.
+    /// Time until its payload was received, after that.
     pub receive_ns: u64,
-    /// How long the SSD took, with the wait for its turn.
+    /// Time spent waiting for the SSD, including queueing.
     pub ssd_ns: u64,
-    /// Whether it waited for the SSD.
+    /// True if it waited for the SSD.
     pub ssd: bool,
 }
 
-/// A request that took long.
+/// Request that exceeded the latency limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SlowOperation {
-    /// What was asked.
     pub operation: Operation,
-    /// How it ended.
     pub status: Status,
-    /// Of which object, where that is known; of several, the first that was.
+    /// Object of the request, where it is known; of several, the first that was.
     pub digest: Option<Digest>,
-    /// Bytes of the payload, the request's or the answer's; over shared memory, of the object.
+    /// Bytes of the payload of the request or the reply; over shared memory, of the object.
     pub bytes: u64,
-    /// When its frame arrived, by the host's clock.
+    /// Time at which its frame arrived, by the host's clock.
     pub arrived_ns: u64,
-    /// All of it.
+    /// Total latency.
     pub total_ns: u64,
-    /// Of that, its payload's arrival: the network and the peer.
+    /// Time of that to receive its payload: the network and the peer.
     pub receive_ns: u64,
-    /// The SSD, with the wait for its turn.
+    /// Time of that waiting for the SSD, including queueing.
     pub ssd_ns: u64,
-    /// The answer's payload leaving: the network and the peer.
+    /// Time of that to send the reply's payload: the network and the peer.
     pub send_ns: u64,
 }
 
-/// Requests of one kind.
+/// Latency of the requests of one operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct OperationTimes {
-    /// What was asked.
     pub operation: Operation,
-    /// Whether they waited for the SSD.
+    /// True for those that waited for the SSD.
     pub ssd: bool,
-    /// How long they took.
+    /// Latency histogram.
     pub times: Histogram,
-    /// Those that were not answered with `Ok`.
+    /// Requests that were not answered with `Ok`.
     pub failed: u64,
 }
 
-/// What a shard knows of the times of its requests.
+/// Latency statistics of a shard's requests.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServiceTimes {
-    /// Those kinds that there were.
+    /// Operations that occurred.
     pub operations: Vec<OperationTimes>,
-    /// Those about objects of tenants, where there are others than the default one.
+    /// Requests for objects of tenants, if there are others than the default tenant.
     pub tenants: Vec<TenantTimes>,
-    /// The objects that gets asked for most.
+    /// Hot objects, by gets.
     pub hot: HotObjects,
-    /// Items that requests named, by kind.
+    /// Items in requests, by operation.
     pub items: Vec<(Operation, u64)>,
-    /// Requests that were slow so far.
+    /// Slow requests so far.
     pub slow_count: u64,
-    /// The latest of them, oldest first.
+    /// Latest slow requests, oldest first.
     pub slow: Vec<SlowOperation>,
-    /// From when on a request is slow.
+    /// Latency from which a request is slow, in nanoseconds.
     pub slow_after_ns: u64,
 }
 
-/// The counting side.
+/// Recorder of latencies.
 #[derive(Debug)]
 pub(in crate::service) struct ServiceTimer {
-    /// Answered in the round of their arrival, and not yet in the histogram. None of them waited for the SSD.
+    /// Requests that were answered in the round of their arrival and are not in the histogram yet. None of them waited
+    /// for the SSD.
     fast: [u32; KINDS],
-    /// How many of those share a reading.
+    /// Number of those that share one reading of the clock.
     share: [u32; KINDS],
-    /// The last reading.
+    /// Latency by the last reading.
     last_ns: [u64; KINDS],
     failed: [u64; PLACES],
     items: [u64; KINDS],
     times: Vec<Histogram>,
     pub(in crate::service) tenants: ByTenant,
     pub(in crate::service) popular: Popular,
-    /// Which of `fast` grew in this round, and when what they answered came.
+    /// Kinds whose `fast` grew in this round, and the arrival time of their requests.
     round: u64,
     round_arrived_ns: u64,
-    /// Whether this round's end wants the clock.
+    /// True if the clock is to be read at the end of this round.
     due: bool,
     slow: VecDeque<SlowOperation>,
     slow_count: u64,
@@ -175,7 +175,7 @@ impl ServiceTimer {
         self.items[kind_of(operation)] += items as u64;
     }
 
-    /// An answer leaves in the round in which its request came.
+    /// Records a reply that is sent in the round in which its request was received.
     #[inline]
     fn answered_at_once(&mut self, header: &Header, whose: Option<Whose>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
@@ -192,7 +192,7 @@ impl ServiceTimer {
         self.round_arrived_ns = now_ns;
     }
 
-    /// An answer leaves whose request came some time ago.
+    /// Records a reply whose request was received in an earlier round.
     #[cold]
     fn answered(&mut self, header: &Header, late: &Late, whose: Option<Whose>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
@@ -224,7 +224,7 @@ impl ServiceTimer {
 
     fn remember(&mut self, one: SlowOperation) {
         self.slow_count += 1;
-        // What was slow already, and then left slowly, is the same request.
+        // A request that was slow already, and whose reply was then slow to send, is the same request.
         if let Some(known) = self
             .slow
             .back_mut()
@@ -241,7 +241,7 @@ impl ServiceTimer {
         self.slow.push_back(one);
     }
 
-    /// A round of the host is over.
+    /// Ends a round of the host.
     #[inline]
     pub(in crate::service) fn round_over(&mut self, clock: impl FnOnce() -> u64) {
         if self.round == 0 {
@@ -253,7 +253,7 @@ impl ServiceTimer {
         self.round = 0;
     }
 
-    /// What was answered in this round and is counted for, took until now.
+    /// Assigns the time until now to all requests that were answered in this round's kinds and not yet settled.
     #[cold]
     fn settle(&mut self, now_ns: u64) {
         let took_ns = now_ns.saturating_sub(self.round_arrived_ns);
@@ -270,7 +270,7 @@ impl ServiceTimer {
         self.due = false;
     }
 
-    /// A payload has left; `digest_of` says the object that it is of, if it is of one.
+    /// Records that a payload was sent; `digest_of` returns its object, if it belongs to one.
     #[inline]
     pub(in crate::service) fn left(
         &mut self,
@@ -299,12 +299,12 @@ impl ServiceTimer {
         });
     }
 
-    /// From when on a request is slow; above 0.
+    /// Sets the latency from which a request is slow; above 0.
     pub(in crate::service) fn set_slow_after(&mut self, slow_after_ns: u64) {
         self.slow_after_ns = slow_after_ns.max(1);
     }
 
-    /// How long requests took until now.
+    /// Returns the statistics as of now.
     pub(in crate::service) fn snapshot(&self, now_ns: u64) -> ServiceTimes {
         let mut operations = Vec::new();
         for (operation, ssd) in Operation::ALL.iter().flat_map(|operation| [(*operation, false), (*operation, true)]) {
@@ -331,7 +331,7 @@ impl ServiceTimer {
     }
 }
 
-/// A payload that leaves.
+/// Timing state of a payload that is being sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeavingPayload {
     operation: Operation,
@@ -341,17 +341,17 @@ pub struct LeavingPayload {
     bytes: u64,
 }
 
-/// What an answer is about.
+/// Subject of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::service) struct About {
-    /// The first object that was known of.
+    /// First object that was known.
     pub(in crate::service) digest: Option<Digest>,
     /// Bytes of the longest payload, or object.
     pub(in crate::service) bytes: u64,
 }
 
 impl About {
-    /// Of one that is known besides.
+    /// Merges with the subject of a further item.
     pub(in crate::service) const fn and(self, other: Self) -> Self {
         let digest = if self.digest.is_some() { self.digest } else { other.digest };
         let bytes = if self.bytes >= other.bytes { self.bytes } else { other.bytes };
@@ -359,28 +359,28 @@ impl About {
     }
 }
 
-/// An answer that waited: its number among those polled, where its time went, and what it is about.
+/// Reply that waited: its number among the outputs polled, the breakdown of its time, and its subject.
 type Late = (u64, Timing, About);
 
-/// What waits to be polled; beside it, where the time went of what was not answered at once.
+/// Queue of outputs to be polled, with the timing of replies that were not given at once.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Outputs {
     queue: VecDeque<Output>,
-    /// How many were polled so far.
+    /// Number of outputs polled so far.
     polled: u64,
-    /// By the number that they have when they are polled.
+    /// Late replies, by their number when they are polled.
     late: VecDeque<Late>,
-    /// Likewise, about whose objects answers are.
+    /// Tenants of the objects that replies are about, by the same number.
     owned: VecDeque<(u64, Whose)>,
-    /// Whose object the next answer is about.
+    /// Tenant of the object that the next reply is about.
     pub(in crate::service) whose: Option<Whose>,
     is_late: bool,
-    /// Of what is being answered, where that is late.
+    /// Timing of the request that is being answered, if it is late.
     timing: Timing,
-    /// What that is about.
+    /// Subject of the request that is being answered.
     pub(in crate::service) about: About,
     arrived_ns: u64,
-    /// Of the frame that was taken last: when its request came, and whether it waited for the SSD.
+    /// Of the frame that was taken last: the arrival time of its request, and whether it waited for the SSD.
     taken: (u64, bool),
 }
 
@@ -399,14 +399,15 @@ impl Outputs {
         self.queue.push_back(output);
     }
 
-    /// What is answered from now on came just now.
+    /// Marks the following replies as belonging to a request that was received just now.
     #[inline]
     pub(in crate::service) const fn arrived(&mut self, now_ns: u64) {
         self.arrived_ns = now_ns;
         (self.is_late, self.whose, self.about) = (false, None, About { digest: None, bytes: 0 });
     }
 
-    /// What is answered from now on came then, and its payload of so many bytes now.
+    /// Marks the following replies as belonging to a request that was received at `arrived_ns`, and its payload of this
+    /// many bytes now.
     pub(in crate::service) const fn received(&mut self, arrived_ns: u64, bytes: u64, now_ns: u64) {
         self.arrived(arrived_ns);
         self.about.bytes = bytes;
@@ -416,25 +417,25 @@ impl Outputs {
         }
     }
 
-    /// What is being answered is about this object, too.
+    /// Adds an object to the subject of the request that is being answered.
     #[inline]
     pub(in crate::service) const fn concerns(&mut self, digest: Digest, bytes: u64) {
         self.about = self.about.and(About { digest: Some(digest), bytes });
     }
 
-    /// What is answered from now on has waited for the SSD.
+    /// Marks the following replies as having waited for the SSD.
     pub(in crate::service) const fn waited(&mut self, timing: Timing, about: About, since_ns: u64, now_ns: u64) {
         self.timing = Timing { ssd: true, ssd_ns: now_ns.saturating_sub(since_ns), ..timing };
         (self.is_late, self.about) = (true, about);
     }
 
-    /// What is answered from now on, about this object, came some time ago.
+    /// Marks the following replies as belonging to an earlier request, about this object.
     pub(in crate::service) const fn late(&mut self, timing: Timing, digest: Digest) {
         self.timing = timing;
         (self.is_late, self.about) = (true, About { digest: Some(digest), bytes: 0 });
     }
 
-    /// Where the time went so far of what is being answered.
+    /// Returns the breakdown of the time so far of the request that is being answered.
     pub(in crate::service) const fn timing(&self) -> Timing {
         if self.is_late {
             return self.timing;
@@ -442,7 +443,7 @@ impl Outputs {
         Timing { arrived_ns: self.arrived_ns, receive_ns: 0, ssd_ns: 0, ssd: false }
     }
 
-    /// What to remember of the frame that was polled last, until its payload has left.
+    /// Returns the timing state to keep for the frame that was polled last, until its payload was sent.
     #[inline]
     pub(in crate::service) const fn leaving(&self, header: &Header, now_ns: u64) -> LeavingPayload {
         let operation = match header.kind {
@@ -452,7 +453,7 @@ impl Outputs {
         LeavingPayload { operation, ssd, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
     }
 
-    /// Takes the next output, and counts it. It is counted where it lies, as it is long.
+    /// Dequeues the next output and records it. It is recorded in place because it is large.
     #[inline]
     pub(in crate::service) fn take(&mut self, timed: &mut ServiceTimer, now_ns: u64) -> Option<Output> {
         let number = self.polled;

@@ -1,4 +1,4 @@
-//! One connection's requests, in order, against a map.
+//! Differential test of one connection's requests, in order, against a map.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 0..80)
 }
 
-/// What must be there: length and version by key.
+/// Expected objects: length and version by key.
 type Model = BTreeMap<u8, (u64, Version)>;
 
 fn put(rig: &mut Rig, peer: PeerKey, model: &mut Model, last: &mut u64, (key, bytes, whole): (u8, u64, bool)) {
@@ -70,7 +70,7 @@ fn bits(rig: &mut Rig, peer: PeerKey, operation: Operation, keys: &[u8]) -> Vec<
 }
 
 proptest! {
-    /// The pool holds all objects at once, so none goes by itself.
+    /// The pool has room for all objects, so that none is evicted.
     #[test]
     fn answers_agree_with_a_map(ops in ops()) {
         let mut rig = Rig::with(config(8 * 2048));

@@ -1,4 +1,4 @@
-//! Names, replacements, ranges and lists, asked for by hand.
+//! Tests of names, replacements, ranges and lists.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::rig::{CHECKSUM, Rig, ServiceOutput, body_of, config, pool_place};
 use crate::StoreConfig;
 use crate::service::{Path, PayloadTo, PeerKey, PoolBytes};
 
-/// The memory of a pool.
+/// Memory of a pool.
 struct Pool(std::cell::RefCell<Vec<u8>>);
 
 impl PoolBytes for Pool {
@@ -52,7 +52,7 @@ impl Keys {
         body
     }
 
-    /// A whole put; its tail is written.
+    /// Puts an object; its tail is written.
     fn put(&mut self, name: &(Vec<u8>, Vec<u8>), bytes: u64, options: &PutOptions) -> Status {
         let body = Self::body(name, bytes, options);
         self.rig.offer(self.peer, Operation::Put, &body, bytes);
@@ -64,7 +64,7 @@ impl Keys {
         self.rig.answer().status()
     }
 
-    /// One page: its objects and where it goes on.
+    /// Requests one page; returns its objects and the next position.
     fn page(&mut self, from: &ListReply, names: bool) -> (Vec<(KeyItem, Vec<u8>)>, ListReply) {
         let (walk, next) = (from.walk, from.next);
         let item = ListItem { digest: Digest(0), walk, from: next, flags: names.into() };
@@ -168,7 +168,7 @@ fn ranges_are_parts_of_objects_and_nothing_beyond() {
 }
 
 #[test]
-fn a_list_says_what_a_put_said() {
+fn a_list_returns_the_options_of_the_puts() {
     let mut keys = Keys::new(8);
     let options = PutOptions {
         tenant: 7,
@@ -196,7 +196,7 @@ fn a_list_says_what_a_put_said() {
 }
 
 #[test]
-fn what_is_there_all_the_while_is_listed_once_whatever_comes_and_goes() {
+fn an_object_that_exists_throughout_is_listed_once() {
     let mut keys = Keys::new(6000);
     let mut rng = Rng::new(1, "keys");
     let stays: BTreeSet<Vec<u8>> = (0..1500).map(|at| format!("stays-{at}").into_bytes()).collect();
@@ -213,7 +213,7 @@ fn what_is_there_all_the_while_is_listed_once_whatever_comes_and_goes() {
         }
         at = reply;
         for _ in 0..300 {
-            // Some come, some go, and some that stay become other versions.
+            // Some objects are added, some are removed, and some of those that stay get new versions.
             others += 1;
             let key = format!("other-{others}").into_bytes();
             assert_eq!(keys.put(&(Vec::new(), key), 100, &PutOptions::default()), Status::Ok);
@@ -232,7 +232,7 @@ fn what_is_there_all_the_while_is_listed_once_whatever_comes_and_goes() {
 }
 
 #[test]
-fn a_list_that_cannot_be_is_refused_and_there_are_not_too_many() {
+fn an_invalid_list_is_refused_and_the_number_of_lists_is_limited() {
     let mut keys = Keys::new(8);
     let ask = |keys: &mut Keys, walk, from, flags| {
         keys.rig.ask(keys.peer, Operation::List, &body_of([ListItem { digest: Digest(0), walk, from, flags }]), 1);

@@ -1,5 +1,5 @@
-//! Slots that move among three shards, in any order of what happens: a get never gives anything but the last write, and
-//! when all is asked and answered, what was not evicted or removed is with its owner.
+//! Slots that migrate among three shards, with events in any order: a get never returns anything but the last write,
+//! and once all requests are answered, every object that was not evicted or removed is at its owner.
 
 use std::collections::BTreeMap;
 
@@ -32,16 +32,16 @@ impl PoolBytes for Nothing {
 }
 
 fn digest(key: u64) -> Digest {
-    // Far from each other, so that any layout gives them to several.
+    // Far apart, so that any layout distributes them.
     Digest(u128::from(key.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 64 | 7)
 }
 
 struct Cluster {
     shards: Vec<Service>,
     map: ClusterMap,
-    /// By the newest map.
+    /// Owners by the newest map.
     owners: SlotOwners,
-    /// Questions that were not answered yet: of which shard, and by which map.
+    /// Requests not answered yet: the requester, and the epoch of its map.
     asked: Vec<(usize, Epoch, Fetch)>,
     wrote: BTreeMap<u64, Option<u64>>,
     now_ns: u64,
@@ -72,7 +72,7 @@ impl Cluster {
                 segment_name: String::new(),
             };
             let mut service = Service::new(identity, Some(store));
-            // One that asks, and one that asks as the new owner.
+            // A client, and a peer that fetches as the new owner.
             for index in 0..2 {
                 let peer = PeerKey { index, generation: 1 };
                 service.peer_joined(peer, Path::Stream, 0);
@@ -110,13 +110,13 @@ impl Cluster {
         cluster
     }
 
-    /// A shard hears of the newest map.
+    /// Passes the newest map to a shard.
     fn hear(&mut self, shard: usize) {
         self.shards[shard].follow(1, &self.owners);
         self.poll(shard);
     }
 
-    /// Members get other shares.
+    /// Changes the weights of the members.
     fn change(&mut self, weights: [u32; 3]) {
         let claim = |member: &Member| Claim {
             node: member.node,
@@ -147,7 +147,8 @@ impl Cluster {
         }
     }
 
-    /// Asks a shard, as a peer of this epoch; its answer comes at once or when a former owner has told.
+    /// Sends a request to a shard, as a peer of this epoch; it is answered at once, or when a former owner has
+    /// answered.
     fn ask(
         &mut self,
         shard: usize,
@@ -183,7 +184,7 @@ impl Cluster {
         answers
     }
 
-    /// The shard that owns a key by the newest map, if it has heard of that.
+    /// Returns the shard that owns a key by the newest map.
     fn owner(&self, key: u64) -> Option<usize> {
         let owner = self.owners.owner(digest(key).slot())?;
         Some(owner.node.0 as usize - 1)
@@ -216,8 +217,8 @@ impl Cluster {
         self.poll(shard);
     }
 
-    /// What a get gives, when all that it waits for is answered. Nothing when the shard does not know yet that it owns
-    /// the key.
+    /// Returns the result of a get, once all that it waits for is answered. `None` if the shard does not know yet that
+    /// it owns the key.
     fn get(&mut self, key: u64) -> Option<Option<u64>> {
         let shard = self.owner(key)?;
         let request = RequestId { index: self.requests, generation: 9 };
@@ -239,7 +240,8 @@ impl Cluster {
         panic!("a get was not answered");
     }
 
-    /// Answers a question, by the state of the former owner now, or has it fail. What the asker then answers.
+    /// Answers a request, by the present state of the former owner, or fails it. Returns the replies that the requester
+    /// then sends.
     fn tell(&mut self, at: usize, good: bool) -> Vec<(Header, Vec<u8>)> {
         let (shard, epoch, Fetch { token, source: ShardKey { node, .. }, want }) = self.asked.swap_remove(at);
         let source = node.0 as usize - 1;
@@ -320,9 +322,10 @@ fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
     assert_eq!(remove(&mut cluster, again), [Status::Ok]);
 }
 
-/// The slot of one may have come back to its former owner meanwhile; the rest would be fetched again, or be a miss.
+/// The slot of one object may have come back to its former owner meanwhile; the rest would be fetched again, or be a
+/// miss.
 #[test]
-fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
+fn a_drop_request_drops_the_objects_that_are_still_exported() {
     let mut cluster = Cluster::new();
     cluster.change([1, 0, 0]);
     (0..3).for_each(|shard| cluster.hear(shard));
@@ -346,9 +349,9 @@ fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
     assert_eq!([stays, left].map(there), [true, false]);
 }
 
-/// Without names all of them are the default tenant's.
+/// Without names, all objects belong to the default tenant.
 #[test]
-fn an_asker_for_one_tenant_gets_what_is_still_with_a_former_owner_if_it_is_that_tenants() {
+fn a_client_of_one_tenant_gets_that_tenants_objects_from_a_former_owner_only() {
     for (tenant, is_own) in [(0, true), (9, false)] {
         let mut cluster = Cluster::new();
         cluster.change([1, 0, 0]);
@@ -419,7 +422,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_get_gives_the_last_write_wherever_its_slot_went(steps in prop::collection::vec(any_step(), 1..150)) {
+    fn a_get_returns_the_last_write_wherever_its_slot_migrated(steps in prop::collection::vec(any_step(), 1..150)) {
         let mut cluster = Cluster::new();
         let mut value = 1;
         for step in steps {
@@ -449,7 +452,7 @@ proptest! {
                 }
             }
         }
-        // Everybody hears of everything, and everything is answered.
+        // Every shard receives the newest map, and every request is answered.
         (0..3).for_each(|shard| cluster.hear(shard));
         for _ in 0..400 {
             cluster.now_ns += 1_000_000_000;
@@ -471,9 +474,9 @@ proptest! {
         }
     }
 
-    /// Without faults and with every map heard by all, nothing is lost.
+    /// Without faults, and with every map received by all shards, no object is lost.
     #[test]
-    fn what_was_put_stays_through_moves_that_all_hear_of(
+    fn objects_survive_migrations_whose_maps_all_shards_receive(
         changes in prop::collection::vec(prop::array::uniform3(0..3u32), 1..12),
     ) {
         let mut cluster = Cluster::new();

@@ -1,4 +1,4 @@
-//! Objects over streams.
+//! Tests of objects over streams.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, Version};
@@ -64,7 +64,7 @@ fn each_object_of_a_get_has_its_own_answer() {
             other => panic!("{other:?}"),
         })
         .collect();
-    // Too little room: the argument says how much there would have to be.
+    // Buffer too small: the argument is the required length.
     assert_eq!(answers, [(10, Status::Ok, 1), (11, Status::NotFound, 0), (12, Status::BufferTooSmall, 200)]);
     assert_eq!(rig.pins_and_reservations(), (1, 0));
 }
@@ -140,7 +140,7 @@ fn a_wrong_or_missing_sum_is_corrupt_and_frees_the_space() {
 }
 
 #[test]
-fn a_put_without_sum_or_with_two_objects_ends_the_connection() {
+fn a_put_without_checksum_or_with_two_objects_ends_the_connection() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let body = digests([1]);
@@ -162,7 +162,7 @@ fn a_put_without_sum_or_with_two_objects_ends_the_connection() {
 }
 
 #[test]
-fn a_request_within_a_payload_or_a_payload_where_none_belongs_ends_the_connection() {
+fn a_request_within_a_payload_or_an_unexpected_payload_ends_the_connection() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     pool_place(rig.begin_put(peer, 1, 1000));
@@ -203,14 +203,14 @@ fn batch(operation: Operation) -> (usize, Path) {
 }
 
 #[test]
-fn bodies_that_are_not_what_they_say_end_the_connection() {
+fn bodies_of_the_wrong_length_end_the_connection() {
     let mut rig = Rig::new();
     let no_batch =
         [Operation::Hello, Operation::OpenSegment, Operation::Put, Operation::Write, Operation::Rdma, Operation::Prove];
     for &operation in Operation::ALL.iter().filter(|operation| !no_batch.contains(operation)) {
         let (item_bytes, path) = batch(operation);
         let lengths = [(item_bytes, 2), (item_bytes, 0), (item_bytes + 1, 1), (item_bytes - 1, 1), (0, 1)];
-        // The last two are over the frame's limit, which its decoder refuses; the service does not rely on that.
+        // The last two exceed the frame's limit, which its decoder rejects; the service does not rely on that.
         for (bytes, items) in lengths.into_iter().chain([(0, u32::MAX), (item_bytes, 1 << 28)]) {
             let peer = rig.join(path);
             let body = vec![0; bytes];
@@ -239,7 +239,7 @@ fn requests_of_the_other_path_are_unsupported() {
         rig.ask(shared, operation, &[], 0);
         assert_eq!(rig.answer().status(), Status::Unsupported);
     }
-    // What comes along with the frame is dropped, and the next request is one.
+    // The payload of the frame is discarded, and the next request is handled.
     assert_eq!(rig.offer(shared, Operation::Write, &[], 10), PayloadTo::Discard);
     assert_eq!(rig.answer().status(), Status::Unsupported);
     assert!(!rig.exists(shared, 1));
@@ -267,8 +267,8 @@ fn pins_and_reservations_have_limits() {
 }
 
 #[test]
-#[should_panic(expected = "let go twice")]
-fn an_answer_does_not_leave_twice() {
+#[should_panic(expected = "released twice")]
+fn a_reply_cannot_be_sent_twice() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 10);
@@ -277,7 +277,7 @@ fn an_answer_does_not_leave_twice() {
     rig.service.sent(hold);
 }
 
-/// Ends a connection and looks that nothing of it is left.
+/// Ends a connection and checks that no state of it is left.
 fn assert_leaves_nothing(rig: &mut Rig, peer: PeerKey) {
     rig.gone(peer);
     rig.done(peer);
@@ -287,7 +287,7 @@ fn assert_leaves_nothing(rig: &mut Rig, peer: PeerKey) {
 }
 
 #[test]
-fn a_stream_that_ends_gives_back_what_it_held() {
+fn a_stream_that_ends_releases_its_handles() {
     let mut rig = Rig::new();
     let silent = rig.connect(Path::Stream);
     assert_leaves_nothing(&mut rig, silent);
@@ -300,7 +300,7 @@ fn a_stream_that_ends_gives_back_what_it_held() {
     pool_place(rig.begin_put(putting, 1, 1000));
     assert_leaves_nothing(&mut rig, putting);
 
-    // An answer in flight is the host's: it says when its bytes have left.
+    // A reply in flight belongs to the host, which reports when its bytes were sent.
     let getting = rig.join(Path::Stream);
     rig.put(getting, 1, 1000);
     let hold = hold_of(&rig.get(getting, 1));
@@ -332,7 +332,7 @@ fn a_put_that_stalls_ends_its_connection_and_frees_its_space() {
 }
 
 #[test]
-fn deadlines_take_no_more_room_than_there_are_puts_under_way() {
+fn the_number_of_deadlines_is_that_of_puts_in_flight() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     for _ in 0..3 * rig.store().config().max_reservations {
@@ -381,7 +381,7 @@ fn remove_version(rig: &mut Rig, peer: PeerKey, key: u8, version: u64) -> Answer
 }
 
 #[test]
-fn exists_says_which_objects_are_stripe_heads() {
+fn exists_reports_stripe_heads() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 100);

@@ -1,4 +1,4 @@
-//! Slots that are ours, and slots that leave.
+//! Tests of ownership: owned slots, and slots that are lost.
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
@@ -18,7 +18,7 @@ fn the_test_objects_have_slots_of_their_own() {
 }
 
 #[test]
-fn keys_of_others_are_answered_with_our_epoch() {
+fn keys_of_other_owners_are_answered_with_the_shards_epoch() {
     let mut rig = Rig::new();
     let (stream, shared) = (rig.join(Path::Stream), rig.join(Path::Shared));
     rig.service.set_owned(Epoch(6), all_but_slot_of(2));
@@ -41,7 +41,7 @@ fn keys_of_others_are_answered_with_our_epoch() {
 }
 
 #[test]
-fn a_slot_that_leaves_takes_its_objects_along_and_only_those() {
+fn losing_a_slot_drops_its_objects_and_no_others() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 100);
@@ -69,7 +69,7 @@ fn an_older_map_changes_nothing() {
 }
 
 #[test]
-fn a_put_under_way_does_not_outlive_the_slot() {
+fn a_put_in_flight_fails_when_its_slot_is_lost() {
     let mut rig = Rig::new();
     let (stream, shared) = (rig.join(Path::Stream), rig.join(Path::Shared));
     pool_place(rig.begin_put(stream, 1, 100));
@@ -103,7 +103,7 @@ fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
         })
         .collect();
     assert_eq!(closed, [stream, shared, silent]);
-    // What still arrives of the old incarnation changes nothing.
+    // Late events of the former incarnation change nothing.
     rig.done(stream);
     rig.send_commit(shared, reserved.reservation);
     rig.assert_quiet();
@@ -111,7 +111,7 @@ fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
     rig.assert_idle();
     assert_eq!(rig.store().stats().free_bytes, POOL_BYTES);
 
-    // The new incarnation's first map may be older than the old incarnation's last.
+    // The first map of the new incarnation may be older than the last one of the former.
     rig.service.set_owned(Epoch(2), |_| true);
     let peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Hello, &hello().encode(), 1);
@@ -124,7 +124,7 @@ fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
 }
 
 #[test]
-fn an_asker_with_a_newer_map_is_told_how_old_ours_is() {
+fn a_client_with_a_newer_map_gets_the_shards_epoch() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 100);
@@ -140,7 +140,7 @@ fn an_asker_with_a_newer_map_is_told_how_old_ours_is() {
 }
 
 #[test]
-fn nothing_from_before_a_missed_map_is_trusted() {
+fn no_object_from_before_a_missed_map_is_trusted() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 100);

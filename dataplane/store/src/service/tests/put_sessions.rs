@@ -1,4 +1,4 @@
-//! Put sessions and their numbers: what was begun with another shard, or in another incarnation, is nobody's here.
+//! Tests of put sessions and their numbers: a number of another shard or incarnation names no put session here.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ReservationId, ShardId, Version};
@@ -43,8 +43,8 @@ impl Rig {
         self.answer().bits()[0]
     }
 
-    /// A shard as another node, incarnation or shard has it, and a welcomed connection of the one client of these
-    /// tests.
+    /// Returns a shard with the identity of another node, incarnation or shard, and a welcomed connection of the one
+    /// client of these tests.
     fn of(identity: Identity) -> (Self, PeerKey) {
         let mut rig = Self::new();
         let hello = kvplane_proto::message::Hello {
@@ -63,7 +63,7 @@ impl Rig {
     }
 }
 
-/// What is said of put sessions of one shard to another has no effect there.
+/// Checks that requests with the put session numbers of one shard have no effect at another.
 fn assert_strangers(theirs: &[u64], (rig, peer): &mut (Rig, PeerKey)) {
     let ours: Vec<u64> = (0..theirs.len()).map(|key| rig.begin(*peer, key as u8)).collect();
     for put_session in theirs {
@@ -81,7 +81,7 @@ fn assert_strangers(theirs: &[u64], (rig, peer): &mut (Rig, PeerKey)) {
 }
 
 #[test]
-fn put_sessions_of_another_incarnation_node_or_shard_are_nobodys() {
+fn put_session_numbers_of_another_incarnation_node_or_shard_name_nothing() {
     let begun = |identity: Identity| {
         let (mut rig, peer) = Rig::of(identity);
         (0..8).map(|key| rig.begin(peer, key)).collect::<Vec<u64>>()
@@ -97,7 +97,7 @@ fn put_sessions_of_another_incarnation_node_or_shard_are_nobodys() {
 }
 
 #[test]
-fn put_sessions_of_an_incarnation_that_was_declared_over_are_nobodys_in_the_next() {
+fn put_session_numbers_of_a_dead_incarnation_name_nothing_in_the_next() {
     let (mut rig, peer) = Rig::of(identity());
     let put_session = rig.begin(peer, 1);
     assert_eq!(rig.fill(peer, put_session, 0, 8), Status::Ok);

@@ -1,7 +1,7 @@
-//! A host that plays at random: peers that ask, lie, stall, break off and come back, in any order.
+//! Randomized test: peers that send requests, lie, stall, disconnect and reconnect, in any order.
 //!
-//! Checked after every step: the store's invariants, and that no range is written while anybody else may read or write
-//! it. Checked at the end: every put was answered once or its connection closed, and everything that was held is back.
+//! Checked after every step: the store's invariants, and that no range is written while any other party may read or
+//! write it. Checked at the end: every put was answered once or its connection closed, and every handle was released.
 
 mod world;
 
@@ -11,12 +11,12 @@ use world::World;
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// A connection is accepted; it says hello or not.
+    /// A connection is accepted, with or without a hello.
     Join {
         shared: bool,
         hello: bool,
     },
-    /// A request that is well-formed, about a key or something that a peer holds.
+    /// A well-formed request about a key or a handle that a peer holds.
     Ask {
         peer: usize,
         operation: usize,
@@ -24,7 +24,7 @@ pub(super) enum Step {
         bytes: u64,
         pick: usize,
     },
-    /// A header that decodes over a body that means nothing.
+    /// A valid header with a meaningless body.
     Garbage {
         peer: usize,
         operation: usize,
@@ -34,12 +34,12 @@ pub(super) enum Step {
         payload_bytes: u64,
         sum: bool,
     },
-    /// A payload has arrived, good or bad.
+    /// A payload was received, good or bad.
     PayloadDone {
         peer: usize,
         good: bool,
     },
-    /// An answer has left.
+    /// A reply was sent.
     Sent(usize),
     /// A connection has ended.
     Gone(usize),
@@ -52,7 +52,7 @@ pub(super) enum Step {
         epoch_back: bool,
         without: u8,
     },
-    /// The shard's former incarnation was declared over.
+    /// The shard's former incarnation was declared dead.
     NewIncarnation,
     Register {
         at: u64,
@@ -111,7 +111,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn nothing_is_lost_and_nothing_is_lent_twice(steps in steps()) {
+    fn no_handle_is_lost_or_lent_twice(steps in steps()) {
         let mut world = World::new();
         for step in &steps {
             world.play(step);

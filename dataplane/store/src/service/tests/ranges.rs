@@ -1,4 +1,4 @@
-//! Many ranges in one frame: all or nothing, in order, and in use until their payload is through.
+//! Tests of gathered requests: all or nothing, in order, and in use until the payload was transferred.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};
@@ -52,7 +52,7 @@ fn hold_of(answer: &Answer) -> Hold {
 }
 
 #[test]
-fn ranges_that_turn_out_to_be_gone_are_refused() {
+fn ranges_whose_memory_is_gone_are_refused() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
@@ -71,7 +71,7 @@ fn ranges_that_turn_out_to_be_gone_are_refused() {
 }
 
 #[test]
-fn ranges_come_in_order_and_neighbours_are_one_place() {
+fn ranges_are_sent_in_order_and_adjacent_ones_are_merged() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
@@ -91,7 +91,7 @@ fn ranges_come_in_order_and_neighbours_are_one_place() {
 }
 
 #[test]
-fn a_bad_range_refuses_all_and_is_named_by_its_number() {
+fn a_bad_range_refuses_the_frame_and_its_index_is_reported() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let info = SegmentInfo { writable: false, ..segment_info(8 * BYTES, BYTES) };
@@ -130,7 +130,7 @@ fn a_bad_range_refuses_all_and_is_named_by_its_number() {
 }
 
 #[test]
-fn what_no_honest_peer_sends_ends_the_connection() {
+fn malformed_gathered_requests_end_the_connection() {
     let mut rig = Rig::new();
     let segment = segment(&mut rig, 0);
     let ranges = Limits::RANGES_PER_FRAME as u32;
@@ -166,7 +166,7 @@ fn what_no_honest_peer_sends_ends_the_connection() {
 }
 
 #[test]
-fn as_much_as_a_frame_gathers_is_served() {
+fn the_largest_gathered_request_is_served() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let large = rig.service.segments_mut().register(segment_info(1 << 40, 1 << 30)).expect("there is room");
@@ -179,7 +179,7 @@ fn as_much_as_a_frame_gathers_is_served() {
 }
 
 #[test]
-fn sums_are_filled_in_and_checked_where_wanted() {
+fn checksums_are_filled_in_and_checked_on_request() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig, 0);
@@ -203,7 +203,7 @@ fn sums_are_filled_in_and_checked_where_wanted() {
 }
 
 #[test]
-fn memory_goes_back_when_the_last_gathered_payload_is_through() {
+fn memory_is_unregistered_after_the_last_gathered_payload() {
     let mut rig = Rig::new();
     let (reader, writer) = (rig.join(Path::Stream), rig.join(Path::Stream));
     let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
@@ -232,7 +232,7 @@ fn memory_goes_back_when_the_last_gathered_payload_is_through() {
 }
 
 #[test]
-fn whoever_gathers_from_a_leaving_segment_for_too_long_is_cut_off() {
+fn slow_gathered_requests_on_an_unregistered_segment_are_closed() {
     let mut rig = Rig::new();
     let (reader, writer, bystander) = (rig.join(Path::Stream), rig.join(Path::Stream), rig.join(Path::Stream));
     let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
@@ -277,7 +277,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_runs_are_asked_for_stay_inside_and_are_let_go(
+    fn random_runs_stay_inside_their_segments_and_are_released(
         runs in prop::collection::vec(any_run(), 0..6),
         writes in any::<bool>(),
     ) {

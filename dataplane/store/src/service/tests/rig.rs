@@ -1,4 +1,4 @@
-//! A host for tests: makes frames as a peer would, and reads what the service says.
+//! Host for tests: makes frames as a peer would, and reads the service's outputs.
 
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ReservationId, SegmentId, ShardId, Version};
@@ -13,29 +13,29 @@ use crate::service::{
 };
 use crate::{Store, StoreConfig};
 
-/// What peers say an object sums up to.
+/// Checksum that peers state for every object.
 pub(super) const CHECKSUM: u64 = 0x1234_5678_9abc_def0;
-/// The pool of [`Rig::new`].
+/// Length of the pool of [`Rig::new`].
 pub(super) const POOL_BYTES: u64 = 8192;
 
-/// An answer, with its body taken out of the service.
+/// Reply, with its body copied out of the service.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) peer: PeerKey,
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
-    /// The first place of its payload, which is all of it but for gathered reads.
+    /// First extent of its payload: the whole payload, except for gathered reads.
     pub(super) payload: Option<(Place, Hold)>,
     pub(super) places: Vec<Place>,
 }
 
-/// What the service said.
+/// Output of the service.
 #[derive(Clone, Debug)]
 pub(super) enum ServiceOutput {
     Answer(Answer),
     Close(PeerKey, CloseReason),
     Unregistered(SegmentId),
-    /// Where in the pool, and the bytes.
+    /// Offset in the pool, and the bytes.
     Tail(u64, Vec<u8>),
 }
 
@@ -75,7 +75,7 @@ pub(super) fn hello() -> Hello {
     }
 }
 
-/// One of the test's objects; each is in a slot of its own.
+/// Returns the digest of a test object; each is in its own slot.
 pub(super) fn digest(key: u8) -> Digest {
     Digest(u128::from(key) << 114 | 5)
 }
@@ -111,7 +111,7 @@ impl Answer {
 }
 
 impl Rig {
-    /// A service with a small store that owns every slot.
+    /// Creates a service with a small store that owns every slot.
     pub(super) fn new() -> Self {
         Self::with(config(POOL_BYTES))
     }
@@ -123,7 +123,7 @@ impl Rig {
         Self { service, now_ns: 1_000, last_request: 0, joined: 0 }
     }
 
-    /// A connection that has not said hello.
+    /// Opens a connection that has not greeted.
     pub(super) fn connect(&mut self, path: Path) -> PeerKey {
         let peer = PeerKey { index: self.joined, generation: self.joined * 3 + 1 };
         self.joined += 1;
@@ -131,7 +131,7 @@ impl Rig {
         peer
     }
 
-    /// A connection that was welcomed.
+    /// Opens a connection that was welcomed.
     pub(super) fn join(&mut self, path: Path) -> PeerKey {
         let peer = self.connect(path);
         self.ask(peer, Operation::Hello, &hello().encode(), 1);
@@ -139,7 +139,7 @@ impl Rig {
         peer
     }
 
-    /// A connection of this asker, its own by this number, that was welcomed.
+    /// Opens a connection that was welcomed, with this number among those of the client.
     pub(super) fn join_as(&mut self, path: Path, client: u64, connection: u64) -> PeerKey {
         let peer = self.connect(path);
         let hello = Hello { client, connection, ..hello() };
@@ -153,19 +153,19 @@ impl Rig {
         RequestId { index: self.last_request, generation: 1 }
     }
 
-    /// A request without payload.
+    /// Sends a request without a payload.
     pub(super) fn ask(&mut self, peer: PeerKey, operation: Operation, body: &[u8], items: usize) {
         let header = Header::request(Kind::Request(operation), self.next_request()).with_body(body, items);
         let to = self.service.request(peer, &header, body, self.now_ns);
         assert_eq!(to, PayloadTo::Discard, "there is no payload");
     }
 
-    /// A request with a payload of which nothing has arrived.
+    /// Sends a request with a payload of which no byte was received yet.
     pub(super) fn offer(&mut self, peer: PeerKey, operation: Operation, body: &[u8], bytes: u64) -> PayloadTo {
         self.offer_many(peer, operation, body, 1, bytes)
     }
 
-    /// The same with a body of several items.
+    /// Like [`Self::offer`], with a body of several items.
     pub(super) fn offer_many(
         &mut self,
         peer: PeerKey,
@@ -184,12 +184,12 @@ impl Rig {
         self.offer(peer, Operation::Put, &body_of([PutItem::plain(digest(key), bytes)]), bytes)
     }
 
-    /// The payload has arrived whole.
+    /// Completes the payload.
     pub(super) fn done(&mut self, peer: PeerKey) {
         self.service.payload_done(peer, Some(CHECKSUM), self.now_ns);
     }
 
-    /// A whole put over a stream.
+    /// Puts an object over a stream.
     pub(super) fn put(&mut self, peer: PeerKey, key: u8, bytes: u64) -> Answer {
         self.begin_put(peer, key, bytes);
         assert!(self.drain().is_empty(), "a put is answered after its payload");
@@ -221,7 +221,7 @@ impl Rig {
         self.answer().items()[0]
     }
 
-    /// Sends a commit; its answer is still to be taken.
+    /// Sends a commit; the caller takes its reply.
     pub(super) fn send_commit(&mut self, peer: PeerKey, reservation: ReservationId) {
         self.ask(peer, Operation::Commit, &body_of([CommitItem { reservation, checksum: CHECKSUM }]), 1);
     }
@@ -243,14 +243,14 @@ impl Rig {
         self.service.peer_gone(peer, self.now_ns);
     }
 
-    /// Lets time pass and deadlines with it.
+    /// Advances the time, and expires deadlines.
     pub(super) fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.service.handle_timeout(self.now_ns);
         assert!(self.service.poll_timeout().is_none_or(|at_ns| at_ns > self.now_ns), "what is due was done");
     }
 
-    /// The tails that the service has its host write.
+    /// Returns the tails that the host has to write.
     pub(super) fn tails(&mut self) -> Vec<ServiceOutput> {
         let mut tails = Vec::new();
         while let Some(tail) = self.service.poll_tail() {
@@ -259,7 +259,7 @@ impl Rig {
         tails
     }
 
-    /// Everything that the service has to say.
+    /// Returns all outputs of the service.
     pub(super) fn drain(&mut self) -> Vec<ServiceOutput> {
         let mut all = self.tails();
         while let Some(output) = self.service.poll_output() {
@@ -286,7 +286,7 @@ impl Rig {
         all
     }
 
-    /// The only thing that the service has to say, which is an answer.
+    /// Returns the only output of the service, which must be a reply.
     pub(super) fn answer(&mut self) -> Answer {
         match <[ServiceOutput; 1]>::try_from(self.drain()) {
             Ok([ServiceOutput::Answer(answer)]) => answer,
@@ -294,7 +294,7 @@ impl Rig {
         }
     }
 
-    /// The only thing that the service has to say, which is the end of this connection.
+    /// Returns the reason of the only output, which must close this connection.
     pub(super) fn closed(&mut self, peer: PeerKey) -> CloseReason {
         match <[ServiceOutput; 1]>::try_from(self.drain()) {
             Ok([ServiceOutput::Close(closed, reason)]) if closed == peer => reason,
@@ -316,13 +316,13 @@ impl Rig {
         self.service.store().expect("the test's service has a store")
     }
 
-    /// How many of each are held.
+    /// Returns the numbers of pins and reservations held.
     pub(super) fn pins_and_reservations(&self) -> (u64, u64) {
         let stats = self.store().stats();
         (stats.pins, stats.reservations)
     }
 
-    /// Nobody holds anything.
+    /// Asserts that no handle is held.
     pub(super) fn assert_idle(&self) {
         self.store().check();
         assert_eq!(self.pins_and_reservations(), (0, 0), "pins and reservations");
@@ -331,7 +331,7 @@ impl Rig {
     }
 }
 
-/// The pool's range that a payload goes to.
+/// Returns the extent of the pool that a payload goes to.
 pub(super) fn pool_place(to: PayloadTo) -> Place {
     match to {
         PayloadTo::Place(place) if place.memory == Memory::Pool => place,

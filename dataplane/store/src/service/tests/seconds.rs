@@ -1,4 +1,4 @@
-//! What an owner does when a replica owner does not answer, with a host that is played by hand.
+//! Tests of an owner whose replica owner does not answer, with a scripted host.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -10,15 +10,15 @@ use super::rig::{CHECKSUM, Rig, body_of, digest, digests, identity};
 use crate::service::{Fetch, FetchDone, Path, PeerKey, ReplicaProgress, Want};
 
 const PUTS: u8 = 60;
-/// The pause after one failure, with what a clock of rounds adds.
+/// Backoff after one failure, with the delay that rounds add.
 const PAUSE_NS: u64 = 50_000_000;
 
-/// The node of this shard and another one: each has the replica owners of what the other owns.
+/// Returns the owners of this shard's node and another one, each the replica owner of the other's slots.
 fn owners(epoch: u64) -> SlotOwners {
     owners_of(epoch, 2)
 }
 
-/// The node of this shard and those that follow it.
+/// Returns the owners of this shard's node and further nodes.
 fn owners_of(epoch: u64, nodes: u64) -> SlotOwners {
     let us = identity();
     let member = |node: NodeId, incarnation| Member {
@@ -34,7 +34,7 @@ fn owners_of(epoch: u64, nodes: u64) -> SlotOwners {
     SlotOwners::of(&ClusterMap { epoch: Epoch(epoch), replicas: 2, members, former: None })
 }
 
-/// Puts of which copies are wanted; those that are of this shard's slots.
+/// Puts objects that are to be replicated; returns the number of those in this shard's slots.
 fn put_all(rig: &mut Rig, peer: PeerKey, from: u8) -> usize {
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
     let mut taken = 0;
@@ -56,7 +56,7 @@ const fn is_copy(want: &Want) -> bool {
 }
 
 #[test]
-fn what_ends_together_is_one_failure_of_the_second_owner() {
+fn replicas_that_fail_together_count_as_one_failure() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
@@ -76,12 +76,12 @@ fn what_ends_together_is_one_failure_of_the_second_owner() {
 }
 
 #[test]
-fn another_map_ends_the_wait_for_a_second_owner() {
+fn a_new_map_ends_the_backoff_of_a_replica_owner() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
     put_all(&mut rig, peer, 0);
-    // Five failures in a row, each after the pause of the one before.
+    // Five failures in a row, each after the backoff of the one before.
     for _ in 0..5 {
         let asked: Vec<Fetch> = std::iter::from_fn(|| rig.service.poll_fetch(rig.now_ns)).collect();
         for Fetch { token, .. } in asked {
@@ -101,7 +101,7 @@ fn another_map_ends_the_wait_for_a_second_owner() {
     assert!(!copies(&mut rig).is_empty(), "what it did by the map before says nothing");
 }
 
-/// Gets an object as a client does that knows of copies, by the map of this epoch: whether it is told of one.
+/// Gets an object as a client that accepts leases, by the map of this epoch; returns true if a lease was granted.
 fn told(rig: &mut Rig, peer: PeerKey, key: u8, epoch: u64) -> bool {
     let item = GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX };
     let body = body_of([item]);
@@ -115,7 +115,8 @@ fn told(rig: &mut Rig, peer: PeerKey, key: u8, epoch: u64) -> bool {
     answer.header.flags.has(FrameFlags::REPLICATED)
 }
 
-/// An object of ours whose second owner by the map of 6 is not that of the map of 7, of so many nodes, with a copy.
+/// Puts an object of this shard that has a replica, and whose replica owner by the map of epoch 6 differs from that by
+/// the map of epoch 7, of `nodes` nodes.
 fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
     let (before, after) = (owners(6), owners_of(7, nodes));
     let ours = |owners: &SlotOwners, key: u8| {
@@ -142,7 +143,7 @@ fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
 
 #[test]
 fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
-    // Another one is the replica owner, or nobody is.
+    // Another shard is the replica owner, or none is.
     for nodes in [3, 1] {
         let mut rig = Rig::new();
         let peer = rig.join(Path::Stream);
@@ -164,14 +165,14 @@ fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
 }
 
 #[test]
-fn nothing_is_waited_for_that_nobody_was_told() {
+fn no_wait_without_a_lease() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let key = copied(&mut rig, peer, 3);
     rig.service.follow(1, &owners_of(7, 3));
     rig.ask(peer, Operation::Remove, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [true]);
-    // And not when it was told so long ago that nobody goes by it.
+    // Nor if the lease was granted so long ago that it has expired.
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let key = copied(&mut rig, peer, 3);
@@ -183,7 +184,7 @@ fn nothing_is_waited_for_that_nobody_was_told() {
 }
 
 #[test]
-fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_was_asked_for() {
+fn a_replacement_is_replicated_though_its_former_version_was_in_flight() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.service.follow(1, &owners(6));
@@ -209,7 +210,7 @@ fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_w
     assert_eq!(copies(&mut rig).len(), 1, "the replacement gets the copy that it was promised");
 }
 
-/// The replica owner is asked to drop copies of these objects: what it says goes to the shard.
+/// Answers the requests to drop the replicas of these objects.
 fn drop_copies(rig: &mut Rig, keys: &[u8], gone: bool) {
     let Some(Fetch { token, want: Want::DropCopies(dropped), .. }) = rig.service.poll_fetch(rig.now_ns) else {
         panic!("copies are to be dropped")
@@ -229,7 +230,7 @@ fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_on
     drop_copies(&mut rig, &[key], true);
     assert_eq!(rig.answer().bits(), [true]);
     assert!(!told(&mut rig, peer, key, 6), "the object is there, and has no copy");
-    // Neither the walk nor time brings it back.
+    // Neither the walk nor time makes a replica again.
     for _ in 0..20 {
         rig.pass(1_000_000_000);
         assert!(copies(&mut rig).is_empty());
@@ -237,13 +238,13 @@ fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_on
     rig.ask(peer, Operation::RemoveCopy, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [false], "there was none any more");
     assert_eq!(rig.service.inspect().copy_counters().owed, 0);
-    // Whoever wants one gets one.
+    // A new request for a replica makes one.
     assert_eq!(rig.service.control().want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
     assert_eq!(copies(&mut rig).len(), 1);
 }
 
 #[test]
-fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a_second_at_most() {
+fn a_replica_in_flight_is_removed_after_it_was_written_and_replies_time_out() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
@@ -263,7 +264,7 @@ fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a
     assert!(rig.service.poll_fetch(rig.now_ns).is_none(), "it is on its way");
     rig.service.fetched(token, FetchDone::Copied, rig.now_ns);
     rig.assert_quiet();
-    // The replica owner does not answer: the client is told to ask again, and then is answered when it does.
+    // The replica owner does not answer: the client is answered as busy, and retries until it does.
     drop_copies(&mut rig, &[key], false);
     rig.pass(1_000_000_000);
     let answer = rig.answer();
@@ -274,8 +275,8 @@ fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a
     assert!(rig.exists(peer, key) && rig.exists(peer, other));
 }
 
-/// The answer to a request of this operation and these flags about an object of the other node's, of which this shard
-/// is the replica owner.
+/// Returns the status of a request with this operation and these flags for an object of the other node, for which this
+/// shard is the replica owner.
 fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlags) -> Status {
     let owners = owners(6);
     let theirs = |key: &u8| owners.owner(digest(*key).slot()).is_some_and(|owner| owner.node != identity().node);
@@ -297,7 +298,7 @@ fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFla
 }
 
 #[test]
-fn a_replica_owner_answers_reads_and_changes_nothing_for_who_may_read_there() {
+fn a_replica_owner_serves_reads_of_replicas_and_refuses_changes() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);

@@ -1,4 +1,4 @@
-//! Segments: who may read and write which range, and when memory goes back.
+//! Tests of segments: rights to read and write ranges, and the return of memory.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};
@@ -37,7 +37,7 @@ fn hold_of(answer: &Answer) -> Hold {
     answer.payload.expect("the answer has a payload").1
 }
 
-/// The segments that the service says are unused now.
+/// Returns the segments reported as unused.
 fn unregistered(rig: &mut Rig) -> Vec<SegmentId> {
     let id = |said| match said {
         ServiceOutput::Unregistered(segment) => segment,
@@ -68,7 +68,7 @@ fn ranges_are_read_and_written_in_place() {
 }
 
 #[test]
-fn a_read_carries_a_sum_for_the_host_to_fill_in_when_asked() {
+fn a_read_requests_a_checksum_from_the_host_on_request() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig);
@@ -80,7 +80,7 @@ fn a_read_carries_a_sum_for_the_host_to_fill_in_when_asked() {
 }
 
 #[test]
-fn a_write_is_checked_where_its_sum_is_stated() {
+fn a_write_is_checked_if_its_checksum_is_stated() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig);
@@ -138,7 +138,7 @@ fn read_only_memory_is_not_written() {
 }
 
 #[test]
-fn memory_that_is_kept_from_peers_is_neither_listed_nor_used() {
+fn inaccessible_memory_is_neither_listed_nor_used() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let info = SegmentInfo { remote_accessible: false, ..segment_info(0, BYTES) };
@@ -201,7 +201,7 @@ fn registrations_have_a_limit() {
         .collect();
     let one_more = segment_info(limit as u64 * BYTES, BYTES);
     assert_eq!(rig.service.segments_mut().register(one_more), Err(RegisterError::TooMany { limit }));
-    // Every one of them can be described to a peer.
+    // All of them fit into the description for a peer.
     let peer = rig.join(Path::Stream);
     rig.ask(peer, Operation::OpenSegment, b"", 0);
     assert_eq!(SegmentDescriptor::decode(&rig.answer().body).unwrap().regions.len(), limit);
@@ -227,7 +227,7 @@ fn a_segment_is_opened_by_its_name_or_by_none() {
 }
 
 #[test]
-fn a_segment_in_use_leaves_with_its_last_user() {
+fn a_segment_in_use_is_unregistered_with_its_last_user() {
     let mut rig = Rig::new();
     let (one, two) = (rig.join(Path::Stream), rig.join(Path::Stream));
     let segment = segment(&mut rig);
@@ -248,7 +248,7 @@ fn a_segment_in_use_leaves_with_its_last_user() {
 }
 
 #[test]
-fn a_writer_that_is_gone_uses_its_segment_no_more() {
+fn the_use_of_a_segment_ends_with_its_writers_connection() {
     let mut rig = Rig::new();
     let segment = segment(&mut rig);
     let honest = rig.join(Path::Stream);
@@ -268,7 +268,7 @@ fn a_writer_that_is_gone_uses_its_segment_no_more() {
 }
 
 #[test]
-fn what_turns_out_to_be_gone_is_refused_and_the_connection_goes_on() {
+fn memory_that_is_gone_is_refused_without_closing_the_connection() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig);
@@ -285,14 +285,14 @@ fn what_turns_out_to_be_gone_is_refused_and_the_connection_goes_on() {
     rig.service.refuse_payload(peer);
     rig.assert_quiet();
     assert_eq!(write(&mut rig, peer, segment, 0, 10), Status::Ok);
-    // Nothing is in use any more.
+    // No use is left.
     rig.service.unregister(segment);
     assert_eq!(unregistered(&mut rig), [segment]);
     rig.assert_idle();
 }
 
 #[test]
-fn an_old_id_does_not_reach_the_successor() {
+fn a_stale_segment_id_does_not_name_its_successor() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let old = segment(&mut rig);
@@ -312,7 +312,7 @@ fn an_old_id_does_not_reach_the_successor() {
 }
 
 #[test]
-fn those_who_keep_a_segment_busy_are_closed_and_no_others() {
+fn only_connections_that_use_the_segment_are_closed() {
     let mut rig = Rig::new();
     let [writer, reader, elsewhere, idle] = [(); 4].map(|()| rig.join(Path::Stream));
     let leaving = segment(&mut rig);
@@ -343,8 +343,8 @@ fn those_who_keep_a_segment_busy_are_closed_and_no_others() {
 }
 
 #[test]
-#[should_panic(expected = "let go twice")]
-fn a_read_does_not_end_twice() {
+#[should_panic(expected = "released twice")]
+fn a_read_cannot_end_twice() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig);
@@ -353,8 +353,8 @@ fn a_read_does_not_end_twice() {
     rig.service.sent(holds[0]);
 }
 
-/// The ranges that a foreign engine's address check is tested with: inside, outside, over either end, empty, beyond
-/// the end of the address space, and over two regions that touch.
+/// The ranges with which a foreign engine's address check is tested: inside, outside, over either end, empty, beyond
+/// the end of the address space, and over two adjacent regions.
 #[test]
 fn addresses_are_checked_against_one_region_each() {
     let mut rig = Rig::new();
@@ -421,7 +421,7 @@ fn a_use_by_address_is_waited_for() {
     );
     rig.service.release_by_address(found);
     assert_eq!(unregistered(&mut rig), [segment]);
-    // The range is free for another region, and its users are found there.
+    // The range is free for another region, whose users are counted there.
     let next = rig.service.segments_mut().register(segment_info(0x10000 - 1, BYTES)).unwrap();
     assert_ne!(next, segment);
     let place = Place { memory: Memory::Segment(next), offset: 1, bytes: 1 };

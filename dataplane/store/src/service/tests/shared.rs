@@ -1,4 +1,4 @@
-//! Objects over shared memory.
+//! Tests of objects over shared memory.
 
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{CommitItem, CommitReply, IdItem, LookupReply, Operation, PutItem, ReserveReply};
@@ -7,7 +7,7 @@ use kvplane_proto::{ItemFlags, Limits, Status};
 use super::rig::{CHECKSUM, POOL_BYTES, Rig, body_of, digest, digests};
 use crate::service::Path;
 
-/// Reserves and commits.
+/// Reserves and commits an object.
 fn store_one(rig: &mut Rig, peer: crate::service::PeerKey, key: u8, bytes: u64) -> ReserveReply {
     let reserved = rig.reserve(peer, key, bytes);
     assert_eq!(reserved.status, Status::Ok);
@@ -107,7 +107,7 @@ fn what_another_holds_cannot_be_given_back() {
 }
 
 #[test]
-fn what_was_given_back_cannot_be_given_back_again() {
+fn a_handle_cannot_be_released_twice() {
     let mut rig = Rig::new();
     let writer = rig.join(Path::Shared);
     store_one(&mut rig, writer, 1, 100);
@@ -155,7 +155,7 @@ fn a_peer_that_is_gone_gives_back_what_it_held() {
 }
 
 #[test]
-fn a_peer_that_is_closed_gives_back_what_it_held_when_it_is_gone() {
+fn a_closed_peer_releases_its_handles_when_it_is_gone() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Shared);
     store_one(&mut rig, peer, 1, 100);
@@ -203,7 +203,7 @@ fn a_late_put_is_quarantined_until_its_writer_has_stopped() {
 }
 
 #[test]
-fn deadlines_are_those_of_the_puts_under_way() {
+fn deadlines_are_those_of_the_puts_in_flight() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Shared);
     let mut held = Vec::new();

@@ -1,5 +1,5 @@
-//! A service with an SSD, driven at random against what its callers were told: restarts with operations half done,
-//! slots that come and go, and a device that fails.
+//! Service with an SSD, driven at random and checked against the replies that its callers got: restarts with operations
+//! half done, slots that are lost and regained, and a device that fails.
 
 mod again;
 mod away;
@@ -57,9 +57,9 @@ fn restarts_keep_what_was_acknowledged() {
     }
 }
 
-/// The third put is of what names the stripes of a larger object.
+/// The third put is a stripe head.
 #[test]
-fn what_names_stripes_is_told_apart_after_a_restart_too() {
+fn stripe_heads_are_recognised_after_a_restart() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(150 + seed as u64, policy);
         for key in 0..3 {
@@ -112,12 +112,12 @@ fn what_names_stripes_is_told_apart_after_a_restart_too() {
 }
 
 #[test]
-fn what_is_hard_pinned_is_so_on_the_ssd_too() {
+fn hard_pins_hold_on_the_ssd_too() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(170 + seed as u64, policy);
         let pin = PutOptions { hard_pin: true, ..PutOptions::default() };
         world.put_with(0, &pin);
-        // Tails are written before anything else is done.
+        // Tails are written before the next request.
         world.hear();
         world.put_with(1, &PutOptions::default());
         world.settle();
@@ -130,7 +130,7 @@ fn what_is_hard_pinned_is_so_on_the_ssd_too() {
 }
 
 #[test]
-fn slots_that_leave_take_their_objects_along() {
+fn objects_of_lost_slots_are_dropped() {
     for (seed, policy) in policies().into_iter().cycle().take(8).enumerate() {
         let mut world = World::new(200 + seed as u64, policy);
         for _ in 0..40 {
@@ -143,7 +143,7 @@ fn slots_that_leave_take_their_objects_along() {
 }
 
 #[test]
-fn a_failing_device_loses_objects_but_gives_none_for_another() {
+fn a_failing_device_loses_objects_but_never_confuses_them() {
     for (seed, policy) in policies().into_iter().cycle().take(8).enumerate() {
         let mut world = World::new(300 + seed as u64, policy);
         world.faults = 2;
@@ -153,9 +153,9 @@ fn a_failing_device_loses_objects_but_gives_none_for_another() {
     }
 }
 
-/// Slots that were another's while the shard was away, and slots that nobody else can have had.
+/// Slots that other owners had while the shard was away, and slots that no other shard can have had.
 #[test]
-fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
+fn a_restart_trusts_the_device_only_if_no_slot_changed_hands() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(400 + seed as u64, policy);
         world.run(150);
@@ -189,9 +189,9 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
     }
 }
 
-/// A note that was written only once would take with it all that the device has.
+/// If there were only one copy of the ownership record, losing it would void the whole device.
 #[test]
-fn either_copy_of_the_note_of_owned_slots_will_do() {
+fn either_copy_of_the_ownership_record_suffices() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(450 + seed as u64, policy);
         world.run(100);
@@ -211,7 +211,7 @@ fn either_copy_of_the_note_of_owned_slots_will_do() {
 }
 
 #[test]
-fn a_device_that_is_not_believed_is_void_and_says_why() {
+fn an_untrusted_device_is_void_and_reports_the_reason() {
     type Spoil = (fn(&mut World), fn(&VoidCause) -> bool);
     let spoils: [Spoil; 3] = [
         (|world| world.state = 2, |why| *why == VoidCause::OtherState),
@@ -234,7 +234,7 @@ fn a_device_that_is_not_believed_is_void_and_says_why() {
             None,
             "a device that was formatted just now"
         );
-        // Maps that slots move in, so that the next is not the first.
+        // Slots migrate in these maps, so that the next one is not the first.
         world.epoch += 3;
         world.restart();
         world.settle();
@@ -247,11 +247,11 @@ fn a_device_that_is_not_believed_is_void_and_says_why() {
     }
 }
 
-/// The sweep of a slot that came back is not over when the process ends: what was void stays void.
+/// The process ends before the sweep of a regained slot is complete: void records stay void.
 #[test]
-fn what_was_void_before_a_restart_is_void_after_it() {
+fn void_records_stay_void_after_a_restart() {
     for (seed, policy) in policies().into_iter().take(2).cycle().take(4).enumerate() {
-        // A restart costs two segments, and what reclaim takes is nobody's promise.
+        // A restart costs two segments, and objects dropped by reclaim were not promised.
         let mut world = World::on(3 * DEVICE_BYTES, 500 + seed as u64, policy);
         for _ in 0..12 {
             world.run(40);
@@ -261,7 +261,7 @@ fn what_was_void_before_a_restart_is_void_after_it() {
             }
             world.restart();
             if world.service.inspect().tier().expect("a tier").snapshot().counters.slots_kept == 0 {
-                // The process ended before it had written down what it owned by the last map.
+                // The process ended before the ownership record of the last map was durable.
                 (0..KEYS as u8).for_each(|key| world.now_may(key, None));
             }
         }
@@ -270,7 +270,7 @@ fn what_was_void_before_a_restart_is_void_after_it() {
     }
 }
 
-/// What could not be read when its slots were found to be void can be read after the next start.
+/// Records that were unreadable when their slots were found to be void may be readable after the next start.
 #[test]
 fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
     let mut given_up = 0;
@@ -278,7 +278,7 @@ fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
         let mut world = World::on(3 * DEVICE_BYTES, 700 + seed as u64, policy);
         world.run(150);
         world.settle();
-        // Slots were another's meanwhile.
+        // Other owners had the slots meanwhile.
         world.epoch += 2;
         world.steady = world.epoch;
         world.may.values_mut().for_each(|may| *may = May::from([None]));
@@ -298,7 +298,7 @@ fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
     assert!(given_up > 0, "everything could be read");
 }
 
-/// A segment of which a part cannot be read may miss removals, also at the starts after that one.
+/// A segment with an unreadable part may lack removals, also at later starts.
 #[test]
 fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
     let mut lost = 0;
@@ -307,7 +307,7 @@ fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
         for _ in 0..6 {
             world.run(40);
             world.settle();
-            // What is given up for a removal that may be missing is nobody's promise.
+            // Objects given up for a removal that may be missing were not promised.
             (0..KEYS as u8).for_each(|key| world.now_may(key, None));
             let from = 4096 * (2 + world.rng.below(24));
             world.unreadable = from..from + 4096;
@@ -329,9 +329,9 @@ fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
     assert!(lost > 0, "no start missed anything");
 }
 
-/// What was being written when its slot left is void, also if the slot is back before the device is done.
+/// A write in flight when its slot is lost is void, also if the slot is back before the device is done.
 #[test]
-fn a_put_whose_slot_left_while_it_was_written_is_refused() {
+fn a_put_whose_slot_was_lost_during_the_write_is_refused() {
     for policy in policies().into_iter().take(2) {
         let mut world = World::new(600, policy);
         world.put(3);
@@ -345,8 +345,8 @@ fn a_put_whose_slot_left_while_it_was_written_is_refused() {
     }
 }
 
-/// A removal that the device could not take leaves an object there that this incarnation does not know any more. It is
-/// not replaced by what memory alone has: a restart would bring it back.
+/// A removal that the device could not take leaves a record there that this incarnation does not know any more. The
+/// object is not replaced by one in memory alone: a restart would bring the record back.
 #[test]
 fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
     let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };
@@ -372,9 +372,10 @@ fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
     assert!(world.may[&3].is_superset(&first), "what is there may come back");
 }
 
-/// It stands in the way of what it may have only: all else is replaced as ever, and nothing older comes back for it.
+/// A degraded device blocks only objects that it may have: all others are replaced as usual, and no older version comes
+/// back.
 #[test]
-fn what_a_device_that_takes_no_writes_cannot_have_is_replaced_as_ever() {
+fn objects_absent_from_a_degraded_device_are_replaced() {
     let replace = PutOptions { replace: true, ..PutOptions::default() };
     let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };
     let (mut taken, mut refused) = (0, 0);
@@ -412,7 +413,7 @@ fn what_a_device_that_takes_no_writes_cannot_have_is_replaced_as_ever() {
     assert!(taken > 20 && refused > 20, "{taken} taken, {refused} refused");
 }
 
-/// What waits to be written is in the way of others for a while only.
+/// The backlog takes memory for a while only.
 #[test]
 fn a_put_that_finds_no_room_beside_what_is_being_written_is_to_come_again() {
     for write in [WritePolicy::Through, WritePolicy::Back { within_ns: 10_000_000_000 }] {

@@ -1,4 +1,4 @@
-//! What slow requests are told with, and which objects are hot.
+//! Tests of the breakdown of slow requests, and of hot objects.
 
 use kvplane_proto::Status;
 use kvplane_proto::message::Operation;
@@ -7,7 +7,7 @@ use super::rig::{Rig, digest};
 use crate::service::{Path, SlowOperation};
 
 #[test]
-fn a_slow_put_and_a_slow_get_are_told_with_their_bytes_and_their_object() {
+fn slow_puts_and_gets_are_reported_with_bytes_and_object() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.service.control().set_slow_after(1_000);
@@ -29,14 +29,14 @@ fn a_slow_put_and_a_slow_get_are_told_with_their_bytes_and_their_object() {
 }
 
 #[test]
-fn what_is_asked_for_most_is_hot_over_streams_and_shared_memory() {
+fn the_most_read_object_is_hot_over_streams_and_shared_memory() {
     let mut rig = Rig::new();
     let (stream, shared) = (rig.join(Path::Stream), rig.join(Path::Shared));
     for key in 1..4 {
         assert_eq!(rig.put(stream, key, 256).status(), Status::Ok);
     }
     for turn in 0..600u64 {
-        // The first is asked for twice as often as the two others together.
+        // The first object is read twice as often as the two others together.
         let key = if turn % 3 < 2 { 1 } else { 2 + (turn % 2) as u8 };
         if turn % 2 == 0 {
             let (_, hold) = rig.get(stream, key).payload.expect("the object's bytes");

@@ -1,108 +1,108 @@
-//! What is counted between memory and SSD.
+//! Counters of the traffic between memory and SSD.
 
 use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats};
 
 use super::{Admission, Tiering, VoidCause};
 
-/// Counted since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TierCounters {
-    /// Gets that memory could not answer and the SSD did.
+    /// Gets that were answered from the SSD.
     pub hits: u64,
-    /// Gets that the SSD should have answered, but what it has is damaged, or was removed meanwhile.
+    /// Gets that the SSD could not answer because the record is damaged, or was removed meanwhile.
     pub misses: u64,
     /// Objects read for gets.
     pub reads: u64,
     /// Gets that joined a read in flight.
     pub reads_shared: u64,
-    /// Gets that waited for a place among the tier's reads.
+    /// Gets that waited because the tier had its maximum of reads in flight.
     pub reads_queued: u64,
     /// Objects that stayed in memory after they were read.
     pub promotions: u64,
-    /// Objects that did not.
+    /// Objects that left memory after they were read.
     pub passed_through: u64,
     /// Objects prefetched.
     pub prefetches: u64,
-    /// Of those, asked for afterwards.
+    /// Prefetched objects that a get read afterwards.
     pub prefetches_used: u64,
-    /// Of those, not asked for in time: they left memory again.
+    /// Prefetched objects that no get read in time: they left memory again.
     pub prefetches_expired: u64,
-    /// Objects not prefetched for want of room.
+    /// Objects not prefetched for lack of room.
     pub prefetch_refusals: u64,
-    /// Objects given to the tier.
+    /// Objects passed to the tier.
     pub writes: u64,
-    /// Their bytes.
+    /// Bytes of those objects.
     pub write_bytes: u64,
-    /// Times when the tier could not take an object at once.
+    /// Times that the tier could not accept an object at once.
     pub writes_put_off: u64,
-    /// Objects that were not written for want of room among those that wait, or too large.
+    /// Objects not written because the backlog was full, or because they are too large.
     pub writes_skipped: u64,
-    /// Objects that were not written because the day's bytes were used up.
+    /// Objects not written because the day's budget was used up.
     pub writes_over_budget: u64,
-    /// Objects that could not be written, in the end.
+    /// Objects whose writes failed for good.
     pub writes_failed: u64,
-    /// Writes that failed and are tried again.
+    /// Writes that failed and are retried.
     pub writes_retried: u64,
     /// Removals written.
     pub removals: u64,
-    /// Removals that could not be: a restart may bring the object back.
+    /// Removals that could not be written: a restart may bring the object back.
     pub removals_unwritten: u64,
     /// Objects that reclaim dropped.
     pub reclaimed: u64,
-    /// Slots whose objects on the SSD were believed at the start or when they came back: nobody else can have had them
-    /// meanwhile.
+    /// Slots whose objects on the SSD were trusted at the start or when the slots came back, because no other shard can
+    /// have owned them meanwhile.
     pub slots_kept: u64,
-    /// Slots that came back, and whoever had them meanwhile told what was changed there.
+    /// Slots that came back and were reconciled with the changes of their owners meanwhile.
     pub slots_compared: u64,
-    /// Slots that came back of which nobody knew what had changed: what the SSD had of them is void.
+    /// Slots that came back and whose changes no shard knew: their records on the SSD are void.
     pub slots_voided: u64,
-    /// Objects struck out as others had put or removed them while their slots were away.
+    /// Objects removed because other owners had put or removed them while their slots were away.
     pub struck: u64,
-    /// Records that the scrubber found not to be whole.
+    /// Damaged records that the scrubber found.
     pub quarantined: u64,
-    /// Of those, written again from memory.
+    /// Damaged records that were written again from memory.
     pub rewritten: u64,
     /// Objects removed because their slot went to another owner.
     pub swept: u64,
 }
 
-/// A tier at a moment.
+/// State of a tier at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TierSnapshot {
-    /// Between memory and SSD.
+    /// Counters of the traffic between memory and SSD.
     pub counters: TierCounters,
-    /// On the SSD.
+    /// Statistics of the tier.
     pub stats: TierStats,
-    /// Objects that wait to be written or are being written.
+    /// Objects in the backlog: queued to be written, or being written.
     pub backlog: u64,
-    /// Their bytes, pinned in memory.
+    /// Bytes of the backlog, pinned in memory.
     pub backlog_bytes: u64,
     /// Reads in flight.
     pub reading: u64,
-    /// Whether every record on the SSD has been looked at.
+    /// True once recovery has read every record.
     pub is_recovered: bool,
-    /// What recovery found, once it is over.
+    /// Result of recovery, once it is complete.
     pub recovered: Option<RecoveryReport>,
-    /// Why nothing is written, if so.
+    /// Reason for which the tier is degraded, if it is.
     pub degraded: Option<Reason>,
-    /// Why what the device had at the start counts as removed, if so.
+    /// Reason for which the records at the start are void, if they are.
     pub voided: Option<VoidCause>,
-    /// What the scrubber does and has found.
+    /// State of the scrubber.
     pub scrub: ScrubReport,
-    /// Segments that an operator wants to be free, while they are not.
+    /// Segments that an operator has requested to be free and that are not yet.
     pub wanted_free_segments: u32,
-    /// Bytes of a segment.
+    /// Length of a segment, in bytes.
     pub segment_bytes: u64,
-    /// What is written at the moment.
+    /// Present admission of writes.
     pub admission: Admission,
     /// Bytes written in the last day, or since the start.
     pub day_bytes: u64,
-    /// Bytes that may be; 0 without a limit.
+    /// Budget of bytes a day; 0 for no limit.
     pub bytes_per_day: u64,
 }
 
 impl Tiering {
-    /// How the tier is. Walks its segments.
+    /// Returns the state of the tier. Walks its segments.
     #[must_use]
     pub fn snapshot(&self) -> TierSnapshot {
         let (ssd, budget) = (&self.ssd, &self.demotion.budget);

@@ -1,12 +1,12 @@
-//! Memory and SSD together: what is put is written to the shard's [`Tier`], what memory has not is read from it.
+//! Tiering: objects are demoted from memory to the shard's [`Tier`], and promoted from it.
 //!
-//! * [`Ssd`]: the tier, which of its records may be given, and removals.
+//! * [`Ssd`]: the tier, the visibility of its records, and removals.
 //! * [`Demotion`]: from memory to the SSD.
 //! * [`Promotion`]: from the SSD to memory.
-//! * [`Reconciliation`]: which slots are served, and whether what the SSD has of them is still the newest.
+//! * [`Reconciliation`]: the slots that are served, and whether their records on the SSD are still the newest.
 //!
-//! The host gives memory and time with [`Tiering::drive`] and carries out the block operations. Not here: what stands
-//! on the device, which is the tier's.
+//! The host calls [`Tiering::drive`] with its memory and the time, and carries out the block operations. The format on
+//! the device belongs to the tier.
 
 mod counters;
 mod demotion;
@@ -33,7 +33,7 @@ use super::shard::Shard;
 use super::shard::effects::Effect;
 use crate::StoreConfig;
 
-/// The SSD of a shard, and what goes on between it and memory.
+/// SSD of a shard, and the traffic between it and memory.
 #[derive(Debug)]
 pub struct Tiering {
     pub(super) ssd: Ssd,
@@ -43,23 +43,27 @@ pub struct Tiering {
     reports: Reports,
 }
 
-/// What the operator is to be told.
+/// Reports to the operator.
 #[derive(Debug)]
 struct Reports {
-    /// The operator is told with so many records that are not whole.
+    /// Number of damaged records at which the next report is due.
     harm_to_tell: u64,
     recovered: Option<RecoveryReport>,
     notices: VecDeque<Event>,
 }
 
 impl Tiering {
-    /// A tier under a store of this configuration, whose objects must begin at multiples of the tier's alignment.
+    /// Creates a tier under a store of this configuration, whose objects must begin at multiples of the tier's
+    /// alignment.
     ///
     /// # Panics
-    /// When the store's units do not suit direct I/O: a mistake of the host's.
+    /// If the store's units do not suit direct I/O: a mistake of the host.
     pub(super) fn new(mut tier: Tier, policy: TierPolicy, store: &StoreConfig) -> Self {
         let (unit, align) = (store.unit_bytes, u64::from(tier.config().memory_align_bytes));
-        assert!(unit.is_multiple_of(align), "objects at multiples of {unit} for a tier that wants {align}");
+        assert!(
+            unit.is_multiple_of(align),
+            "objects begin at multiples of {unit} bytes, but the tier needs multiples of {align}"
+        );
         let (seed, other) = (store.hash_seed, tier.config().hash_seed);
         assert!(seed == other, "lists walk both indexes in one order, but their seeds differ");
         tier.set_scrub(policy.scrub_bytes_per_s);
@@ -75,14 +79,15 @@ impl Tiering {
         }
     }
 
-    /// When the next thing is to happen by itself.
+    /// Returns the time of the next action.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         let timeouts =
             [self.ssd.tier.poll_timeout(), self.demotion.poll_timeout(&self.ssd), self.promotion.poll_timeout()];
         timeouts.into_iter().flatten().min()
     }
 
-    /// Lets the tier work: gives it what waits, and `start` what the device is to do. True where there was anything.
+    /// Lets the tier work: passes it queued requests, and passes device operations to `start`. Returns true if there
+    /// was any progress.
     pub(super) fn drive(
         &mut self,
         shard: &mut Shard,
@@ -110,12 +115,12 @@ impl Tiering {
             }
         }
         progress |= self.promotion.begin_queued(&mut self.ssd, shard);
-        // The tier may have made room by itself just now, without telling of anything: what waits for it has no other
-        // occasion.
+        // The tier may just have freed space without an event: requests that wait for it would not be retried
+        // otherwise.
         progress || self.ssd.give_removals(shard, memory) | self.demotion.give_writes(&mut self.ssd, shard, memory)
     }
 
-    /// A block operation is over.
+    /// Handles the completion of a block operation.
     pub fn completed(&mut self, now_ns: u64, id: OpId, result: Result<u32, Fault>, memory: &mut dyn Memory) {
         self.ssd.tier.complete(now_ns, id, result, memory);
     }
@@ -156,9 +161,9 @@ impl Tiering {
         }
     }
 
-    /// Writes what may wait, as the shard is about to end. True once all is written.
+    /// Flushes delayed writes, as the shard is about to stop. Returns true once all is written.
     pub fn close(&mut self) -> bool {
-        // Reads go on being of use to nobody; recovery begins anew.
+        // Reads in flight do not matter any more, and recovery begins anew at the next start.
         self.demotion.close() && self.ssd.removals.is_idle() || self.ssd.is_degraded()
     }
 }

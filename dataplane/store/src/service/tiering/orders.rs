@@ -1,26 +1,26 @@
-//! What an operator orders of a tier, and is told by it.
+//! Commands of an operator to a tier, and reports to the operator.
 
 use kvplane_tier::{Event, Harm, Ownership};
 
 use super::{Admission, Tiering, VoidCause};
 
-/// Something an operator asks of a tier.
+/// Command of an operator to a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TierOrder {
-    /// Check every record once at this rate; a pass that was paused goes on. 0 pauses.
+    /// Check every record once at this rate; a paused pass continues. 0 pauses.
     Verify {
         /// Bytes a second.
         bytes_per_s: u64,
     },
-    /// Reclaim until this part of the segments is free, in percent, at most 50. 0 ends it.
+    /// Reclaim until this part of the segments is free, in percent, at most 50. 0 cancels.
     Reclaim {
-        /// How much.
+        /// Part of the segments, in percent.
         free_percent: u8,
     },
 }
 
 impl Tiering {
-    /// Carries out an order.
+    /// Carries out a command.
     pub fn order(&mut self, order: TierOrder, now_ns: u64) {
         let tier = &mut self.ssd.tier;
         match order {
@@ -33,17 +33,17 @@ impl Tiering {
         }
     }
 
-    /// Something that the operator should know: the device was opened or refused, recovery is over, writes stopped.
+    /// Returns the next event for the operator: the device was opened or refused, recovery is complete, writes stopped.
     pub fn poll_notice(&mut self) -> Option<Event> {
         self.reports.notices.pop_front()
     }
 
-    /// What is written to the SSD, where that is less than before, or again more; told once for each change.
+    /// Returns the admission of writes if it has changed since the last call.
     pub fn poll_admission(&mut self) -> Option<Admission> {
         self.demotion.budget.poll_admission()
     }
 
-    /// What of the device's records was not whole since the start: the first time, and when there is twice as much.
+    /// Returns the damaged records since the start: at the first, and whenever their number has doubled.
     pub fn poll_harm(&mut self) -> Option<Harm> {
         let harm = self.ssd.tier.harm();
         let much = harm.records() >= self.reports.harm_to_tell;
@@ -53,19 +53,20 @@ impl Tiering {
         much.then_some(harm)
     }
 
-    /// What the device said about its slots when it was opened: by which state of the control plane, and by which map.
+    /// Returns the record of ownership that the device had when it was opened: the cluster state, and the map.
     #[must_use]
     pub fn ownership(&self) -> Option<&Ownership> {
         self.ssd.tier.ownership()
     }
 
-    /// Why what the device had counts as removed since the start, if so: once.
+    /// Returns the reason for which the records at the start are void, if they are; once.
     pub fn poll_voided(&mut self) -> Option<VoidCause> {
         self.reconciliation.poll_voided()
     }
 
-    /// Slots of which the device's contents are void, as nobody could tell what others changed there: their number
-    /// since the last call, once no slot is compared any more. Not where [`Self::poll_voided`] says that it is all.
+    /// Returns the number of slots whose records are void because no shard could tell what others changed there: those
+    /// since the last call, once no slot is being reconciled. `None` if [`Self::poll_voided`] reports that all records
+    /// are void.
     pub fn poll_slots_voided(&mut self) -> Option<u64> {
         self.reconciliation.poll_slots_voided(&mut self.ssd)
     }

@@ -1,48 +1,48 @@
-//! What goes to the SSD and what comes back: decisions without effects.
+//! Policies of demotion and promotion: decisions without effects.
 
 use kvplane_proto::Digest;
 use kvplane_proto::message::PutAck;
 
-/// When an object is written to the SSD.
+/// Time at which an object is written to the SSD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WritePolicy {
-    /// As soon as it is put.
+    /// At commit (write-through).
     Through,
-    /// When it was put or asked for so often lately: what nobody asks for again is never written.
+    /// Once it was put or read this many times lately: an object that is never read again is not written.
     Selective {
-        /// How often: 2 is the second time.
+        /// Number of puts and gets; 2 is the second.
         times: u8,
     },
-    /// When it has been in memory for a while, or there is much that waits. What is removed before is never written.
-    /// Nothing leaves memory unwritten but what the device failed to take time and again.
+    /// After a time in memory, or when the backlog is large (write-back). An object that is removed before is never
+    /// written. No object leaves memory unwritten, except after the device failed to write it repeatedly.
     Back {
-        /// How long at the most, in nanoseconds.
+        /// Longest time in memory, in nanoseconds.
         within_ns: u64,
     },
 }
 
-/// How memory and SSD work together.
+/// Policy of tiering.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TierPolicy {
-    /// When an object is written.
+    /// Time at which an object is written.
     pub write: WritePolicy,
-    /// When a put of an object that is written at once is answered, unless the put says.
+    /// Default acknowledgement level of a put whose object is written at commit.
     pub ack: PutAck,
-    /// How often an object must have been asked for lately to stay in memory after it was read from the SSD: 1 keeps
-    /// everything.
+    /// Puts and gets that an object must have had lately to stay in memory after it was read from the SSD; 1 keeps
+    /// every object.
     pub promote_times: u8,
-    /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts of objects
-    /// that must be written are refused as busy, and their clients retry them: backpressure. Only the selective policy
-    /// leaves objects unwritten instead, as it promises no object to the SSD.
+    /// Part of the pool that may be pinned by the backlog, in percent. Beyond it, puts of objects that must be written
+    /// are refused as busy, and their clients retry them: backpressure. Only the selective policy leaves objects
+    /// unwritten instead, as it promises no object to the SSD.
     pub backlog_percent: u8,
-    /// How much of the pool may be filled by objects that are prefetched, in percent. 0: nothing is prefetched.
+    /// Part of the pool that may be filled by prefetched objects, in percent. 0 turns prefetching off.
     pub prefetch_percent: u8,
-    /// Whether objects are prefetched because somebody asked whether they exist, and did not say.
+    /// True if an exists request prefetches its objects by default.
     pub prefetch_on_exists: bool,
-    /// Bytes that may be written to the SSD in a day; 0 for as many as there are. What was promised to be there is
-    /// written all the same.
+    /// Budget of bytes that may be written to the SSD in a day; 0 for no limit. Objects that were promised to be on the
+    /// SSD are written regardless.
     pub bytes_per_day: u64,
-    /// How fast the records on the SSD are checked in the background, in bytes a second; 0 for not at all.
+    /// Rate at which the records on the SSD are scrubbed in the background, in bytes a second; 0 turns scrubbing off.
     pub scrub_bytes_per_s: u64,
 }
 
@@ -62,26 +62,26 @@ impl Default for TierPolicy {
 }
 
 impl TierPolicy {
-    /// What a put waits for that asked for this.
+    /// Returns the acknowledgement level of a put that named this level, or none.
     pub(super) fn ack_of(&self, asked: Option<PutAck>) -> PutAck {
         asked.unwrap_or(self.ack)
     }
 
-    /// Whether an object whose put asked for this must be written: then its put waits for room in the backlog, whatever
-    /// its answer waits for. An object that was acknowledged from memory and then not queued for the SSD would be lost
-    /// with the next one that needs its room.
+    /// Returns true if an object must be written, by its put's level: its put then waits for room in the backlog,
+    /// whatever its reply waits for. An object that was acknowledged from memory and then not queued for the SSD would
+    /// be lost when it is evicted.
     pub(super) fn must_write(&self, asked: Option<PutAck>) -> bool {
         self.ack_of(asked) != PutAck::Memory || !matches!(self.write, WritePolicy::Selective { .. })
     }
 }
 
-/// Counters of the sketch; at a byte each.
+/// Counters of the sketch, of one byte each.
 const COUNTERS: usize = 1 << 16;
-/// The most that one counter says.
+/// Largest value of a counter.
 const MOST: u8 = 15;
 
-/// How often each object was put or asked for lately: an estimate that is never too low, from two counters in a table
-/// of fixed size that all objects share. All counters are halved now and then, so that what was is forgotten.
+/// Estimate of how often each object was put or read lately, never too low: two counters for each object in a table of
+/// fixed size that all objects share. All counters are halved now and then, so that old accesses are forgotten.
 ///
 /// A count-min sketch with ageing, as TinyLFU uses it (Einziger, Friedman, Manes, 2017).
 #[derive(Debug)]
@@ -95,11 +95,11 @@ impl Frequency {
         Self { counters: vec![0; COUNTERS], seen: 0 }
     }
 
-    /// Once more; returns how often by now.
+    /// Counts an access; returns the new estimate.
     pub(super) fn see(&mut self, digest: Digest) -> u8 {
         let [one, other] = Self::places(digest);
         let count = self.counters[one].min(self.counters[other]).saturating_add(1).min(MOST);
-        // Only the lower of the two is wrong for certain.
+        // Only the lower of the two is certainly too low.
         self.counters[one] = self.counters[one].max(count);
         self.counters[other] = self.counters[other].max(count);
         self.seen += 1;
@@ -110,7 +110,7 @@ impl Frequency {
         count
     }
 
-    /// How often an object was seen.
+    /// Returns the estimate for an object.
     pub(super) fn estimate(&self, digest: Digest) -> u8 {
         let [one, other] = Self::places(digest);
         self.counters[one].min(self.counters[other])

@@ -1,4 +1,4 @@
-//! The shadow of a store: what it must hold, by value, checked after every operation.
+//! Shadow of a store: its expected contents, by value, checked after every operation.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ impl<P: EvictionPolicy> Shadow<P> {
         }
     }
 
-    /// Does `op` to the store and the shadow, and returns the answer as text.
+    /// Applies `op` to the store and the shadow, and returns the result as text.
     pub(crate) fn apply(&mut self, op: &Op) -> String {
         let answer = match *op {
             Op::Get { key } => self.get(digest(key)),
@@ -262,7 +262,7 @@ impl<P: EvictionPolicy> Shadow<P> {
         String::new()
     }
 
-    /// Takes an object out of sight; its bytes stay lent while it is pinned.
+    /// Hides an object; its bytes stay in use while it is pinned.
     fn forget(&mut self, digest: Digest) {
         if let Some(object) = self.live.remove(&digest)
             && object.pins > 0
@@ -271,7 +271,7 @@ impl<P: EvictionPolicy> Shadow<P> {
         }
     }
 
-    /// Notes which objects the last reserve evicted.
+    /// Records which objects the last reserve evicted.
     fn drop_evicted(&mut self, before: StoreStats) {
         let store = &self.store;
         let gone = self.live.extract_if(.., |digest, _| !store.exists(*digest));
@@ -286,13 +286,13 @@ impl<P: EvictionPolicy> Shadow<P> {
         assert_eq!(stats.evicted_bytes - before.evicted_bytes, bytes);
     }
 
-    /// Objects that cannot be evicted.
+    /// Returns the number of objects that cannot be evicted.
     fn in_use(&self) -> usize {
         let pinned = self.live.values().filter(|object| object.pins > 0).count();
         pinned + self.doomed.len() + self.puts.len()
     }
 
-    /// Everything that is lent: puts, removed objects, and those live objects that `stays`.
+    /// Returns the extents in use: puts, removed objects, and live objects for which `stays` returns true.
     fn lent(&self, stays: impl Fn(&Object) -> bool) -> Vec<(u64, u64)> {
         let of = |object: &Object| (object.view.extent, object.tail_bytes);
         let live = self.live.values().filter(|object| stays(object)).map(of);
@@ -305,7 +305,7 @@ impl<P: EvictionPolicy> Shadow<P> {
         lent
     }
 
-    /// The longest free stretch in granules, were only lent extents left.
+    /// Returns the longest free stretch in granules, if only the extents in use were left.
     fn longest_gap(&self, stays: impl Fn(&Object) -> bool) -> u64 {
         let pool = self.store.config().pool_bytes / 256;
         let (mut at, mut longest) = (0, 0);
@@ -318,7 +318,7 @@ impl<P: EvictionPolicy> Shadow<P> {
         longest
     }
 
-    /// The store's own invariants, and everything that can be asked without changing it.
+    /// Checks the store's own invariants, and compares all that can be read without changing it.
     fn compare(&self) {
         self.store.check();
         self.longest_gap(|_| true);

@@ -1,4 +1,4 @@
-//! The reference twins of the eviction policies: vectors, oldest first, and nothing clever.
+//! Reference twins of the eviction policies: plain vectors, oldest first.
 
 use std::collections::HashMap;
 
@@ -118,7 +118,7 @@ impl ReferenceS3Fifo {
         }
     }
 
-    /// Moves the first of the small queue without pins on to the main one, or names it as the victim.
+    /// Moves the first unpinned object of the small queue on to the main one, or names it as the victim.
     fn step_small(&mut self, entries: &Entries) -> Option<Result<EntryId, ()>> {
         let at = self.small.iter().position(|id| entries[*id].pins() == 0)?;
         if self.frequencies[&self.small[at].0] < 2 {
@@ -130,7 +130,7 @@ impl ReferenceS3Fifo {
         Some(Err(()))
     }
 
-    /// Sends the first of the main queue without pins round again, or names it as the victim.
+    /// Sends the first unpinned object of the main queue round again, or names it as the victim.
     fn step_main(&mut self, entries: &Entries) -> Option<Result<EntryId, ()>> {
         let at = self.main.iter().position(|id| entries[*id].pins() == 0)?;
         let id = self.main[at];

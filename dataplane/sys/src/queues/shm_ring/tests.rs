@@ -1,4 +1,4 @@
-//! Records arrive whole and in order, and nothing a peer writes makes us panic or leave the ring.
+//! Records arrive complete and in order; no write of a peer causes a panic or an access outside the ring.
 
 use super::*;
 use crate::region::{HugePages, RegionOptions};
@@ -46,7 +46,7 @@ fn the_longest_record_fits_and_one_more_is_full() {
 }
 
 #[test]
-fn a_length_that_reaches_past_what_was_written_is_corruption_for_good() {
+fn a_record_longer_than_the_written_bytes_is_permanent_corruption() {
     let region = place(64);
     let (mut producer, mut consumer) = ends(&region, 64);
     producer.push(&[b"abcd"]).expect("room");
@@ -58,9 +58,9 @@ fn a_length_that_reaches_past_what_was_written_is_corruption_for_good() {
     assert_eq!(consumer.pop(&mut out), Err(error), "no second chance");
 }
 
-/// A position further ahead than the ring is long would let a record reach past the ring's end.
+/// A position further ahead than the ring's capacity would let a record reach past the ring's end.
 #[test]
-fn a_producer_that_claims_more_than_the_ring_holds_is_corrupt() {
+fn a_producer_position_beyond_the_capacity_is_corruption() {
     for (tail, length) in [(72u64, 60u32), (4096, 100), (u64::MAX - 7, 100), (4, 0)] {
         let region = place(64);
         let (_, mut consumer) = ends(&region, 64);
@@ -109,7 +109,7 @@ proptest! {
         prop_assert!(guards_hold(&region));
     }
 
-    /// Whatever a peer writes over header and data, both ends go on without panic, and nothing outside changes.
+    /// Whatever a peer writes over header and data, both ends continue without panic, and bytes outside do not change.
     #[test]
     fn survives_a_hostile_peer(
         scribbles in proptest::collection::vec(

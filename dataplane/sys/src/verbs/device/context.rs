@@ -1,4 +1,4 @@
-//! An open device: what it can do, its ports, and what is made on it.
+//! Open devices: limits, ports, addresses and events.
 
 use crate::verbs::device::Provider;
 use crate::verbs::error::VerbsError;
@@ -15,38 +15,39 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What a device can do.
+/// Limits and capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Its ports are numbered from 1 to this.
+    /// Number of ports, which are numbered from 1.
     pub ports: u8,
-    /// Queue pairs.
+    /// Limit of queue pairs.
     pub queue_pairs: u32,
-    /// Requests in one queue.
+    /// Limit of requests in one queue.
     pub queue_depth: u32,
-    /// Pieces of one request.
+    /// Limit of scatter/gather entries of one request.
     pub pieces: u32,
-    /// Entries of one completion queue.
+    /// Limit of entries of one completion queue.
     pub completion_entries: u32,
-    /// Requests in one shared receive queue; 0 when there are none.
+    /// Limit of requests in one shared receive queue; 0 if those are not supported.
     pub shared_depth: u32,
-    /// Reads that a queue pair serves at the same time.
+    /// Limit of reads that a queue pair serves concurrently.
     pub reads_served: u8,
-    /// Reads that a queue pair has under way at the same time.
+    /// Limit of reads that a queue pair has in flight.
     pub reads_started: u8,
-    /// The longest memory region.
+    /// Largest memory region, in bytes.
     pub memory_bytes: u64,
-    /// Whether memory can be registered without pinning it, for reliable connections in both directions.
+    /// True if memory can be registered without pinning it (on-demand paging), for reliable connections in both
+    /// directions.
     pub on_demand: bool,
-    /// Whether relaxed ordering can be asked for (a device that does not know it ignores it).
+    /// True if relaxed ordering can be requested (a device without support ignores it).
     pub relaxed_ordering: bool,
-    /// Whether the library registers dma-bufs. Whether the device does is seen when it is tried.
+    /// True if the library registers dma-bufs. Support by the device shows when it is tried.
     pub dma_buf: bool,
-    /// Who made it.
+    /// Vendor of the device.
     pub vendor_id: u32,
 }
 
-/// An open device. Everything made on it holds it open. Any thread may use it.
+/// An open device. Objects created on it keep it open. Any thread may use it.
 pub struct Context {
     raw: NonNull<ibv_context>,
     provider: Provider,
@@ -55,7 +56,7 @@ pub struct Context {
     limits: DeviceLimits,
 }
 
-// SAFETY: contexts of libibverbs may be used from any thread, several at the same time; so may ours of software.
+// SAFETY: contexts of libibverbs and of the software devices may be used from several threads at the same time.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -82,7 +83,7 @@ impl Context {
             dma_buf: provider.functions().reg_dmabuf_mr.is_some(),
             vendor_id: 0,
         };
-        // From here on, dropping it closes the device.
+        // From here on, dropping the context closes the device.
         let mut context = Self { raw, provider, name: name.to_owned(), sysfs_path: sysfs_path.to_owned(), limits };
         context.query_limits()?;
         set_nonblocking(context.async_fd()).map_err(|source| context.refused("make events nonblocking", source))?;
@@ -91,13 +92,13 @@ impl Context {
 
     fn query_limits(&mut self) -> Result<(), VerbsError> {
         let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
-        // SAFETY: the context is open, and the library fills the struct, for which zeros are values too.
+        // SAFETY: the context is open, and the library fills the struct, for which all-zero is valid.
         let (result, attributes) = unsafe {
             let result = (self.functions().query_device)(self.raw.as_ptr(), attributes.as_mut_ptr());
             (result, attributes.assume_init())
         };
         if result != 0 {
-            return Err(self.refused("tell its limits", io::Error::from_raw_os_error(result)));
+            return Err(self.refused("report its limits", io::Error::from_raw_os_error(result)));
         }
         let count = |value: c_int| u32::try_from(value).unwrap_or(0);
         let small = |value: c_int| u8::try_from(value.clamp(0, 255)).unwrap_or(0);
@@ -120,13 +121,13 @@ impl Context {
 
     fn query_on_demand(&self) -> bool {
         let Some((query, _)) = self.extension(offset_of!(verbs_context, query_device_ex), |extended| {
-            // SAFETY: the field lies inside what the context says it has; see `extension`.
+            // SAFETY: the field lies inside the size that the context states; see `extension`.
             unsafe { (*extended).query_device_ex }
         }) else {
             return false;
         };
         let mut attributes = MaybeUninit::<ibv_device_attr_ex>::zeroed();
-        // SAFETY: the library fills at most the size it is told; zeros are values.
+        // SAFETY: the library fills at most the passed size; all-zero is valid.
         let (result, attributes) = unsafe {
             let place = attributes.as_mut_ptr();
             let result = query(self.raw.as_ptr(), std::ptr::null(), place, size_of::<ibv_device_attr_ex>());
@@ -137,7 +138,7 @@ impl Context {
             && attributes.odp_rc_caps & ODP_RC_ALL == ODP_RC_ALL
     }
 
-    /// A function of the extension around the context, if the context has one that reaches that far.
+    /// Returns a function of the context's extension, if the context has one that is large enough.
     fn extension<F>(&self, offset: usize, field: impl Fn(*const verbs_context) -> Option<F>) -> Option<(F, usize)> {
         // SAFETY: the context is open; the two fields are plain data.
         let extended = unsafe { (*self.raw.as_ptr()).abi_compat } == EXTENDED;
@@ -146,7 +147,7 @@ impl Context {
         }
         let start = self.raw.as_ptr().cast::<u8>().wrapping_sub(offset_of!(verbs_context, context));
         let start = start.cast::<verbs_context>();
-        // SAFETY: an extended context lies at the end of a verbs_context, right behind its size.
+        // SAFETY: an extended context is at the end of a verbs_context, directly behind its size.
         let size = unsafe { (*start).size };
         let reaches = size >= size_of::<verbs_context>() - offset;
         if reaches { field(start).map(|function| (function, size)) } else { None }
@@ -171,30 +172,30 @@ impl Context {
         Err(VerbsError::Limit { device: self.name.clone(), what, wanted, offered })
     }
 
-    /// The device's name.
+    /// Returns the device name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it can do.
+    /// Returns the limits and capabilities of the device.
     #[must_use]
     pub fn limits(&self) -> DeviceLimits {
         self.limits
     }
 
-    /// A port's state, speed and addresses, as they are now. Ports are numbered from 1.
+    /// Queries a port's current state, speed and addresses. Ports are numbered from 1.
     ///
     /// # Errors
-    /// When there is no such port, or the device is gone.
+    /// When the port does not exist, or the device is gone.
     pub fn port(&self, port: u8) -> Result<PortAttributes, VerbsError> {
         let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
         let place = attributes.as_mut_ptr();
         let sized = self.extension(offset_of!(verbs_context, query_port), |extended| {
-            // SAFETY: the field lies inside what the context says it has; see `extension`.
+            // SAFETY: the field lies inside the size that the context states; see `extension`.
             unsafe { (*extended).query_port }
         });
-        // SAFETY: the library fills at most the size it is told, or the compatible front of it; zeros are values.
+        // SAFETY: the library fills at most the passed size, or the compatible front of it; all-zero is valid.
         let (result, attributes) = unsafe {
             let result = match sized {
                 Some((query, _)) => query(self.raw.as_ptr(), port, place, size_of::<ibv_port_attr>()),
@@ -208,7 +209,7 @@ impl Context {
         }
     }
 
-    /// The first active port.
+    /// Returns the first active port.
     ///
     /// # Errors
     /// When none is active; the error names each port's state.
@@ -225,7 +226,7 @@ impl Context {
         Err(VerbsError::NoActivePort { device: self.name.clone(), ports })
     }
 
-    /// The usable addresses of a port, best first: RoCE v2 on IPv4, RoCE v2 on IPv6, RoCE v1, link-local ones.
+    /// Returns the usable addresses of a port, best first: RoCE v2 on IPv4, RoCE v2 on IPv6, RoCE v1, link-local ones.
     ///
     /// # Errors
     /// When there is none.
@@ -244,21 +245,21 @@ impl Context {
                 (1..=self.limits.ports).filter_map(|port| self.port(port).ok()).map(|port| port.gids as usize).sum();
             let nothing = ibv_gid_entry { gid: [0; 2], gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
             let mut raw = vec![nothing; total];
-            // SAFETY: the library writes at most as many entries as there is room for.
+            // SAFETY: the library writes at most as many entries as the array has.
             let count = unsafe { query(self.raw.as_ptr(), raw.as_mut_ptr(), raw.len(), 0, size_of::<ibv_gid_entry>()) };
             if let Ok(count) = usize::try_from(count) {
                 let of_port = raw[..count.min(total)].iter().filter(|entry| entry.port_num == u32::from(port));
                 return Ok(of_port.filter_map(GidEntry::from_raw).collect());
             }
         }
-        // Libraries before rdma-core 32, or a kernel that refused.
+        // Fallback for libraries before rdma-core 32, or a kernel that refused.
         Ok(gid::from_sysfs(std::path::Path::new(&self.sysfs_path), port))
     }
 
-    /// The next event of the device, if there is one. Any thread may ask; each event is given once.
+    /// Returns the next asynchronous event of the device, if any. Any thread may call it; each event is returned once.
     ///
     /// # Errors
-    /// When the device's event file cannot be read: it is gone.
+    /// When the device's event file cannot be read: the device is gone.
     pub fn next_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
         let mut raw = ibv_async_event { element: std::ptr::null_mut(), event_type: 0 };
         // SAFETY: the library fills one event; its descriptor is nonblocking.
@@ -267,12 +268,12 @@ impl Context {
             let source = io::Error::last_os_error();
             return match source.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(self.refused("tell its events", source)),
+                _ => Err(self.refused("report its events", source)),
             };
         }
         // SAFETY: an event's element lives until the event is acknowledged: destroying it waits for that.
         let event = unsafe { AsyncEvent::from_raw(&raw) };
-        // SAFETY: the event just taken, acknowledged once.
+        // SAFETY: the event was just taken, and is acknowledged once.
         unsafe { (self.functions().ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }
@@ -293,7 +294,7 @@ impl AsFd for Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: everything made on it held an Arc of it, so nothing is left; closed once.
+        // SAFETY: objects created on it held an Arc of it, so none is left; closed once.
         unsafe { (self.functions().close_device)(self.raw.as_ptr()) };
     }
 }
@@ -304,7 +305,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Makes reads of a descriptor return at once.
+/// Makes a descriptor nonblocking.
 pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     // SAFETY: changes a flag of a descriptor that its owner keeps open meanwhile.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

@@ -1,52 +1,32 @@
-//! Events of a device that belong to no request: ports going down and coming back, things that failed.
+//! Asynchronous events of a device that belong to no request: port state changes and failures.
 
 use crate::verbs::ffi::*;
 
-/// What happened to a device.
+/// Asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum AsyncEvent {
     /// A port lost its link.
-    PortError {
-        /// Which.
-        port: u8,
-    },
+    PortError { port: u8 },
     /// A port carries traffic again.
-    PortActive {
-        /// Which.
-        port: u8,
-    },
+    PortActive { port: u8 },
     /// A port's address in its subnet changed, or its subnet's manager or keys did.
-    LidChange {
-        /// Which.
-        port: u8,
-    },
-    /// A port's table of GIDs changed: ask for it again.
-    GidChange {
-        /// Which.
-        port: u8,
-    },
-    /// The device failed or was removed: nothing on it works any more.
+    LidChange { port: u8 },
+    /// A port's GID table changed and has to be queried again.
+    GidChange { port: u8 },
+    /// The device failed or was removed: it is unusable.
     DeviceFatal,
-    /// A queue pair failed, by an error that no request of its own reports.
-    QueuePairFatal {
-        /// Its number.
-        qp_num: u32,
-    },
-    /// A peer asked this queue pair for what it may not have; the queue pair has failed.
-    QueuePairAccess {
-        /// Its number.
-        qp_num: u32,
-    },
+    /// A queue pair failed with an error that none of its requests reports.
+    QueuePairFatal { qp_num: u32 },
+    /// A peer's request to this queue pair violated its access rights; the queue pair has failed.
+    QueuePairAccess { qp_num: u32 },
     /// The last receive that a failed queue pair took from its shared receive queue has been reported.
-    LastReceive {
-        /// The queue pair's number.
-        qp_num: u32,
-    },
+    LastReceive { qp_num: u32 },
     /// A completion queue overflowed: completions are lost, and the queue pairs on it fail.
     CompletionQueueError,
     /// A shared receive queue failed.
     SharedQueueError,
-    /// Something that asks for nothing, by its number in verbs.
+    /// Another event that needs no action, by its number in verbs.
     Other(u32),
 }
 
@@ -54,11 +34,11 @@ impl AsyncEvent {
     /// # Safety
     /// The event's element is alive: the event is not acknowledged yet.
     pub(crate) unsafe fn from_raw(raw: &ibv_async_event) -> Self {
-        // The union's number lies in the pointer's low bytes on x86-64.
+        // The union's number is in the pointer's low bytes on x86-64.
         let port = raw.element.addr() as u8;
         let qp_num = || {
             let queue = raw.element.cast::<ibv_qp>();
-            // SAFETY: called for events of queue pairs only, whose element is one and alive by the contract.
+            // SAFETY: called for events of queue pairs only, whose element is a queue pair and alive by the contract.
             if queue.is_null() { 0 } else { unsafe { (*queue).qp_num } }
         };
         match raw.event_type {

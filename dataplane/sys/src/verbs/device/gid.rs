@@ -1,8 +1,8 @@
-//! GIDs: the addresses of ports, and which of them to use.
+//! GIDs: the addresses of ports, and their ranking.
 //!
 //! A RoCE port has several for each address of its network interface, in both versions of the protocol. Version 2 runs
-//! over UDP and is routed; of its addresses the ones that stand for IPv4 work in most networks. Link-local ones reach
-//! only neighbours and come last.
+//! over UDP and is routable; its IPv4-mapped addresses work in most networks. Link-local addresses reach only neighbors
+//! and rank last.
 
 use crate::verbs::ffi::ibv_gid_entry;
 use std::fmt;
@@ -10,15 +10,15 @@ use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// The most places of a GID table that are read from sysfs.
+/// Limit of GID table entries read from sysfs.
 const SYSFS_PLACES: u32 = 1024;
 
-/// An address of a port: 128 bits, the same as an IPv6 address, or an IPv4 address inside one.
+/// Address of a port: 128 bits, an IPv6 address or an IPv4-mapped one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The address it looks like.
+    /// Returns the GID as an IPv6 address.
     #[must_use]
     pub fn address(self) -> Ipv6Addr {
         Ipv6Addr::from(self.0)
@@ -44,27 +44,27 @@ impl fmt::Display for Gid {
     }
 }
 
-/// What a GID speaks.
+/// Protocol of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand.
     InfiniBand,
-    /// RoCE version 1: its own kind of Ethernet frame, not routed.
+    /// RoCE version 1: an Ethernet protocol of its own, not routed.
     RoceV1,
     /// RoCE version 2: over UDP.
     RoceV2,
 }
 
-/// One place of a port's GID table.
+/// Entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place in the table: what a queue pair is told.
+    /// Index in the table, for queue pairs.
     pub index: u32,
     /// The address.
     pub gid: Gid,
-    /// What it speaks.
+    /// Protocol of the address.
     pub kind: GidKind,
-    /// The network interface behind it, by its number; 0 when there is none.
+    /// Index of the network interface behind it; 0 if there is none.
     pub interface: u32,
 }
 
@@ -82,11 +82,11 @@ impl GidEntry {
         Some(Self { index: raw.gid_index, gid: Gid(bytes), kind, interface: raw.ndev_ifindex })
     }
 
-    /// How good it is: smaller is better. `None`: not usable.
+    /// Returns the rank of the entry: smaller is better. `None` if it is not usable.
     #[must_use]
     pub fn rank(&self) -> Option<u8> {
         let address = self.gid.address();
-        // An InfiniBand GID's lower half is the port's; RoCE's all-zero ones are free places.
+        // The lower half of an InfiniBand GID is the port's; an all-zero RoCE GID is a free entry.
         if address.is_unspecified() {
             return None;
         }
@@ -102,22 +102,22 @@ impl GidEntry {
     }
 }
 
-/// Sorts the usable ones by rank, then by place, and drops the others.
+/// Sorts usable entries by rank, then by index, and removes the others.
 pub(crate) fn rank_entries(entries: &mut Vec<GidEntry>) {
     entries.retain(|entry| entry.rank().is_some());
     entries.sort_by_key(|entry| (entry.rank(), entry.index));
 }
 
-/// The table as sysfs has it, under the device's directory. What is missing there is left out.
+/// Reads the table from sysfs, under the device's directory. Missing entries are skipped.
 pub(crate) fn from_sysfs(device: &Path, port: u8) -> Vec<GidEntry> {
     let port = device.join("ports").join(port.to_string());
     let read = |path: &str, index: u32| fs::read_to_string(port.join(path).join(index.to_string())).ok();
     let entry = |index| {
         let gid: Ipv6Addr = read("gids", index)?.trim().parse().ok()?;
-        // A free place has no type: reading it is an error.
+        // A free entry has no type: reading it is an error.
         let kind = match read("gid_attrs/types", index)?.trim() {
             "RoCE v2" => GidKind::RoceV2,
-            // The kernel's name for both; which it is, the link layer says.
+            // The kernel's name for both; the link layer distinguishes them.
             "IB/RoCE v1" if is_ethernet(&port) => GidKind::RoceV1,
             _ => GidKind::InfiniBand,
         };

@@ -1,7 +1,7 @@
-//! The functions of libibverbs, found when the process runs: the same program starts on machines without it.
+//! Function table of libibverbs, loaded at run time: the same binary starts on machines without it.
 //!
-//! The library is opened once and stays, as its providers keep threads and handlers. Symbols are asked for in the
-//! version whose structs `ffi` describes, so that a library with another one is refused and not misread.
+//! The library is opened once and stays loaded, because its providers keep threads and handlers. Symbols are looked up
+//! in the version whose structs `ffi` describes, so that an incompatible library is rejected, not misread.
 
 use crate::library;
 use crate::verbs::error::VerbsError;
@@ -10,24 +10,24 @@ use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// The library's name in every distribution.
+/// Name of the library in every distribution.
 const LIBRARY: &str = "libibverbs.so.1";
-/// The first version with extended contexts, to which most symbols belong.
+/// First symbol version with extended contexts, to which most symbols belong.
 const V1_1: &CStr = c"IBVERBS_1.1";
 
-/// Which functions a provider has: libibverbs or a software device. All may be called from any thread.
+/// Functions of a provider: libibverbs or a software device. All may be called from any thread.
 pub(crate) struct Functions {
     pub(crate) open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
     pub(crate) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
     pub(crate) query_device: unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
-    /// The compatible form, which fills the front of the struct and leaves the rest alone.
+    /// Compatible form, which fills the front of the struct and leaves the rest unchanged.
     pub(crate) query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
     pub(crate) query_gid_table:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize>,
     pub(crate) alloc_pd: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd,
     pub(crate) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
     pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
-    /// Knows the optional access flags, such as relaxed ordering.
+    /// Supports the optional access flags, such as relaxed ordering.
     pub(crate) reg_mr_iova2: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr>,
     pub(crate) reg_dmabuf_mr: Option<unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr>,
     pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
@@ -47,14 +47,14 @@ pub(crate) struct Functions {
     pub(crate) ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
 }
 
-/// The library, with what only a library has: a list of devices to be given back.
+/// The loaded library, with the functions that only a library has: the list of devices.
 pub(crate) struct Library {
     pub(crate) functions: Functions,
     pub(crate) get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
     pub(crate) free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
 }
 
-/// The library of this process. Opened with the first call; when it was not there, the next call looks again.
+/// Returns the library of this process. Opened by the first call; if it was missing, the next call tries again.
 pub(crate) fn library() -> Result<&'static Library, VerbsError> {
     static LOADED: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LOADED.get() {
@@ -67,7 +67,7 @@ pub(crate) fn library() -> Result<&'static Library, VerbsError> {
 fn load(name: &str) -> Result<Library, VerbsError> {
     let handle = library::Library::open(name).map_err(|error| VerbsError::NoLibrary { detail: error.to_string() })?;
     let v1_0 = c"IBVERBS_1.0";
-    // SAFETY: each symbol is asked for in the version whose signature stands in the struct.
+    // SAFETY: each symbol is looked up in the version whose signature is in the struct.
     unsafe {
         Ok(Library {
             functions: Functions {
@@ -102,7 +102,7 @@ fn load(name: &str) -> Result<Library, VerbsError> {
     }
 }
 
-/// A symbol as a function pointer.
+/// Returns a symbol as a function pointer.
 ///
 /// # Safety
 /// `F` is the type of a function pointer with the symbol's signature in this version.
@@ -113,10 +113,10 @@ unsafe fn find<F: Copy>(handle: library::Library, name: &CStr, version: &CStr) -
     Some(unsafe { std::mem::transmute_copy(&symbol) })
 }
 
-/// As `find`, where there is no doing without.
+/// Returns a required symbol as a function pointer, see `find`.
 ///
 /// # Safety
-/// As for `find`.
+/// See `find`.
 unsafe fn need<F: Copy>(handle: library::Library, name: &CStr, version: &CStr) -> Result<F, VerbsError> {
     // SAFETY: by this function's contract.
     unsafe { find(handle, name, version) }.ok_or_else(|| VerbsError::MissingSymbol {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn another_library_is_not_taken_for_it() {
+    fn a_library_without_verbs_is_rejected() {
         let Err(error) = load("libc.so.6") else { panic!("libc has no verbs") };
         assert!(error.to_string().contains("ibv_open_device@IBVERBS_1.1"), "{error}");
     }

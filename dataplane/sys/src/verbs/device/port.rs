@@ -1,8 +1,8 @@
-//! Ports: state, speed and packet size.
+//! Port attributes: state, speed and MTU.
 
 use crate::verbs::ffi::*;
 
-/// Whether a port carries traffic.
+/// State of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortState {
     /// No link.
@@ -13,22 +13,22 @@ pub enum PortState {
     Armed,
     /// Carries traffic.
     Active,
-    /// Something newer than this code.
+    /// A state unknown to this code.
     Other(u32),
 }
 
-/// What the port's wires speak.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// InfiniBand: peers are named by LID, and by GID across subnets.
+    /// InfiniBand: peers are addressed by LID, and by GID across subnets.
     InfiniBand,
-    /// RoCE: peers are named by GID.
+    /// RoCE: peers are addressed by GID.
     Ethernet,
-    /// Something else.
+    /// Another link layer.
     Other,
 }
 
-/// The largest payload of one packet.
+/// MTU: the largest payload of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mtu {
     /// 256 bytes.
@@ -46,19 +46,19 @@ pub enum Mtu {
 impl Mtu {
     const ALL: [Self; 5] = [Self::Bytes256, Self::Bytes512, Self::Bytes1024, Self::Bytes2048, Self::Bytes4096];
 
-    /// In bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
         128 << self.raw()
     }
 
-    /// The size in bytes that a peer or an operator names, rounded down to one there is; 256 at least.
+    /// Returns the largest MTU that is not above a size in bytes; at least 256 bytes.
     #[must_use]
     pub fn from_bytes(bytes: u32) -> Self {
         Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= bytes).unwrap_or(Self::Bytes256)
     }
 
-    /// The number of verbs, 1 to 5, which also travels in handshakes.
+    /// Returns the MTU code of verbs, 1 to 5, which is also used in handshakes.
     #[must_use]
     pub const fn raw(self) -> u32 {
         match self {
@@ -70,31 +70,31 @@ impl Mtu {
         }
     }
 
-    /// The other way round.
+    /// Decodes an MTU code.
     #[must_use]
     pub fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.raw() == raw)
     }
 }
 
-/// A port as it is now.
+/// Current attributes of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
-    /// Its number, from 1.
+    /// Number of the port, from 1.
     pub port: u8,
-    /// Whether it carries traffic.
+    /// State of the port.
     pub state: PortState,
-    /// What it speaks.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// The packets it sends.
+    /// MTU in use.
     pub active_mtu: Mtu,
-    /// Bits per second, all lanes; 0 when the device names a speed or a width that we do not know.
+    /// Bandwidth in bits per second, over all lanes; 0 if the speed or the width is unknown to this code.
     pub bits_per_second: u64,
-    /// Its address inside an InfiniBand subnet; 0 for Ethernet.
+    /// LID inside an InfiniBand subnet; 0 for Ethernet.
     pub lid: u16,
-    /// Places in its GID table.
+    /// Size of its GID table.
     pub gids: u32,
-    /// The longest message.
+    /// Longest message, in bytes.
     pub message_bytes: u32,
 }
 
@@ -126,14 +126,15 @@ impl PortAttributes {
         }
     }
 
-    /// Whether it carries traffic.
+    /// Returns true if the port is active.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
     }
 }
 
-/// Data bits per second of one lane, by the speed's code; the specification's names beside.
+/// Returns the data rate of one lane in bits per second, by the speed's code; the names of the specification are in
+/// comments.
 fn lane_bits_per_second(code: u32) -> u64 {
     match code {
         1 => 2_500_000_000,      // SDR
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(port(32, 0, 2).bits_per_second, 100_000_000_000, "EDR x4");
         assert_eq!(port(64, 0, 2).bits_per_second, 200_000_000_000, "HDR x4");
         assert_eq!(port(128, 0, 2).bits_per_second, 400_000_000_000, "NDR x4");
-        assert_eq!(port(128, 256, 2).bits_per_second, 800_000_000_000, "XDR x4, told beside a clamped old field");
+        assert_eq!(port(128, 256, 2).bits_per_second, 800_000_000_000, "XDR x4, with the old field clamped");
         assert_eq!(port(77, 0, 2).bits_per_second, 0, "unknown is not guessed");
     }
 

@@ -1,28 +1,28 @@
-//! What a queue pair and its connection are made of, and the attributes that verbs want for it.
+//! Options of queue pairs, attributes of connections, and their translation to verbs.
 
 use crate::verbs::ffi::*;
 use crate::verbs::gid::Gid;
 use crate::verbs::port::Mtu;
 
-/// Packet sequence numbers have 24 bits.
+/// Mask of packet sequence numbers, which have 24 bits.
 const PACKET_NUMBER: u32 = (1 << 24) - 1;
 
-/// How large a queue pair is.
+/// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairOptions {
-    /// Requests under way at the same time.
+    /// Limit of requests in flight.
     pub send_depth: u32,
-    /// Pieces of one request.
+    /// Limit of scatter/gather entries of one request.
     pub send_pieces: u32,
-    /// Receives posted at the same time; without effect with a shared queue.
+    /// Limit of posted receives; ignored with a shared queue.
     pub receive_depth: u32,
-    /// Pieces of one receive.
+    /// Limit of scatter/gather entries of one receive.
     pub receive_pieces: u32,
-    /// Bytes that a request may carry inline. A device may refuse large ones.
+    /// Limit of inline bytes of a request. A device may reject large values.
     pub inline_bytes: u32,
-    /// Requests, or receives, of one flush.
+    /// Limit of requests, or receives, of one flush.
     pub batch: u32,
-    /// At the latest every so many requests one is signalled; at most half of `send_depth`, and made so.
+    /// Signalling period: at least every n-th request is signalled; reduced to half of `send_depth` if it is larger.
     pub signal_every: u32,
 }
 
@@ -40,62 +40,62 @@ impl Default for QueuePairOptions {
     }
 }
 
-/// What peers may do through a queue pair, as far as the memory's keys allow it too.
+/// Access of peers through a queue pair, as far as the memory's keys allow it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PeerAccess {
-    /// Write.
+    /// RDMA writes.
     pub write: bool,
-    /// Read.
+    /// RDMA reads.
     pub read: bool,
 }
 
-/// The way to a peer's queue pair.
+/// Route to a peer's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The peer's port, when it is reached by GID: always for Ethernet.
+    /// GID of the peer's port, if it is addressed by GID: always for Ethernet.
     pub gid: Option<Gid>,
-    /// The place of our own GID in our port's table: of the same kind as the peer's.
+    /// Index of our GID in our port's table: of the same kind as the peer's.
     pub gid_index: u8,
-    /// The peer's address in an InfiniBand subnet; 0 for Ethernet.
+    /// LID of the peer in an InfiniBand subnet; 0 for Ethernet.
     pub lid: u16,
-    /// Routers that a packet may pass.
+    /// Hop limit of packets.
     pub hop_limit: u8,
-    /// The class that switches see: DSCP and ECN bits for RoCE v2.
+    /// Traffic class for switches: DSCP and ECN bits for RoCE v2.
     pub traffic_class: u8,
-    /// The service level: the VLAN priority for RoCE.
+    /// Service level: the VLAN priority for RoCE.
     pub service_level: u8,
 }
 
-/// Everything that a connection is made of.
+/// Attributes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Our port.
+    /// Local port.
     pub port: u8,
-    /// The place of the partition key.
+    /// Index of the partition key.
     pub pkey_index: u16,
-    /// What the peer may do.
+    /// Access of the peer.
     pub access: PeerAccess,
-    /// Payload of a packet: no more than either port has active.
+    /// Path MTU: no more than the active MTU of either port.
     pub path_mtu: Mtu,
-    /// The way.
+    /// Route to the peer.
     pub route: Route,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub peer_qp_num: u32,
-    /// The first sequence number of the peer's packets: what the peer has as its own; 24 bits.
+    /// First sequence number of the peer's packets: equal to the peer's own `packet_number`; 24 bits.
     pub peer_packet_number: u32,
-    /// The first sequence number of our packets; 24 bits.
+    /// First sequence number of our packets; 24 bits.
     pub packet_number: u32,
-    /// Reads of the peer that we serve at the same time: at least what the peer starts.
+    /// Limit of the peer's reads that are served concurrently: at least the number that the peer initiates.
     pub reads_served: u8,
-    /// Reads that we start at the same time.
+    /// Limit of our reads in flight.
     pub reads_started: u8,
-    /// How long the peer waits when no receive is posted: a code of the specification, 12 is 0.64 ms.
+    /// RNR timer: wait of the peer when no receive is posted, as a code of the specification; 12 is 0.64 ms.
     pub not_ready_timer: u8,
-    /// How long an answer may take: 4.096 us times two to the power of this; 0 is for ever.
+    /// Timeout of an acknowledgement: 4.096 us times two to the power of this; 0 is unlimited.
     pub timeout: u8,
-    /// How often a request without an answer is sent again, at most 7.
+    /// Limit of retransmissions after timeouts, at most 7.
     pub retries: u8,
-    /// How often a request is sent again to a peer without receives; 7 is for ever.
+    /// Limit of retransmissions to a peer without posted receives; 7 is unlimited.
     pub not_ready_retries: u8,
 }
 
@@ -108,7 +108,7 @@ impl PeerAccess {
 }
 
 impl Connection {
-    /// What concerns the peer's packets.
+    /// Returns the attributes for the peer's packets.
     pub(crate) fn receive_attributes(&self) -> ibv_qp_attr {
         let Self { route, .. } = self;
         let (mut dgid, mut is_global) = ([0; 2], 0);
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// What concerns our packets.
+    /// Returns the attributes for our packets.
     pub(crate) fn send_attributes(&self) -> ibv_qp_attr {
         ibv_qp_attr {
             timeout: self.timeout,

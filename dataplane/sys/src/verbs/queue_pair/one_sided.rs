@@ -1,4 +1,4 @@
-//! Writes and reads that follow each other: what is the same for all of them is looked at once.
+//! Runs of one-sided writes or reads: checks that are equal for all of them are made once.
 
 use crate::verbs::completion::sequence_bits;
 use crate::verbs::error::Refusal;
@@ -8,11 +8,11 @@ use crate::verbs::send_queue::{PreparedRequest, Remote, SendQueue, check_memory}
 use crate::verbs::slots::SEQUENCE_MASK;
 use std::sync::Arc;
 
-/// Writes to one registration of a peer, or reads of it, from or to one registration of ours.
+/// A run of writes to one registration of a peer, or of reads, with one local registration.
 #[derive(Clone, Copy, Debug)]
 pub struct OneSidedRun<'a> {
     memory: &'a MemoryRegion,
-    /// Of the memory: where it begins, its length, and what the device calls it.
+    /// Copies of the memory's start address, length and local key.
     start: u64,
     bytes: usize,
     local_key: u32,
@@ -21,7 +21,7 @@ pub struct OneSidedRun<'a> {
     most: usize,
 }
 
-/// One of them, on memory of the run for certain.
+/// One request of a run; its memory belongs to the run and is in bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct OneSided<'a> {
     memory: &'a MemoryRegion,
@@ -31,7 +31,7 @@ pub struct OneSided<'a> {
 }
 
 impl<'a> OneSidedRun<'a> {
-    /// From or to `memory`: at most so many writes, or reads, with the key that the peer's registration asks for.
+    /// Creates a run on `memory`: at most `most` writes or reads, with the key of the peer's registration.
     #[inline]
     #[must_use]
     pub fn new(memory: &'a MemoryRegion, key: u32, write: bool, most: usize) -> Self {
@@ -39,8 +39,8 @@ impl<'a> OneSidedRun<'a> {
         Self { memory, start, bytes, local_key, key, write, most }
     }
 
-    /// One of them: the caller's name for it, where in the peer's memory, as the peer names it, and where in ours.
-    /// `None` when it is not inside.
+    /// Returns one request: the caller's token, the address in the peer's memory, and the offset in local memory.
+    /// `None` if it is out of bounds.
     #[inline]
     #[must_use]
     pub fn one(&self, token: u64, address: u64, offset: usize, bytes: u32) -> Option<OneSided<'a>> {
@@ -50,7 +50,7 @@ impl<'a> OneSidedRun<'a> {
     }
 }
 
-/// What the device is told of each request of a run.
+/// Fields that are equal in all requests of a run.
 #[derive(Clone, Copy)]
 struct Alike {
     id: u64,
@@ -59,7 +59,7 @@ struct Alike {
 }
 
 impl Alike {
-    /// Makes the request of this number, one that does not tell of itself.
+    /// Prepares the request with this number, unsignalled.
     #[inline(always)]
     fn prepare(self, place: &mut PreparedRequest, number: u32, one: &OneSided<'_>) {
         place.piece = one.piece;
@@ -76,7 +76,8 @@ impl Alike {
     }
 }
 
-/// To some devices a piece of zero bytes means 2 GiB. By itself, as hardly any request is empty: others only compare.
+/// Removes the piece of an empty request, because some devices take zero bytes as 2 GiB. Kept out of line: hardly any
+/// request is empty.
 #[cold]
 #[inline(never)]
 const fn without_pieces(place: &mut PreparedRequest) {
@@ -84,7 +85,7 @@ const fn without_pieces(place: &mut PreparedRequest) {
 }
 
 impl SendQueue {
-    /// Queues this one and what `next` has, as long as there is room. Returns how many.
+    /// Queues `first` and the requests that `next` returns, until the queue is full. Returns their number.
     #[inline]
     pub(crate) fn push_run<'a>(
         &mut self,
@@ -109,7 +110,7 @@ impl SendQueue {
         alike.prepare(&mut ring[from as usize & ring_mask], from, &first);
         tokens[from as usize & token_mask] = first.token;
         let (mut at, mut left, mut end) = (from.wrapping_add(1), most - 1, Ok(()));
-        // In stretches that reach the end of neither ring.
+        // In stretches that do not wrap around the end of either ring.
         while left > 0 {
             let (place, token) = (at as usize & ring_mask, at as usize & token_mask);
             let length = left.min(ring.len() - place).min(tokens.len() - token);
@@ -126,17 +127,17 @@ impl SendQueue {
             }
             left = if at.wrapping_sub(begin) as usize == length { left - length } else { 0 };
         }
-        // Where something above did not return, nothing was queued.
+        // If an error returned above, no request was queued.
         let count = at.wrapping_sub(from);
         self.signal(from, count);
         self.slots.push_many(count, run.memory);
         end.map(|()| count as usize)
     }
 
-    /// Has as many of the requests from this one on tell of themselves as must.
+    /// Marks as many of the requests from this one on as signalled as the signaling period requires.
     fn signal(&mut self, from: u32, count: u32) {
         let mask = self.ring.len() - 1;
-        // How many there are up to the next that must, and with it.
+        // Number of requests up to and including the next one to signal.
         let mut ahead = self.signal_every.saturating_sub(self.silent).max(1);
         let mut behind = self.silent + count;
         let mut passed = 0;
@@ -149,7 +150,7 @@ impl SendQueue {
         self.silent = behind;
     }
 
-    /// Queues one write or read that asks for nothing else.
+    /// Queues one write or read without flags.
     #[inline]
     pub(crate) fn push_one_sided(
         &mut self,

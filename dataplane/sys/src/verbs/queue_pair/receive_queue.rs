@@ -1,4 +1,4 @@
-//! Receives: of one queue pair, in order, or shared by several, in whichever order messages come.
+//! Receive queues: of one queue pair, in order, or shared by several, in order of message arrival.
 
 use crate::verbs::completion::{Completion, Kind, QueueId, request_id};
 use crate::verbs::context::Context;
@@ -22,7 +22,7 @@ struct Chain {
     per_request: usize,
 }
 
-// SAFETY: the pointers inside lead to memory of this chain only; the boxes stay where they are.
+// SAFETY: the pointers inside refer to memory of this chain only; the boxes do not move.
 unsafe impl Send for Chain {}
 
 impl Chain {
@@ -43,7 +43,7 @@ impl Chain {
         self.requests[index] = ibv_recv_wr { wr_id, next, sg_list, num_sge };
     }
 
-    /// Hands `count` receives from `first` on to `post`; returns how many were taken, and what it said.
+    /// Posts `count` receives from `first` on with `post`; returns the number accepted, and the result.
     fn post(
         &mut self,
         first: u32,
@@ -71,7 +71,7 @@ impl Chain {
     }
 }
 
-/// The receives of one queue pair.
+/// Receives of one queue pair.
 pub(crate) struct ReceiveQueue {
     pub(crate) slots: Slots,
     chain: Chain,
@@ -80,11 +80,11 @@ pub(crate) struct ReceiveQueue {
 
 impl ReceiveQueue {
     pub(crate) fn new(depth: u32, stride: u32, batch: u32, post: PostRecv) -> Self {
-        // One that receives from a shared queue has none of its own.
+        // A queue pair with a shared receive queue has no receives of its own.
         Self { slots: Slots::new(depth, stride, true), chain: Chain::new(batch.min(depth), stride), post }
     }
 
-    /// Takes everything out, for good.
+    /// Takes everything out permanently.
     pub(crate) fn emptied(&mut self) -> Self {
         let empty = Self::new(0, 0, 1, self.post);
         mem::replace(self, empty)
@@ -112,28 +112,28 @@ impl ReceiveQueue {
 
     pub(crate) fn flush(&mut self, queue: *mut ibv_qp) -> Result<usize, PostError> {
         let (first, count, post) = (self.slots.first_unsent(), self.slots.unsent(), self.post);
-        // SAFETY: a chain of our own that ends, whose pieces name registered memory that the slots hold until the
-        // receives are over; the queue pair is alive.
+        // SAFETY: the chain belongs to this queue and is terminated, its pieces refer to registered memory that the
+        // slots hold until the receives complete; the queue pair is alive.
         let (posted, result) = self.chain.post(first, count, |chain, bad| unsafe { post(queue, chain, bad) });
         self.slots.sent(posted);
         result
     }
 }
 
-/// Names of shared queues that were ever made; a name is not used again.
+/// Number of shared queues created so far; names are not reused.
 static SHARED_NAMES: AtomicU32 = AtomicU32::new(0);
 const NAME_BITS: u32 = 20;
 const PLACE_BITS: u32 = 16;
 const USE_BITS: u32 = 26;
 
-/// Receives that several queue pairs take from. One owner posts and retires; it may move between threads. Queue pairs
-/// keep the device's queue alive; the memory of receives is held until they are retired or this is dropped with the
-/// last of its queue pairs.
+/// Shared receive queue of several queue pairs. One owner posts and retires; it may move between threads. Queue pairs
+/// keep the device's queue alive; the memory of receives is held until they are retired, or until this queue and the
+/// last of its queue pairs are dropped.
 pub struct SharedReceiveQueue {
     places: Box<[Place]>,
     held: Box<[Option<MemoryRegion>]>,
     free: Vec<u16>,
-    /// Queued and not yet handed over, in order.
+    /// Queued receives that are not posted, in order.
     unsent: u32,
     first_unsent: u32,
     batch: u32,
@@ -146,7 +146,7 @@ pub struct SharedReceiveQueue {
 #[derive(Clone, Copy)]
 struct Place {
     token: u64,
-    /// How often the place was used: part of a receive's id.
+    /// Number of uses of the place: part of a receive's id.
     uses: u32,
     taken: bool,
 }
@@ -154,12 +154,12 @@ struct Place {
 pub(crate) struct SharedQueue {
     raw: NonNull<ibv_srq>,
     post: PostSrqRecv,
-    /// What receives that were never retired work on, once their owner is gone.
+    /// Memory of receives that were never retired, once their owner is gone.
     orphans: Mutex<Box<[Option<MemoryRegion>]>>,
     pub(crate) domain: Arc<Domain>,
 }
 
-// SAFETY: shared queues may be used from any thread, several at the same time.
+// SAFETY: shared queues may be used from several threads at the same time.
 unsafe impl Send for SharedQueue {}
 // SAFETY: as above.
 unsafe impl Sync for SharedQueue {}
@@ -171,10 +171,10 @@ impl SharedQueue {
 }
 
 impl SharedReceiveQueue {
-    /// A queue for `depth` receives of up to `pieces` pieces, handed over at most `batch` at a time.
+    /// Creates a queue for `depth` receives of up to `pieces` pieces, posted in batches of at most `batch`.
     ///
     /// # Errors
-    /// When the device has less, or no shared receive queues.
+    /// When the device supports fewer, or no shared receive queues.
     pub fn new(domain: &ProtectionDomain, depth: u32, pieces: u32, batch: u32) -> Result<Self, VerbsError> {
         let context: &Arc<Context> = domain.context();
         let most = context.limits().shared_depth.min(u32::from(u16::MAX));
@@ -191,9 +191,11 @@ impl SharedReceiveQueue {
         // SAFETY: the domain is alive and stays so; the library reads and updates the options.
         let raw = unsafe { (context.functions().create_srq)(domain.inner().raw(), &raw mut options) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(context.refused(format!("share {depth} receives"), io::Error::last_os_error()));
+            return Err(
+                context.refused(format!("create a shared queue of {depth} receives"), io::Error::last_os_error())
+            );
         };
-        // SAFETY: the queue is alive, and its table of functions was filled when the device was opened.
+        // SAFETY: the queue is alive, and its function table was filled when the device was opened.
         let post = unsafe { (*(*raw.as_ptr()).context).ops.post_srq_recv };
         let (orphans, domain) = (Mutex::default(), Arc::clone(domain.inner()));
         let inner = Arc::new(SharedQueue { raw, post, orphans, domain });
@@ -215,10 +217,10 @@ impl SharedReceiveQueue {
         &self.inner
     }
 
-    /// Queues a receive into these pieces; nothing is handed over before [`SharedReceiveQueue::flush`].
+    /// Queues a receive into these pieces; [`SharedReceiveQueue::flush`] posts it.
     ///
     /// # Errors
-    /// When it does not fit; nothing was changed.
+    /// When it does not fit; no state was changed.
     pub fn push(&mut self, token: u64, pieces: &[Piece<'_>]) -> Result<(), Refusal> {
         if self.unsent >= self.batch {
             return Err(Refusal::BatchFull);
@@ -241,35 +243,35 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Hands everything that is queued to the device, with one call. Returns how many.
+    /// Posts all queued receives with one call; returns their number.
     ///
     /// # Errors
-    /// When the device took less.
+    /// When the device accepted fewer.
     pub fn flush(&mut self) -> Result<usize, PostError> {
         let (queue, post) = (self.inner.raw.as_ptr(), self.inner.post);
         let (posted, result) = self
             .chain
-            // SAFETY: a chain of our own that ends, whose pieces name registered memory that `held` keeps until the
-            // receives are over; the queue is alive.
+            // SAFETY: the chain belongs to this queue and is terminated, its pieces refer to registered memory that
+            // `held` keeps until the receives complete; the queue is alive.
             .post(self.first_unsent, self.unsent, |chain, bad| unsafe { post(queue, chain, bad) });
         self.first_unsent = self.first_unsent.wrapping_add(posted);
         self.unsent -= posted;
         result
     }
 
-    /// Receives that may still be pushed before completions must be retired.
+    /// Returns the number of receives that can be queued before completions must be retired.
     #[must_use]
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Receives that are queued and not handed over.
+    /// Returns the number of queued receives that are not posted.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.unsent as usize
     }
 
-    /// Takes back the receive that a completion names. `None` when it is not one of this queue's.
+    /// Retires the receive of a completion. Returns `None` if it belongs to another queue.
     pub fn retire(&mut self, completion: &Completion<'_>) -> Option<RetiredRequest> {
         let id = completion.raw_id();
         let name = (id >> (PLACE_BITS + USE_BITS)) as u32 & ((1 << NAME_BITS) - 1);
@@ -292,7 +294,7 @@ impl SharedReceiveQueue {
 
 impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
-        // Until the device's queue is gone, it and queue pairs may still take receives.
+        // Until the device's queue is destroyed, receives may still be consumed.
         *self.inner.orphans.lock().unwrap_or_else(PoisonError::into_inner) = mem::take(&mut self.held);
     }
 }

@@ -1,8 +1,8 @@
-//! The sending half of a queue pair: requests are chained as they are queued and handed over with one doorbell.
+//! Send queue of a queue pair: requests are chained as they are queued and posted with one doorbell.
 //!
-//! Only as many requests as one flush may take have room here, as a device copies them when it takes them; the tokens
-//! and the memory of those under way lie in `Slots`. The usual request, one piece of the memory that the one before it
-//! was on, allocates nothing.
+//! Only as many requests as one flush may post have room here, because a device copies them when it accepts them; the
+//! tokens and the memory of those in flight are in `Slots`. The common request, with one piece in the same memory as
+//! its predecessor, allocates nothing.
 
 use crate::verbs::completion::{Kind, QueueId, request_id, sequence_bits};
 use crate::verbs::connection::QueuePairOptions;
@@ -16,33 +16,20 @@ use std::io;
 use std::ptr;
 use std::sync::Arc;
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Operation {
     /// Writes to the peer's memory.
-    Write {
-        /// Where.
-        to: Remote,
-    },
-    /// Writes to the peer's memory and then completes one of its receives with a number.
-    WriteImmediate {
-        /// Where.
-        to: Remote,
-        /// The number.
-        immediate: u32,
-    },
+    Write { to: Remote },
+    /// Writes to the peer's memory and then completes one of its receives with an immediate value.
+    WriteImmediate { to: Remote, immediate: u32 },
     /// Reads the peer's memory.
-    Read {
-        /// Where.
-        from: Remote,
-    },
+    Read { from: Remote },
     /// Sends a message to one of the peer's receives.
     Send,
-    /// The same, with a number.
-    SendImmediate {
-        /// The number.
-        immediate: u32,
-    },
+    /// Sends a message with an immediate value.
+    SendImmediate { immediate: u32 },
 }
 
 impl Operation {
@@ -50,7 +37,7 @@ impl Operation {
         matches!(self, Self::Read { .. })
     }
 
-    /// What the device is told: the number of the operation, where, and the number that travels.
+    /// Returns the opcode, the remote address with its key, and the immediate value.
     fn raw(self) -> (u32, Remote, u32) {
         match self {
             Self::Write { to } => (WR_RDMA_WRITE, to, 0),
@@ -62,38 +49,38 @@ impl Operation {
     }
 }
 
-/// A place in a peer's memory.
+/// Location in a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Remote {
-    /// As the peer names it.
+    /// Address, as defined by the peer's registration.
     pub address: u64,
-    /// What the peer's registration asks for.
+    /// Remote key of the peer's registration.
     pub key: u32,
 }
 
-/// The local side of a request.
+/// Local side of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Registered memory, in order.
     Pieces(&'a [Piece<'a>]),
-    /// Bytes that are copied now, few of them; not for reads.
+    /// A few bytes that are copied at once; not for reads.
     Inline(&'a [u8]),
 }
 
 /// A request. Unsignalled ones complete together with the next signalled one behind them.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The caller's name for it.
+    /// Token of the caller.
     pub token: u64,
-    /// What it does.
+    /// Operation of the request.
     pub operation: Operation,
-    /// The local side.
+    /// Local side of the request.
     pub payload: Payload<'a>,
-    /// Ask for a completion. Some requests get one without being asked, so that the queue never fills with silent ones.
+    /// Requests a completion. Some requests get one anyway, so that the queue never fills with unsignalled ones.
     pub signalled: bool,
-    /// Wait until earlier reads are done.
+    /// Waits until earlier reads have completed.
     pub fenced: bool,
-    /// Wake a peer that waits for messages only.
+    /// Wakes a peer that waits for solicited completions only.
     pub solicited: bool,
 }
 
@@ -105,7 +92,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A request as the device reads it, with its first piece.
+/// A request in the device's format, with its first piece.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(in crate::verbs) struct PreparedRequest {
@@ -113,18 +100,18 @@ pub(in crate::verbs) struct PreparedRequest {
     pub(in crate::verbs) piece: ibv_sge,
 }
 
-/// Places of equal length for what belongs to requests of one flush: made when they are first needed, as many queues
-/// never need them, and where they were made they stay.
+/// Pool of equally sized places for data of one flush's requests: allocated on first use, because many queues never
+/// need them, and then kept.
 struct Places<T> {
     each: usize,
     chunks: Vec<Box<[T]>>,
-    /// Places that no request has.
+    /// Free places.
     free: Vec<usize>,
-    /// Requests that were not handed over when they were last looked at, and their places, oldest first.
+    /// Requests that were not posted at the last check, and their places, oldest first.
     used: VecDeque<(u32, usize)>,
 }
 
-/// Places of one chunk.
+/// Number of places per chunk.
 const CHUNK: usize = 8;
 
 impl<T: Clone + Default> Places<T> {
@@ -132,10 +119,10 @@ impl<T: Clone + Default> Places<T> {
         Self { each: each as usize, chunks: Vec::new(), free: Vec::new(), used: VecDeque::new() }
     }
 
-    /// A place for the next request of these slots: at most as many are in use as requests wait to be handed over.
+    /// Returns a place for the next request of these slots: at most as many are in use as requests wait to be posted.
     fn take(&mut self, slots: &Slots) -> &mut [T] {
         let (head, unsent) = (slots.head(), slots.unsent());
-        // As distances back from the next request: those behind it were dropped, those far before it are the device's.
+        // Distances back from the next request: later ones were dropped, much earlier ones are posted.
         let waits = |&(at, _): &(u32, usize)| (1..=unsent).contains(&head.wrapping_sub(at));
         while let Some((_, place)) = self.used.pop_front_if(|used| !waits(used)) {
             self.free.push(place);
@@ -154,24 +141,25 @@ impl<T: Clone + Default> Places<T> {
     }
 }
 
-/// Requests of one flush, chained, over the ring of those under way.
+/// Requests of one flush, chained, over the slots of those in flight.
 pub(crate) struct SendQueue {
     pub(crate) slots: Slots,
-    /// A ring in which each points to the next.
+    /// A ring in which each request points to the next.
     pub(in crate::verbs) ring: Box<[PreparedRequest]>,
     /// Places for requests of several pieces.
     pieces: Places<ibv_sge>,
     /// Places for the bytes of inline requests.
     inline: Places<u8>,
     pub(in crate::verbs) signal_every: u32,
-    /// Requests since the last signalled one.
+    /// Number of requests since the last signalled one.
     pub(in crate::verbs) silent: u32,
-    /// The part of requests' ids that says whose they are.
+    /// Part of the requests' ids that identifies the queue.
     pub(in crate::verbs) id: u64,
     post: PostSend,
 }
 
-// SAFETY: the pointers inside lead to memory of this queue only; the queue is moved as a whole, and the boxes stay.
+// SAFETY: the pointers inside refer to memory of this queue only; the queue is moved as a whole, and the boxes do not
+// move.
 unsafe impl Send for SendQueue {}
 
 impl SendQueue {
@@ -207,7 +195,7 @@ impl SendQueue {
         }
     }
 
-    /// Takes everything out, for good.
+    /// Takes everything out permanently.
     pub(crate) fn emptied(&mut self) -> Self {
         let nothing =
             QueuePairOptions { send_depth: 0, send_pieces: 0, batch: 1, inline_bytes: 0, ..Default::default() };
@@ -215,7 +203,7 @@ impl SendQueue {
         std::mem::replace(self, empty)
     }
 
-    /// Queues a request; nothing is handed over yet.
+    /// Queues a request without posting it.
     #[inline]
     pub(crate) fn push(&mut self, request: &Request<'_>, domain: &Arc<Domain>) -> Result<(), Refusal> {
         self.check_room()?;
@@ -251,13 +239,13 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Where the next request goes.
+    /// Returns the ring index of the next request.
     #[inline]
     fn next(&self) -> usize {
         self.slots.head() as usize & (self.ring.len() - 1)
     }
 
-    /// Whether the next request is signalled.
+    /// Returns true if the next request is to be signalled.
     #[inline]
     fn is_signalled(&mut self, wanted: bool) -> bool {
         self.silent += 1;
@@ -268,7 +256,7 @@ impl SendQueue {
         signalled
     }
 
-    /// Any pieces.
+    /// Prepares a request with any number of pieces.
     fn prepare_pieces(
         &mut self,
         index: usize,
@@ -302,7 +290,7 @@ impl SendQueue {
         Ok(c_int::from(!bytes.is_empty()))
     }
 
-    /// Hands everything that is queued to the device, with one call.
+    /// Posts all queued requests with one call.
     pub(crate) fn flush(&mut self, queue: *mut ibv_qp, signal_last: bool) -> Result<usize, PostError> {
         let count = self.slots.unsent();
         if count == 0 {
@@ -317,9 +305,9 @@ impl SendQueue {
         }
         let base = self.ring.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: the chain runs from the first to the last unsent request inside our ring and ends there; the pieces
-        // name registered memory that the slots hold until the requests are over; the queue pair is alive. The device
-        // copies requests and inline bytes before it returns.
+        // SAFETY: the chain runs from the first to the last unsent request inside the ring and ends there; the pieces
+        // refer to registered memory that the slots hold until the requests complete; the queue pair is alive. The
+        // device copies requests and inline bytes before it returns.
         let result = unsafe {
             let end = &raw mut (*base.add(last)).request.next;
             let after = end.replace(ptr::null_mut());
@@ -331,7 +319,8 @@ impl SendQueue {
             self.slots.sent(count);
             return Ok(count as usize);
         }
-        // Which one was refused; a device that names none has taken them all and failed to tell the hardware.
+        // Finds the rejected request; a device that names none has accepted all and failed to ring the hardware's
+        // doorbell.
         let refused = index_of(base, bad.cast(), self.ring.len());
         let posted = refused.map_or(count, |refused| (refused.wrapping_sub(first) & mask) as u32).min(count);
         self.slots.sent(posted);
@@ -339,12 +328,12 @@ impl SendQueue {
         Err(PostError { posted: posted as usize, unsent: (count - posted) as usize, source })
     }
 
-    /// Whether requests were queued since the last signalled one: nothing will announce that they are over.
+    /// Returns true if requests were queued since the last signalled one: their completion is not reported.
     pub(crate) fn has_silent_tail(&self) -> bool {
         self.silent > 0 && self.slots.outstanding() + self.slots.unsent() > 0
     }
 
-    /// Drops what was not handed over.
+    /// Drops requests that were not posted.
     pub(crate) fn abandon(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         if self.slots.unsent() > 0 && self.slots.outstanding() > 0 {
             // The signalled one may have been among them.
@@ -353,14 +342,14 @@ impl SendQueue {
         self.slots.abandon_unsent(each);
     }
 
-    /// The queue starts anew.
+    /// Resets the queue for reuse.
     pub(crate) fn heal(&mut self) {
         self.silent = 0;
         self.slots.heal();
     }
 }
 
-/// Fills in pieces for the device; returns how many. Empty ones are left out: to some devices zero means 2 GiB.
+/// Writes pieces in the device's format; returns their number. Empty ones are omitted: some devices take zero as 2 GiB.
 pub(crate) fn fill(places: &mut [ibv_sge], pieces: &[Piece<'_>]) -> usize {
     let mut count = 0;
     for piece in pieces.iter().filter(|piece| piece.bytes() > 0) {
@@ -370,7 +359,7 @@ pub(crate) fn fill(places: &mut [ibv_sge], pieces: &[Piece<'_>]) -> usize {
     count
 }
 
-/// Whether pieces fit a queue and its domain, and may be written if they will be.
+/// Checks that pieces fit a queue and its domain, and are writable if they will be written.
 #[inline]
 pub(crate) fn check_pieces(
     pieces: &[Piece<'_>],
@@ -384,7 +373,7 @@ pub(crate) fn check_pieces(
     pieces.iter().try_for_each(|piece| check_memory(piece.memory, written, domain))
 }
 
-/// The same for the memory of one.
+/// Checks the memory of one piece.
 #[inline]
 pub(in crate::verbs) fn check_memory(
     memory: &MemoryRegion,
@@ -400,7 +389,7 @@ pub(in crate::verbs) fn check_memory(
     Ok(())
 }
 
-/// Which element of an array a pointer is.
+/// Returns the index of an array element from its pointer.
 pub(crate) fn index_of<T>(base: *const T, element: *const T, length: usize) -> Option<usize> {
     let index = element.addr().checked_sub(base.addr())? / size_of::<T>();
     (!element.is_null() && index < length).then_some(index)

@@ -1,54 +1,53 @@
-//! What a queue has queued and posted and not yet got back: the caller's token of each request, and the memory it
-//! works on.
+//! Bookkeeping of a queue's queued and posted requests: the caller's token of each, and its memory.
 //!
-//! A queue of a reliable connection completes in order. So its slots are a ring: requests enter at the head, are handed
-//! to the device up to `sent`, and leave at the tail, all up to the one that a completion names.
+//! A queue of a reliable connection completes in order. So its slots are a ring: requests enter at the head, are posted
+//! up to `sent`, and leave at the tail, up to and including the one that a completion names.
 
 use crate::verbs::completion::Status;
 use crate::verbs::memory::{MemoryRegion, Piece};
 use std::collections::VecDeque;
 
-/// Sequence numbers travel in 30 bits of a request's id.
+/// Width of the sequence number in a request's id, in bits.
 pub(crate) const SEQUENCE_BITS: u32 = 30;
 pub(in crate::verbs) const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 
-/// A request that is over: the device does not touch its memory any more.
+/// A retired request: the device does not access its memory any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetiredRequest {
-    /// The caller's name for it.
+    /// Token of the caller.
     pub token: u64,
-    /// How it ended. Requests before a signalled one share its completion: they succeeded when it is the first to
-    /// fail. When the queue was flushed it is not known of them, and they count as flushed.
+    /// Completion status. Requests before a signalled one share its completion: they succeeded if it is the first to
+    /// fail. If the queue was flushed their outcome is unknown, and they count as flushed.
     pub status: Status,
-    /// Whether it was a receive.
+    /// True for a receive.
     pub receive: bool,
 }
 
-/// Memory that requests in a row work on: most of a queue's are of one region, so it is counted once for all of them.
+/// Memory of consecutive requests: most of a queue's use one region, so it is counted once for all of them.
 struct RegionRun {
     memory: MemoryRegion,
-    /// The first of them, and the one behind the last.
+    /// First request of the run, and the one behind its last.
     from: u32,
     until: u32,
 }
 
-/// The ring of one queue's requests.
+/// Ring of one queue's requests.
 pub(crate) struct Slots {
     tokens: Box<[u64]>,
-    /// The memory of each request's first piece. Of two runs the later one begins where the earlier ended, or behind
-    /// that. At most one for each request.
+    /// Memory of each request's first piece. Of two runs the later one begins at the end of the earlier one, or behind
+    /// it. At most one run per request.
     newest: Option<RegionRun>,
-    /// Those before it, oldest first.
+    /// Earlier runs, oldest first.
     runs: VecDeque<RegionRun>,
-    /// The registrations of pieces behind the first, with the request that has them, oldest first.
+    /// Registrations of further pieces, each with its request, oldest first.
     more: VecDeque<(u32, MemoryRegion)>,
     stride: usize,
     depth: u32,
-    /// The three run freely; slots are found by their low bits.
+    /// The three counters run freely; their low bits index the slots.
     head: u32,
     sent: u32,
     tail: u32,
-    /// A request has failed: what follows did not happen.
+    /// A request has failed: later ones were not carried out.
     failed: bool,
     receive: bool,
 }
@@ -86,7 +85,7 @@ impl Slots {
         self.stride
     }
 
-    /// The sequence number of the next request, as it travels.
+    /// Returns the sequence number of the next request, as encoded in its id.
     pub(crate) fn next_sequence(&self) -> u32 {
         self.head & SEQUENCE_MASK
     }
@@ -99,7 +98,7 @@ impl Slots {
         self.sent
     }
 
-    /// Takes a request. There is room, and the pieces are at most `stride`.
+    /// Adds a request. The caller has checked for room; the pieces are at most `stride`.
     #[inline]
     pub(crate) fn push(&mut self, token: u64, pieces: &[Piece<'_>]) {
         let at = self.take(token);
@@ -109,13 +108,14 @@ impl Slots {
         }
     }
 
-    /// The places of tokens, to be filled in from the head on as far as there is room, for [`Self::push_many`].
+    /// Returns the token slots, to be filled from the head on while there is room, for [`Self::push_many`].
     #[inline]
     pub(in crate::verbs) fn tokens(&mut self) -> &mut [u64] {
         &mut self.tokens
     }
 
-    /// Takes so many requests whose tokens are in place, each on one piece of this memory. There is room.
+    /// Adds requests whose tokens are in their slots, each with one piece in this memory. The caller has checked for
+    /// room.
     #[inline]
     pub(in crate::verbs) fn push_many(&mut self, count: u32, memory: &MemoryRegion) {
         if count > 0 {
@@ -152,14 +152,14 @@ impl Slots {
         self.more.extend(pieces.iter().map(|piece| (at, piece.memory.clone())));
     }
 
-    /// The device took `count` of the unsent ones.
+    /// Records that the device accepted `count` of the unsent requests.
     pub(crate) fn sent(&mut self, count: u32) {
         debug_assert!(count <= self.unsent(), "the device took no more than it was given");
         self.sent = self.sent.wrapping_add(count);
     }
 
-    /// A completion names this request: it and all before it are over. Tells their tokens, oldest first, in runs of
-    /// those that ended alike. Returns false for one that is over already.
+    /// Retires the request that a completion names and all earlier ones. Passes their tokens, oldest first, in runs of
+    /// equal status. Returns false if the request is retired already.
     #[inline]
     pub(in crate::verbs) fn retire_runs(
         &mut self,
@@ -177,7 +177,7 @@ impl Slots {
         let first = self.tail;
         self.pass(ahead + 1);
         let alike = if before == status { ahead + 1 } else { ahead };
-        // Those may wrap around the end of the ring; the last one is by itself where it ended otherwise.
+        // The run may wrap around the end of the ring; the last request is a run of its own if its status differs.
         let start = first as usize & (self.tokens.len() - 1);
         let until_end = (alike as usize).min(self.tokens.len() - start);
         let last = first.wrapping_add(ahead) as usize & (self.tokens.len() - 1);
@@ -194,21 +194,21 @@ impl Slots {
         true
     }
 
-    /// The device has forgotten everything that was posted.
+    /// Retires all posted requests after the device has discarded them.
     pub(crate) fn forget_sent(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         let (first, count) = (self.tail, self.outstanding());
         self.pass(count);
         (0..count).for_each(|at| self.tell(first.wrapping_add(at), Status::Flushed, each));
     }
 
-    /// Drops what was not posted, newest first, with nothing posted in front of it or with it staying there.
+    /// Drops unsent requests, newest first; posted ones in front of them stay.
     pub(crate) fn abandon_unsent(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         while self.head != self.sent {
             self.head = self.head.wrapping_sub(1);
             let at = self.head;
             if let Some(run) = self.newest.as_mut().filter(|run| run.until == at.wrapping_add(1)) {
                 run.until = at;
-                // What it began with may be over.
+                // The beginning of the run may be retired.
                 if run.from == at || self.tail == at {
                     self.newest = self.runs.pop_back();
                 }
@@ -220,14 +220,14 @@ impl Slots {
         }
     }
 
-    /// The queue starts anew.
+    /// Resets the queue for reuse.
     pub(crate) fn heal(&mut self) {
         self.failed = false;
     }
 
-    /// The oldest `count` requests are over: lets go of the memory that only they held.
+    /// Removes the oldest `count` requests and releases the memory that only they held.
     fn pass(&mut self, count: u32) {
-        // As distances from the old tail, which neither is far from.
+        // As distances from the old tail, to which both are near.
         let tail = self.tail;
         while self.runs.front().is_some_and(|run| run.until.wrapping_sub(tail) <= count) {
             self.runs.pop_front();
@@ -258,7 +258,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        /// A request on these registrations.
+        /// Pushes a request on these registrations.
         Push(Vec<usize>),
         Send(u32),
         Retire(u32),
@@ -291,7 +291,7 @@ mod tests {
             let memories = [register(), register(), register()];
             let mut slots = Slots::new(8, 3, false);
             (slots.head, slots.sent, slots.tail) = (start, start, start);
-            // Tokens and memory of what is queued, and how many of them are posted.
+            // Tokens and memory of queued requests, and how many of them are posted.
             let (mut model, mut sent, mut token) = (VecDeque::<(u64, Vec<usize>)>::new(), 0usize, 0);
             for act in acts {
                 let (mut told, mut expected) = (Vec::new(), Vec::new());

@@ -1,27 +1,27 @@
-//! The life of a queue pair, as a declared table: which state follows which, and what must be said for it.
+//! State machine of a queue pair, as a declared table: the transitions, and the attributes that each requires.
 //!
-//! From the InfiniBand specification, for reliable connections. The device checks it too; the table says no before a
-//! call is made, and tells the software device the same rules.
+//! From the InfiniBand specification, for reliable connections. The device checks it too; the table rejects an invalid
+//! transition before the call, and gives the software device the same rules.
 
 use crate::verbs::ffi::*;
 
-/// Where a queue pair is.
+/// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueueState {
-    /// Made. Nothing can be posted.
+    /// Created. No request can be posted.
     Reset,
-    /// Tied to a port. Receives can be posted.
+    /// Assigned to a port. Receives can be posted.
     Initialized,
-    /// Knows its peer: requests of the peer are served.
+    /// Connected to its peer: the peer's requests are served.
     ReadyToReceive,
-    /// Requests of our own go out.
+    /// Fully connected: requests are sent.
     ReadyToSend,
-    /// Failed, by an error or on purpose: what is posted comes back flushed.
+    /// Failed, by an error or on purpose: posted requests are flushed.
     Error,
 }
 
 impl QueueState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 5] = [Self::Reset, Self::Initialized, Self::ReadyToReceive, Self::ReadyToSend, Self::Error];
 
     pub(crate) const fn raw(self) -> u32 {
@@ -38,17 +38,17 @@ impl QueueState {
         Self::ALL.into_iter().find(|state| state.raw() == raw)
     }
 
-    /// What must be said to go from here to there; `None` when there is no such way.
+    /// Returns the required attributes of a transition; `None` if it is not allowed.
     pub(crate) fn to(self, to: Self) -> Option<u32> {
         TRANSITIONS.iter().find(|(from, into, _)| (*from, *into) == (self, to)).map(|(_, _, mask)| *mask)
     }
 
-    /// Whether receives can be posted.
+    /// Returns true if receives can be posted.
     pub(crate) const fn takes_receives(self) -> bool {
         !matches!(self, Self::Reset)
     }
 
-    /// Whether requests can be posted: in the error state they come back at once, flushed.
+    /// Returns true if requests can be posted: in the error state they are flushed at once.
     pub(crate) const fn takes_sends(self) -> bool {
         matches!(self, Self::ReadyToSend | Self::Error)
     }
@@ -59,7 +59,7 @@ const RECEIVE: u32 =
     QP_STATE | QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
 const SEND: u32 = QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
 
-/// From, to, and the attributes that are given.
+/// Transitions: from, to, and the required attributes.
 pub(crate) const TRANSITIONS: [(QueueState, QueueState, u32); 12] = [
     (QueueState::Reset, QueueState::Initialized, INITIALIZE),
     (QueueState::Initialized, QueueState::ReadyToReceive, RECEIVE),

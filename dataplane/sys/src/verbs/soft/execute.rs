@@ -1,7 +1,7 @@
-//! Carrying out requests: what a NIC does on both ends of a reliable connection, without the wire between.
+//! Execution of requests: the work of the NICs at both ends of a reliable connection, without the wire between them.
 //!
-//! Lengths, keys and rights are checked before a byte moves. An error fails the queue pairs that a NIC would
-//! fail; what is posted on them is flushed.
+//! Lengths, keys and rights are checked before a byte is moved. An error fails the same queue pairs as on a NIC; their
+//! posted requests are flushed.
 
 use super::super::ffi::*;
 use super::super::states::QueueState;
@@ -9,7 +9,7 @@ use super::fabric::{QueuePair, State};
 use super::work::{Receive, Send};
 use crate::copy;
 
-/// Statuses of completions, by their numbers.
+/// Completion statuses, by their numbers in verbs.
 const LOCAL_LENGTH: u32 = 1;
 const LOCAL_PROTECTION: u32 = 4;
 const FLUSHED: u32 = 5;
@@ -19,19 +19,19 @@ const REMOTE_OPERATION: u32 = 11;
 const RETRY_EXCEEDED: u32 = 12;
 const NOT_READY: u32 = 13;
 
-/// Memory that a request names: a key, and the range that it is to cover.
+/// Memory that a request names: a key, and the accessed range.
 struct KeyRange {
     key: u32,
     address: u64,
     bytes: u64,
 }
 
-/// How a request went.
+/// Outcome of a request.
 enum Outcome {
     Done,
-    /// It stays where it is.
+    /// The request stays queued.
     Waits,
-    /// The requester's status; the peer fails too if `peer` says so.
+    /// Status for the requester; `peer` is true if the peer's queue pair fails too.
     Failed {
         status: u32,
         peer: bool,
@@ -47,7 +47,7 @@ const fn both_failed(status: u32) -> Outcome {
 }
 
 impl State {
-    /// Carries out what waits and can go on.
+    /// Resumes waiting requests that can proceed.
     pub(super) fn progress(&mut self) {
         let waiting: Vec<u32> = self.waiting.iter().copied().collect();
         for number in waiting {
@@ -55,7 +55,7 @@ impl State {
         }
     }
 
-    /// Carries out a queue pair's requests, in order, as far as they go.
+    /// Executes a queue pair's requests in order until one has to wait.
     pub(super) fn run(&mut self, number: u32) {
         while let Some(queue) = self.queue_pairs.get_mut(&number) {
             if queue.state == QueueState::Error {
@@ -99,14 +99,14 @@ impl State {
         }
     }
 
-    /// Takes a queue pair to its error state and flushes it.
+    /// Moves a queue pair to its error state and flushes it.
     pub(super) fn fail(&mut self, number: u32) {
         if let Some(queue) = self.queue_pairs.get_mut(&number) {
             let already = std::mem::replace(&mut queue.state, QueueState::Error) == QueueState::Error;
             let (context, place, shares) = (queue.context, queue.place, queue.shared.is_some());
             self.flush(number);
             if shares && !already {
-                // It takes nothing more from the queue that it shares.
+                // It consumes no more receives of its shared queue.
                 self.tell(context, EVENT_QP_LAST_WQE_REACHED, place);
             }
         }
@@ -166,7 +166,7 @@ impl State {
         Outcome::Done
     }
 
-    /// The queue pair at the other end, if it would answer.
+    /// Returns the queue pair at the other end, if it would respond.
     pub(super) fn reachable_peer(&self, number: u32) -> Option<&QueuePair> {
         let queue = &self.queue_pairs[&number];
         let peer = self.queue_pairs.get(&queue.peer)?;
@@ -179,7 +179,7 @@ impl State {
         answers.then_some(peer)
     }
 
-    /// A message, or a write that tells of itself: takes one of the peer's receives.
+    /// Delivers a message, or a write with immediate: consumes one of the peer's receives.
     fn deliver(&mut self, number: u32, peer_number: u32, send: &Send) -> Outcome {
         let Some(receive) = self.take_receive(peer_number) else { return self.not_ready(number) };
         let peer = &self.queue_pairs[&peer_number];
@@ -247,7 +247,7 @@ impl State {
         pieces.iter().all(|piece| self.allows(domain, &range(piece), access))
     }
 
-    /// Whether a key of this domain covers a range with these rights.
+    /// Returns true if a key of this domain covers a range with these rights.
     fn allows(&self, domain: u32, range: &KeyRange, access: u32) -> bool {
         let Some(memory) = self.memories.get(&range.key) else { return false };
         let inside = range.address >= memory.address
@@ -255,7 +255,7 @@ impl State {
         memory.domain == domain && inside && memory.access & access == access
     }
 
-    /// Whether a request that is posted names this key.
+    /// Returns true if a posted request uses this key.
     pub(super) fn is_posted(&self, key: u32) -> bool {
         let names = |pieces: &[ibv_sge]| pieces.iter().any(|piece| piece.lkey == key);
         let sent = |send: &Send| send.inline.is_none() && names(&send.pieces);
@@ -270,13 +270,13 @@ impl State {
 fn move_bytes(to: u64, from: u64, bytes: u64) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
     let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
-    // SAFETY: the caller checked that both ranges are registered, and registrations hold their memory mapped and
-    // writable if they say so; the fabric is locked, so none of them ends meanwhile. Others may access the same
+    // SAFETY: the caller checked that both ranges are registered, and registrations hold their memory mapped and, if
+    // they state so, writable; the fabric is locked, so none of them ends meanwhile. Other threads may access the same
     // bytes, which these copies allow.
     unsafe { copy::copy_bytes(to, from, bytes as usize) };
 }
 
-/// From a request's pieces, or the bytes in it, to one range.
+/// Copies a request's pieces, or its inline bytes, to one range.
 fn gather(send: &Send, mut to: u64) {
     if let Some(bytes) = &send.inline {
         move_bytes(to, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
@@ -288,7 +288,7 @@ fn gather(send: &Send, mut to: u64) {
     }
 }
 
-/// From one range to pieces that have room for it.
+/// Copies one range to pieces that have room for it.
 fn scatter(mut from: u64, mut bytes: u64, pieces: &[ibv_sge]) {
     for piece in pieces {
         let part = bytes.min(piece.length.into());
@@ -297,7 +297,7 @@ fn scatter(mut from: u64, mut bytes: u64, pieces: &[ibv_sge]) {
     }
 }
 
-/// From a request's pieces to a receive's, which have room for them.
+/// Copies a request's pieces to a receive's pieces, which have room for them.
 fn scatter_message(send: &Send, pieces: &[ibv_sge]) {
     let inline = send.inline.as_ref().map(|bytes| (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64));
     let sources = match inline {

@@ -1,4 +1,4 @@
-//! The state of a fabric: its devices, and all that was made on them, by number.
+//! State of a fabric: its devices, and the objects created on them, by number.
 
 use super::super::ffi::*;
 use super::super::states::QueueState;
@@ -12,18 +12,18 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Events that wait to be read; more are dropped.
+/// Limit of queued events; further ones are dropped.
 const MAX_EVENTS: usize = 1024;
 
-/// The devices of one fabric and what was made on them.
+/// Devices of one fabric and the objects created on them.
 pub(super) struct Fabric {
-    /// Never changed, as C holds their addresses.
+    /// Never changed, because C code holds their addresses.
     devices: Vec<SoftDevice>,
     state: Mutex<State>,
     null: bool,
 }
 
-/// A device as C sees it, and whose it is.
+/// A device as seen by C, with its fabric.
 #[repr(C)]
 pub(super) struct SoftDevice {
     raw: ibv_device,
@@ -31,7 +31,7 @@ pub(super) struct SoftDevice {
     pub(super) index: usize,
 }
 
-// SAFETY: devices are not written after they were made.
+// SAFETY: devices are not written after their creation.
 unsafe impl std::marker::Send for SoftDevice {}
 // SAFETY: as above.
 unsafe impl Sync for SoftDevice {}
@@ -77,18 +77,18 @@ impl SoftDevice {
     }
 }
 
-/// Everything that changes.
+/// Mutable state of a fabric.
 pub(super) struct State {
     pub(super) ports: Vec<Port>,
     pub(super) contexts: BTreeMap<u32, ContextState>,
-    /// By domain: its device.
+    /// Device of each domain.
     pub(super) domains: BTreeMap<u32, usize>,
     pub(super) memories: BTreeMap<u32, Memory>,
     pub(super) channels: BTreeMap<u32, Channel>,
     pub(super) completions: BTreeMap<u32, Completions>,
     pub(super) shared: BTreeMap<u32, FabricState>,
     pub(super) queue_pairs: BTreeMap<u32, QueuePair>,
-    /// Queue pairs with requests that wait.
+    /// Queue pairs with waiting requests.
     pub(super) waiting: BTreeSet<u32>,
     pub(super) violations: u64,
     last_number: u32,
@@ -104,7 +104,7 @@ pub(super) struct Port {
 pub(super) struct ContextState {
     pub(super) device: usize,
     pub(super) bell: OwnedFd,
-    /// Type and element.
+    /// Queued events: type and element.
     pub(super) events: VecDeque<(u32, usize)>,
 }
 
@@ -117,7 +117,7 @@ pub(super) struct Memory {
 
 pub(super) struct Channel {
     pub(super) bell: OwnedFd,
-    /// Addresses of queues.
+    /// Queued events: addresses of completion queues.
     pub(super) events: VecDeque<usize>,
 }
 
@@ -126,10 +126,10 @@ pub(super) struct Completions {
     pub(super) capacity: usize,
     pub(super) ready: VecDeque<ibv_wc>,
     pub(super) overflowed: bool,
-    /// Armed, and if so for solicited ones only.
+    /// Set if armed; true if for solicited completions only.
     pub(super) armed: Option<bool>,
     pub(super) channel: Option<u32>,
-    /// The queue as C sees it.
+    /// Address of the queue as seen by C.
     pub(super) place: usize,
 }
 
@@ -149,16 +149,16 @@ pub(super) struct QueuePair {
     pub(super) access: u32,
     pub(super) peer: u32,
     pub(super) peer_device: Option<usize>,
-    /// Both ends have to agree on it, or nothing gets through.
+    /// Must be equal at both ends, or no request gets through.
     pub(super) path_mtu: u32,
     pub(super) retries: NotReadyRetries,
     pub(super) sends: VecDeque<Send>,
     pub(super) receives: VecDeque<Receive>,
-    /// The queue pair as C sees it.
+    /// Address of the queue pair as seen by C.
     pub(super) place: usize,
 }
 
-/// How often a request is repeated whose receiver is not ready, and how often yet for the one at hand.
+/// Limit of retries of a request whose receiver is not ready, and the retries left for the current one.
 #[derive(Clone, Copy, Default)]
 pub(super) struct NotReadyRetries {
     pub(super) limit: u8,
@@ -183,7 +183,7 @@ impl State {
         }
     }
 
-    /// A number for something new.
+    /// Returns the number of a new object.
     pub(super) fn number(&mut self) -> u32 {
         self.last_number += 1;
         self.last_number
@@ -232,21 +232,21 @@ impl State {
         }
     }
 
-    /// Tells every context of a device.
+    /// Sends an event to every context of a device.
     fn announce(&mut self, device: usize, kind: u32, element: usize) {
         for context in self.contexts.values_mut().filter(|context| context.device == device) {
             context.push(kind, element);
         }
     }
 
-    /// Tells the context that something was made on.
+    /// Sends an event to a context.
     pub(super) fn tell(&mut self, context: u32, kind: u32, element: usize) {
         if let Some(context) = self.contexts.get_mut(&context) {
             context.push(kind, element);
         }
     }
 
-    /// Adds a completion and rings for it if the queue is armed.
+    /// Adds a completion, and signals the channel if the queue is armed.
     pub(super) fn complete(&mut self, queue: u32, entry: ibv_wc, solicited: bool) {
         let Some(completions) = self.completions.get_mut(&queue) else { return };
         if completions.ready.len() >= completions.capacity {
@@ -280,21 +280,22 @@ impl ContextState {
     }
 }
 
-/// An eventfd that is readable as long as there is something to take.
+/// Creates an eventfd that is readable while events are queued.
 pub(super) fn bell() -> io::Result<OwnedFd> {
     event_fd()
 }
 
-/// Makes a bell readable.
+/// Makes an eventfd readable.
 fn ring(bell: &OwnedFd) {
     let one = 1u64.to_ne_bytes();
-    // SAFETY: writes from eight bytes of ours. It is ours alone and its count is bounded, so it does not block.
+    // SAFETY: writes from eight bytes of this function. The eventfd has no other user and its count is bounded, so the
+    // write does not block.
     unsafe { libc::write(bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
 }
 
-/// Makes a bell silent: nothing is left to read.
+/// Makes an eventfd unreadable, because no event is left.
 pub(super) fn hush(bell: &OwnedFd) {
     let mut count = [0u8; 8];
-    // SAFETY: reads into eight bytes of ours; the descriptor is nonblocking.
+    // SAFETY: reads into eight bytes of this function; the descriptor is nonblocking.
     unsafe { libc::read(bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
 }

@@ -1,14 +1,14 @@
-//! RDMA devices of software, inside this process: the same C structs and functions as a NIC's, without one.
+//! Software RDMA devices inside this process: the same C structs and functions as those of a NIC.
 //!
-//! `loopback` devices move real bytes between queue pairs of one process, in order, with the checks a NIC makes: keys,
-//! bounds, access, receives that are not there, peers that are gone. A request is carried out when it is posted, or, if
-//! it must wait (for a receive, or because its device is paused), when somebody posts or polls. Completions become
-//! visible by polling only. Ports can be pulled and devices removed. There is no clock: what a NIC repeats by timers is
-//! repeated here with each poll.
+//! `loopback` devices move real bytes between queue pairs of one process, in order, with the checks of a NIC: keys,
+//! bounds, access rights, missing receives, dead peers. A request is executed when it is posted, or, if it has to wait
+//! (for a receive, or because its device is paused), during a later post or poll. Completions become visible by polling
+//! only. Ports can be set down and devices removed. There is no clock: timer-driven retries of a NIC happen here at
+//! each poll.
 //!
-//! A `null` device completes everything at once and moves nothing but messages: it shows what our own code costs.
+//! A `null` device completes everything at once and moves only messages: it measures the cost of our own code.
 //!
-//! It is a test device: one lock for all of a fabric, and no packets, paths or congestion.
+//! For tests only: a single lock for a whole fabric, and no packets, paths or congestion.
 
 mod execute;
 mod fabric;
@@ -26,13 +26,12 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A port of a software device: each has one.
+/// Port of a software device; each device has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftPort {
-    /// What it claims as its speed, as four lanes of a speed there is: rounded down to 10, 40, 56, 100, 200, 400 or
-    /// 800 Gb/s.
+    /// Reported bandwidth, as four lanes of an existing speed: rounded down to 10, 40, 56, 100, 200, 400 or 800 Gb/s.
     pub bits_per_second: u64,
-    /// What it claims as its packets.
+    /// Reported MTU.
     pub mtu: super::Mtu,
 }
 
@@ -42,15 +41,15 @@ impl Default for SoftPort {
     }
 }
 
-/// Software devices `loop0`, `loop1` and so on that reach each other, and the hands on their cables. Clones are the
-/// same fabric. Any thread may use it.
+/// Software devices `loop0`, `loop1` and so on that reach each other, with control over their ports. Clones refer to
+/// the same fabric. Any thread may use it.
 #[derive(Clone)]
 pub struct Loopback {
     fabric: Arc<Fabric>,
 }
 
 impl Loopback {
-    /// A fabric with one device for each port.
+    /// Creates a fabric with one device for each port.
     #[must_use]
     pub fn new(ports: &[SoftPort]) -> Self {
         Self { fabric: Fabric::new("loop", ports, false) }
@@ -68,30 +67,31 @@ impl Loopback {
         self.fabric.raw_devices()
     }
 
-    /// Pulls a device's cable, or puts it back. The queue pairs of a device without a cable fail and are flushed; peers
-    /// that ask them for something get no answer. Both ways the device tells of it by an event.
+    /// Sets a device's port up or down. When it goes down, the device's queue pairs fail and are flushed; requests of
+    /// peers get no response. The device reports either change by an event.
     pub fn set_port(&self, device: usize, up: bool) {
         self.fabric.lock().set_port(device, up);
     }
 
-    /// Lets a device's requests wait where they are, or go on: to have something under way for certain.
+    /// Pauses or resumes the requests of a device: makes sure that requests are in flight.
     pub fn pause(&self, device: usize, paused: bool) {
         self.fabric.lock().pause(device, paused);
     }
 
-    /// Removes a device as if pulled out of the machine: it fails, tells so by an event, and cannot be opened again.
+    /// Removes a device as if it was pulled out of the machine: it fails, reports that by an event, and cannot be
+    /// opened again.
     pub fn remove(&self, device: usize) {
         self.fabric.lock().remove(device);
     }
 
-    /// Memory registered on a device.
+    /// Returns the number of memory regions registered on a device.
     #[must_use]
     pub fn registered(&self, device: usize) -> usize {
         self.fabric.lock().registered(device)
     }
 
-    /// Times that memory was deregistered under a request that was posted and not over: a NIC would have failed or
-    /// written somewhere. Always zero, unless this crate is wrong.
+    /// Returns the number of deregistrations under a posted request: a NIC would have failed or corrupted memory.
+    /// Always zero, unless this crate has a bug.
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.fabric.lock().violations

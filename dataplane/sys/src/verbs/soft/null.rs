@@ -1,7 +1,7 @@
-//! The null device's data path: signalled requests complete at once and one-sided ones move nothing.
+//! Data path of the null device: signalled requests complete at once and one-sided ones move no bytes.
 //!
-//! Messages reach the peer's receives as on a `loopback` device, where there are both, so that drivers above can agree
-//! on what they need before they start.
+//! Messages reach the peer's receives as on a `loopback` device, if both exist, so that drivers can exchange their
+//! setup messages before they start.
 
 use super::super::ffi::*;
 use super::objects::{SoftQueue, state};
@@ -11,7 +11,7 @@ use libc::c_int;
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
-/// Completions that wait to be polled: request, opcode and queue pair.
+/// Completions that wait to be polled: request id, opcode and queue pair.
 pub(super) struct Ring {
     entries: VecDeque<(u64, u32, u32)>,
     capacity: usize,
@@ -24,7 +24,7 @@ impl Ring {
 }
 
 /// # Safety
-/// As verbs ask: a queue pair of a null device, and a chain of requests that ends.
+/// Contract of verbs: a queue pair of a null device, and a terminated chain of requests.
 pub(super) unsafe extern "C" fn post_send(
     queue: *mut ibv_qp,
     mut request: *mut ibv_send_wr,
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn post_send(
         }
         if current.send_flags & SEND_SIGNALED != 0 {
             if ring.entries.len() >= ring.capacity {
-                // SAFETY: the caller's place for it.
+                // SAFETY: writes to the caller's variable.
                 unsafe { *bad = request };
                 return libc::ENOMEM;
             }
@@ -57,10 +57,10 @@ const fn is_message(opcode: u32) -> bool {
     matches!(opcode, WR_SEND | WR_SEND_WITH_IMM)
 }
 
-/// Hands a message to the peer, if there is one. The sender learns nothing of it: for it everything succeeds.
+/// Delivers a message to the peer, if there is one. The sender gets no error: for it every request succeeds.
 ///
 /// # Safety
-/// As for `post_send`.
+/// See `post_send`.
 #[cold]
 unsafe fn deliver(queue: *mut ibv_qp, request: &ibv_send_wr) {
     // SAFETY: by this function's contract.
@@ -76,7 +76,7 @@ unsafe fn deliver(queue: *mut ibv_qp, request: &ibv_send_wr) {
 }
 
 /// # Safety
-/// As verbs ask: a completion queue of a null device, and room for `room` entries.
+/// Contract of verbs: a completion queue of a null device, and space for `room` entries.
 pub(super) unsafe extern "C" fn poll(queue: *mut ibv_cq, room: c_int, entries: *mut ibv_wc) -> c_int {
     // SAFETY: by this function's contract.
     let completions = unsafe { &*queue.cast::<SoftQueue>() };
@@ -88,7 +88,7 @@ pub(super) unsafe extern "C" fn poll(queue: *mut ibv_cq, room: c_int, entries: *
             WR_SEND | WR_SEND_WITH_IMM => WC_SEND,
             _ => WC_RDMA_WRITE,
         };
-        // SAFETY: inside the caller's room.
+        // SAFETY: inside the caller's array.
         unsafe { entries.add(index).write(ibv_wc { wr_id, opcode, qp_num, ..ibv_wc::default() }) };
     }
     drop(ring);
@@ -96,8 +96,8 @@ pub(super) unsafe extern "C" fn poll(queue: *mut ibv_cq, room: c_int, entries: *
     if count == room {
         return count;
     }
-    // Messages that came.
-    // SAFETY: by this function's contract; what remains of the caller's room.
+    // Appends the completions of received messages.
+    // SAFETY: by this function's contract; within the rest of the caller's array.
     let received = unsafe { queues::poll(queue, room - count, entries.add(count as usize)) };
     if received < 0 { received } else { count + received }
 }

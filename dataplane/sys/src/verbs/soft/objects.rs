@@ -1,4 +1,4 @@
-//! The objects of software devices as C sees them: the structs of verbs, with what we add behind them.
+//! Objects of software devices as seen by C: the structs of verbs, followed by private fields.
 
 use super::super::ffi::*;
 use super::fabric::{Fabric, State};
@@ -17,14 +17,14 @@ pub(super) struct SoftContext {
     pub(super) device: usize,
 }
 
-/// A completion queue; its ring is used by the null device only.
+/// A completion queue; only the null device uses its ring.
 #[repr(C)]
 pub(super) struct SoftQueue {
     pub(super) raw: ibv_cq,
     pub(super) ring: Mutex<null::Ring>,
 }
 
-/// A channel and its number.
+/// A completion channel with its number.
 #[repr(C)]
 pub(super) struct SoftChannel {
     pub(super) raw: ibv_comp_channel,
@@ -64,30 +64,30 @@ impl SoftContext {
     }
 }
 
-/// The context behind a pointer of ours.
+/// Returns the context behind a pointer to a software device's context.
 ///
 /// # Safety
-/// The pointer is of an open software device and stays so for `'a`.
+/// The pointer refers to an open software device and stays valid for `'a`.
 pub(super) unsafe fn context<'a>(raw: *mut ibv_context) -> &'a SoftContext {
     // SAFETY: by this function's contract; contexts of software devices begin with the C struct.
     unsafe { &*raw.cast::<SoftContext>() }
 }
 
-/// The locked state behind a pointer of ours.
+/// Locks and returns the fabric state behind a context pointer.
 ///
 /// # Safety
-/// As for `context`.
+/// See `context`.
 pub(super) unsafe fn state<'a>(raw: *mut ibv_context) -> MutexGuard<'a, State> {
     // SAFETY: by this function's contract.
     unsafe { context(raw) }.fabric.lock()
 }
 
-/// A box for C.
+/// Boxes a value and passes its ownership to C.
 pub(super) fn give<T, U>(value: T) -> *mut U {
     Box::into_raw(Box::new(value)).cast()
 }
 
-/// Takes a box back from C.
+/// Takes the ownership of a box back from C and drops it.
 ///
 /// # Safety
 /// The pointer came from `give::<T, _>` and is not used again.
@@ -96,22 +96,22 @@ pub(super) unsafe fn take<T, U>(pointer: *mut U) {
     drop(unsafe { Box::from_raw(pointer.cast::<T>()) });
 }
 
-/// An empty C object: numbers, null pointers, and locks that nobody takes.
+/// Returns an all-zero C object: numbers, null pointers, and locks that are never taken.
 ///
 /// # Safety
-/// `T` is one of the structs of verbs, for which zeros are values.
+/// `T` is one of the structs of verbs, for which all-zero is valid.
 pub(super) unsafe fn zeroed<T>() -> T {
     // SAFETY: by this function's contract.
     unsafe { mem::zeroed() }
 }
 
-/// Says why, and returns the null pointer that verbs return then.
+/// Sets errno and returns a null pointer, as verbs do on errors.
 pub(super) fn refuse<T>(error: c_int) -> *mut T {
     set_errno(error);
     ptr::null_mut()
 }
 
 pub(super) fn set_errno(error: c_int) {
-    // SAFETY: this thread's own errno.
+    // SAFETY: writes this thread's own errno.
     unsafe { *libc::__errno_location() = error };
 }

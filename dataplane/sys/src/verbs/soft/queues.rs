@@ -1,6 +1,7 @@
-//! The functions of verbs for queue pairs and shared receive queues, and the data path of `loopback` devices.
+//! Verbs functions for queue pairs and shared receive queues, and the data path of `loopback` devices.
 //!
-//! Callers keep the contracts of libibverbs: pointers are of living objects of a software device, and lists end.
+//! Callers satisfy the contracts of libibverbs: pointers refer to living objects of a software device, and lists are
+//! terminated.
 
 use super::super::ffi::*;
 use super::super::states::QueueState;
@@ -11,13 +12,13 @@ use super::work::{Receive, Send};
 use libc::c_int;
 use std::collections::VecDeque;
 
-/// The most bytes inline.
+/// Limit of inline bytes.
 const MAX_INLINE: u32 = 1024;
 
 pub(super) unsafe extern "C" fn create_srq(raw: *mut ibv_pd, options: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: a domain of ours, the caller's options.
+    // SAFETY: a domain of a software device, the caller's options.
     let (device, depth, mut srq) = unsafe { ((*raw).context, (*options).max_wr as usize, zeroed::<ibv_srq>()) };
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let mut state = unsafe { state(device) };
     let number = state.number();
     state.shared.insert(number, FabricState { depth, receives: VecDeque::new() });
@@ -26,19 +27,19 @@ pub(super) unsafe extern "C" fn create_srq(raw: *mut ibv_pd, options: *mut ibv_s
 }
 
 pub(super) unsafe extern "C" fn destroy_srq(raw: *mut ibv_srq) -> c_int {
-    // SAFETY: a shared queue of ours.
+    // SAFETY: a shared queue of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw).handle) };
     if state.queue_pairs.values().any(|queue| queue.shared == Some(number)) {
         return libc::EBUSY;
     }
     state.shared.remove(&number);
-    // SAFETY: made by `create_srq`, not used again.
+    // SAFETY: created by `create_srq`, not used again.
     unsafe { take::<ibv_srq, _>(raw) };
     0
 }
 
 pub(super) unsafe extern "C" fn create_qp(raw: *mut ibv_pd, options: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: a domain of ours, the caller's options with queues of ours.
+    // SAFETY: a domain of a software device, the caller's options with its queues.
     let (domain, options, mut qp) = unsafe { (&*raw, &*options, zeroed::<ibv_qp>()) };
     let cap = options.cap;
     let too_much = [cap.max_send_wr, cap.max_recv_wr].iter().any(|depth| *depth > MAX_DEPTH as u32)
@@ -79,7 +80,7 @@ pub(super) unsafe extern "C" fn create_qp(raw: *mut ibv_pd, options: *mut ibv_qp
 }
 
 pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: a queue pair of ours, the caller's attributes.
+    // SAFETY: a queue pair of a software device, the caller's attributes.
     let (mut state, number, attributes) = unsafe { (state((*raw).context), (*raw).qp_num, &*attributes) };
     let devices = state.ports.len();
     let device = state.queue_pairs.get(&number).map(|queue| queue.device);
@@ -119,7 +120,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attributes: *mut ibv
 }
 
 pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw).qp_num) };
     state.waiting.remove(&number);
     if let Some(queue) = state.queue_pairs.remove(&number) {
@@ -130,7 +131,7 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
             completions.ready.retain(|entry| entry.qp_num != number);
         }
     }
-    // SAFETY: made by `create_qp`, not used again.
+    // SAFETY: created by `create_qp`, not used again.
     unsafe { take::<ibv_qp, _>(raw) };
     0
 }
@@ -140,7 +141,7 @@ pub(super) unsafe extern "C" fn post_send(
     mut request: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of a software device.
     let (mut state, number) = unsafe { (state((*queue).context), (*queue).qp_num) };
     let mut result = 0;
     while !request.is_null() {
@@ -151,7 +152,7 @@ pub(super) unsafe extern "C" fn post_send(
             _ => libc::EINVAL,
         };
         if result != 0 {
-            // SAFETY: the caller's place for it.
+            // SAFETY: writes to the caller's variable.
             unsafe { *bad = request };
             break;
         }
@@ -169,13 +170,13 @@ pub(super) unsafe extern "C" fn post_receive(
     mut receive: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of a software device.
     let (mut state, number) = unsafe { (state((*queue).context), (*queue).qp_num) };
     while !receive.is_null() {
         let Some(queue) = state.queue_pairs.get_mut(&number) else { return libc::EINVAL };
         let fits = queue.receives.len() < queue.depth.1;
         if !fits || queue.state == QueueState::Reset {
-            // SAFETY: the caller's place for it.
+            // SAFETY: writes to the caller's variable.
             unsafe { *bad = receive };
             return if fits { libc::EINVAL } else { libc::ENOMEM };
         }
@@ -196,12 +197,12 @@ pub(super) unsafe extern "C" fn post_shared(
     mut receive: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a shared queue of ours.
+    // SAFETY: a shared queue of a software device.
     let (mut state, number) = unsafe { (state((*queue).context), (*queue).handle) };
     while !receive.is_null() {
         let Some(queue) = state.shared.get_mut(&number) else { return libc::EINVAL };
         if queue.receives.len() >= queue.depth {
-            // SAFETY: the caller's place for it.
+            // SAFETY: writes to the caller's variable.
             unsafe { *bad = receive };
             return libc::ENOMEM;
         }
@@ -215,7 +216,7 @@ pub(super) unsafe extern "C" fn post_shared(
 }
 
 pub(super) unsafe extern "C" fn poll(queue: *mut ibv_cq, room: c_int, entries: *mut ibv_wc) -> c_int {
-    // SAFETY: a completion queue of ours.
+    // SAFETY: a completion queue of a software device.
     let (mut state, number) = unsafe { (state((*queue).context), (*queue).handle) };
     state.progress();
     let Some(completions) = state.completions.get_mut(&number) else { return -libc::EINVAL };
@@ -224,14 +225,14 @@ pub(super) unsafe extern "C" fn poll(queue: *mut ibv_cq, room: c_int, entries: *
     }
     let count = completions.ready.len().min(usize::try_from(room).unwrap_or(0));
     for (index, entry) in completions.ready.drain(..count).enumerate() {
-        // SAFETY: inside the caller's room.
+        // SAFETY: inside the caller's array.
         unsafe { entries.add(index).write(entry) };
     }
     count as c_int
 }
 
 pub(super) unsafe extern "C" fn arm(queue: *mut ibv_cq, only_solicited: c_int) -> c_int {
-    // SAFETY: a completion queue of ours.
+    // SAFETY: a completion queue of a software device.
     let (mut state, number) = unsafe { (state((*queue).context), (*queue).handle) };
     match state.completions.get_mut(&number) {
         Some(completions) => {

@@ -1,6 +1,7 @@
-//! The functions of verbs over a fabric, all but those of queue pairs: C's pointers in, the fabric's numbers out.
+//! Verbs functions over a fabric, except those of queue pairs: translates C pointers to the fabric's object numbers.
 //!
-//! Callers keep the contracts of libibverbs: pointers are of living objects of a software device, and lists end.
+//! Callers satisfy the contracts of libibverbs: pointers refer to living objects of a software device, and lists are
+//! terminated.
 
 use super::super::ffi::*;
 use super::super::library::Functions;
@@ -13,12 +14,12 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The most of anything in one queue.
+/// Depth limit of all queues but completion queues.
 pub(super) const MAX_DEPTH: c_int = 1 << 16;
-/// The most completions of one queue.
+/// Limit of the entries of one completion queue.
 const MAX_COMPLETIONS: c_int = 1 << 22;
 pub(super) const MAX_PIECES: c_int = 30;
-/// One GID by the device's hardware address, one by its IPv4 address.
+/// GIDs per device: one from its hardware address, one from its IPv4 address.
 const GIDS: usize = 2;
 
 pub(crate) static FUNCTIONS: Functions = Functions {
@@ -49,7 +50,7 @@ pub(crate) static FUNCTIONS: Functions = Functions {
 };
 
 unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: devices of ours begin with the C struct and live as long as their fabric.
+    // SAFETY: software devices begin with the C struct and live as long as their fabric.
     let device = unsafe { &*raw.cast::<SoftDevice>() };
     let Some(fabric) = device.fabric.upgrade() else { return refuse(libc::ENODEV) };
     let Ok(bell) = fabric::bell() else { return refuse(libc::EMFILE) };
@@ -68,7 +69,7 @@ unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_context {
 }
 
 unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
-    // SAFETY: an open device of ours, not used again.
+    // SAFETY: an open software device, not used again.
     unsafe {
         state(raw).contexts.remove(&context(raw).number);
         take::<SoftContext, _>(raw);
@@ -105,10 +106,10 @@ unsafe extern "C" fn query_port(raw: *mut ibv_context, port: u8, attributes: *mu
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let (state, device) = unsafe { (state(raw), context(raw).device) };
     let port = &state.ports[device];
-    // The fastest of the speeds there are that four lanes carry.
+    // Fastest existing speed that four lanes reach within the reported bandwidth.
     let codes = [(200, 256), (100, 128), (50, 64), (25, 32), (14, 16), (10, 4)];
     let fits = |(giga, _): &&(u64, u32)| giga * 4_000_000_000 <= port.claims.bits_per_second;
     let speed = codes.iter().find(fits).map_or(1, |(_, code)| *code);
@@ -131,7 +132,7 @@ unsafe extern "C" fn query_port(raw: *mut ibv_context, port: u8, attributes: *mu
     0
 }
 
-/// A device's addresses: link-local, and the IPv4 address 10.88.x.y with its number in it.
+/// Returns a device's addresses: link-local, and the IPv4 address 10.88.x.y that contains its number.
 pub(super) fn gids(device: usize) -> [[u8; 16]; GIDS] {
     let [.., high, low] = (device as u32 + 1).to_be_bytes();
     [
@@ -152,20 +153,20 @@ unsafe extern "C" fn query_gid_table(
     _flags: u32,
     _entry_bytes: usize,
 ) -> isize {
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let device = unsafe { context(raw) }.device;
     let count = GIDS.min(room);
     for (index, gid) in gids(device).into_iter().enumerate().take(count) {
         let entry =
             ibv_gid_entry { gid: words(gid), gid_index: index as u32, port_num: 1, gid_type: 2, ndev_ifindex: 0 };
-        // SAFETY: inside the caller's room.
+        // SAFETY: inside the caller's array.
         unsafe { entries.add(index).write(entry) };
     }
     count as isize
 }
 
 unsafe extern "C" fn alloc_pd(raw: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let (mut state, device) = unsafe { (state(raw), context(raw).device) };
     let handle = state.number();
     state.domains.insert(handle, device);
@@ -173,7 +174,7 @@ unsafe extern "C" fn alloc_pd(raw: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of a software device.
     let (mut state, domain) = unsafe { (state((*raw).context), (*raw).handle) };
     let used = state.memories.values().any(|memory| memory.domain == domain)
         || state.queue_pairs.values().any(|queue| queue.domain == domain);
@@ -181,7 +182,7 @@ unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
         return libc::EBUSY;
     }
     state.domains.remove(&domain);
-    // SAFETY: made by `alloc_pd`, not used again.
+    // SAFETY: created by `alloc_pd`, not used again.
     unsafe { take::<ibv_pd, _>(raw) };
     0
 }
@@ -198,13 +199,13 @@ unsafe extern "C" fn reg_mr_iova2(
     start: u64,
     access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of a software device.
     let (device, domain) = unsafe { ((*raw).context, (*raw).handle) };
     let peers_write = access & ACCESS_REMOTE_WRITE != 0 && access & ACCESS_LOCAL_WRITE == 0;
     if bytes == 0 || start != address.expose_provenance() as u64 || peers_write || access & ACCESS_ON_DEMAND != 0 {
         return refuse(libc::EINVAL);
     }
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let mut state = unsafe { state(device) };
     let key = state.number();
     state.memories.insert(key, Memory { domain, address: start, bytes: bytes as u64, access });
@@ -212,20 +213,20 @@ unsafe extern "C" fn reg_mr_iova2(
 }
 
 unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
-    // SAFETY: a registration of ours.
+    // SAFETY: a registration of a software device.
     let (mut state, key) = unsafe { (state((*raw).context), (*raw).handle) };
     if state.is_posted(key) {
         state.violations += 1;
     }
     state.memories.remove(&key);
-    // SAFETY: made by `reg_mr_iova2`, not used again.
+    // SAFETY: created by `reg_mr_iova2`, not used again.
     unsafe { take::<ibv_mr, _>(raw) };
     0
 }
 
 unsafe extern "C" fn create_comp_channel(raw: *mut ibv_context) -> *mut ibv_comp_channel {
     let Ok(bell) = fabric::bell() else { return refuse(libc::EMFILE) };
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let mut state = unsafe { state(raw) };
     let (number, fd) = (state.number(), bell.as_raw_fd());
     state.channels.insert(number, Channel { bell, events: VecDeque::new() });
@@ -233,13 +234,13 @@ unsafe extern "C" fn create_comp_channel(raw: *mut ibv_context) -> *mut ibv_comp
 }
 
 unsafe extern "C" fn destroy_comp_channel(raw: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw.cast::<SoftChannel>()).number) };
     if state.completions.values().any(|queue| queue.channel == Some(number)) {
         return libc::EBUSY;
     }
     state.channels.remove(&number);
-    // SAFETY: made by `create_comp_channel`, not used again.
+    // SAFETY: created by `create_comp_channel`, not used again.
     unsafe { take::<SoftChannel, _>(raw) };
     0
 }
@@ -252,7 +253,7 @@ unsafe extern "C" fn create_cq(
     _vector: c_int,
 ) -> *mut ibv_cq {
     let Ok(capacity) = usize::try_from(entries) else { return refuse(libc::EINVAL) };
-    // SAFETY: an open device of ours, and a channel of ours or none.
+    // SAFETY: an open software device, and a channel of it or none.
     let (context, channel_number, mut cq) = unsafe {
         let number = (!channel.is_null()).then(|| (*channel.cast::<SoftChannel>()).number);
         (context(raw), number, zeroed::<ibv_cq>())
@@ -276,7 +277,7 @@ unsafe extern "C" fn create_cq(
 }
 
 unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw).handle) };
     if state.queue_pairs.values().any(|queue| queue.completions == number) {
         return libc::EBUSY;
@@ -284,12 +285,12 @@ unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
     if let Some(queue) = state.completions.remove(&number) {
         forget_events(&mut state, &queue);
     }
-    // SAFETY: made by `create_cq`, not used again.
+    // SAFETY: created by `create_cq`, not used again.
     unsafe { take::<SoftQueue, _>(raw) };
     0
 }
 
-/// Nobody may be told of a queue that is gone.
+/// Removes the events of a destroyed queue.
 fn forget_events(state: &mut State, queue: &Completions) {
     if let Some(channel) = queue.channel.and_then(|channel| state.channels.get_mut(&channel)) {
         channel.events.retain(|place| *place != queue.place);
@@ -307,7 +308,7 @@ unsafe extern "C" fn get_cq_event(
     queue: *mut *mut ibv_cq,
     token: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw.cast::<SoftChannel>()).number) };
     let event = state.channels.get_mut(&number).and_then(|channel| {
         let event = channel.events.pop_front();
@@ -321,7 +322,7 @@ unsafe extern "C" fn get_cq_event(
         return -1;
     };
     let place = ptr::with_exposed_provenance_mut::<ibv_cq>(place);
-    // SAFETY: the caller's places; a queue is alive as long as it has events, and the state is locked.
+    // SAFETY: writes to the caller's variables; a queue is alive as long as it has events, and the state is locked.
     unsafe { (*queue, *token) = (place, (*place).cq_context) };
     0
 }
@@ -329,7 +330,7 @@ unsafe extern "C" fn get_cq_event(
 unsafe extern "C" fn ack_cq_events(_queue: *mut ibv_cq, _count: u32) {}
 
 unsafe extern "C" fn get_async_event(raw: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let (mut state, number) = unsafe { (state(raw), context(raw).number) };
     let found = state.contexts.get_mut(&number).and_then(|context| {
         let event = context.events.pop_front();

@@ -1,4 +1,4 @@
-//! Requests as the software device keeps them: copied out of the caller's lists.
+//! Requests in the software device's form: copied out of the caller's lists.
 
 use super::super::ffi::*;
 
@@ -11,7 +11,7 @@ pub(super) struct Send {
     pub(super) remote_address: u64,
     pub(super) remote_key: u32,
     pub(super) pieces: Vec<ibv_sge>,
-    /// The bytes themselves, when they came inline.
+    /// Contents of an inline request.
     pub(super) inline: Option<Vec<u8>>,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Receive {
     pub(super) pieces: Vec<ibv_sge>,
 }
 
-/// The pieces of a request.
+/// Copies the pieces of a request.
 ///
 /// # Safety
 /// `list` points to `count` pieces.
@@ -36,7 +36,7 @@ unsafe fn pieces(list: *const ibv_sge, count: i32) -> Vec<ibv_sge> {
 
 impl Send {
     /// # Safety
-    /// A request as verbs describe it: pieces that are there, and bytes behind them when it is inline.
+    /// A request as verbs describe it: existing pieces, and readable bytes behind them if it is inline.
     pub(super) unsafe fn copy(raw: &ibv_send_wr) -> Self {
         // SAFETY: by this function's contract.
         let pieces = unsafe { pieces(raw.sg_list, raw.num_sge) };

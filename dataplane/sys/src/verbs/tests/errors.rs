@@ -1,4 +1,4 @@
-//! What errors say: the cause, the numbers, and what to do.
+//! Error texts: the cause, the numbers, and the next step.
 
 use super::super::error::VerbsError;
 use super::super::{Refusal, memlock_limit_bytes};

@@ -1,11 +1,11 @@
-//! Our structs against those of the installed headers, as a C compiler lays them out.
+//! Our structs compared with those of the installed headers, as a C compiler lays them out.
 
 use super::super::ffi::*;
 use std::fmt::Write;
 use std::mem::{align_of, offset_of, size_of};
 use std::process::Command;
 
-/// Name in C, what we say, and what C calls it.
+/// Name in C, our value, and C's value.
 struct Fact {
     c: String,
     ours: usize,
@@ -140,7 +140,7 @@ fn constants() -> Vec<Fact> {
 }
 
 #[test]
-fn our_structs_are_laid_out_as_in_the_headers() {
+fn structs_have_the_layout_of_the_headers() {
     let facts = facts();
     let mut source =
         String::from("#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void){\n");
@@ -170,6 +170,6 @@ fn our_structs_are_laid_out_as_in_the_headers() {
     for (fact, theirs) in facts.iter().zip(theirs) {
         assert_eq!(fact.ours, theirs, "{}", fact.c);
     }
-    // Newer headers may have grown the struct by the field that we know already.
+    // Newer headers may have grown the struct by a field that is known here already.
     assert_eq!(size_of::<ibv_port_attr>(), 56);
 }

@@ -1,4 +1,4 @@
-//! Tests of what only this crate sees of verbs.
+//! Tests of verbs internals that are not visible outside this crate.
 
 mod errors;
 mod layout;

@@ -1,4 +1,4 @@
-//! Devices that take only part of a list, and rings that wrap.
+//! Devices that accept only part of a list, and rings that wrap.
 
 use super::super::completion::{Kind, QueueId, Status};
 use super::super::ffi::*;
@@ -11,7 +11,7 @@ use crate::{IoBuf, Region, RegionOptions};
 use libc::c_int;
 use std::sync::Mutex;
 
-/// How many requests the device below takes before it says no, whether it names the one it refused, and what it saw.
+/// Number of requests that the device below accepts, whether it names the rejected one, and the requests that it saw.
 static TAKES: Mutex<(usize, bool, Vec<u64>)> = Mutex::new((0, true, Vec::new()));
 
 unsafe extern "C" fn picky(_: *mut ibv_qp, mut request: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
@@ -19,7 +19,7 @@ unsafe extern "C" fn picky(_: *mut ibv_qp, mut request: *mut ibv_send_wr, bad: *
     while !request.is_null() {
         if takes.0 == 0 {
             if takes.1 {
-                // SAFETY: the caller's place.
+                // SAFETY: the caller's variable.
                 unsafe { *bad = request };
             }
             return libc::ENOMEM;
@@ -34,7 +34,7 @@ unsafe extern "C" fn picky(_: *mut ibv_qp, mut request: *mut ibv_send_wr, bad: *
 }
 
 #[test]
-fn what_a_device_refuses_stays_queued_in_order() {
+fn rejected_requests_stay_queued_in_order() {
     let fabric = Loopback::new(&[SoftPort::default()]);
     let context = Verbs::loopback(&fabric).device("loop0").expect("device").open().expect("opened");
     let domain = ProtectionDomain::new(&context).expect("domain");
@@ -59,7 +59,7 @@ fn what_a_device_refuses_stays_queued_in_order() {
         drop(state);
         sends.flush(std::ptr::null_mut(), false).map_err(|error| (error.posted, error.unsent))
     };
-    // Off the ring's start, so that what follows wraps.
+    // Away from the ring's start, so that the following requests wrap.
     push(&mut sends, 5);
     assert_eq!(flush(&mut sends, 9, true), Ok(5));
     push(&mut sends, 7);
@@ -74,11 +74,11 @@ fn what_a_device_refuses_stays_queued_in_order() {
 }
 
 #[test]
-fn slots_survive_the_end_of_their_numbers() {
+fn slots_survive_wrapping_sequence_numbers() {
     let mut slots = Slots::new(3, 0, false);
     let mut told = Vec::new();
     let mut sequence = 0;
-    // Past the 30 bits that travel would take too long: start the walk where retiring has to wrap the ring often.
+    // Passing the 30 bits of sequence numbers would take too long: start where retiring has to wrap the ring often.
     for round in 0..10_000u64 {
         for step in 0..3 {
             sequence = slots.next_sequence();
@@ -94,14 +94,14 @@ fn slots_survive_the_end_of_their_numbers() {
 }
 
 #[test]
-fn ids_say_what_they_were_made_of() {
+fn ids_encode_kind_sequence_and_queue() {
     let id =
         super::super::completion::request_id(Kind::Receive, 0x2bcd_ef01, QueueId { index: 0xfffe, generation: 0x8001 });
     assert_eq!(id, (1 << 62) | (0x2bcd_ef01 << 32) | (0x8001 << 16) | 0xfffe);
 }
 
 #[test]
-fn the_software_device_notices_what_must_never_happen() {
+fn deregistration_under_a_posted_request_is_a_violation() {
     let fabric = Loopback::new(&[SoftPort::default()]);
     let context = Verbs::loopback(&fabric).device("loop0").expect("device").open().expect("opened");
     let domain = ProtectionDomain::new(&context).expect("domain");
@@ -111,8 +111,8 @@ fn the_software_device_notices_what_must_never_happen() {
     let buffer = IoBuf::whole(region);
     let place = buffer.pointer().cast();
     let mut bad = std::ptr::null_mut();
-    // SAFETY: living objects of a software device, a list that ends, and memory that nothing is sent to. This goes
-    // around the safe functions, which would have held the registration.
+    // SAFETY: living objects of a software device, a terminated list, and memory to which no message is sent. This
+    // bypasses the safe functions, which would have held the registration.
     unsafe {
         let memory = (functions.reg_mr)(domain.inner().raw(), place, 4096, ACCESS_LOCAL_WRITE as c_int);
         let mut piece = ibv_sge { addr: place.addr() as u64, length: 64, lkey: (*memory).lkey };

@@ -1,4 +1,4 @@
-//! Two connected ends of a reliable connection, on any devices, and the waiting that tests need.
+//! Two ends of a reliable connection, on any devices, with the waits that tests need.
 
 use kvplane_sys::verbs::{
     Access, CompletionChannel, CompletionQueue, Connection, Context, Device, Entry, GidEntry, MemoryRegion, Operation,
@@ -9,12 +9,12 @@ use kvplane_sys::{IoBuf, Region, RegionOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Memory of each end.
+/// Memory of each end, in bytes.
 pub(crate) const MEMORY_BYTES: usize = 1 << 20;
-/// How long anything may take, on the slowest machine.
+/// Time limit of any wait, on the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What is over, as a test sees it.
+/// A completed request, as seen by a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
     pub(crate) token: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Over {
     pub(crate) remote_write: bool,
 }
 
-/// One end.
+/// One end of a connection.
 pub(crate) struct End {
     pub(crate) queue_pair: QueuePair,
     pub(crate) shared: Option<SharedReceiveQueue>,
@@ -38,17 +38,17 @@ pub(crate) struct End {
     pub(crate) port: PortAttributes,
     pub(crate) gid: GidEntry,
     pub(crate) entries: Box<[Entry]>,
-    /// Completions seen, each of which may have ended several requests.
+    /// Completions seen; each may have completed several requests.
     pub(crate) completions: usize,
 }
 
-/// The options most tests use.
+/// Returns the options that most tests use.
 pub(crate) fn options() -> QueuePairOptions {
     QueuePairOptions { signal_every: 16, ..QueuePairOptions::default() }
 }
 
 impl End {
-    /// An end that is not connected.
+    /// Creates an unconnected end.
     pub(crate) fn new(device: &Device, options: &QueuePairOptions, shared: bool) -> Self {
         let context = device.open().expect("opened");
         let port = context.active_port().expect("an active port");
@@ -65,7 +65,7 @@ impl End {
         Self { queue_pair, shared, queue, channel, memory, region, domain, context, port, gid, entries, completions }
     }
 
-    /// What a connection to `peer` is made of.
+    /// Returns the attributes of a connection to `peer`.
     pub(crate) fn connection(&self, peer: &Self) -> Connection {
         Connection {
             port: self.port.port,
@@ -92,12 +92,12 @@ impl End {
         }
     }
 
-    /// A place in this end's memory, for the other.
+    /// Returns a location in this end's memory, for the other end.
     pub(crate) fn remote(&self, offset: usize) -> Remote {
         Remote { address: self.memory.address() + offset as u64, key: self.memory.remote_key() }
     }
 
-    /// Pushes a request on one range of our memory, signalled, without a flush.
+    /// Pushes a signalled request on one range of our memory, without a flush.
     pub(crate) fn push(&mut self, token: u64, operation: Operation, offset: usize, bytes: usize) {
         let memory = self.memory.clone();
         let piece = memory.piece(offset, u32::try_from(bytes).expect("short")).expect("inside");
@@ -106,7 +106,7 @@ impl End {
         self.queue_pair.push(&request).expect("pushed");
     }
 
-    /// As `push`, and posts it.
+    /// Pushes a request like `push`, and posts it.
     pub(crate) fn post(&mut self, token: u64, operation: Operation, offset: usize, bytes: usize) {
         self.push(token, operation, offset, bytes);
         assert_eq!(self.queue_pair.flush(true).expect("posted"), 1);
@@ -157,7 +157,7 @@ impl End {
         out
     }
 
-    /// Polls until `count` requests are over.
+    /// Polls until `count` requests have completed.
     pub(crate) fn wait(&mut self, count: usize) -> Vec<Over> {
         let start = Instant::now();
         let mut out = Vec::new();
@@ -173,13 +173,13 @@ impl End {
         out
     }
 
-    /// Polls until one request is over, and returns how it ended.
+    /// Polls until one request has completed, and returns it.
     pub(crate) fn wait_one(&mut self) -> Over {
         self.wait(1)[0]
     }
 }
 
-/// Two ends, connected.
+/// Creates two connected ends.
 pub(crate) fn pair(first: &Device, second: &Device) -> (End, End) {
     let (mut a, mut b) = (End::new(first, &options(), false), End::new(second, &options(), false));
     connect(&mut a, &mut b);
@@ -192,7 +192,7 @@ pub(crate) fn connect(a: &mut End, b: &mut End) {
     b.queue_pair.connect(&to_a).expect("connected");
 }
 
-/// The byte that belongs at an offset.
+/// Returns the byte that belongs at an offset.
 pub(crate) fn byte(seed: u64, offset: usize) -> u8 {
     let mixed = (offset as u64 ^ seed.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
@@ -209,7 +209,7 @@ pub(crate) fn read(region: &Region, offset: usize, bytes: usize) -> Vec<u8> {
     content
 }
 
-/// What `fill` put at `from`, for a range of that length.
+/// Returns the bytes that `fill` wrote from `from` on.
 pub(crate) fn pattern(seed: u64, from: usize, bytes: usize) -> Vec<u8> {
     (from..from + bytes).map(|at| byte(seed, at)).collect()
 }

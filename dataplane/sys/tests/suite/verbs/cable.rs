@@ -1,5 +1,5 @@
-//! A real device loses its link and gets it back. Only in the rig: its devices sit on interfaces `nicI`, whose cables
-//! end in `swI`.
+//! A real device loses its link and regains it. Only in the rig: its devices are on interfaces `nicI`, whose cables end
+//! in `swI`.
 
 use super::bed::{DEADLINE, End, connect, pair};
 use kvplane_sys::verbs::{AsyncEvent, Device, Operation, Status};
@@ -23,9 +23,9 @@ pub(crate) fn pulled_and_put_back(first: &Device, second: &Device) {
     assert!(matches!(status, Status::Flushed | Status::RetryExceeded), "{status:?}");
     cable("up");
     assert_eq!(next_event(&a), AsyncEvent::PortActive { port: a.port.port });
-    // A queue pair that failed comes back by a reset of both ends.
-    a.queue_pair.reset(|_| panic!("all were told")).expect("reset");
-    b.queue_pair.reset(|_| panic!("all were told")).expect("reset");
+    // A failed queue pair recovers by a reset of both ends.
+    a.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
+    b.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
     connect(&mut a, &mut b);
     a.post(2, Operation::Write { to }, 0, 4096);
     assert_eq!(a.wait_one().status, Status::Success);
@@ -37,13 +37,13 @@ fn cable(state: &str) {
     assert!(status.success(), "ip link set sw0 {state}");
 }
 
-/// The next event about the port's link; others are passed over.
+/// Returns the next event about the port's link; other events are skipped.
 fn next_event(end: &End) -> AsyncEvent {
     let poller = Poller::new().expect("poller");
     poller.add(end.context.as_fd(), 1, Interest::Readable).expect("watched");
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < DEADLINE, "no event came");
+        assert!(start.elapsed() < DEADLINE, "no event arrived");
         match end.context.next_event().expect("asked") {
             Some(event @ (AsyncEvent::PortError { .. } | AsyncEvent::PortActive { .. })) => return event,
             Some(other) => eprintln!("{other:?}"),

@@ -1,7 +1,7 @@
-//! Verbs end to end: the same cases on software devices and on whatever RDMA devices this machine has.
+//! Verbs end to end: the same cases on software devices and on the RDMA devices of this machine, if any.
 //!
-//! With `RIG=1` in the environment real devices must be there; without it, and without devices, those cases are skipped
-//! and say so.
+//! With `RIG=1` in the environment real devices must exist; without it, and without devices, those cases are skipped
+//! with a message.
 
 mod bed;
 mod cable;
@@ -33,7 +33,7 @@ fn all_cases_hold_on_one_software_device() {
     assert_eq!((fabric.violations(), fabric.registered(0)), (0, 0));
 }
 
-/// The devices of this machine that can be used; of the others it says why not.
+/// Returns the usable devices of this machine; prints why the others are not usable.
 fn real_devices() -> Result<Vec<Device>, VerbsError> {
     let mut devices = Verbs::open()?.devices()?;
     devices.retain(|device| match device.open().and_then(|open| open.active_port()) {

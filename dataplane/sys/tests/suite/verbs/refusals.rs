@@ -1,5 +1,5 @@
-//! A user who may not, and a limit that is too small, on a real device. Only in the rig, where permissions of device
-//! files are ours to change: this program runs itself again as another user and reads what it says.
+//! A user without permission, and a limit that is too small, on a real device. Only in the rig, where the permissions
+//! of device files may be changed: this program runs itself again as another user and reads its output.
 
 use kvplane_sys::verbs::{Access, ProtectionDomain, Verbs};
 use kvplane_sys::{IoBuf, Region, RegionOptions};
@@ -9,7 +9,7 @@ use std::process::Command;
 
 const ROLE: &str = "KVPLANE_TEST_AS_NOBODY";
 
-/// What the other user does: opens the first device and registers a megabyte. Says what it was told.
+/// Role of the other user: opens the first device, registers a megabyte and prints the result.
 #[test]
 fn as_nobody() {
     if std::env::var_os(ROLE).is_none() {

@@ -1,4 +1,4 @@
-//! What only software devices can show at will: cables pulled, devices removed, requests that wait.
+//! Cases that only software devices can produce at will: ports set down, devices removed, requests that wait.
 
 use super::bed::{End, MEMORY_BYTES, connect, fill, options, pair, pattern, read};
 use kvplane_sys::verbs::{
@@ -22,7 +22,7 @@ fn write_to(peer: &End, offset: usize) -> Operation {
 }
 
 #[test]
-fn ports_claim_what_they_were_told() {
+fn ports_report_their_configuration() {
     let fast = |giga: u64| SoftPort { bits_per_second: giga * 1_000_000_000, mtu: Mtu::Bytes1024 };
     let fabric = Loopback::new(&[fast(100), fast(400), fast(800), fast(250)]);
     let devices = Verbs::loopback(&fabric).devices().expect("devices");
@@ -30,7 +30,7 @@ fn ports_claim_what_they_were_told() {
         .iter()
         .map(|device| device.open().expect("opened").port(1).expect("port").bits_per_second / 1_000_000_000)
         .collect();
-    assert_eq!(speeds, [100, 400, 800, 200], "the next lower speed there is");
+    assert_eq!(speeds, [100, 400, 800, 200], "the next lower existing speed");
     let context = devices[0].open().expect("opened");
     assert_eq!(context.port(1).expect("port").active_mtu, Mtu::Bytes1024);
     assert_eq!(context.gids(1).expect("gids")[0].gid.to_string(), "::ffff:10.88.0.1");
@@ -39,7 +39,7 @@ fn ports_claim_what_they_were_told() {
 }
 
 #[test]
-fn a_pulled_cable_flushes_and_says_so() {
+fn a_port_set_down_flushes_and_reports_an_event() {
     let (fabric, devices) = fabric(2);
     let (mut a, mut b) = pair(&devices[0], &devices[1]);
     let poller = Poller::new().expect("poller");
@@ -62,14 +62,14 @@ fn a_pulled_cable_flushes_and_says_so() {
     assert_eq!(a.context.port(1).expect("port").state, PortState::Down);
     let error = a.context.active_port().expect_err("none").to_string();
     assert!(error.contains("loop0") && error.contains("port 1 is Down"), "{error}");
-    // The peer learns by asking.
+    // The peer detects it by a request.
     b.post(3, write_to(&a, 0), 0, 64);
     assert_eq!(b.wait_one().status, Status::RetryExceeded);
     fabric.set_port(0, true);
     fabric.pause(0, false);
     assert_eq!(a.context.next_event().expect("asked"), Some(AsyncEvent::PortActive { port: 1 }));
-    a.queue_pair.reset(|_| panic!("all were told")).expect("reset");
-    b.queue_pair.reset(|_| panic!("all were told")).expect("reset");
+    a.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
+    b.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
     connect(&mut a, &mut b);
     fill(&a.region, 1, 0, 64);
     a.post(4, write_to(&b, 0), 0, 64);
@@ -114,14 +114,14 @@ fn memory_stays_registered_while_requests_wait() {
 }
 
 #[test]
-fn what_is_dropped_under_way_moves_nothing_more() {
+fn dropped_queue_pairs_move_no_more_bytes() {
     let (fabric, devices) = fabric(2);
     let (mut a, b) = pair(&devices[0], &devices[1]);
     fill(&a.region, 3, 0, 64);
     fill(&b.region, 4, 0, 64);
     fabric.pause(0, true);
     a.post(1, write_to(&b, 0), 0, 64);
-    // In an order that looks wrong: what is needed stays until it is not.
+    // In an unusual order: objects that are needed stay alive until they are not.
     let End { queue_pair, queue, memory, domain, context, channel, region, .. } = a;
     drop((context, domain, queue, channel, memory, region));
     assert_eq!((fabric.registered(0), fabric.violations()), (1, 0));
@@ -132,7 +132,7 @@ fn what_is_dropped_under_way_moves_nothing_more() {
 }
 
 #[test]
-fn unsignalled_requests_before_a_flush_are_not_called_done() {
+fn unsignalled_requests_before_a_flush_are_not_reported_as_successful() {
     let (fabric, devices) = fabric(2);
     let (mut a, b) = pair(&devices[0], &devices[1]);
     let memory = a.memory.clone();
@@ -141,14 +141,14 @@ fn unsignalled_requests_before_a_flush_are_not_called_done() {
     let silent = |token| kvplane_sys::verbs::Request::new(token, write_to(&b, 0), payload);
     a.queue_pair.push(&silent(1)).expect("pushed");
     a.queue_pair.flush(false).expect("posted");
-    assert!(a.poll().is_empty() && a.queue_pair.has_silent_tail(), "done, but nobody says so");
+    assert!(a.poll().is_empty() && a.queue_pair.has_silent_tail(), "completed, but not reported");
     fabric.pause(0, true);
     a.queue_pair.push(&silent(2)).expect("pushed");
     a.queue_pair.flush(false).expect("posted");
     a.queue_pair.fail().expect("failed");
     let over: Vec<_> = a.wait(2).iter().map(|over| (over.token, over.status)).collect();
     assert_eq!(over, [(1, Status::Flushed), (2, Status::Flushed)]);
-    // With an error that names the one at fault, those before it were done.
+    // With an error that names the rejected request, those before it were executed.
     fabric.pause(0, false);
     let (mut a, b) = pair(&devices[0], &devices[1]);
     let memory = a.memory.clone();
@@ -182,7 +182,7 @@ fn completions_without_room_fail_the_queue_and_hold_the_memory() {
     let (mut a, mut b) = (End::new(&devices[0], &options(), false), End::new(&devices[1], &options(), true));
     let small = QueuePairOptions { send_depth: 4, ..options() };
     let queue = CompletionQueue::new(&b.context, 4, None).expect("queue");
-    assert!(matches!(queue.arm(), Err(VerbsError::NotOffered { .. })), "nobody would be told");
+    assert!(matches!(queue.arm(), Err(VerbsError::NotOffered { .. })), "no channel to signal");
     b.queue_pair = QueuePair::new(&b.domain, &queue, b.shared.as_ref(), &small).expect("queue pair");
     b.queue = queue;
     connect(&mut a, &mut b);
@@ -272,8 +272,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Requests in any order, flushed and polled in any order, do what copies done one after the other would, and each
-    /// token comes back once, in order.
+    /// Requests in any order, flushed and polled in any order, have the effect of sequential copies, and each token is
+    /// retired once, in order.
     #[test]
     fn requests_do_what_copies_in_order_would(steps in steps()) {
         let (fabric, devices) = fabric(2);

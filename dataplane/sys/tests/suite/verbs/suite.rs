@@ -1,4 +1,4 @@
-//! What must hold on every device, of software or not. Each case takes the devices of the two ends.
+//! Cases that must hold on every device, software or not. Each case takes the devices of the two ends.
 
 use super::bed::{End, MEMORY_BYTES, byte, connect, fill, options, pair, pattern, read};
 use kvplane_sys::verbs::{
@@ -50,7 +50,7 @@ fn writes_and_reads_move_the_right_bytes(first: &Device, second: &Device) {
     let (mut a, mut b) = pair(first, second);
     fill(&a.region, 1, 0, MEMORY_BYTES);
     fill(&b.region, 2, 0, MEMORY_BYTES);
-    // Three pieces, of uneven lengths, to one place that is not aligned.
+    // Three pieces, of uneven lengths, to one unaligned location.
     let memory = a.memory.clone();
     let piece = |offset, bytes| memory.piece(offset, bytes).expect("inside");
     let pieces = [piece(11, 1000), piece(50_000, 100_001), piece(7, 1)];
@@ -218,7 +218,7 @@ fn without_a_receive(first: &Device, second: &Device) {
     b.queue_pair.connect(&to_a).expect("connected");
     a.post(1, Operation::Send, 0, 8);
     assert_eq!(a.wait_one().status, Status::ReceiverNotReady);
-    // With patience, the receive may come later.
+    // With more retries, the receive may be posted later.
     let (mut a, mut b) = pair(first, second);
     fill(&a.region, 9, 0, 8);
     a.post(1, Operation::Send, 0, 8);
@@ -259,7 +259,7 @@ fn failing_flushes_everything(first: &Device, second: &Device) {
     assert!(over.iter().all(|over| over.status == Status::Flushed && over.receive));
     assert!(over.iter().map(|over| over.token).eq(0..8));
     assert_eq!(b.queue_pair.receives_outstanding(), 0);
-    // What is posted to a failed queue comes back flushed too.
+    // Requests posted to a failed queue are flushed too.
     a.queue_pair.fail().expect("failed");
     a.post(5, Operation::Write { to: b.remote(0) }, 0, 64);
     assert_eq!(a.wait_one().status, Status::Flushed);
@@ -313,7 +313,7 @@ fn a_parked_thread_is_woken(first: &Device, second: &Device) {
     for round in 0..3 {
         b.receive(round, 0, 64);
         b.queue.arm().expect("armed");
-        assert!(b.poll().is_empty(), "nothing came before it was armed");
+        assert!(b.poll().is_empty(), "no completion before it was armed");
         a.post(round, Operation::Send, 0, 64);
         let mut ready = Vec::new();
         while ready.is_empty() {
@@ -371,7 +371,7 @@ fn bad_requests_change_nothing(first: &Device, second: &Device) {
     assert_eq!((dropped, a.queue_pair.unsent(), a.queue_pair.room()), (2, 0, 2));
     assert!(a.queue_pair.has_silent_tail());
     a.post(9, Operation::Write { to }, 0, 0);
-    assert_eq!(a.wait(3).len(), 3, "what was posted goes its way");
+    assert_eq!(a.wait(3).len(), 3, "posted requests proceed");
 }
 
 fn states_are_kept(first: &Device, second: &Device) {
@@ -410,7 +410,7 @@ fn sizes_beyond_the_device(first: &Device, _: &Device) {
     assert!(matches!(refused, Err(VerbsError::Limit { .. })), "{refused:?}");
     let many = kvplane_sys::verbs::CompletionQueue::new(&end.context, u32::MAX, None);
     assert!(matches!(many, Err(VerbsError::Limit { .. })), "{many:?}");
-    // 512 entries, of which the first queue pair was promised 192.
+    // 512 entries, of which the first queue pair reserved 192.
     let second = kvplane_sys::verbs::QueuePair::new(&end.domain, &end.queue, None, &options()).expect("room");
     let third = kvplane_sys::verbs::QueuePair::new(&end.domain, &end.queue, None, &options());
     assert!(matches!(third, Err(VerbsError::Limit { wanted: 192, offered: 128, .. })), "{third:?}");

@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entry_keeps_what_it_is_told(
+    fn an_entry_keeps_its_values(
         words in any::<(u128, u64, u64, u64)>(), unit in any::<u32>(), segment in 0..1u64 << 33,
         payload_bytes in 0..=PAYLOAD_BYTES_MOST, key_bytes in 0..=KEY_BYTES_MOST, away in 0..=AWAY_MOST,
         extent in any::<bool>(), pinned in any::<bool>(), names_parts in any::<bool>(),

@@ -1,4 +1,4 @@
-//! Records at the end of the log: room for head and payload in the open group, and the header in front of them.
+//! Appending of records: room for head and payload in the open group, and the header in front of them.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::digest::Digest;
@@ -12,21 +12,21 @@ use crate::log::groups::{Heads, Tombstone, Waiter};
 use crate::log::room::{TOMBSTONE_BYTES, is_lent};
 use crate::memory::{Memory, Span, zero};
 
-/// A record to be appended, for which there is room.
+/// Record to be appended, for which there is room.
 pub(crate) struct Record<'a> {
     pub(crate) digest: Digest,
     pub(crate) version: Version,
     pub(crate) key: &'a [u8],
     pub(crate) payload: Span,
     pub(crate) shape: Shape,
-    /// Of the whole payload, and of its chunks where there are several.
+    /// Checksum of the whole payload, and of its chunks if there are several.
     pub(crate) checksum: u64,
     pub(crate) sums: &'a [u64],
     pub(crate) pinned: bool,
 }
 
 impl Writer {
-    /// Appends a record for which there is room and enters it into the index; returns its sequence.
+    /// Appends a record for which there is room, and adds it to the index; returns its sequence.
     pub(crate) fn append(
         &mut self,
         record: &Record<'_>,
@@ -57,12 +57,13 @@ impl Writer {
         self.write_payload(shape, record.payload, device, memory);
         let listed = self.enter(&header, Some(waiter), device);
         let placed = contents.place(Entry::listed(&listed, device.segment_at(device.segment_of(offset))), device);
-        assert!(placed, "the index has room: it was looked at before");
+        assert!(placed, "the index has room: it was checked before");
         sequence
     }
 
-    /// Takes room for a record's head: where it is in the staging area and on the device, and how many blocks lie
-    /// between it and its payload, which is to be appended next. Heads of extents go where those before left room.
+    /// Takes room for a record's head. Returns its memory in the staging area, its offset on the device, and the number
+    /// of blocks between the head and its payload, which the caller appends next. Heads of extents share blocks with
+    /// the heads before them if they fit.
     fn take_head(&mut self, shape: Shape, device: &Device, memory: &mut dyn Memory) -> (Span, u64, u8) {
         let (config, block) = (device.config(), device.block());
         let bytes = shape.head_bytes(config.chunk_bytes) as u32;
@@ -86,7 +87,7 @@ impl Writer {
         (span.part(0, bytes), offset, 0)
     }
 
-    /// Notes what is left for heads after one of so many bytes.
+    /// Notes the room that is left for heads after a head of `bytes`.
     fn leave_heads(&mut self, heads: Heads, bytes: u32) {
         if let Some(group) = self.groups.filling_mut() {
             group.heads = heads.after(bytes);
@@ -109,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// Appends a tombstone for which there is room. The index is the caller's.
+    /// Appends a tombstone for which there is room. The caller updates the index.
     pub(crate) fn append_tombstone(
         &mut self,
         digest: Digest,
@@ -152,7 +153,8 @@ impl Writer {
         header
     }
 
-    /// The header of a record at the end of the open segment; name, place of the head and checksums are the caller's.
+    /// Returns the header of a record at the end of the open segment; the caller sets digest, offset of the head and
+    /// checksums.
     fn header(&mut self, sequence: u64, shape: Shape, device: &Device, contents: &Contents) -> RecordHeader {
         let open = self.open.as_mut().expect("room was made in an open segment");
         let generation = contents.segments[open.segment].generation;
@@ -178,7 +180,7 @@ impl Writer {
         }
     }
 
-    /// Enters a record into its segment's list and its group's.
+    /// Adds a record to the lists of its segment and of its group.
     fn enter(&mut self, header: &RecordHeader, waiter: Option<Waiter>, device: &Device) -> FooterEntry {
         let start = device.segment_at(device.segment_of(header.offset));
         let listed = header.listed(((header.offset - start) / UNIT_BYTES) as u32);

@@ -1,4 +1,4 @@
-//! A tier on a device, to which one call after the other is made.
+//! Tier on a device, for tests that make one call after the other.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
@@ -17,7 +17,7 @@ pub(crate) fn world(config: TierConfig) -> World {
     world
 }
 
-/// Runs until nothing is under way; gives the events.
+/// Runs until no operation is in flight; returns the events.
 pub(crate) fn settle(world: &mut World) -> Vec<Event> {
     let mut events = Vec::new();
     loop {

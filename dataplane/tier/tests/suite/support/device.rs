@@ -1,5 +1,5 @@
-//! A device in memory with a volatile write cache, that tears, reorders and loses what was not flushed, and that can
-//! be made to lie.
+//! Model device in memory with a volatile write cache, which tears, reorders and loses unflushed writes, and which can
+//! return false results.
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::rng::Rng;
@@ -8,7 +8,7 @@ use kvplane_tier::{Action, BlockOp, Fault, Memory, OpId, Space, Span};
 
 const SECTOR: usize = 512;
 
-/// The host's memory: staging area and pool.
+/// Memory of the host: staging area and pool.
 pub(crate) struct HostMemory {
     pub(crate) staging: Vec<u8>,
     pub(crate) pool: Vec<u8>,
@@ -45,15 +45,15 @@ impl Memory for HostMemory {
     }
 }
 
-/// How the device fails.
+/// Probabilities of the device's faults.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Faults {
     pub(crate) read_error: f64,
     pub(crate) write_error: f64,
     pub(crate) short: f64,
-    /// Says that it wrote, and did not.
+    /// Write that is reported as complete, but not done.
     pub(crate) lost: f64,
-    /// Writes elsewhere.
+    /// Write to another location.
     pub(crate) misdirected: f64,
 }
 
@@ -65,9 +65,9 @@ struct UnflushedWrite {
 }
 
 pub(crate) struct Device {
-    /// What reads see.
+    /// Contents that reads return.
     seen: Vec<u8>,
-    /// What survives a power failure for certain.
+    /// Contents that survive a power failure for certain.
     durable: Vec<u8>,
     unflushed: Vec<UnflushedWrite>,
     under_way: Vec<(BlockOp, u64)>,
@@ -120,7 +120,7 @@ impl Device {
         self.under_way.push((op, self.written));
     }
 
-    /// What must be durable before what, as docs/tier.md says: a segment's header before its records, its records
+    /// Checks the order of durability that docs/tier.md documents: a segment's header before its records, its records
     /// before its footer.
     fn check_order(&self, op: &BlockOp, start: [u8; 4]) {
         let segment = |offset: u64| (offset.max(FIRST_SEGMENT_OFFSET) - FIRST_SEGMENT_OFFSET) / self.segment_bytes;
@@ -141,7 +141,7 @@ impl Device {
         self.under_way.is_empty()
     }
 
-    /// Carries out one of the operations under way, any of them.
+    /// Carries out one of the operations in flight, chosen at random.
     pub(crate) fn step(&mut self, memory: &mut HostMemory) -> Option<(OpId, Result<u32, Fault>)> {
         if self.under_way.is_empty() {
             return None;
@@ -211,7 +211,7 @@ impl Device {
         }
     }
 
-    /// The process dies; what was under way may have been done, in part or not at all.
+    /// Kills the process; operations in flight may have been done completely, in part or not at all.
     pub(crate) fn kill(&mut self, memory: &HostMemory) {
         for (op, _) in core::mem::take(&mut self.under_way) {
             if let Action::Write { .. } = op.action {
@@ -223,7 +223,7 @@ impl Device {
         }
     }
 
-    /// Power fails: of what was not flushed, any sectors may be there.
+    /// Fails the power: any sectors of unflushed writes may be on the device.
     pub(crate) fn power_failure(&mut self, memory: &HostMemory) {
         self.kill(memory);
         for write in core::mem::take(&mut self.unflushed) {
@@ -248,13 +248,13 @@ impl Device {
         }
     }
 
-    /// Flips one bit of what the device holds.
+    /// Flips one bit of the device's contents.
     pub(crate) fn flip(&mut self, byte: usize, bit: u32) {
         self.seen[byte] ^= 1 << bit;
         self.durable[byte] ^= 1 << bit;
     }
 
-    /// Overwrites what the device holds.
+    /// Overwrites contents of the device.
     pub(crate) fn put(&mut self, offset: usize, bytes: &[u8]) {
         self.seen[offset..][..bytes.len()].copy_from_slice(bytes);
         self.durable[offset..][..bytes.len()].copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! A host for the tier: model device, memory, and a record of what was promised.
+//! Host for the tier in tests: model device, memory, and a record of acknowledgements.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -20,7 +20,7 @@ pub(crate) fn options() -> OpenOptions {
     }
 }
 
-/// A device small enough to be filled many times over.
+/// Returns limits of a device small enough to be filled many times over.
 pub(crate) fn small(block_bytes: u32) -> TierConfig {
     TierConfig {
         block_bytes,

@@ -1,4 +1,4 @@
-//! The reference: for each key what was asked, in order, and how far it was promised.
+//! Reference model: the calls of each key, in order, and their acknowledgements.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::rng::mix64;
 
-/// How far something is promised.
+/// Acknowledgement level of a step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Promise {
     None,
     Buffered,
     Durable,
-    /// For checks after which only bytes count: more than anything can promise.
+    /// For checks in which only the bytes count: above every level that a step can have.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
-    /// The version put; `None` for a removal.
+    /// Version put and its length; `None` for a removal.
     pub(crate) put: Option<(u64, u32)>,
     pub(crate) promise: Promise,
     pub(crate) failed: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Step {
 #[derive(Default, Debug)]
 pub(crate) struct History {
     pub(crate) steps: Vec<Step>,
-    /// Reclaim dropped what step this was, or an earlier one.
+    /// Step whose object, or an earlier one, reclaim evicted.
     pub(crate) evicted: Option<usize>,
     /// Every version ever put, and its length.
     pub(crate) ever: BTreeMap<u64, u32>,
@@ -38,17 +38,17 @@ pub(crate) struct Model {
     pub(crate) keys: BTreeMap<Digest, History>,
 }
 
-/// Whether a version of an object is said to name parts of a longer one.
+/// Returns true if a version of an object is put as a stripe head.
 pub(crate) const fn names_parts(version: Version) -> bool {
     version.0.is_multiple_of(3)
 }
 
-/// Whether a second owner is said to have a version of an object too.
+/// Returns true if a version of an object is put as replicated.
 pub(crate) const fn copied(version: Version) -> bool {
     version.0.is_multiple_of(5)
 }
 
-/// The bytes of a version of an object: each depends on its place.
+/// Fills in the bytes of a version of an object: each depends on its offset.
 pub(crate) fn fill(digest: Digest, version: u64, out: &mut [u8]) {
     for (at, word) in out.chunks_mut(8).enumerate() {
         let bytes = mix64(digest.low() ^ version.rotate_left(32) ^ (at as u64) << 1).to_le_bytes();
@@ -65,7 +65,7 @@ impl History {
         self.steps.len() - 1
     }
 
-    /// What a get finds while nothing goes wrong.
+    /// Returns the version that a get finds if nothing fails.
     pub(crate) fn current(&self) -> Option<(u64, u32)> {
         let at = self.steps.len().checked_sub(1)?;
         let step = self.steps[at];
@@ -76,9 +76,10 @@ impl History {
         self.steps.iter().rposition(|step| step.put.is_some_and(|(put, _)| put == version))
     }
 
-    /// Checks what is found after a restart, where everything with `promise` counts, and makes it the new beginning.
+    /// Checks the version found after a restart, at which every step of level `promise` counts, and begins a new
+    /// history with it.
     ///
-    /// Where the tier takes no writes, it could not flush what it found: then nothing begins anew.
+    /// If the tier takes no writes, it could not flush its findings: then the history continues.
     pub(crate) fn restarted(
         &mut self,
         found: Option<u64>,
@@ -95,7 +96,7 @@ impl History {
         let is_removed = floor.is_some_and(|floor| self.steps[floor..].iter().all(|step| step.put.is_none()));
         let may_return = found.is_none() && !is_removed && (!strict || self.evicted.is_some());
         if !flushed || may_return {
-            // What could not be read, or was evicted, may be there after the next restart.
+            // An object that could not be read, or was evicted, may be there after the next restart.
             if found.is_none() {
                 self.evicted = self.steps.len().checked_sub(1);
             }

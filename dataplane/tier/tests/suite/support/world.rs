@@ -1,4 +1,4 @@
-//! Tier, device and model together: calls, events, restarts, and what must hold after each.
+//! Tier, device and model together: calls, events, restarts, and the checks after each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::device::{Device, HostMemory};
 use super::model::{Model, Promise, copied, fill, names_parts};
 use super::options;
 
-/// Places of the pool, each as large as the largest object.
+/// Buffers in the pool, each as large as the largest object.
 const PLACES: u64 = 40;
 
 #[derive(Clone, Copy, Debug)]
@@ -35,17 +35,17 @@ pub(crate) struct World {
     pub(crate) reports: Vec<RecoveryReport>,
     pub(crate) opened: bool,
     pub(crate) refused: Option<kvplane_tier::OpenError>,
-    /// Whether a miss, or a failed write, is nobody's fault but the device's.
+    /// True if misses and failed writes are caused by the device.
     pub(crate) device_fails: bool,
     pub(crate) got: BTreeMap<u64, Option<u64>>,
     pub(crate) hits: u64,
-    /// What the scrubber found.
+    /// Objects that the scrubber quarantined.
     pub(crate) quarantined: BTreeSet<Digest>,
-    /// Whether the device does what it says, so that what it surely does not have stays away.
+    /// True if the device returns no false results, so that objects that it surely does not have stay away.
     pub(crate) is_honest: bool,
-    /// What the incarnation before said that the device surely does not have, less what was put since.
+    /// Objects that the previous incarnation surely did not have on the device, without those put since.
     surely_gone: BTreeSet<Digest>,
-    /// What was evicted since the last check began.
+    /// Objects evicted since the last check began.
     evicted: BTreeSet<Digest>,
     calls: BTreeMap<u64, Call>,
     places: Vec<u64>,
@@ -95,7 +95,7 @@ impl World {
         &mut self.memory.pool[span.offset as usize..][..bytes as usize]
     }
 
-    /// Takes what the tier has to say.
+    /// Handles the tier's outputs.
     pub(crate) fn pump(&mut self) {
         while let Some(output) = self.tier.poll_output(self.now_ns, &mut self.memory) {
             match output {
@@ -105,7 +105,7 @@ impl World {
         }
     }
 
-    /// One operation of the device, and what follows from it; false when there is none.
+    /// Completes one operation of the device, and handles its results; returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         self.pump();
         let Some((id, result)) = self.device.step(&mut self.memory) else { return false };
@@ -114,7 +114,7 @@ impl World {
         true
     }
 
-    /// Until the device has nothing to do, time included.
+    /// Runs until the device has nothing to do, advancing time.
     pub(crate) fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.step() {
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// What is shown while recovery runs is no older than what was promised.
+    /// Checks that objects visible during recovery are no older than their acknowledgements.
     pub(crate) fn check_shown(&self, promise: Promise) -> Result<(), String> {
         for (digest, history) in &self.model.keys {
             let Some(view) = self.tier.locate(*digest) else { continue };
@@ -162,7 +162,7 @@ impl World {
         self.put_version(digest, self.next_version, bytes, pinned, ack)
     }
 
-    /// Puts a version, which may be one that is there.
+    /// Puts a version, which may exist already.
     pub(crate) fn put_version(
         &mut self,
         digest: Digest,
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// What was lent is scribbled over as soon as it is back.
+    /// Overwrites a lent buffer as soon as it is returned.
     fn give_back(&mut self, place: u64) {
         let bytes = self.config.max_object_bytes;
         self.bytes_of(place, bytes).fill(0x5a);
@@ -253,7 +253,7 @@ impl World {
         Some(token)
     }
 
-    /// Asks for the key too, now and then.
+    /// From time to time reads the key too.
     fn get_key(&mut self, digest: Digest) {
         if self.next_token.is_multiple_of(3) {
             let token = self.token(Call::Key { digest });
@@ -359,7 +359,7 @@ impl World {
         self.hits += 1;
     }
 
-    /// The process ends, with or without the power, and another begins.
+    /// Ends the process, with or without a power failure, and starts another.
     pub(crate) fn restart(&mut self, power: bool) {
         let keys = self.model.keys.keys().copied();
         self.surely_gone = keys.filter(|digest| self.is_honest && !self.tier.may_have(*digest)).collect();
@@ -380,7 +380,7 @@ impl World {
         self.tier = Tier::open(self.config.clone(), options()).expect("a good configuration");
     }
 
-    /// Reads every key and compares with what was promised. Strict: nothing durable may be missing.
+    /// Reads every key and compares it with its acknowledgements. Strict: no durable object may be missing.
     pub(crate) fn verify(&mut self, promise: Promise, strict: bool) -> Result<(), String> {
         if let Some(digest) = self.surely_gone.iter().find(|digest| self.tier.locate(**digest).is_some()) {
             return Err(format!("{digest} is there, and the incarnation before was sure that it could not be"));
@@ -396,7 +396,7 @@ impl World {
                 }
                 match self.get(digest, Priority::Background) {
                     Some(token) => break Some(token),
-                    None => assert!(self.step(), "all reads are in use, and nothing is under way"),
+                    None => assert!(self.step(), "all reads are in use, and none is in flight"),
                 }
             };
             while token.is_some_and(|token| !self.got.contains_key(&token.0)) {
@@ -411,7 +411,7 @@ impl World {
                 .restarted(found, promise, strict, self.tier.degraded().is_none())
                 .map_err(|error| format!("{digest}: {error}"))?;
             if self.evicted.contains(&digest) {
-                // Reclaim went on while this was looked at.
+                // Reclaim evicted the object during this check.
                 history.evicted = history.steps.len().checked_sub(1);
             }
         }

@@ -1,4 +1,4 @@
-//! Answers arrive: statuses are judged, payloads go to their place, and what ends a connection is recognised.
+//! Receive path of the Mooncake client: decodes statuses, receives payloads and classifies connection failures.
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
@@ -11,35 +11,35 @@ use crate::mooncake::TURN_BYTES;
 use crate::mooncake::wire::{Dialect, STATUS_BYTES, Verdict, decode_status};
 use crate::types::{CloseCause, ConnectionId, Event, Input};
 
-/// How long the rest of a status may be under way before the peer is held for one that speaks version 1 and has sent
-/// the few bytes it was asked for.
+/// Timeout for the rest of a status, in nanoseconds. After it, the peer is considered to speak version 1 and to have
+/// sent the few requested payload bytes instead.
 const STATUS_NS: u64 = 2_000_000_000;
-/// Bytes that are read at a time to be forgotten.
+/// Read size for payload bytes that are discarded.
 const SKIP_BYTES: usize = 16 << 10;
 
-/// What became of one look at the socket.
+/// Result of one attempt to read the socket.
 enum Step {
-    /// Look again.
+    /// Try again.
     On,
-    /// Nothing more at the moment.
+    /// No more input for now.
     Wait,
-    /// For the client.
+    /// Input for the client.
     Give(Input),
-    /// The answer's end: the oldest request is done.
+    /// The answer to the oldest request is complete.
     Done,
-    /// The oldest request is refused, with this.
+    /// The oldest request was rejected with this status.
     Refused(Status),
     /// The peer speaks version 1.
     Older,
-    /// The peer closed the connection: the errno, or 0.
+    /// The peer closed the connection: the errno, or 0 for an orderly close.
     Ended(i32),
-    /// The peer sent what no request was for.
+    /// Protocol violation: the peer sent bytes that answer no request.
     Broken(&'static str),
 }
 
 impl Lanes {
-    /// The next input of a connection. A frame's body replaces `scratch`. After a frame with a payload, the host calls
-    /// [`Self::receive_payload`] before it asks again.
+    /// Returns the next input of a connection. The body of a frame replaces `scratch`. After a frame with a payload,
+    /// the host calls [`Self::receive_payload`] before it calls this again.
     pub fn input(&mut self, poller: &Poller, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let mut share = TURN_BYTES;
         loop {
@@ -66,7 +66,7 @@ impl Lanes {
                 }
                 Step::Give(input) => {
                     if matches!(input, Input::Payload(_)) {
-                        // Its answer was given with the frame before.
+                        // The answer was delivered with the preceding frame.
                         let _ = self.done(id);
                     } else {
                         self.verified(id);
@@ -100,37 +100,38 @@ impl Lanes {
         }
     }
 
-    /// The peer has sent a status: it speaks version 2.
+    /// Records that the peer has sent a status: it speaks version 2.
     fn verified(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         if connection.dialect == Dialect::V2 && !connection.verified {
             connection.verified = true;
-            // More may be sent ahead now.
+            // More requests may be pipelined now.
             self.mark_due(id);
         }
     }
 
-    /// The oldest request has all of its answer. The frame that says so, where one is due.
+    /// Completes the oldest request. Returns the reply frame, if one is due.
     fn done(&mut self, id: ConnectionId) -> Option<Header> {
         self.verified(id);
         let connection = self.connections.get_mut(id)?;
         connection.expect = Expect::Answer;
         let entry = connection.pop()?;
-        // Those behind it may go.
+        // The requests behind it may be sent.
         self.mark_due(id);
         let header = (entry.kind == Kind::Write).then(|| reply(&entry, Status::Ok));
         self.give_back(&entry);
         header
     }
 
-    /// The oldest request is refused and its connection is at its end: the others go over a new one.
+    /// Handles the rejection of the oldest request, after which its connection ends: the other requests are sent again
+    /// over a new connection.
     fn refused(&mut self, poller: &Poller, id: ConnectionId, status: Status) -> Option<Header> {
         self.verified(id);
         self.counters.rejected += 1;
         let connection = self.connections.get_mut(id)?;
         let mut entry = connection.pop()?;
         if entry.kind == Kind::Probe {
-            // It asked for the start of what the next one writes to.
+            // The probe read the start of the range that the next request writes to.
             entry = connection.pop()?;
         }
         let header = reply(&entry, status);
@@ -177,7 +178,7 @@ fn reply(entry: &Entry, status: Status) -> Header {
 }
 
 impl Lane {
-    /// When something must have happened.
+    /// Returns the deadline for the connection's next progress.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         match (self.state, &self.expect) {
             (State::Connecting { until_ns, .. }, _) => Some(until_ns),
@@ -188,12 +189,12 @@ impl Lane {
         }
     }
 
-    /// Whether what is here of a status may be all that a version 1 server sends.
+    /// Returns true if the received part of a status may be the complete answer of a version 1 server.
     fn may_be_short_answer(&self, have: usize) -> bool {
         !self.verified && self.queue.front().is_some_and(|entry| entry.bytes == have as u64)
     }
 
-    /// One look at the socket.
+    /// Reads the socket once.
     fn step(&mut self, share: &mut usize, now_ns: u64) -> Step {
         match self.expect {
             Expect::Answer => self.answer_begins(now_ns),
@@ -206,7 +207,7 @@ impl Lane {
         }
     }
 
-    /// The first bytes of an answer, or the connection's end.
+    /// Handles the first bytes of an answer, or the end of the connection.
     fn answer_begins(&mut self, now_ns: u64) -> Step {
         let asked = self.has_asked();
         match self.queue.front() {
@@ -218,7 +219,7 @@ impl Lane {
                     }
                     return self.expect_nothing();
                 }
-                // Told only when its first byte is here: until then the peer may refuse.
+                // Announced only when the first byte has arrived: until then the peer may refuse.
                 match self.peek() {
                     ReceiveOutcome::Later => Step::Wait,
                     ReceiveOutcome::Ended(errno) => Step::Ended(errno),
@@ -228,7 +229,7 @@ impl Lane {
             Some(_) if asked => {
                 self.expect = Expect::Status { bytes: [0; STATUS_BYTES], have: 0, since_ns: now_ns };
                 let step = self.take_status(now_ns);
-                // Nothing of it is here.
+                // No byte of the status has arrived yet.
                 if let Expect::Status { have: 0, .. } = self.expect {
                     self.expect = Expect::Answer;
                 }
@@ -238,12 +239,12 @@ impl Lane {
         }
     }
 
-    /// Only the connection's end can arrive now.
+    /// Handles a state in which only the end of the connection may arrive.
     fn expect_nothing(&self) -> Step {
         match self.peek() {
             ReceiveOutcome::Later => Step::Wait,
             ReceiveOutcome::Ended(errno) => Step::Ended(errno),
-            ReceiveOutcome::Bytes(_) => Step::Broken("bytes arrived that nobody asked for"),
+            ReceiveOutcome::Bytes(_) => Step::Broken("bytes arrived that answer no request"),
         }
     }
 
@@ -269,9 +270,9 @@ impl Lane {
         *since_ns = now_ns;
         let (bytes, have) = (*bytes, *have);
         if have < STATUS_BYTES {
-            // A short answer of version 1 is told at once where it does not begin like a status.
+            // A short answer of version 1 is recognized at once if its first bytes cannot be those of a status.
             let alike = bytes[0] <= 1 && bytes[1..4.min(have)].iter().all(|&byte| byte == 0);
-            // Looked at again: the poller tells of what arrives after the socket was found empty.
+            // Read again: the poller reports only what arrives after the socket was found empty.
             return if self.may_be_short_answer(have) && !alike { Step::Older } else { Step::On };
         }
         match decode_status(bytes) {
@@ -283,13 +284,13 @@ impl Lane {
         }
     }
 
-    /// A status says that the oldest request was carried out.
+    /// Handles a status of success for the oldest request.
     fn announce_done(&mut self) -> Step {
         let all = self.has_asked_all();
         match self.queue.front() {
             Some(entry) if entry.kind == Kind::Write => {
-                // Taken as the answer, it would end a request whose memory is still being sent.
-                if all { Step::Done } else { Step::Broken("it answered before it was sent the payload") }
+                // Accepting this status would complete a request whose memory is still being sent.
+                if all { Step::Done } else { Step::Broken("the peer answered a write before its payload was sent") }
             }
             Some(entry) if entry.kind == Kind::Probe => {
                 self.expect = Expect::Skip { left_bytes: entry.bytes };
@@ -299,7 +300,7 @@ impl Lane {
         }
     }
 
-    /// The payload of the oldest request follows.
+    /// Announces the payload of the oldest request, which follows.
     fn announce(&mut self) -> Step {
         let Some(entry) = self.queue.front() else { return Step::Wait };
         self.expect = Expect::Decision { bytes: entry.bytes };
@@ -324,7 +325,7 @@ impl Lane {
         }
     }
 
-    /// Reads bytes that nobody wants.
+    /// Reads and discards payload bytes.
     fn skip(&mut self, share: &mut usize) -> Step {
         let (Expect::Skip { left_bytes } | Expect::Payload { left_bytes, .. }) = &mut self.expect else {
             return Step::On;

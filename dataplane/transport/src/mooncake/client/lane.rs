@@ -1,4 +1,4 @@
-//! One connection to a stock engine: its requests in order, what of them was sent, and what arrives next.
+//! One connection to a stock engine: its queue of requests, send progress, and the expected input.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
@@ -15,19 +15,19 @@ use crate::mooncake::{TURN_BYTES, is_later};
 use crate::token::Token;
 use crate::types::{OutgoingPayload, Pieces};
 
-/// Requests sent ahead of the answers, where the peer answers each with a status.
+/// Limit of pipelined requests, where the peer answers each with a status.
 const AHEAD: usize = 16;
-/// Heads of requests gathered into one send.
+/// Limit of request headers gathered into one send, in bytes.
 const HEADS_BYTES: usize = 64 * REQUEST_BYTES;
-/// Bytes read before the first write over a connection, to see that it speaks version 2.
+/// Bytes read by the probe before the first write over a connection, to verify that the peer speaks version 2.
 pub(super) const PROBE_BYTES: u64 = STATUS_BYTES as u64;
 
-/// What a request is for.
+/// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Read,
     Write,
-    /// Reads what the next request writes to, only to see how the peer answers.
+    /// Reads from the range that the next request writes to, only to see how the peer answers.
     Probe,
 }
 
@@ -37,16 +37,16 @@ pub(super) struct Entry {
     pub(super) request: RequestId,
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// What a write sends. Kept until the answer, in case the request must be sent again.
+    /// Payload of a write. Kept until the answer, in case the request has to be sent again.
     pub(super) payload: Option<IoBuf>,
-    /// What to say when the payload is not used any more.
+    /// Token for [`Event::Sent`](crate::types::Event::Sent), reported when the payload is no longer used.
     pub(super) hold: Option<u64>,
-    /// How often the peer closed the connection over it without a word.
+    /// Number of times that the peer closed the connection at this request without a status.
     pub(super) closed: u8,
 }
 
 impl Entry {
-    /// The client's operation that it belongs to.
+    /// Returns the client's operation that the request belongs to.
     pub(super) const fn operation(&self) -> Operation {
         if matches!(self.kind, Kind::Write) { Operation::Write } else { Operation::Read }
     }
@@ -56,13 +56,13 @@ impl Entry {
         Request { address: self.address, bytes: self.bytes, write, dialect }
     }
 
-    /// The request that follows a write of version 1, whose server says nothing: the server takes requests in order,
-    /// so the byte it sends back says that the write is in place.
+    /// Returns the read that follows a write of version 1, which has no answer of its own: the server handles requests
+    /// in order, so the byte that it returns proves that the write is in place.
     const fn echo(&self) -> Request {
         Request { address: self.address, bytes: 1, write: false, dialect: Dialect::V1 }
     }
 
-    /// Bytes that it sends.
+    /// Returns the number of bytes that the request sends.
     fn sent_bytes(&self, dialect: Dialect) -> u64 {
         let head = REQUEST_BYTES as u64;
         match (self.kind, dialect) {
@@ -73,24 +73,24 @@ impl Entry {
     }
 }
 
-/// What arrives next.
+/// Input that is expected next.
 pub(super) enum Expect {
-    /// The first bytes of an answer.
+    /// First bytes of an answer.
     Answer,
-    /// A status, `have` bytes of which are here, the last since `since_ns`.
+    /// A status: `have` bytes of it have arrived, the last at `since_ns`.
     Status { bytes: [u8; STATUS_BYTES], have: usize, since_ns: u64 },
-    /// The host has a frame and will say where its payload goes.
+    /// A frame was delivered to the host, which has to name the destination of its payload.
     Decision { bytes: u64 },
-    /// A payload on its way to its place, or nowhere.
+    /// A payload that is being received into `buffer`, or discarded.
     Payload { buffer: Option<IoBuf>, left_bytes: u64 },
-    /// A payload that is no answer to the client: of a probe or an echo.
+    /// A payload that is not delivered to the client: of a probe or an echo.
     Skip { left_bytes: u64 },
 }
 
-/// Where the connection is.
+/// State of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// It is being connected; gives up at `until_ns`. `again`: the host knows it as connected already.
+    /// Connecting; times out at `until_ns`. `again`: the host considers it connected already.
     Connecting {
         until_ns: u64,
         again: bool,
@@ -104,33 +104,34 @@ pub(super) struct Lane {
     pub(super) stream: TcpStream,
     pub(super) state: State,
     pub(super) dialect: Dialect,
-    /// Whether the peer has shown over this connection that it speaks version 2. Over the next it may be another.
+    /// True if the peer has shown over this connection that it speaks version 2. Another process may answer the next
+    /// one.
     pub(super) verified: bool,
     /// Unanswered requests, oldest first.
     pub(super) queue: VecDeque<Entry>,
-    /// How many of them have been sent, and how many bytes of the next.
+    /// Number of queued requests that have been sent, and the bytes sent of the next one.
     pub(super) sent: usize,
     sent_bytes: u64,
-    /// Nothing can be sent any more; what arrives says why.
+    /// Sending has failed; the reason follows from what is still received.
     pub(super) send_broken: bool,
     pub(super) expect: Expect,
-    /// Answers that came without the peer.
+    /// Replies that the driver produced without the peer.
     pub(super) replies: VecDeque<Header>,
 }
 
-/// How sending went.
+/// Result of sending.
 pub(super) enum SendOutcome {
-    /// The socket takes no more, or there is nothing to send.
+    /// The socket takes no more, or the queue is empty.
     Wait,
-    /// The share is used up.
+    /// The send budget of this turn is used up.
     Again,
 }
 
-/// How receiving went.
+/// Result of receiving.
 pub(super) enum ReceiveOutcome {
     Bytes(usize),
     Later,
-    /// The peer closed, or reset, the connection: the errno, or 0.
+    /// The peer closed or reset the connection: the errno, or 0 for an orderly close.
     Ended(i32),
 }
 
@@ -151,7 +152,7 @@ impl Lane {
         }
     }
 
-    /// Takes a new socket for the requests that are left: all of them are sent again.
+    /// Opens a new socket for the remaining requests: all of them are sent again.
     pub(super) fn restart(&mut self, poller: &Poller, token: Token, until_ns: u64) -> std::io::Result<()> {
         let _ = poller.remove(self.stream.as_fd());
         self.stream = open(poller, self.address, token)?;
@@ -164,17 +165,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether something of the oldest request has been sent.
+    /// Returns true if any byte of the oldest request has been sent.
     pub(super) fn has_asked(&self) -> bool {
         self.sent > 0 || self.sent_bytes > 0
     }
 
-    /// Whether all of the oldest request has been sent.
+    /// Returns true if all bytes of the oldest request have been sent.
     pub(super) const fn has_asked_all(&self) -> bool {
         self.sent > 0
     }
 
-    /// The oldest request is answered.
+    /// Removes the oldest request, which is answered.
     pub(super) fn pop(&mut self) -> Option<Entry> {
         match self.sent {
             0 => self.sent_bytes = 0,
@@ -183,12 +184,12 @@ impl Lane {
         self.queue.pop_front()
     }
 
-    /// How many requests may be under way.
+    /// Returns the limit of requests in flight.
     fn ahead(&self) -> usize {
         if self.dialect == Dialect::V2 && self.verified { AHEAD } else { 1 }
     }
 
-    /// Sends what may be sent, up to a share.
+    /// Sends what may be sent, up to the budget of a turn.
     pub(super) fn send(&mut self) -> SendOutcome {
         let probes = self.dialect == Dialect::V2 && !self.verified && !self.has_asked();
         if let (true, Some(first)) = (probes, self.queue.front())
@@ -227,14 +228,14 @@ impl Lane {
                     share = share.saturating_sub(bytes as u64);
                 }
                 Err(error) if is_later(&error) => return SendOutcome::Wait,
-                // What the peer said before it closed is still to be read.
+                // A status that the peer sent before it closed is still to be read.
                 Err(_) => self.send_broken = true,
             }
         }
         SendOutcome::Wait
     }
 
-    /// What leaves next: heads of requests, then at most one payload.
+    /// Gathers the bytes to send next: request headers, then at most one payload.
     fn gather(&self, heads: &mut Vec<u8>, share: u64) -> (Option<IoBuf>, usize) {
         let head_bytes = REQUEST_BYTES as u64;
         let mut at = self.sent_bytes;
@@ -280,17 +281,17 @@ impl Lane {
 }
 
 impl Lane {
-    /// Answers a request of the client's without the peer.
+    /// Replies to a request of the client without the peer.
     pub(super) fn answer(&mut self, operation: Operation, header: &Header, status: Status) {
         self.replies.push_back(Header::reply(FrameKind::Reply(operation), header.request, status));
     }
 
-    /// A connection takes as many requests as the client may have open on one.
+    /// Returns true if the connection holds as many requests as the client may have in flight on one.
     fn is_full(&self) -> bool {
         self.queue.len() > Limits::REQUESTS_PER_CONNECTION
     }
 
-    /// Takes the client's frame with reads.
+    /// Handles a client frame with reads.
     pub(super) fn read(&mut self, header: &Header, body: &[u8]) {
         let Some(items) = decode_items::<ReadItem>(body, header.items) else {
             return self.answer(Operation::Read, header, Status::BadRequest);
@@ -313,7 +314,7 @@ impl Lane {
         }
     }
 
-    /// Takes the client's frame with a write. A payload that is not used comes back.
+    /// Handles a client frame with a write. An unused payload is returned.
     pub(super) fn write(
         &mut self,
         header: &Header,
@@ -353,7 +354,7 @@ pub(super) fn receive(stream: &TcpStream, scatter: &mut Scatter<'_>) -> ReceiveO
     }
 }
 
-/// A socket that is being connected and watched.
+/// Opens a nonblocking socket, starts to connect it and registers it with the poller.
 pub(super) fn open(poller: &Poller, address: SocketAddr, token: Token) -> std::io::Result<TcpStream> {
     let socket = net::tcp_socket(address)?;
     stream::start_connect(socket.as_fd(), address)?;

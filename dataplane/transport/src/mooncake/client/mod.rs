@@ -1,23 +1,25 @@
-//! The asking side: the client's frames become requests of a stock engine's protocol, and its answers become frames.
+//! Client side of Mooncake's protocol: client frames become requests to a stock engine, and its answers become frames.
 //!
-//! A connection is a lane of the client; the protocol has no greeting. A read or write of a segment names the peer's
-//! absolute address in its `offset`; the segment's id is ignored. Everything else is answered `Unsupported`. Requests
-//! are answered in the order in which they were sent.
+//! A connection is a lane of the client; the protocol has no handshake. A read or write of a segment carries the peer's
+//! absolute address in its `offset`; the segment's id is ignored. All other operations are answered `Unsupported`.
+//! Requests are answered in the order in which they were sent.
 //!
-//! What the protocol leaves open is closed here:
+//! The driver closes the gaps of the protocol:
 //!
-//! * *A write of version 1 has no answer.* It is followed by a read of its first byte: the server works in order, so
-//!   that byte says that the write is in place. `Ok` means visible, with every peer.
-//! * *A refused request ends its connection.* The requests behind it are not at fault: the driver connects again and
-//!   sends them again, and the client sees only the one failure. Nothing is sent of a refused payload any more when the
-//!   client hears of it.
-//! * *A server of version 1 closes without a word.* The oldest request is sent once more over another connection; if
-//!   that ends the same way, the address is what the peer does not like.
-//! * *A peer may say version 2 and speak version 1.* Such a server takes a write for a read, and the payload for
-//!   requests, so the first write over a connection is preceded by a small read, unless another has shown the version.
-//!   Where it is the older one, that is remembered, the lane ends saying so, and the client's next one speaks it.
+//! * *A write of version 1 has no answer.* The driver sends a read of its first byte behind it: the server handles
+//!   requests in order, so that byte proves that the write is in place. `Ok` means visible, with every peer.
+//! * *A rejected request ends its connection.* The requests behind it are not at fault: the driver reconnects and sends
+//!   them again, and the client sees only the one failure. No byte of a rejected payload is sent after the client has
+//!   received the rejection.
+//! * *A server of version 1 rejects by closing the connection.* The oldest request is sent once more over another
+//!   connection; if that closes too, the request's address is rejected.
+//! * *A peer may announce version 2 and speak version 1.* Such a server treats a write as a read and its payload as
+//!   requests, so the first write over a connection is preceded by a small read as a probe, unless an earlier answer
+//!   has shown the version. If the peer speaks version 1, the driver remembers it and closes the lane with an error
+//!   that names the version; the client's next lane uses version 1.
 //!
-//! Deadlines of requests are the client's: it resets the lane, and nothing of the caller's memory is used from then on.
+//! Request deadlines are the client's: when one expires, the client resets the lane, and the driver does not access the
+//! caller's memory from then on.
 
 mod input;
 mod lane;
@@ -38,23 +40,23 @@ use crate::token::{Source, Token};
 use crate::turns::Turns;
 use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload, Target};
 
-/// How long a connection may take to be there.
+/// Timeout for connecting, in nanoseconds.
 const CONNECT_NS: u64 = 5_000_000_000;
-/// Peers of version 1 that are remembered.
+/// Limit of remembered version 1 peers.
 const PEERS_KNOWN: usize = 4_096;
 
-/// What the lanes counted.
+/// Counters of the lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LaneCounters {
-    /// Requests that a peer refused.
+    /// Requests that a peer rejected.
     pub rejected: u64,
-    /// Connections made again by the driver, after a refusal or a version 1 server's silence.
+    /// Reconnects of the driver, after a rejection or after a version 1 server closed a connection.
     pub reconnects: u64,
-    /// Peers that speak an older version than they say.
+    /// Peers that speak an older version than they announce.
     pub downgrades: u64,
 }
 
-/// All connections to stock engines of one host. Thread affinity: one thread at a time, the one that has the poller.
+/// All connections of one host to stock engines. Thread affinity: one thread at a time, the one that owns the poller.
 pub struct Lanes {
     connections: Table<Lane>,
     /// Connections that may have something to send.
@@ -62,16 +64,16 @@ pub struct Lanes {
     events: VecDeque<Event>,
     /// Connections that may have input to take.
     ready: Turns,
-    /// Peers that speak version 1, whatever is said of them. A server of version 2 understands it too.
+    /// Peers that speak version 1, whatever they announce. A server of version 2 understands version 1 too.
     older: BTreeSet<SocketAddr>,
     counters: LaneCounters,
-    /// No deadline of a connection is before this.
+    /// Lower bound of the deadlines of all connections.
     deadline_ns: Option<u64>,
     now_ns: u64,
 }
 
 impl Lanes {
-    /// A driver without connections.
+    /// Creates a driver without connections.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -86,10 +88,10 @@ impl Lanes {
         }
     }
 
-    /// Connects to a peer that says it speaks `dialect`; [`Event::Connected`] or [`Event::Gone`] follows.
+    /// Connects to a peer that announces `dialect`; [`Event::Connected`] or [`Event::Gone`] follows.
     ///
     /// # Errors
-    /// When no socket can be had or too many connections are open.
+    /// When no socket is available or too many connections are open.
     pub fn connect(
         &mut self,
         poller: &Poller,
@@ -104,7 +106,7 @@ impl Lanes {
         }
         let dialect = if self.older.contains(&address) { Dialect::V1 } else { dialect };
         let until_ns = now_ns.saturating_add(CONNECT_NS);
-        // The token needs the position, so the socket is watched when it has one.
+        // The token needs the index in the table, so the socket is registered after the insertion.
         let socket = net::tcp_socket(address)?;
         kvplane_sys::stream::start_connect(socket.as_fd(), address)?;
         let id = self.connections.insert(Lane::new(address, socket.into(), dialect, until_ns));
@@ -119,7 +121,7 @@ impl Lanes {
         Ok(id)
     }
 
-    /// The poller says that the socket of this token is ready.
+    /// Handles a readiness event of the poller for the socket of this token.
     pub fn ready(&mut self, token: Token, readable: bool, writable: bool) {
         let id = ConnectionId { index: token.index, generation: token.generation };
         if readable {
@@ -130,8 +132,8 @@ impl Lanes {
         }
     }
 
-    /// Takes a frame of the client's. Its request leaves with the next [`Self::flush`]. False when the connection is
-    /// gone; the payload's hold is then reported as sent.
+    /// Queues a client frame. Its request is sent by the next [`Self::flush`]. Returns false if the connection is gone;
+    /// the payload's hold is then reported by [`Event::Sent`].
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let Some(connection) = self.connections.get_mut(id) else {
             self.events.extend(payload.and_then(|payload| payload.hold).map(Event::Sent));
@@ -169,7 +171,7 @@ impl Lanes {
         }
     }
 
-    /// Sends what is queued and may be sent. Whether anything was done.
+    /// Sends the queued requests. Returns true if there was work.
     pub fn flush(&mut self, poller: &Poller, now_ns: u64) -> bool {
         self.now_ns = now_ns;
         let mut progress = false;
@@ -183,10 +185,10 @@ impl Lanes {
                     Ok(None) if net::peer_address(connection.stream.as_fd()).is_ok() => {
                         connection.state = State::Open;
                         self.events.extend((!again).then_some(Event::Connected(id)));
-                        // What arrived before was not looked at.
+                        // Input that arrived before was not read.
                         self.mark_ready(id);
                     }
-                    // Not decided yet.
+                    // The connection attempt is not decided yet.
                     Ok(None) => continue,
                     Ok(Some(error)) | Err(error) => {
                         self.close(poller, id, CloseCause::Kernel(error.raw_os_error().unwrap_or(0)));
@@ -204,9 +206,9 @@ impl Lanes {
         progress
     }
 
-    /// The next thing that happened. [`Event::Sent`] of a request comes before its answer: take all events after each
-    /// [`Self::input`] and before the frame it brought. A connection's position is not another's until its end was
-    /// taken here.
+    /// Returns the next event. [`Event::Sent`] of a request precedes its answer: the host takes all events after each
+    /// [`Self::input`] and before it handles the frame. The index of a connection is not reused until its
+    /// [`Event::Gone`] has been returned here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = &event {
@@ -215,7 +217,7 @@ impl Lanes {
         event
     }
 
-    /// A connection that may have input; each is named once until new bytes arrive.
+    /// Returns a connection that may have input; each is returned once until new bytes arrive.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
         while let Some(index) = self.ready.pop() {
             if self.connections.at(index).is_some() {
@@ -225,46 +227,46 @@ impl Lanes {
         None
     }
 
-    /// How many connections may have input.
+    /// Returns the number of connections that may have input.
     #[must_use]
     pub fn ready_len(&self) -> usize {
         self.ready.len()
     }
 
-    /// Names a connection again: it has more input than its share of this round.
+    /// Marks a connection ready again: it has more input than its budget of this round.
     pub fn ready_again(&mut self, id: ConnectionId) {
         self.mark_ready(id);
     }
 
-    /// Whether there is something to do without waiting for the poller.
+    /// Returns true if there is work that does not wait for the poller.
     #[must_use]
     pub fn has_work(&self) -> bool {
         !self.events.is_empty() || !self.ready.is_empty() || !self.due.is_empty()
     }
 
-    /// When [`Self::flush`] wants to be called at the latest.
+    /// Returns the latest time for the next call of [`Self::flush`], in nanoseconds.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<u64> {
         self.deadline_ns
     }
 
-    /// Something must have happened by then.
+    /// Lowers the next deadline to `at_ns`.
     fn alarm(&mut self, at_ns: u64) {
         self.deadline_ns = Some(self.deadline_ns.map_or(at_ns, |deadline_ns| deadline_ns.min(at_ns)));
     }
 
-    /// Says where the payload of the last frame goes. Then [`Self::input`] brings it.
+    /// Sets the destination of the payload of the last frame. [`Self::input`] then receives it.
     ///
     /// # Panics
-    /// When no payload is awaited or the memory is not of its length.
+    /// When no payload is expected or the memory does not have its length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         let Expect::Decision { bytes } = connection.expect else {
-            panic!("a payload's place was given where none is awaited");
+            panic!("a payload destination was set although no payload is expected");
         };
         let buffer = match target {
             Target::Discard => None,
-            // The protocol states no sums to compare with.
+            // The protocol carries no checksum to compare with.
             Target::Memory { buffer, .. } => Some(buffer),
             Target::Scatter { .. } => panic!("the answer to a read of one range goes to one place"),
         };
@@ -274,25 +276,25 @@ impl Lanes {
         connection.expect = Expect::Payload { buffer, left_bytes: bytes };
     }
 
-    /// Ends a connection. What it held is free when this returns; [`Event::Gone`] follows.
+    /// Closes a connection. Its memory is free when this returns; [`Event::Gone`] follows.
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: CloseCause) {
         let Some(connection) = self.connections.take(id) else { return };
         let _ = poller.remove(connection.stream.as_fd());
         if !connection.queue.is_empty() {
-            // Nothing of a write that is given up may arrive later, over a newer one.
+            // No byte of an abandoned write may arrive later and overwrite a newer one.
             let _ = net::abort(connection.stream.as_fd());
         }
         self.events.extend(connection.queue.into_iter().filter_map(|entry| entry.hold).map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }
 
-    /// Connections whose end was not taken yet.
+    /// Returns the number of connections whose [`Event::Gone`] was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.connections.len()
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &LaneCounters {
         &self.counters
@@ -317,7 +319,7 @@ impl Lanes {
         self.deadline_ns = self.connections.iter().filter_map(|(_, connection)| connection.deadline_ns()).min();
     }
 
-    /// The peer speaks version 1, whatever was said of it.
+    /// Records that the peer speaks version 1 although it announced version 2, and closes the lane.
     fn downgrade(&mut self, poller: &Poller, id: ConnectionId, address: SocketAddr) {
         self.counters.downgrades += 1;
         if self.older.len() >= PEERS_KNOWN {
@@ -325,7 +327,7 @@ impl Lanes {
         }
         self.older.insert(address);
         let text = format!(
-            "{address} answers in version 1 of Mooncake's data protocol though it is said to speak version 2: \
+            "{address} answers in version 1 of Mooncake's data protocol although it announces version 2: \
              version 1 is used from now on"
         );
         self.close(poller, id, CloseCause::Setup(text));

@@ -1,4 +1,4 @@
-//! One connection of a stock engine: one request at a time, its bytes moved in place.
+//! One connection from a stock engine: one request at a time, its bytes moved in place.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -9,46 +9,46 @@ use super::options::{Ranges, ServerOptions};
 use crate::mooncake::wire::{self, Dialect, REQUEST_BYTES, Request, STATUS_BYTES};
 use crate::mooncake::{TURN_BYTES, is_later};
 
-/// Bytes of a refused payload that are read at a time, to be forgotten.
+/// Read size for the payload of a rejected request, which is discarded.
 pub(super) const DRAIN_BYTES: usize = 64 << 10;
-/// Requests of one connection before the next has its turn.
+/// Request budget of one connection's turn.
 const TURN_REQUESTS: u32 = 64;
 
-/// What the connection is at.
+/// Phase of the connection.
 pub(super) enum Phase {
-    /// A request, `have` bytes of which are here.
+    /// Receiving a request, `have` bytes of which have arrived.
     Request { bytes: [u8; REQUEST_BYTES], have: usize },
-    /// A payload on its way to its place.
+    /// Receiving a payload into its destination.
     Receiving { buffer: IoBuf, hold: u64, status: bool },
-    /// A status, then perhaps a payload from its place.
+    /// Sending a status, then perhaps a payload from its source.
     Sending { status: [u8; STATUS_BYTES], status_sent: usize, payload: Option<IoBuf>, hold: Option<u64> },
-    /// The last status: that the request was refused.
+    /// Sending the last status: a rejection.
     Rejecting { status_sent: usize },
-    /// What the peer still sends is read and forgotten, until it has seen the status and closes: closing at once would
-    /// have the kernel reset the connection, which may destroy the status on its way.
+    /// Discarding what the peer still sends, until it has read the status and closes: closing at once would make the
+    /// kernel reset the connection, which may destroy the status in flight.
     Draining { left_bytes: u64 },
 }
 
-/// Why a turn ended.
+/// Reason why a turn ended.
 pub(super) enum Turn {
-    /// The socket has or takes no more.
+    /// The socket is drained or full.
     Wait,
-    /// It used up its share.
+    /// The budget of the turn is used up.
     Again,
-    /// The connection is over.
+    /// The connection has ended.
     Over(Over),
 }
 
-/// How a connection came to its end.
+/// End of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Over {
-    /// Between two requests, or after a refusal: as it should be.
+    /// Between two requests, or after a rejection: an orderly close.
     Clean,
-    /// Within a request or its payload, or by an error of the socket.
+    /// Within a request or its payload, or by a socket error.
     Torn,
-    /// Bytes that are no request.
+    /// The received bytes are not a request.
     Garbage,
-    /// A bad address, in the version that can say so by closing only.
+    /// A bad address, in the protocol version that can reject only by closing.
     Rejected,
 }
 
@@ -56,15 +56,15 @@ pub(super) enum Over {
 pub(super) struct ServedConnection {
     pub(super) stream: TcpStream,
     pub(super) phase: Phase,
-    /// When the phase's first byte came or went; between requests, when the last one ended.
+    /// Time at which the phase's first byte was moved; between requests, time at which the last one ended.
     since_ns: u64,
-    /// When bytes last moved.
+    /// Time at which bytes were last moved.
     moved_ns: u64,
-    /// Bytes of the message under way.
+    /// Length of the message in flight, in bytes.
     message_bytes: u64,
 }
 
-/// What is counted of one turn.
+/// Counters of one turn.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) reads: u64,
@@ -80,7 +80,7 @@ impl ServedConnection {
         Self { stream, phase: FRESH, since_ns: now_ns, moved_ns: now_ns, message_bytes: 0 }
     }
 
-    /// The range in use.
+    /// Returns the range in use.
     pub(super) const fn hold(&self) -> Option<u64> {
         match self.phase {
             Phase::Receiving { hold, .. } => Some(hold),
@@ -89,12 +89,12 @@ impl ServedConnection {
         }
     }
 
-    /// Since when it has been without a request.
+    /// Returns the time since which the connection has had no request.
     pub(super) const fn idle_since_ns(&self) -> Option<u64> {
         if matches!(self.phase, Phase::Request { have: 0, .. }) { Some(self.since_ns) } else { None }
     }
 
-    /// When it is to be closed if nothing moves until then.
+    /// Returns the time at which the connection is closed if no byte is moved until then.
     pub(super) fn deadline_ns(&self, options: &ServerOptions) -> u64 {
         match self.phase {
             Phase::Request { have: 0, .. } => self.since_ns.saturating_add(options.idle_ns),
@@ -108,8 +108,8 @@ impl ServedConnection {
         }
     }
 
-    /// Does what the socket allows, up to its share. It reads, or writes, until the socket says "not now": the poller
-    /// tells of changes only.
+    /// Runs one turn: moves bytes up to the turn's budget. Reads or writes until the socket would block, because the
+    /// poller is edge-triggered.
     pub(super) fn turn(
         &mut self,
         ranges: &mut impl Ranges,
@@ -180,10 +180,10 @@ impl ServedConnection {
                 return Err(Turn::Over(Over::Rejected));
             }
             self.phase = Phase::Rejecting { status_sent: 0 };
-            // Only to see it gone at once, which it is but for a peer that reads no answers.
+            // Tries to send the rejection at once, which succeeds unless the peer does not read its answers.
             return self.send_rejection(options, now_ns).map(|_| ());
         };
-        assert_eq!(buffer.bytes() as u64, request.bytes, "a range of another length than asked for");
+        assert_eq!(buffer.bytes() as u64, request.bytes, "the acquired range has another length than the request");
         self.phase = if request.write {
             tally.writes += 1;
             Phase::Receiving { buffer, hold, status }
@@ -247,7 +247,7 @@ impl ServedConnection {
         let sent = step(gather.send(self.stream.as_fd()))?;
         *status_sent += sent;
         if *status_sent == STATUS_BYTES {
-            // The peer reads the end after the status, and closes.
+            // The peer reads end of file after the status, and closes.
             let _ = self.stream.shutdown(std::net::Shutdown::Write);
             self.since_ns = now_ns;
             self.phase = Phase::Draining { left_bytes: options.drain_bytes };
@@ -270,7 +270,7 @@ impl ServedConnection {
         Ok(received)
     }
 
-    /// The next request.
+    /// Waits for the next request.
     fn next(&mut self, now_ns: u64) {
         (self.phase, self.since_ns) = (FRESH, now_ns);
     }
@@ -281,7 +281,7 @@ fn sending(status: bool, payload: Option<IoBuf>, hold: Option<u64>) -> Phase {
     Phase::Sending { status: wire::encode_status(true), status_sent, payload, hold }
 }
 
-/// Bytes that moved, or why the turn ends.
+/// Returns the moved bytes, or the reason why the turn ends.
 fn step(result: std::io::Result<usize>) -> Result<usize, Turn> {
     result.map_err(|error| if is_later(&error) { Turn::Wait } else { Turn::Over(Over::Torn) })
 }

@@ -1,12 +1,12 @@
-//! The answering side: stock engines read and write registered memory by address.
+//! Server side of Mooncake's protocol: stock engines read and write registered memory by address.
 //!
-//! Every connection is served one request at a time, in order, as the protocol wants. A write's bytes go straight to
-//! their place, and its status leaves after the last of them: whoever reads after that, by any path, reads them. A
-//! read leaves straight from its place. No length allocates anything.
+//! Every connection is served one request at a time, in order, as the protocol demands. A write is received directly
+//! into its destination, and its status is sent after the last byte: a reader that starts after that sees the write, by
+//! any path. A read is sent directly from its source. No length in a request causes an allocation.
 //!
-//! A connection has its turn when its socket is ready, and then at most a share of bytes and requests, so neither a
-//! large transfer nor a broken peer delays another by more than the shares of those before it. An idle connection
-//! costs its entry here and in the kernel, and a look every few seconds at most.
+//! A connection has a turn when its socket is ready, with a budget of bytes and requests, so neither a large transfer
+//! nor a broken peer delays another connection by more than the budgets of those before it. An idle connection costs
+//! its table entry here and in the kernel, and one check every few seconds at most.
 
 mod connection;
 mod options;
@@ -23,19 +23,19 @@ use crate::token::{Source, Token};
 use crate::turns::Turns;
 use crate::types::ConnectionId;
 
-/// Connections accepted in one round.
+/// Limit of connections accepted in one round.
 const ACCEPTS_PER_ROUND: usize = 64;
-/// Bytes moved in one round: those whose turn did not come are first in the next.
+/// Byte budget of one round: connections without a turn in this round are first in the next.
 const ROUND_BYTES: usize = 4 << 20;
-/// How long no connection is accepted after the kernel refused to.
+/// Backoff after the kernel refused to accept a connection, in nanoseconds.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
-/// What a server counted.
+/// Counters of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ServerCounters {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections closed at once, because there were too many.
+    /// Connections closed at once because the connection limit was reached.
     pub refused: u64,
     /// Reads begun.
     pub reads: u64,
@@ -43,15 +43,16 @@ pub struct ServerCounters {
     pub writes: u64,
     /// Requests for ranges that are not registered, or not for that use.
     pub rejected: u64,
-    /// Connections that brought what is no request.
+    /// Connections closed because of bytes that are not a request.
     pub garbage: u64,
     /// Connections that ended within a request.
     pub torn: u64,
-    /// Connections closed because nothing moved on them, or for a newer one.
+    /// Connections closed because they were idle or stalled, or to make room for a newer one.
     pub expired: u64,
 }
 
-/// All connections of stock engines to one shard. Thread affinity: one thread at a time, the one that has the poller.
+/// All connections from stock engines to one shard. Thread affinity: one thread at a time, the one that owns the
+/// poller.
 pub struct Server {
     options: ServerOptions,
     listener: Option<TcpListener>,
@@ -66,7 +67,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server without connections.
+    /// Creates a server without connections.
     #[must_use]
     pub const fn new(options: ServerOptions) -> Self {
         Self {
@@ -91,17 +92,17 @@ impl Server {
         }
     }
 
-    /// Serves those who connect here. The listener is nonblocking.
+    /// Starts to accept connections of a listener, which is nonblocking.
     ///
     /// # Errors
-    /// When the poller does not take it.
+    /// When the listener cannot be registered with the poller.
     pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
         watch(poller, &listener)?;
         self.listener = Some(listener);
         Ok(())
     }
 
-    /// The poller says that the socket of this token is ready.
+    /// Handles a readiness event of the poller for the socket of this token.
     pub fn ready(&mut self, token: Token) {
         match token.source {
             Source::MooncakeListener => self.may_accept = true,
@@ -109,8 +110,8 @@ impl Server {
         }
     }
 
-    /// Accepts who waits and gives each ready connection one turn. Whether anything was done; there is more to do
-    /// when [`Self::has_work`] says so.
+    /// Accepts pending connections and gives each ready connection one turn. Returns true if there was work;
+    /// [`Self::has_work`] tells whether more is left.
     pub fn drive(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) -> bool {
         let mut progress = self.may_accept;
         if core::mem::take(&mut self.may_accept) {
@@ -136,20 +137,20 @@ impl Server {
         progress
     }
 
-    /// Whether a connection used up its share and has more to do.
+    /// Returns true if a connection has more work than its budget allowed, or connections may be pending.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.may_accept || !self.due.is_empty()
     }
 
-    /// When [`Self::drive`] wants to be called at the latest.
+    /// Returns the latest time for the next call of [`Self::drive`], in nanoseconds.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let sweep = (self.sweep_ns < u64::MAX).then_some(self.sweep_ns);
         [sweep, self.accept_after_ns].into_iter().flatten().min()
     }
 
-    /// Closes the connections that use a range of this name, for one that must fall quiet.
+    /// Closes the connections that use the range with this hold, so that the range becomes quiescent.
     pub fn close_users(&mut self, poller: &Poller, ranges: &mut impl Ranges, hold: u64) {
         let users = self.connections.iter().filter(|(_, connection)| connection.hold() == Some(hold));
         let users: Vec<ConnectionId> = users.map(|(id, _)| id).collect();
@@ -159,13 +160,13 @@ impl Server {
         }
     }
 
-    /// Connections open.
+    /// Returns the number of open connections.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.connections.len()
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &ServerCounters {
         &self.counters
@@ -178,7 +179,7 @@ impl Server {
         }
     }
 
-    /// The next connection that is due.
+    /// Returns the next connection that is due.
     fn next_due(&mut self) -> Option<ConnectionId> {
         while let Some(index) = self.due.pop() {
             if self.connections.at(index).is_some() {
@@ -194,7 +195,8 @@ impl Server {
             let socket = match stream::accept(listener.as_fd()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
-                // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
+                // Out of descriptors, the next attempt would fail too: accepting pauses until some may have been
+                // closed.
                 Err(_) => {
                     let _ = poller.remove(listener.as_fd());
                     self.accept_after_ns = Some(now_ns.saturating_add(ACCEPT_PAUSE_NS));
@@ -216,13 +218,13 @@ impl Server {
             }
             self.counters.accepted += 1;
             self.sweep_ns = self.sweep_ns.min(now_ns.saturating_add(self.sweep_period_ns()));
-            // Who connects has something to ask, most likely.
+            // A new connection most likely brings a request.
             self.mark_due(id);
         }
         self.may_accept = true;
     }
 
-    /// Makes room for a connection.
+    /// Closes the longest idle connection to make room for a new one; returns false if none is idle long enough.
     fn reclaim(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) -> bool {
         let idle = self.connections.iter().filter_map(|(id, connection)| Some((connection.idle_since_ns()?, id)));
         let Some((since_ns, id)) = idle.min() else { return false };
@@ -264,12 +266,12 @@ impl Server {
         self.connections.free(id);
     }
 
-    /// How often deadlines are looked at: no phase but the long wait between two requests has a nearer one.
+    /// Returns the period of deadline checks: only the idle timeout may be longer than it.
     fn sweep_period_ns(&self) -> u64 {
         self.options.stall_ns.min(self.options.drain_ns).min(self.options.idle_ns)
     }
 
-    /// Closes whose deadline has passed.
+    /// Closes connections whose deadline has passed.
     fn sweep(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) {
         let mut next_ns = now_ns.saturating_add(self.sweep_period_ns());
         let mut expired = Vec::new();

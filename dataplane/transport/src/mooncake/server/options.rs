@@ -1,35 +1,35 @@
-//! What a server needs of its host, and its limits.
+//! Options of a Mooncake server, and the interface to its host's registered memory.
 
 use kvplane_sys::IoBuf;
 
 use crate::mooncake::wire::Request;
 
-/// Who knows the registered memory.
+/// Registry of the host's registered memory.
 pub trait Ranges {
-    /// The memory of a request, of exactly its length and writable if it is a write, and a name under which it is
-    /// released. `None` when the range is not registered, or not for this use.
+    /// Acquires the memory of a request: exactly of its length, and writable if it is a write. Returns it with the hold
+    /// under which it is released, or `None` if the range is not registered, or not for this use.
     fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)>;
-    /// The range is not used any more.
+    /// Releases a range that is not used any more.
     fn release(&mut self, hold: u64);
 }
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Connections at a time. At the limit a new one takes the place of the one that has been idle the longest, or is
-    /// closed where none has been for `reclaim_ns`.
+    /// Limit of open connections. At the limit a new connection replaces the longest idle one, or is closed if none has
+    /// been idle for `reclaim_ns`.
     pub connections: usize,
-    /// A connection without a request for so long is closed.
+    /// Idle timeout of a connection, in nanoseconds.
     pub idle_ns: u64,
-    /// At the limit of connections, one without a request for so long gives way.
+    /// Idle time after which a connection may be closed for a new one at the connection limit, in nanoseconds.
     pub reclaim_ns: u64,
-    /// A request or payload that does not move for so long ends its connection.
+    /// Timeout of a request or payload that makes no progress, in nanoseconds; its connection is closed.
     pub stall_ns: u64,
-    /// So long may a payload take for each byte, on top of `stall_ns`.
+    /// Additional time allowed for a payload, in nanoseconds per byte, on top of `stall_ns`.
     pub slowest_ns_per_byte: u64,
-    /// After a refusal the peer has so long to read it and close.
+    /// Time that the peer has after a rejection to read it and close, in nanoseconds.
     pub drain_ns: u64,
-    /// And so many bytes of what it was sending are read meanwhile.
+    /// Limit of bytes that are read and discarded meanwhile.
     pub drain_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Memory for the payloads of answers: where we want ours, and where the peer wants its own.
+//! Memory offered for the payloads of answers: by us to the peer, and by the peer to us.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,20 @@ use crate::rdma::nic::Nic;
 use crate::rdma::wire::{EAGER_BYTES, OFFERS, Place, SOURCES};
 use crate::types::Pieces;
 
-/// The places that the two sides of a link have offered each other and that were not used yet.
+/// Offered memory of both sides of a link that has not been used yet.
 #[derive(Default)]
 pub(in crate::rdma) struct AnswerPlaces {
-    /// Where the peer wants answers.
+    /// Memory that the peer offers for its answers.
     wanted: HashMap<RequestId, Vec<Place>>,
-    /// Where we want answers.
+    /// Memory that we offer for our answers.
     offered: HashMap<RequestId, Pieces>,
-    /// What the next frame offers.
+    /// Offers for the next frame.
     offering: Vec<Place>,
 }
 
 impl AnswerPlaces {
-    /// Offers memory for the answer to a request, with the next frame; not where that is of no use.
+    /// Offers memory for the answer to a request, with the next frame. Does nothing where a direct write has no
+    /// benefit.
     pub(in crate::rdma) fn offer(&mut self, request: RequestId, pieces: Pieces, nic: &mut Nic) {
         let buffers = pieces.as_slice();
         let short = pieces.bytes() <= EAGER_BYTES || self.offering.len() + buffers.len() > OFFERS;
@@ -38,17 +39,17 @@ impl AnswerPlaces {
         self.offered.insert(request, pieces);
     }
 
-    /// What the next frame offers.
+    /// Takes the offers for the next frame.
     pub(in crate::rdma) fn take_offers(&mut self) -> Vec<Place> {
         core::mem::take(&mut self.offering)
     }
 
-    /// The answer to a request is here: the memory that was offered for it.
+    /// Takes the memory that was offered for an answer that has arrived.
     pub(super) fn take_offered(&mut self, request: RequestId) -> Option<Pieces> {
         self.offered.remove(&request)
     }
 
-    /// The peer wants answers there. Whether these are no more than it may ask for.
+    /// Stores the peer's offers. Returns false if they are for more requests than the peer may have in flight.
     pub(super) fn learn(&mut self, places: Vec<Place>) -> bool {
         for place in places {
             self.wanted.entry(place.request).or_default().push(place);
@@ -56,17 +57,17 @@ impl AnswerPlaces {
         self.wanted.len() <= Limits::REQUESTS_PER_CONNECTION
     }
 
-    /// Where the peer wants the answer to a request.
+    /// Returns the memory that the peer offers for the answer to a request.
     pub(super) fn wanted(&self, request: RequestId) -> Option<&[Place]> {
         self.wanted.get(&request).map(Vec::as_slice)
     }
 
-    /// A request is answered.
+    /// Drops the peer's offers for a request, which is answered.
     pub(super) fn forget_wanted(&mut self, request: RequestId) {
         self.wanted.remove(&request);
     }
 
-    /// Whether the peer has offered nothing that was not used.
+    /// Returns true if no offer of the peer is unused.
     pub(super) fn wants_nothing(&self) -> bool {
         self.wanted.is_empty()
     }

@@ -1,8 +1,8 @@
 //! One-sided copies between our memory and peers' segments.
 //!
-//! A link asks for the key of a segment once, by a message, and kept by the segment's id with its
-//! generation. Copies of a connection start in order; a copy is over when the device says so, or holds nothing of it
-//! any more. The owner of a segment ends access by deregistering it: the device refuses what comes later.
+//! A link requests the key of a segment once, by a message, and caches it under the segment's id with its generation.
+//! Copies of a connection start in order; a copy completes when the device reports its completion, or no longer holds
+//! any of its requests. The owner of a segment revokes access by deregistering it: the device rejects later requests.
 
 use core::ptr;
 use std::collections::VecDeque;
@@ -23,23 +23,23 @@ use crate::types::{CloseCause, ConnectionId};
 /// A copy between our memory and a range of a peer's segment.
 #[derive(Clone, Copy, Debug)]
 pub struct RdmaCopy<'a> {
-    /// The caller's name for it, below 2^60.
+    /// Token of the caller, below 2^60.
     pub token: u64,
-    /// The segment, and where in it.
+    /// Segment of the peer.
     pub segment: SegmentId,
-    /// Where in it.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
     /// Our memory.
     pub region: &'a Arc<Region>,
-    /// Where in it.
+    /// Offset in our memory, in bytes.
     pub at: usize,
-    /// How much.
+    /// Length in bytes.
     pub bytes: usize,
-    /// To the segment, or from it.
+    /// True: write to the segment. False: read from it.
     pub write: bool,
 }
 
-/// A copy that waits for its key, for room in the queue, or for those before it.
+/// A copy that waits for its key, for room in the send queue, or for earlier copies.
 struct WaitingCopy {
     token: u64,
     segment: SegmentId,
@@ -55,14 +55,14 @@ impl WaitingCopy {
     }
 }
 
-/// What became of a copy.
+/// Result of an attempt to post a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// It is posted, or over.
+    /// Posted, or completed with an error.
     Taken,
-    /// It must wait.
+    /// Has to wait.
     Waits,
-    /// The same, until the peer has said what reaches its segment: it is to be asked.
+    /// Has to wait for the segment's key, which the caller has to request from the peer.
     AsksKey,
 }
 
@@ -70,7 +70,7 @@ enum Step {
 pub(in crate::rdma) struct Copies {
     pub(in crate::rdma) keys: SegmentKeys,
     waiting: VecDeque<WaitingCopy>,
-    /// How an earlier part of the copy failed whose last part has not ended yet.
+    /// First failure among the parts of a copy whose last part has not completed yet.
     part_failed: Option<Outcome>,
 }
 
@@ -79,13 +79,13 @@ impl Copies {
         Self { keys: SegmentKeys::new(), waiting: VecDeque::new(), part_failed: None }
     }
 
-    /// Whether none waits.
+    /// Returns true if no copy waits.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Posts a copy and those behind it that are of the same memory at both ends, as long as there is room. Returns
-    /// how many, and the first that was not posted.
+    /// Posts a copy and its successors with the same memory at both ends, while the queue has room. Returns the number
+    /// posted and the first copy that was taken from the iterator, or given, but not posted.
     #[inline]
     pub(in crate::rdma) fn post_run<'a>(
         &mut self,
@@ -104,7 +104,7 @@ impl Copies {
         let (segment, address, key_bytes) = (*segment, key.address, key.bytes);
         let RdmaCopy { write, region, .. } = first;
         let run = OneSidedRun::new(memory, key.key, write, most);
-        // What it needs by value: it is done for each copy.
+        // Captures its values, not references: it runs for each copy.
         let one = move |copy: &RdmaCopy<'_>| {
             let (bytes, end) = (copy.bytes as u64, copy.offset.checked_add(copy.bytes as u64)?);
             let alike = copy.segment == segment && copy.write == write && ptr::eq(copy.region, region);
@@ -125,12 +125,12 @@ impl Copies {
         });
         match pushed {
             Ok(posted @ 1..) => (posted, left),
-            // A queue pair that takes nothing says why when the first is posted alone.
+            // If the queue pair accepts none, posting the first copy alone reports the reason.
             Ok(0) | Err(_) => (0, Some(first)),
         }
     }
 
-    /// Posts a copy, or keeps it until it can be. The segment whose key is missing, if it is.
+    /// Posts a copy, or queues it until it can be posted. Returns the segment whose key has to be requested, if any.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -147,7 +147,7 @@ impl Copies {
         Ok((step == Step::AsksKey).then_some(copy.segment))
     }
 
-    /// A copy waits for its key, for room in the queue, or for those that wait.
+    /// Queues a copy that waits for its key, for room in the send queue, or for earlier copies.
     #[cold]
     fn keep(&mut self, id: ConnectionId, copy: &RdmaCopy<'_>, copied: &mut CopyCompletions) {
         let end = copy.at.checked_add(copy.bytes);
@@ -162,8 +162,8 @@ impl Copies {
         }
     }
 
-    /// Posts copies that wait, as far as the queue and known keys allow. The segment whose key the peer is to be asked
-    /// for, if it is.
+    /// Posts waiting copies as far as the send queue and known keys allow. Returns the segment whose key has to be
+    /// requested, if any.
     pub(super) fn post_waiting(
         &mut self,
         id: ConnectionId,
@@ -188,7 +188,7 @@ impl Copies {
         Ok(None)
     }
 
-    /// Posts a copy, or says why it cannot be.
+    /// Posts a copy, or returns why it has to wait.
     #[inline]
     fn post(
         &mut self,
@@ -225,13 +225,13 @@ impl Copies {
         };
         match pushed {
             Ok(()) => Ok(Step::Taken),
-            // The caller reports its end, and once.
+            // The caller reports the completion of the copy, exactly once.
             Err(refusal) => Err(CloseCause::Rdma(format!("a request was refused: {refusal}"))),
         }
     }
 
-    /// A part of a copy is over that was not all that was left of it, or did not succeed: which copy, if it was the
-    /// last.
+    /// Handles the completion of a part of a copy that is not the last, or of a last part that failed or followed
+    /// others. `token` names the copy if the part is its last.
     pub(in crate::rdma) fn part_over(
         &mut self,
         id: ConnectionId,
@@ -241,8 +241,8 @@ impl Copies {
     ) {
         let failed = match status {
             Status::Success => None,
-            // The key is of no use any more. A request that the other device calls invalid says nothing of the key:
-            // soft-RoCE answers so where packets were lost, and another connection may do.
+            // A key that was denied is stale. An invalid-request error of the remote device does not discredit the key:
+            // soft-RoCE reports it after packet loss, and another connection may succeed.
             Status::RemoteAccess => Some(Outcome::Stale),
             _ => Some(Outcome::Unreachable),
         };
@@ -254,13 +254,13 @@ impl Copies {
         }
     }
 
-    /// The device holds nothing of the link any more: those that wait are over too.
+    /// Completes the waiting copies as unreachable; the device holds none of the link's requests any more.
     pub(super) fn end(self, id: ConnectionId, copied: &mut CopyCompletions) {
         self.waiting.iter().for_each(|copy| copied.push(id, copy.token, Err(Outcome::Unreachable)));
     }
 }
 
-/// Posts a copy that takes several requests. There is room for them.
+/// Posts a copy that takes several requests. The send queue has room for them.
 #[cold]
 fn push_parts(
     queue_pair: &mut QueuePair,
@@ -281,7 +281,7 @@ fn push_parts(
     Ok(())
 }
 
-/// The registration of a copy's memory and the piece that it starts with, if the copy can be done.
+/// Returns the registration of a copy's memory and its first piece, if the copy is valid.
 #[inline]
 fn check<'a>(
     copy: &RdmaCopy<'_>,

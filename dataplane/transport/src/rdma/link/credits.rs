@@ -1,60 +1,61 @@
-//! Credits: how many messages each side may send, so that every message finds a receive.
+//! Credit-based flow control: limits the messages of each side so that every message finds a posted receive.
 //!
-//! Each side grants the other a number of receives when they connect, and returns a receive by the next message that
-//! it sends anyway, or by one of its own when half of the grant is owed. One credit is kept for such messages. So
-//! neither side ever waits for the other: the side whose message arrived last has a credit to answer with.
+//! Each side grants the other a number of receives when they connect. A consumed receive is returned by the next
+//! message that is sent anyway, or by a credit message when half of the grant is owed. One credit is reserved for
+//! credit messages. Thus the two sides never deadlock: the side that received the last message has a credit to answer
+//! with.
 //!
 //! Pure: no I/O, no time.
 
-/// The least grant with which both sides always get on.
+/// Smallest grant with which both sides always make progress.
 pub(in crate::rdma) const GRANT_LEAST: u16 = 4;
 
-/// Both directions of one link.
+/// Credit state of both directions of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::rdma) struct Credits {
-    /// Receives that the peer granted us, in all.
+    /// Receives that the peer granted us, in total.
     theirs: u16,
     /// Messages that we may send.
     available: u16,
-    /// Receives that we granted the peer, in all.
+    /// Receives that we granted the peer, in total.
     ours: u16,
-    /// Messages of the peer that are here and whose receives were not given back.
+    /// Received messages whose receives have not been reposted.
     held: u16,
-    /// Receives to be given back with the next message.
+    /// Reposted receives to return with the next message.
     owed: u16,
 }
 
-/// The peer broke the rules of credits.
+/// Violation of the credit protocol by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::rdma) struct CreditError;
 
 impl Credits {
-    /// A link for which we granted `ours` and the peer `theirs`, each at least [`GRANT_LEAST`].
+    /// Creates the state of a link for which we granted `ours` and the peer `theirs`, each at least [`GRANT_LEAST`].
     pub(in crate::rdma) const fn new(ours: u16, theirs: u16) -> Self {
         Self { theirs, available: theirs, ours, held: 0, owed: 0 }
     }
 
-    /// Whether a message may be sent that is not about credits alone.
+    /// Returns true if a message other than a credit message may be sent.
     pub(in crate::rdma) const fn may_send(&self) -> bool {
         self.available > 1
     }
 
-    /// Whether a message about credits alone is due: nothing else carries them soon.
+    /// Returns true if a credit message is due because no other message carries the credits soon.
     pub(in crate::rdma) const fn must_return(&self) -> bool {
         self.owed >= self.ours / 2 && self.available > 0
     }
 
-    /// A message leaves. Returns the credits that it carries.
+    /// Accounts for a sent message. Returns the credits that it carries.
     ///
     /// # Panics
-    /// When there is no credit for it.
+    /// When no credit is available.
     pub(in crate::rdma) const fn send(&mut self) -> u16 {
         assert!(self.available > 0, "a message without a credit");
         self.available -= 1;
         core::mem::replace(&mut self.owed, 0)
     }
 
-    /// A message arrived, which carries credits.
+    /// Accounts for a received message and the credits that it carries.
     pub(in crate::rdma) fn arrived(&mut self, credits: u16) -> Result<(), CreditError> {
         let available = self.available.checked_add(credits).filter(|sum| *sum <= self.theirs);
         if self.held + self.owed >= self.ours {
@@ -65,10 +66,10 @@ impl Credits {
         Ok(())
     }
 
-    /// A message that arrived is done with: its receive is posted again.
+    /// Accounts for a received message whose receive is posted again.
     ///
     /// # Panics
-    /// When none is held.
+    /// When no received message is held.
     pub(in crate::rdma) const fn reposted(&mut self) {
         assert!(self.held > 0, "a receive was posted again that was not taken");
         self.held -= 1;
@@ -82,7 +83,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
-    /// One side, with the messages that it wants to send and those that have arrived and were not looked at.
+    /// One side, with the number of messages that it wants to send and of those received but not handled.
     struct Side {
         credits: Credits,
         wants: u32,
@@ -114,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Moves a message from one side's wire to the other; whether there was one.
+    /// Moves a message from one side's wire to the other side; returns false if there was none.
     fn arrive(from: &mut Side, to: &mut Side, posted: u16) -> bool {
         let Some(credits) = from.wire.pop_front() else { return false };
         assert!(to.inbox < posted, "a message without a receive");
@@ -150,21 +151,21 @@ mod tests {
                     _ => { consume(&mut b); }
                 }
             }
-            // Whatever happened, from here on everything goes through, and then there is silence.
+            // Whatever happened before, from here on everything is delivered, and then both sides are quiet.
             let mut rounds = 0;
             while [
                 a.flush(), b.flush(), arrive(&mut a, &mut b, b_grant), arrive(&mut b, &mut a, a_grant),
                 consume(&mut a), consume(&mut b),
             ].contains(&true) {
                 rounds += 1;
-                prop_assert!(rounds < 10_000, "they talk about credits for ever");
+                prop_assert!(rounds < 10_000, "credit messages do not end");
             }
             prop_assert_eq!((a.wants, b.wants), (0, 0));
             prop_assert_eq!((a.sent, b.sent), (a_wants, b_wants));
         }
 
         #[test]
-        fn a_peer_that_breaks_the_rules_is_noticed(grant in GRANT_LEAST..40, credits in 1u16..100) {
+        fn a_peer_that_violates_the_credit_protocol_is_detected(grant in GRANT_LEAST..40, credits in 1u16..100) {
             let mut side = Credits::new(grant, grant);
             prop_assert_eq!(side.arrived(credits), Err(CreditError), "credits for messages that were never sent");
             for _ in 0..grant {

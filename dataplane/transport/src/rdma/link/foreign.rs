@@ -1,21 +1,21 @@
-//! What makes a link one with a stock engine.
+//! State of a link with a stock Mooncake engine.
 
 use kvplane_sys::verbs::QueuePair;
 
-/// The part of a link that only one with a stock engine has.
+/// Part of a link's state that only a link with a stock engine has.
 pub(in crate::rdma) struct Foreign {
-    /// The further queue pairs: nothing is posted on them.
+    /// Additional queue pairs: no request is posted on them.
     pub(in crate::rdma) spares: Vec<QueuePair>,
-    /// The engine that asks us on it; none where we ask.
+    /// Engine that made the connection; `None` if we made it.
     pub(in crate::rdma) asker: Option<Asker>,
-    /// The order of connections.
+    /// Sequence number of the connection, to find the oldest.
     pub(in crate::rdma) age: u64,
 }
 
-/// A stock engine that asks us.
+/// A stock engine that connected to us.
 pub(in crate::rdma) struct Asker {
-    /// Its name for the device that it asks from.
+    /// The engine's name of its device.
     pub(in crate::rdma) path: String,
-    /// Its queue pairs.
+    /// Numbers of its queue pairs.
     pub(in crate::rdma) queue_pairs: Vec<u32>,
 }

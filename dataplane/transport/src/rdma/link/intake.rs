@@ -1,4 +1,4 @@
-//! Frames arrive: records are put together, checked, and given to the host with their payloads.
+//! Receive path of a link: reassembles and checks records, and delivers frames with their payloads to the host.
 
 use std::collections::VecDeque;
 
@@ -20,49 +20,49 @@ use crate::rdma::wire::{
 use crate::types::checksum_of_pieces;
 use crate::types::{CloseCause, Pieces, Target};
 
-/// The payload of a frame that the host has seen.
+/// Payload of a frame that was delivered to the host.
 enum ArrivedPayload {
-    /// It came along.
+    /// Arrived within the record.
     Eager(Vec<u8>),
-    /// It was written here.
+    /// Written by the peer into memory that we offered.
     Pushed(Pieces),
-    /// It waits there.
+    /// To be read from the peer's memory.
     Pull(PullSource),
 }
 
-/// What arrives next.
+/// Expected input.
 enum Expect {
     /// A frame.
     Frame,
-    /// The host has a frame and will say where its payload goes.
+    /// A frame was delivered to the host, which has to name the destination of its payload.
     Decision { arrived: ArrivedPayload, bytes: u64 },
-    /// A payload is being fetched.
+    /// A payload is being read from the peer.
     Pull(Pull),
-    /// A payload is in place.
+    /// A payload is at its destination, with this checksum.
     Done(Option<u64>),
 }
 
-/// What the host can have next.
+/// Next input for the host.
 pub(in crate::rdma) enum Next {
-    /// A frame, if one is there as a whole.
+    /// A frame, if one has arrived completely.
     Frame,
-    /// The payload of the last frame: it is in place, and sums to this.
+    /// The payload of the last frame is at its destination; its checksum, if requested.
     Payload(Option<u64>),
-    /// Nothing before something else happens.
+    /// None until something else happens.
     Wait,
 }
 
-/// What arrives on a link.
+/// Receive state of a link.
 pub(in crate::rdma) struct Intake {
-    /// Messages that were not taken, and the receives that they are in.
+    /// Received messages that were not handled yet, with the receives that hold them.
     messages: VecDeque<(Envelope, u32)>,
-    /// A record that is not complete, and how it began.
+    /// An incomplete record, and the envelope of its first message.
     assembly: Vec<u8>,
     began: Option<Envelope>,
     expect: Expect,
-    /// Answers that are outstanding.
+    /// Number of outstanding answers.
     awaited: u64,
-    /// Input is not taken because too many answers wait to be sent.
+    /// True while input is not taken because too many answers wait to be sent (backpressure).
     paused: bool,
 }
 
@@ -78,27 +78,27 @@ impl Intake {
         }
     }
 
-    /// A message with a record, or a part of one, has come into this receive.
+    /// Queues a received message with a record or a part of one.
     pub(in crate::rdma) fn push(&mut self, envelope: Envelope, receive: u32) {
         self.messages.push_back((envelope, receive));
     }
 
-    /// So many more answers will come.
+    /// Adds expected answers.
     pub(super) const fn awaits(&mut self, answers: u64) {
         self.awaited += answers;
     }
 
-    /// Whether nothing is under way on it.
+    /// Returns true if no input is expected, queued or incomplete.
     pub(super) fn is_idle(&self) -> bool {
         self.awaited == 0 && self.messages.is_empty() && self.began.is_none() && matches!(self.expect, Expect::Frame)
     }
 
-    /// Whether a payload is in place that was not given to the host.
+    /// Returns true if a payload has arrived that was not delivered to the host.
     pub(super) const fn has_payload(&self) -> bool {
         matches!(self.expect, Expect::Done(_))
     }
 
-    /// What the host can have next; `full` says that too many answers wait to be sent.
+    /// Returns the next input for the host; `full` means that too many answers wait to be sent.
     pub(super) fn next(&mut self, full: bool) -> Next {
         match &self.expect {
             Expect::Decision { .. } | Expect::Pull(_) => Next::Wait,
@@ -115,20 +115,21 @@ impl Intake {
         }
     }
 
-    /// Takes input again that was not taken, if so few answers wait now. Whether it does.
+    /// Resumes paused input if `few` answers wait now. Returns true if it resumed.
     pub(super) const fn resume(&mut self, few: bool) -> bool {
         let resumes = self.paused && few;
         self.paused &= !resumes;
         resumes
     }
 
-    /// Says where the payload of the last frame goes. Whether it must be fetched first.
+    /// Sets the destination of the payload of the last frame. Returns true if the payload has to be read from the peer
+    /// first.
     ///
     /// # Panics
-    /// When no payload is awaited or the memory is not of its length.
+    /// When no payload is expected or the memory does not have its length.
     pub(in crate::rdma) fn place_payload(&mut self, target: Target) -> bool {
         let Expect::Decision { arrived, bytes } = core::mem::replace(&mut self.expect, Expect::Frame) else {
-            panic!("a payload's place was given where none is awaited");
+            panic!("a payload destination was set although no payload is expected");
         };
         let (places, checksum) = match target {
             Target::Discard => (None, false),
@@ -160,7 +161,7 @@ impl Intake {
         matches!(self.expect, Expect::Pull(_))
     }
 
-    /// Goes on with the payload that is being fetched. Whether it waits for a bounce buffer.
+    /// Continues to read the current payload. Returns true if it waits for a bounce buffer.
     pub(super) fn fetch(
         &mut self,
         sends: &mut SendQueue,
@@ -176,22 +177,22 @@ impl Intake {
         result
     }
 
-    /// A read of the payload is over.
+    /// Handles the completion of a read of the payload.
     pub(in crate::rdma) fn fetched(&mut self, success: bool, nic: &mut Nic) {
         if let Expect::Pull(pull) = &mut self.expect {
             pull.fetched(success, nic);
         }
     }
 
-    /// The next part of a payload is there to be fetched.
+    /// Handles the announcement of a payload's next part.
     pub(in crate::rdma) fn next_part(&mut self, token: u64, places: Vec<Place>, more: bool) -> Result<(), CloseCause> {
         match &mut self.expect {
             Expect::Pull(pull) if pull.awaits_part(token) => pull.next_part(places, more),
-            _ => Err(CloseCause::Rdma(format!("a part of payload {token} came that was not asked for"))),
+            _ => Err(CloseCause::Rdma(format!("a part of payload {token} arrived that was not requested"))),
         }
     }
 
-    /// The device holds nothing of it any more: gives its receives back.
+    /// Ends the receive path when the device holds none of the link's requests any more: releases its receives.
     pub(super) fn end(self, nic: &mut Nic) {
         for (_, receive) in self.messages {
             nic.receives.repost(receive);
@@ -201,7 +202,7 @@ impl Intake {
         }
     }
 
-    /// The next frame, if it is there as a whole.
+    /// Returns the next frame, if it has arrived completely.
     pub(super) fn take_frame(
         &mut self,
         credits: &mut Credits,
@@ -219,7 +220,7 @@ impl Intake {
             let began = match (self.began.take(), envelope.kind) {
                 (None, MessageKind::Frame) => envelope,
                 (Some(began), MessageKind::More) => began,
-                _ => return Err(broken("a record that goes on came without its beginning")),
+                _ => return Err(broken("a record was continued before it was started")),
             };
             if self.assembly.is_empty() && !envelope.more {
                 let content = core::mem::take(&mut books.message);
@@ -228,7 +229,7 @@ impl Intake {
                 return header.map(Some);
             }
             if self.assembly.len() + content.len() > RECORD_BYTES {
-                return Err(broken("a record is longer than any may be"));
+                return Err(broken("a record exceeds the size limit"));
             }
             self.assembly.extend_from_slice(content);
             if envelope.more {
@@ -248,7 +249,7 @@ impl Intake {
         answers: &mut AnswerPlaces,
         scratch: &mut Vec<u8>,
     ) -> Result<Header, CloseCause> {
-        let short = || broken("a record is shorter than it says");
+        let short = || broken("a record is shorter than its header states");
         let (places, rest) = record.split_at_checked(envelope.places_bytes()).ok_or_else(short)?;
         let (offers, sources) = places.split_at(usize::from(envelope.offers) * PLACE_BYTES);
         let (header, rest) = rest.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
@@ -260,7 +261,7 @@ impl Intake {
         self.awaited = self.awaited.saturating_sub(1);
         let offers = Place::decode_all(offers).map_err(|error| broken(&error.to_string()))?;
         if !answers.learn(offers) {
-            return Err(broken("the peer offers memory for more answers than it may ask for"));
+            return Err(broken("the peer offers memory for more answers than it may request"));
         }
         let offered = match header.kind {
             Kind::Reply(_) => answers.take_offered(header.request),
@@ -268,7 +269,7 @@ impl Intake {
         };
         let eager = if envelope.payload == PayloadKind::Eager { header.payload_bytes } else { 0 };
         if eager != payload.len() as u64 || eager > EAGER_BYTES as u64 {
-            return Err(broken("a payload is not as long as its frame says"));
+            return Err(broken("a payload does not have the length that its frame states"));
         }
         let sources = Place::decode_all(sources).map_err(|error| broken(&error.to_string()))?;
         let stated: u64 = sources.iter().map(|place| place.bytes).fold(0, u64::saturating_add);
@@ -278,13 +279,13 @@ impl Intake {
             PayloadKind::Eager if bytes > 0 => ArrivedPayload::Eager(payload.to_vec()),
             PayloadKind::Pushed => match offered.filter(|offered| bytes > 0 && offered.bytes() as u64 >= bytes) {
                 Some(offered) => ArrivedPayload::Pushed(offered),
-                None => return Err(broken("a payload was written where nothing was offered")),
+                None => return Err(broken("a payload was written although no memory was offered")),
             },
             PayloadKind::Pull if stated == bytes && !envelope.parts || stated < bytes && envelope.parts => {
                 let (token, parts) = (envelope.token, envelope.parts);
                 ArrivedPayload::Pull(PullSource { token, places: sources.into(), parts })
             }
-            _ => return Err(broken("a payload does not come as its frame says")),
+            _ => return Err(broken("a payload does not arrive in the way that its frame states")),
         };
         self.expect = Expect::Decision { arrived, bytes };
         Ok(header)
@@ -296,5 +297,5 @@ fn summed(checksum: bool, places: Option<&[IoBuf]>) -> Option<u64> {
 }
 
 fn broken(why: &str) -> CloseCause {
-    CloseCause::Rdma(format!("the peer broke the protocol: {why}"))
+    CloseCause::Rdma(format!("the peer violated the protocol: {why}"))
 }

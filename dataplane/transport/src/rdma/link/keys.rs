@@ -1,4 +1,4 @@
-//! What a link knows of the peer's segments, and the peer of ours.
+//! Segment keys of a link: keys of the peer's segments, and which of our keys the peer has.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,43 +9,43 @@ use crate::rdma::foreign_peer::ForeignPeer;
 use crate::rdma::mixing::MixedMap;
 use crate::rdma::wire::SegmentKey;
 
-/// What we know of a peer's segment.
+/// State of the key of a peer's segment.
 #[derive(Clone, Copy, Debug)]
 enum KeyState {
-    /// The question is under way.
+    /// The key was requested from the peer.
     Asked,
     Known(SegmentKey),
 }
 
-/// Where keys come from.
+/// Source of segment keys.
 #[derive(Clone)]
 pub(in crate::rdma) enum KeySource {
-    /// From the peer, by a message for each.
+    /// The peer, by a message for each key.
     Messages,
-    /// A stock engine has described its memory; it is reached on this device of its, by position.
+    /// The description of a stock engine's memory, for the device at this position.
     Description(Arc<ForeignPeer>, usize),
-    /// Nothing of the peer is reached: a stock engine that asks us.
+    /// None: the peer is a stock engine that connected to us, and its memory is not accessed.
     Nowhere,
 }
 
-/// What came of a look for a key.
+/// Result of a key lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeyLookup {
-    /// It is the last one.
+    /// Known; it is now the last key.
     Known,
-    /// The question is on its way.
+    /// Requested; the reply is outstanding.
     Awaited,
-    /// The link must ask the peer.
+    /// Unknown: the link has to request it from the peer.
     Missing,
 }
 
-/// The keys of segments.
+/// Segment keys of a link.
 pub(in crate::rdma) struct SegmentKeys {
     source: KeySource,
-    /// The one that was used last: most copies in a row are of one segment.
+    /// Key that was used last: consecutive copies mostly access the same segment.
     last: Option<(SegmentId, SegmentKey)>,
     keys: MixedMap<SegmentId, KeyState>,
-    /// Segments of ours whose keys the peer has.
+    /// Our segments whose keys the peer has.
     told: HashSet<SegmentId>,
 }
 
@@ -54,18 +54,18 @@ impl SegmentKeys {
         Self { source: KeySource::Messages, last: None, keys: MixedMap::default(), told: HashSet::new() }
     }
 
-    /// Says where keys come from. None was looked for yet.
+    /// Sets the source of keys, before the first lookup.
     pub(in crate::rdma) fn set_source(&mut self, source: KeySource) {
         self.source = source;
     }
 
-    /// The segment that was used last, and its key.
+    /// Returns the segment that was used last, and its key.
     #[inline]
     pub(super) const fn last(&self) -> Option<&(SegmentId, SegmentKey)> {
         self.last.as_ref()
     }
 
-    /// Makes the key of a segment the last one. Where the answer is that it is missing, the peer is asked now.
+    /// Makes the key of a segment the last one. On [`KeyLookup::Missing`] the caller requests it from the peer.
     #[inline]
     pub(super) fn look_up(&mut self, segment: SegmentId) -> KeyLookup {
         if self.last.as_ref().is_some_and(|(last, _)| *last == segment) { KeyLookup::Known } else { self.find(segment) }
@@ -87,28 +87,28 @@ impl SegmentKeys {
             return KeyLookup::Known;
         }
         if self.keys.len() >= Limits::SEGMENTS {
-            // Ids of segments that are long gone: what is still true is found out again.
+            // Drops the ids of segments that are long gone; valid keys are requested again.
             self.keys.clear();
         }
         self.keys.insert(segment, KeyState::Asked);
         KeyLookup::Missing
     }
 
-    /// The peer has said what reaches a segment, or that nothing does any more.
+    /// Stores the peer's reply about a segment's key, or the notification that the segment is gone.
     pub(in crate::rdma) fn learn(&mut self, segment: SegmentId, key: SegmentKey) {
-        // A key without a question is of no use.
+        // A key that was not requested is ignored.
         if let Some(state) = self.keys.get_mut(&segment) {
             *state = KeyState::Known(key);
             self.last = None;
         }
     }
 
-    /// The peer gets the key of a segment of ours.
+    /// Records that the peer gets the key of our segment.
     pub(super) fn tell(&mut self, segment: SegmentId) {
         self.told.insert(segment);
     }
 
-    /// A segment of ours is gone. Whether the peer has its key.
+    /// Removes one of our segments. Returns true if the peer has its key.
     pub(super) fn untell(&mut self, segment: SegmentId) -> bool {
         self.told.remove(&segment)
     }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_asked_for_once_and_what_nobody_asked_for_is_not_learned() {
+    fn keys_are_requested_once_and_unrequested_keys_are_ignored() {
         let [one, other] = [1, 2].map(|index| SegmentId { index, generation: 1 });
         let key = SegmentKey { status: Status::Ok, writable: true, key: 7, address: 4096, bytes: 4096 };
         let mut keys = SegmentKeys::new();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_reached_of_a_stock_engine_that_asks_us() {
+    fn memory_of_a_connecting_stock_engine_is_not_accessed() {
         let mut keys = SegmentKeys::new();
         keys.set_source(KeySource::Nowhere);
         let segment = SegmentId { index: 0, generation: 0 };

@@ -1,4 +1,4 @@
-//! One connection: what it posts on, what arrives, what waits to be sent, and copies; and how it ends.
+//! One RDMA connection (link): send queue, receive path, outbox, one-sided copies, and its shutdown.
 
 mod answer_places;
 mod copies;
@@ -30,53 +30,53 @@ pub(super) use keys::KeySource;
 pub(super) use outbox::{Control, Frame, Outbox};
 pub(super) use send_queue::SendQueue;
 
-/// Things that one connection may have to tell by messages of their own.
+/// Limit of queued control messages of one connection.
 const CONTROLS: usize = 2 * Limits::SEGMENTS;
 
-/// What a link is doing.
+/// State of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// We made an offer and wait for the answer.
+    /// An offer was sent; the answer is outstanding.
     Offered,
     /// In use.
     Open,
-    /// It ends when the device holds nothing of it any more.
+    /// Closing: ends when the device holds none of its requests any more.
     Closing,
 }
 
-/// What the two ports of a link are.
+/// Parameters of the network path of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
-    /// Where our packets are counted from.
+    /// First packet number of our packets.
     pub(super) packet_number: u32,
-    /// The slower of both ports; 0 when that is not known.
+    /// Bandwidth of the slower port, in bits per second; 0 if unknown.
     pub(super) bits_per_second: u64,
-    /// The longest packets that both ports take.
+    /// Largest MTU that both ports support.
     pub(super) mtu: Mtu,
 }
 
-/// How a link ends.
+/// State of a link's shutdown.
 #[derive(Default)]
 pub(super) struct Ending {
-    /// Why, once it does.
+    /// Reason of the shutdown, once it has begun.
     pub(super) why: Option<CloseCause>,
-    /// Since when the device is waited for.
+    /// Time since which the device is waited for, in nanoseconds.
     pub(super) since_ns: Option<u64>,
-    /// The device has said that no message comes any more.
+    /// The device has reported that no more messages arrive.
     pub(super) last_receive: bool,
-    /// Why it is closed once everything is sent.
+    /// Reason with which the link is closed once everything is sent.
     pub(super) after_send: Option<CloseCause>,
 }
 
-/// One connection.
+/// An RDMA connection.
 pub(super) struct Link {
-    /// Its device, by position, and its place among that one's endpoints.
+    /// Device, by position, and endpoint on that device.
     pub(super) nic: u32,
     pub(super) endpoint: EndpointId,
     pub(super) state: State,
-    /// Whether we began it.
+    /// True if we initiated the connection.
     pub(super) asks: bool,
-    /// Receives that the peer was promised.
+    /// Receives granted to the peer.
     pub(super) grant: u16,
     pub(super) path: Path,
     pub(super) sends: SendQueue,
@@ -84,15 +84,15 @@ pub(super) struct Link {
     pub(super) places: AnswerPlaces,
     pub(super) outbox: Outbox,
     pub(super) copies: Copies,
-    /// What makes it one with a stock engine, if it is.
+    /// State of a link with a stock engine; `None` for a link with a node or client of ours.
     pub(super) foreign: Option<Box<Foreign>>,
     pub(super) ending: Ending,
-    /// Since when nothing has been seen to happen on it, or its peer was asked for a sign of life.
+    /// Time since which no activity was seen, or of the last keepalive probe, in nanoseconds.
     idle_since_ns: Option<u64>,
 }
 
 impl Link {
-    /// A link on this device that is not connected, with a queue pair that takes so many requests.
+    /// Creates an unconnected link on this device, with a queue pair of this depth.
     pub(super) fn new(nic: u32, endpoint: EndpointId, queue_pair: QueuePair, depth: usize) -> Self {
         Self {
             nic,
@@ -112,12 +112,12 @@ impl Link {
         }
     }
 
-    /// What waits to be sent, where it is an answer.
+    /// Returns the number of queued frames and, on the accepting side, their additional pieces.
     fn backlog(&self) -> usize {
         self.outbox.frames() + if self.asks { 0 } else { self.outbox.extra_pieces() }
     }
 
-    /// Whether nothing is under way on it, in no direction.
+    /// Returns true if the link is open and nothing is in flight on it in either direction.
     pub(super) fn is_idle(&self) -> bool {
         self.state == State::Open
             && self.outbox.is_empty()
@@ -127,7 +127,7 @@ impl Link {
             && self.sends.is_idle()
     }
 
-    /// Since when it has been idle, or its peer was asked for a sign of life; none when it is not idle now.
+    /// Returns the time since which the link has been idle, or of its last probe; `None` if it is not idle now.
     pub(super) fn look_at_idle(&mut self, now_ns: u64) -> Option<u64> {
         if !self.is_idle() {
             self.idle_since_ns = None;
@@ -136,13 +136,13 @@ impl Link {
         Some(*self.idle_since_ns.get_or_insert(now_ns))
     }
 
-    /// Asks the peer of an idle link for a sign of life.
+    /// Sends a keepalive probe on an idle link.
     pub(super) fn probe(&mut self, now_ns: u64) -> Result<(), String> {
         self.idle_since_ns = Some(now_ns);
         self.sends.probe()
     }
 
-    /// Whether nothing waits to be sent or fetched, and the device holds nothing.
+    /// Returns true if nothing waits to be sent or fetched, and the device holds no request.
     pub(super) fn is_sent(&self) -> bool {
         self.outbox.is_empty() && self.sends.queue_pair.outstanding() == 0
     }
@@ -156,13 +156,13 @@ impl Link {
         self.outbox.push(frame);
     }
 
-    /// What the host can have next of it.
+    /// Returns the next input for the host.
     pub(super) fn next_input(&mut self) -> Next {
         let full = self.backlog() >= Limits::REPLIES_QUEUED;
         self.intake.next(full)
     }
 
-    /// The next frame, if it is there as a whole.
+    /// Returns the next frame, if it has arrived completely.
     pub(super) fn take_frame(
         &mut self,
         nic: &mut Nic,
@@ -172,20 +172,20 @@ impl Link {
         self.intake.take_frame(&mut self.sends.credits, &mut self.places, nic, books, scratch)
     }
 
-    /// Whether it has input for the host, after what was sent.
+    /// Returns true if the link has input for the host after frames were sent.
     pub(super) fn has_input(&mut self) -> bool {
         let few = self.backlog() < Limits::REPLIES_QUEUED / 2;
         self.intake.resume(few) || self.intake.has_payload()
     }
 
-    /// Sends what is queued, as far as credits, slots and the queue allow. Whether it waits for what other connections
-    /// of the device have.
+    /// Sends queued messages as far as credits, slots and the send queue allow. Returns true if it waits for resources
+    /// that other connections of the device hold.
     pub(super) fn transmit(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<bool, CloseCause> {
         if self.state != State::Open {
             return Ok(false);
         }
         let mut starved = self.intake.fetch(&mut self.sends, &mut self.outbox, nic)?;
-        // Before the messages: they carry the questions for keys.
+        // Before the messages, because those carry the key requests.
         let asked = self.copies.post_waiting(id, &mut self.sends, nic, &mut books.copied)?;
         self.ask_key(asked);
         starved |= self.outbox.transmit(&mut self.sends, &mut self.places, nic, books)?;
@@ -196,7 +196,7 @@ impl Link {
         Ok(starved)
     }
 
-    /// Takes a copy that could not be posted together with others.
+    /// Takes a copy that could not be posted in a run with others.
     #[inline]
     pub(super) fn take_copy(
         &mut self,
@@ -210,17 +210,17 @@ impl Link {
         Ok(())
     }
 
-    /// Asks the peer what reaches a segment of its.
+    /// Requests the key of a segment from the peer.
     fn ask_key(&mut self, segment: Option<SegmentId>) {
         if let Some(segment) = segment {
             self.outbox.push_control(Control::AskKey(segment));
         }
     }
 
-    /// Tells the peer what reaches a segment of ours.
+    /// Sends the key of our segment to the peer.
     pub(super) fn answer_key(&mut self, segment: SegmentId, key: SegmentKey) -> Result<(), CloseCause> {
         if self.outbox.controls() >= CONTROLS {
-            return Err(CloseCause::Rdma("the peer asks for keys faster than it takes them".to_owned()));
+            return Err(CloseCause::Rdma("the peer requests keys faster than it receives them".to_owned()));
         }
         if key.status == Outcome::Ok {
             self.copies.keys.tell(segment);
@@ -229,7 +229,7 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the peer that a segment of ours is gone, if it knows the key. Whether it knew it.
+    /// Notifies the peer that a segment of ours is gone, if it has the key. Returns true if the peer was notified.
     pub(super) fn retract(&mut self, segment: SegmentId) -> bool {
         let tells = self.copies.keys.untell(segment) && self.state == State::Open;
         if tells {
@@ -238,7 +238,7 @@ impl Link {
         tells
     }
 
-    /// Takes back what a completion ends. Copies that succeeded are most of it, and need nothing else of the link.
+    /// Retires the requests that a completion covers. Most are successful copies, which need no other part of the link.
     #[inline]
     pub(super) fn retire(
         &mut self,
@@ -253,7 +253,7 @@ impl Link {
             }
             for &token in tokens {
                 match Work::from_bits(token) {
-                    // The parts before it have succeeded too.
+                    // The earlier parts have succeeded too.
                     Work::Copy(token) if status == Status::Success => copied.push(id, token, Ok(())),
                     Work::CopyPart if status == Status::Success => {}
                     _ => others.push((id.index, RetiredRequest { token, status, receive: false })),
@@ -262,7 +262,7 @@ impl Link {
         });
     }
 
-    /// A request is over: whatever waited for it goes on.
+    /// Handles a completed request and resumes the work that waited for it.
     pub(super) fn work_over(&mut self, id: ConnectionId, work: Work, status: Status, nic: &mut Nic, books: &mut Books) {
         match work {
             Work::Nothing => {}
@@ -274,17 +274,17 @@ impl Link {
         }
     }
 
-    /// Begins to end: the device takes nothing more for it. Whether it was in use.
+    /// Begins the shutdown: the device takes no more requests. Returns true if the link was open.
     pub(super) fn fail(&mut self, why: CloseCause) -> bool {
         let connected = self.state == State::Open;
         self.state = State::Closing;
         self.ending.why = Some(why);
-        // Where the device refuses, the end of the queue pair is the end of all that was posted.
+        // If the device refuses, destroying the queue pair ends all posted requests.
         let _ = self.sends.queue_pair.fail();
         connected
     }
 
-    /// The queue pair is destroyed and everything that it held reported.
+    /// Destroys the queue pair and reports everything that it held.
     pub(super) fn end(self, id: ConnectionId, nic: &mut Nic, books: &mut Books) {
         let copied = &mut books.copied;
         self.sends.queue_pair.close(|retired| match Work::from_bits(retired.token) {

@@ -1,6 +1,7 @@
-//! Frames leave: short ones whole, long ones in several messages, payloads by a write or for the peer to fetch.
+//! Send path of a link: short frames in one message, long ones in several; payloads by RDMA write, or for the peer to
+//! read.
 //!
-//! What finds no credit, no slot or no room in the queue stays where it is, in order.
+//! Frames without a credit, a slot or room in the send queue stay queued in order.
 
 use std::collections::VecDeque;
 
@@ -20,15 +21,15 @@ use crate::rdma::work::Work;
 use crate::types::checksum_of_pieces;
 use crate::types::{CloseCause, Event, OutgoingPayload, Pieces};
 
-/// Writes of one pushed payload, at most; what is in more pieces is fetched.
+/// Limit of RDMA writes for one pushed payload; a payload in more pieces is read by the peer.
 const PUSH_WRITES: usize = 32;
 
-/// A message that tells something by itself.
+/// Control message.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdma) enum Control {
-    /// A payload was fetched, or its part was.
+    /// A payload, or its current part, was fetched.
     Pulled(u64),
-    /// The next part of a payload lies here.
+    /// Announces where the next part of a payload is.
     Part {
         token: u64,
         place: Place,
@@ -39,28 +40,28 @@ pub(in crate::rdma) enum Control {
     SegmentGone(SegmentId),
 }
 
-/// A frame that waits to be sent.
+/// A queued frame.
 pub(in crate::rdma) struct Frame {
     pub(in crate::rdma) header: Header,
     pub(in crate::rdma) body: Vec<u8>,
     pub(in crate::rdma) payload: Option<OutgoingPayload>,
-    /// Where its answers may be written.
+    /// Memory offered for its answers.
     pub(in crate::rdma) offers: Vec<Place>,
 }
 
-/// A record that is being sent, from `at` on.
+/// A record in transmission; `at` is the next byte.
 struct OutgoingRecord {
     envelope: Envelope,
     record: Vec<u8>,
     at: usize,
 }
 
-/// A payload that is lent until it was written to the peer or fetched by it.
+/// A payload that is lent until it was written to the peer or fetched by the peer.
 struct LentPayload {
     hold: Option<u64>,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     pieces: Pieces,
-    /// What went through a bounce buffer so far, and the buffer.
+    /// Bounce buffer, and the bytes that passed through it so far.
     bounced: Option<(u32, usize)>,
 }
 
@@ -70,17 +71,17 @@ impl Frame {
     }
 }
 
-/// What became of the frame at the head of the queue.
+/// Result of an attempt to send the first queued frame.
 enum Step {
-    /// Its record is being sent.
+    /// Its record is in transmission.
     Ready,
-    /// It waits for room in the queue: completions come.
+    /// No room in the send queue: completions will free it.
     Full,
-    /// It waits for a bounce buffer.
+    /// No free bounce buffer.
     Starved,
 }
 
-/// How a payload will go.
+/// Transfer method of a payload.
 enum Way {
     None,
     Eager(OutgoingPayload),
@@ -100,7 +101,7 @@ impl Way {
     }
 }
 
-/// What waits to be sent on a link, and payloads that the peer has not fetched or been written yet.
+/// Queued frames and control messages of a link, and lent payloads.
 #[derive(Default)]
 pub(in crate::rdma) struct Outbox {
     control: VecDeque<Control>,
@@ -119,33 +120,33 @@ impl Outbox {
         self.frames.push_back(frame);
     }
 
-    /// Queues a message that tells something by itself.
+    /// Queues a control message.
     pub(in crate::rdma) fn push_control(&mut self, control: Control) {
         self.control.push_back(control);
     }
 
-    /// How many of those wait.
+    /// Returns the number of queued control messages.
     pub(super) fn controls(&self) -> usize {
         self.control.len()
     }
 
-    /// How many frames wait.
+    /// Returns the number of queued frames.
     pub(super) fn frames(&self) -> usize {
         self.frames.len()
     }
 
-    /// Pieces of memory of the frames that wait beyond the first of each.
+    /// Returns the pieces of memory of the queued frames beyond the first of each.
     pub(super) const fn extra_pieces(&self) -> usize {
         self.extra_pieces
     }
 
-    /// Whether nothing waits to be sent or fetched.
+    /// Returns true if nothing waits to be sent or fetched.
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty() && self.sending.is_none() && self.control.is_empty() && self.lent.is_empty()
     }
 
-    /// Sends what is queued, as far as credits, slots and the queue allow. Whether it waits for what other connections
-    /// of the device have.
+    /// Sends queued messages as far as credits, slots and the send queue allow. Returns true if it waits for resources
+    /// that other connections of the device hold.
     pub(super) fn transmit(
         &mut self,
         sends: &mut SendQueue,
@@ -174,7 +175,7 @@ impl Outbox {
         Ok(false)
     }
 
-    /// Sends the next message of the record that is being sent.
+    /// Sends the next message of the record in transmission.
     fn send_record(&mut self, sends: &mut SendQueue, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
         let Some(OutgoingRecord { mut envelope, record, at }) = self.sending.take() else { return Ok(()) };
         let end = record.len().min(at + sends.message_bytes() - ENVELOPE_BYTES);
@@ -191,7 +192,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Makes a record of the frame at the head of the queue; its payload is written, or lent to be fetched.
+    /// Makes a record of the first queued frame; its payload is written, or lent to be fetched.
     fn prepare(
         &mut self,
         sends: &mut SendQueue,
@@ -205,7 +206,7 @@ impl Outbox {
         let wanted_at = if is_reply { places.wanted(frame.header.request) } else { None };
         let way = match frame.payload.take().map(|payload| choose(payload, wanted_at, nic)) {
             None => Way::None,
-            // As many writes as there can be, so that it waits at most once.
+            // Waits for room for the largest number of writes, so that the frame waits at most once.
             Some(Ok(Way::Push(payload, _))) if sends.queue_pair.room() <= PUSH_WRITES => {
                 self.put_back(frame, payload);
                 return Ok(Step::Full);
@@ -223,7 +224,7 @@ impl Outbox {
         Ok(Step::Ready)
     }
 
-    /// Makes a record of a frame whose payload goes this way.
+    /// Makes a record of a frame whose payload is transferred by this method.
     fn carry(
         &mut self,
         mut frame: Frame,
@@ -270,7 +271,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Puts a frame back at the head of the queue, with its payload.
+    /// Puts a frame with its payload back at the head of the queue.
     fn put_back(&mut self, mut frame: Frame, payload: OutgoingPayload) {
         frame.payload = Some(payload);
         self.extra_pieces += frame.extra_pieces();
@@ -294,7 +295,7 @@ impl Outbox {
         self.sending = Some(OutgoingRecord { envelope, record, at: 0 });
     }
 
-    /// Writes a payload to where it is wanted. The memory is registered and the queue has room.
+    /// Writes a payload into the memory that the peer offered. The memory is registered and the send queue has room.
     fn push_payload(
         &mut self,
         payload: &OutgoingPayload,
@@ -321,7 +322,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Puts the next part of a lent payload into its bounce buffer; where it lies, and whether there are more.
+    /// Copies the next part of a lent payload into its bounce buffer. Returns its place, and true if more parts follow.
     fn bounce_part(&mut self, token: usize, nic: &Nic, books: &mut Books) -> (Place, bool) {
         let lent = &mut self.lent[token];
         let total = lent.pieces.bytes();
@@ -334,7 +335,7 @@ impl Outbox {
         (place, done + copied < total)
     }
 
-    /// The peer has fetched a payload, or a part of it.
+    /// Handles the peer's report that it has fetched a payload, or a part of it.
     pub(in crate::rdma) fn pulled(&mut self, token: u64, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
         let index = token as usize;
         let Some(lent) = self.lent.get(index) else {
@@ -355,14 +356,15 @@ impl Outbox {
         Ok(())
     }
 
-    /// The last write of a payload is over.
+    /// Handles the completion of a payload's last write.
     pub(super) fn pushed(&mut self, index: u32, books: &mut Books) {
         if let Some(lent) = self.lent.try_remove(index as usize) {
             books.events.extend(lent.hold.map(Event::Sent));
         }
     }
 
-    /// The device holds nothing of it any more: gives back all that it was lent, by those and by frames that wait.
+    /// Ends the send path when the device holds none of the link's requests any more: releases the memory of lent
+    /// payloads and queued frames.
     pub(super) fn end(self, nic: &mut Nic, books: &mut Books) {
         for (_, lent) in self.lent {
             if let Some((bounce, _)) = lent.bounced {
@@ -374,19 +376,19 @@ impl Outbox {
     }
 }
 
-/// How the peer gets the payload of a record.
+/// Source from which the peer gets the payload of a record.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     kind: PayloadKind,
     places: &'a [Place],
-    /// Under which it is fetched.
+    /// Token of the lent payload.
     token: u64,
-    /// These places are not all of it.
+    /// True if these places are only a part of the payload.
     more: bool,
 }
 
 impl Source<'_> {
-    /// The peer has not to fetch anything.
+    /// Returns the source of a record without a payload to fetch.
     const fn nothing() -> Self {
         Self { kind: PayloadKind::None, places: &[], token: 0, more: false }
     }
@@ -410,14 +412,14 @@ fn send_control(control: Control, sends: &mut SendQueue, nic: &mut Nic, books: &
     sends.send_message(envelope, &content, nic, books)
 }
 
-/// Fills in the checksum where it is announced and not there.
+/// Fills in the checksum if it is announced but not computed yet.
 fn state_checksum(frame: &mut Frame, pieces: &[IoBuf]) {
     if frame.header.flags.has(FrameFlags::CHECKSUM) && frame.header.payload_checksum == 0 {
         frame.header.payload_checksum = checksum_of_pieces(pieces);
     }
 }
 
-/// How a payload goes; gives it back when there is no bounce buffer for it now.
+/// Chooses the transfer method of a payload; returns the payload if no bounce buffer is free for it now.
 fn choose(payload: OutgoingPayload, wanted_at: Option<&[Place]>, nic: &mut Nic) -> Result<Way, OutgoingPayload> {
     let buffers = payload.buffers.as_slice();
     let bytes = payload.buffers.bytes();
@@ -443,7 +445,7 @@ fn choose(payload: OutgoingPayload, wanted_at: Option<&[Place]>, nic: &mut Nic) 
     }
 }
 
-/// Where registered memory lies for a peer; none when it is in too many places.
+/// Returns the remote places of registered memory; `None` if there are too many.
 fn sources(buffers: &[IoBuf], nic: &Nic) -> Option<Vec<Place>> {
     let mut places: Vec<Place> = Vec::new();
     for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {

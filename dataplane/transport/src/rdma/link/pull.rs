@@ -1,7 +1,7 @@
-//! Payloads are fetched: read from where the peer's frame says into where the host says.
+//! Fetching of payloads: RDMA reads from the places in the peer's frame to the host's destination.
 //!
-//! One payload of a connection at a time, as its frames are taken in order; all its reads are under way together. Where
-//! the destination cannot be registered, the bytes come through a bounce buffer, one after the other.
+//! One payload per connection at a time, because frames are handled in order; all of its reads are in flight together.
+//! If the destination cannot be registered, the bytes pass through a bounce buffer, one read after the other.
 
 use std::collections::VecDeque;
 
@@ -17,31 +17,31 @@ use crate::rdma::work::Work;
 use crate::types::CloseCause;
 use crate::types::checksum_of_pieces;
 
-/// Where a payload waits to be fetched.
+/// Source of a payload to fetch.
 pub(super) struct PullSource {
     pub(super) token: u64,
     pub(super) places: VecDeque<Place>,
-    /// These are not all of it.
+    /// True if the places are only a part of the payload.
     pub(super) parts: bool,
 }
 
 /// A payload that is being fetched.
 pub(super) struct Pull {
     source: PullSource,
-    /// Where it goes; nowhere when it is not wanted.
+    /// Destination; empty if the payload is discarded.
     pieces: Vec<IoBuf>,
-    /// The first piece with room, and what is filled of it.
+    /// First piece that is not full, and its filled bytes.
     next: usize,
     filled: usize,
-    /// Bytes that no read was posted for yet.
+    /// Bytes for which no read was posted yet.
     left_bytes: u64,
     wanted: bool,
     checksum: bool,
-    /// Reads under way.
+    /// Reads in flight.
     reading: u32,
-    /// The peer knows that we wait for another part.
+    /// True if the next part was requested from the peer.
     asked: bool,
-    /// The read that goes through a bounce buffer, and where its bytes belong.
+    /// Bounce buffer of the read in flight, and the destination of its bytes.
     bounce: Option<(u32, IoBuf)>,
 }
 
@@ -62,7 +62,7 @@ impl Pull {
         }
     }
 
-    /// Goes past what reads were posted for.
+    /// Advances past bytes for which reads were posted.
     fn advance(&mut self, mut bytes: u64) {
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
         if let Some(source) = self.source.places.front_mut() {
@@ -83,22 +83,22 @@ impl Pull {
         }
     }
 
-    /// Whether all of it is here.
+    /// Returns true if the payload has arrived completely.
     pub(super) fn is_done(&self) -> bool {
         self.left_bytes == 0 && self.source.places.is_empty() && self.reading == 0 && !self.source.parts
     }
 
-    /// Under which name the peer has lent it.
+    /// Returns the token under which the peer has lent the payload.
     pub(super) const fn token(&self) -> u64 {
         self.source.token
     }
 
-    /// What it sums to, where that is wanted.
+    /// Returns the checksum, if it is requested.
     pub(super) fn checksum(&self) -> Option<u64> {
         (self.wanted && self.checksum).then(|| checksum_of_pieces(&self.pieces))
     }
 
-    /// Goes on. Whether it waits for a bounce buffer.
+    /// Posts further reads. Returns true if it waits for a bounce buffer.
     pub(super) fn fetch(
         &mut self,
         sends: &mut SendQueue,
@@ -107,7 +107,7 @@ impl Pull {
     ) -> Result<bool, CloseCause> {
         while let Some(&source) = self.source.places.front() {
             if source.bytes > self.left_bytes {
-                return Err(CloseCause::Rdma("the peer sends more than it said".to_owned()));
+                return Err(CloseCause::Rdma("the peer announced more bytes than the payload has".to_owned()));
             }
             if !self.wanted {
                 self.advance(source.bytes);
@@ -128,7 +128,7 @@ impl Pull {
                 self.advance(bytes);
             } else {
                 let Some(target) = parts.first() else {
-                    return Err(CloseCause::Rdma("the peer sends more than it said".to_owned()));
+                    return Err(CloseCause::Rdma("the peer announced more bytes than the destination has".to_owned()));
                 };
                 let Some(bounce) = nic.arena.take_bounce() else { return Ok(true) };
                 let target = target.slice(0, target.bytes().min(BOUNCE_BYTES));
@@ -146,10 +146,10 @@ impl Pull {
         Ok(false)
     }
 
-    /// A read is over.
+    /// Handles the completion of a read.
     pub(super) fn fetched(&mut self, success: bool, nic: &mut Nic) {
         self.reading -= 1;
-        // While one goes through a bounce buffer it is the last that was posted, and all before it are over.
+        // A read through a bounce buffer is always the last one posted, so all earlier reads are complete.
         if self.reading == 0
             && let Some((bounce, target)) = self.bounce.take()
         {
@@ -161,23 +161,23 @@ impl Pull {
         }
     }
 
-    /// Whether the peer may say now where the next part is.
+    /// Returns true if the announcement of the next part is expected.
     pub(super) fn awaits_part(&self, token: u64) -> bool {
         self.source.token == token && self.asked && self.source.places.is_empty()
     }
 
-    /// The next part is there to be fetched.
+    /// Takes the places of the payload's next part.
     pub(super) fn next_part(&mut self, places: Vec<Place>, more: bool) -> Result<(), CloseCause> {
         let bytes = places.iter().map(|place| place.bytes).fold(0, u64::saturating_add);
         if bytes > self.left_bytes || more == (bytes == self.left_bytes) {
-            return Err(CloseCause::Rdma("the peer does not send what it said".to_owned()));
+            return Err(CloseCause::Rdma("the next part of a payload does not have the announced length".to_owned()));
         }
         (self.source.places, self.source.parts) = (places.into(), more);
         self.asked = false;
         Ok(())
     }
 
-    /// The device holds nothing of it any more.
+    /// Releases the bounce buffer; the device holds none of the link's requests any more.
     pub(super) fn end(self, nic: &mut Nic) {
         if let Some((bounce, _)) = self.bounce {
             nic.arena.free_bounce(bounce);

@@ -1,6 +1,6 @@
-//! The send queue of a link: its queue pair, what may be posted on it, and the credits for messages.
+//! Send queue of a link: its queue pair, and the credits for messages.
 //!
-//! A connection's requests of one flush go to the device with one doorbell.
+//! All requests that a connection posts between two flushes go to the device with one doorbell.
 
 use kvplane_sys::IoBuf;
 use kvplane_sys::verbs::{Operation, Payload, Piece, QueuePair, Remote, Request};
@@ -12,64 +12,65 @@ use crate::rdma::wire::Envelope;
 use crate::rdma::work::Work;
 use crate::types::CloseCause;
 
-/// The longest request: longer ones are cut. All devices take as much.
+/// Largest request in bytes: longer transfers are split. All devices accept this size.
 pub(super) const REQUEST_BYTES: u64 = 8 << 20;
-/// Requests that copies and fetches leave free for messages.
+/// Queue entries that copies and fetches leave free for messages.
 pub(super) const ROOM_FOR_MESSAGES: usize = 8;
 
-/// What a link posts on.
+/// Send queue of a link.
 pub(in crate::rdma) struct SendQueue {
     pub(in crate::rdma) queue_pair: QueuePair,
     pub(in crate::rdma) credits: Credits,
-    /// Requests that the queue pair takes.
+    /// Depth of the queue pair.
     depth: usize,
-    /// The longest message that both sides take.
+    /// Longest message that both sides accept, in bytes.
     message_bytes: usize,
 }
 
 impl SendQueue {
-    /// Of a queue pair that is not connected and takes so many requests.
+    /// Creates the send queue of an unconnected queue pair of this depth.
     pub(in crate::rdma) const fn new(queue_pair: QueuePair, depth: usize) -> Self {
         Self { queue_pair, credits: Credits::new(0, 0), depth, message_bytes: 0 }
     }
 
-    /// Both sides have said how many receives they keep for the other, and of which length.
+    /// Sets the credits and the message size after both sides have exchanged their receives.
     pub(in crate::rdma) const fn agree(&mut self, credits: Credits, message_bytes: usize) {
         (self.credits, self.message_bytes) = (credits, message_bytes);
     }
 
-    /// The longest message that both sides take.
+    /// Returns the longest message that both sides accept, in bytes.
     pub(super) const fn message_bytes(&self) -> usize {
         self.message_bytes
     }
 
-    /// Requests that one copy may take, at most.
+    /// Returns the limit of requests that one copy may take.
     #[inline]
     pub(super) const fn most_of_copy(&self) -> usize {
         self.depth - ROOM_FOR_MESSAGES
     }
 
-    /// Whether the device holds nothing of it, and nothing waits to be given to it.
+    /// Returns true if no request is posted or in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.queue_pair.unsent() == 0 && self.queue_pair.outstanding() == 0
     }
 
-    /// Whether a message may be posted that is not about credits alone.
+    /// Returns true if a message other than a credit message may be posted.
     pub(super) fn may_send(&self) -> bool {
         self.credits.may_send() && self.queue_pair.room() > 0
     }
 
-    /// Whether a message about credits alone is due and may be posted.
+    /// Returns true if a credit message is due and may be posted.
     pub(super) fn must_return_credits(&self) -> bool {
         self.credits.must_return() && self.queue_pair.room() > 0
     }
 
-    /// Whether there is room for a request beside the messages.
+    /// Returns true if there is room for a request beyond the reserve for messages.
     pub(super) fn has_room(&self) -> bool {
         self.queue_pair.room() > ROOM_FOR_MESSAGES
     }
 
-    /// Posts one message. There is a credit, room in the queue, and a slot unless it is short.
+    /// Posts one message. The caller has checked for a credit, for room in the queue, and for a slot unless the message
+    /// is short enough to be inline.
     pub(super) fn send_message(
         &mut self,
         envelope: Envelope,
@@ -104,7 +105,7 @@ impl SendQueue {
         pushed.map_err(refused)
     }
 
-    /// Posts a request on memory that is registered.
+    /// Posts a request on registered memory.
     pub(super) fn post(
         &mut self,
         work: Work,
@@ -139,7 +140,7 @@ impl SendQueue {
         pushed.map_err(|refusal| CloseCause::Rdma(format!("a request was refused: {refusal}")))
     }
 
-    /// Hands what was posted to the device, if there is anything: this is a use of the endpoint.
+    /// Rings the doorbell for posted requests, if any; this marks the endpoint as used.
     pub(super) fn flush(&mut self, endpoint: EndpointId, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
         if self.queue_pair.unsent() > 0 {
             nic.endpoints.touch(endpoint);
@@ -150,12 +151,12 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Asks the peer's device for a sign of life: writes nothing, zero bytes.
+    /// Sends a keepalive probe: a zero-byte write that the peer's device acknowledges.
     pub(super) fn probe(&mut self) -> Result<(), String> {
         let nothing = Operation::Write { to: Remote { address: 0, key: 0 } };
         let request = Request::new(Work::Nothing.to_bits(), nothing, Payload::Pieces(&[]));
         self.queue_pair.push(&request).map_err(|refusal| refusal.to_string())?;
-        // Not by way of a flush: that would count as use, and keep it from being given up for another.
+        // Bypasses [`Self::flush`], which would mark the endpoint as used and keep it from being evicted.
         self.queue_pair.flush(true).map(drop).map_err(|error| error.to_string())
     }
 }

@@ -1,5 +1,5 @@
-//! The registered memory of a device's messages: first the receives, then slots from which messages are sent, then
-//! bounce buffers for memory that cannot be registered.
+//! Message memory of a device: receives, then slots from which messages are sent, then bounce buffers for memory that
+//! cannot be registered.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use kvplane_sys::{IoBuf, Region, RegionOptions};
 
 use crate::rdma::options::RdmaOptions;
 
-/// Length of a bounce buffer.
+/// Size of a bounce buffer, in bytes.
 pub(in crate::rdma) const BOUNCE_BYTES: usize = 128 << 10;
-/// Bounce buffers of a device.
+/// Number of bounce buffers of a device.
 const BOUNCES: u32 = 8;
 
-/// One registered region, and which of its slots and bounce buffers are free.
+/// Registered region with its free slots and bounce buffers.
 pub(in crate::rdma) struct Arena {
     region: Arc<Region>,
     memory: MemoryRegion,
@@ -25,7 +25,7 @@ pub(in crate::rdma) struct Arena {
 }
 
 impl Arena {
-    /// Allocates and registers it; with so many receives.
+    /// Allocates and registers the arena for this many receives.
     pub(super) fn open(
         domain: &ProtectionDomain,
         device: &str,
@@ -40,25 +40,25 @@ impl Arena {
                 bytes: bytes as u64,
                 source: std::io::Error::other(error.to_string()),
             })?;
-        // Peers read bounce buffers; nothing of the arena is theirs to write.
+        // Peers read bounce buffers; they may not write to the arena.
         let access = Access { remote_write: false, ..Access::REMOTE };
         let memory = domain.register(&IoBuf::whole(Arc::clone(&region)), access)?;
         let (free_slots, free_bounces) = ((0..slots).rev().collect(), (0..BOUNCES).rev().collect());
         Ok(Self { region, memory, message_bytes, receives, slots, free_slots, free_bounces })
     }
 
-    /// The content of a receive.
+    /// Reads the contents of a receive.
     pub(in crate::rdma) fn read_receive(&self, receive: u32, bytes: usize, out: &mut Vec<u8>) {
         out.resize(bytes, 0);
         self.region.copy_out(receive as usize * self.message_bytes as usize, out);
     }
 
-    /// The memory of a receive.
+    /// Returns the memory of a receive.
     pub(super) fn receive_piece(&self, receive: u32) -> Option<Piece<'_>> {
         self.memory.piece(receive as usize * self.message_bytes as usize, self.message_bytes)
     }
 
-    /// A slot for a message that leaves.
+    /// Allocates a slot for an outgoing message.
     pub(in crate::rdma) fn take_slot(&mut self) -> Option<u32> {
         self.free_slots.pop()
     }
@@ -75,7 +75,7 @@ impl Arena {
         (self.receives + slot) as usize * self.message_bytes as usize
     }
 
-    /// Puts a message into a slot.
+    /// Copies a message into a slot.
     pub(in crate::rdma) fn fill_slot(&self, slot: u32, message: &[u8]) {
         self.region.copy_in(self.slot_offset(slot), message);
     }
@@ -88,7 +88,7 @@ impl Arena {
         !self.free_bounces.is_empty()
     }
 
-    /// A bounce buffer.
+    /// Allocates a bounce buffer.
     pub(in crate::rdma) fn take_bounce(&mut self) -> Option<u32> {
         self.free_bounces.pop()
     }
@@ -97,7 +97,7 @@ impl Arena {
         self.free_bounces.push(bounce);
     }
 
-    /// The memory of a bounce buffer.
+    /// Returns the memory of a bounce buffer.
     pub(in crate::rdma) fn bounce(&self, bounce: u32) -> IoBuf {
         let start = self.slot_offset(self.slots) + bounce as usize * BOUNCE_BYTES;
         IoBuf::new(Arc::clone(&self.region), start, BOUNCE_BYTES)
@@ -107,7 +107,7 @@ impl Arena {
         self.memory.piece(self.bounce(bounce).offset(), bytes as u32)
     }
 
-    /// What a peer must know to read a bounce buffer: address and key.
+    /// Returns the address and the remote key with which a peer reads a bounce buffer.
     pub(in crate::rdma) fn bounce_address(&self, bounce: u32) -> (u64, u32) {
         (self.memory.address() + self.bounce(bounce).offset() as u64, self.memory.remote_key())
     }

@@ -1,24 +1,24 @@
-//! What a device says is over: its completion queue, and the bell that it rings for a host that sleeps.
+//! Completion queue of a device, and its event channel that wakes a sleeping host.
 
 use std::io;
 
 use kvplane_sys::verbs::{CompletionChannel, CompletionQueue, Context, Entry, PollResult, VerbsError};
 use std::sync::Arc;
 
-/// Completions taken at once.
+/// Batch size of polled completions.
 pub(in crate::rdma) const POLLED: usize = 64;
 
-/// The completions of one device.
+/// Completions of one device.
 pub(in crate::rdma) struct Completions {
     channel: CompletionChannel,
     queue: CompletionQueue,
     entries: Box<[Entry]>,
-    /// Whether all that were there were taken, when it was last asked.
+    /// True if the last poll emptied the queue.
     emptied: bool,
 }
 
 impl Completions {
-    /// A queue for so many.
+    /// Creates a queue with this many entries.
     pub(super) fn new(context: &Arc<Context>, entries: u32) -> Result<Self, VerbsError> {
         let channel = CompletionChannel::new(context)?;
         let queue = CompletionQueue::new(context, entries, Some((&channel, 0)))?;
@@ -29,28 +29,28 @@ impl Completions {
         &self.channel
     }
 
-    /// The queue that queue pairs report to.
+    /// Returns the completion queue of the device's queue pairs.
     pub(in crate::rdma) const fn queue(&self) -> &CompletionQueue {
         &self.queue
     }
 
-    /// The bell has rung. The queue itself is polled in each round anyway.
+    /// Drains the event channel. The queue itself is polled in each round anyway.
     pub(in crate::rdma) fn hear(&self) {
         while let Ok(Some(_)) = self.channel.take() {}
     }
 
-    /// Asks the device to ring with the next completion.
+    /// Arms the queue: the next completion signals the event channel.
     pub(in crate::rdma) fn arm(&self) -> io::Result<()> {
         self.queue.arm().map_err(|error| io::Error::other(error.to_string()))
     }
 
-    /// Takes some: as many as [`POLLED`] where there may be more.
+    /// Polls a batch of completions: [`POLLED`] of them if more may be left.
     #[inline]
     pub(in crate::rdma) fn poll(&mut self) -> Result<PollResult<'_>, VerbsError> {
         self.queue.poll(&mut self.entries)
     }
 
-    /// Whether all that were there were taken, when it was last asked.
+    /// Returns true if the last poll emptied the queue.
     pub(in crate::rdma) const fn is_emptied(&self) -> bool {
         self.emptied
     }

@@ -1,18 +1,19 @@
-//! Which connections a bounded number of queue pairs is for: new ones push out those that were not used lately.
+//! Bounded pool of endpoints (connections with a queue pair) that evicts idle ones not used recently.
 //!
-//! SIEVE (Zhang and others, NSDI 2024): entries in order of arrival, a mark set by each use, and a hand that moves from
-//! old to new, takes marks away, and evicts the first entry without one. Here it passes over entries that are in use.
+//! SIEVE (Zhang and others, NSDI 2024): entries in order of arrival, a visited mark set by each use, and a hand that
+//! moves from old to new, clears marks, and evicts the first entry without one. This variant skips entries that are in
+//! use.
 //!
 //! Pure: no I/O, no time.
 
-/// A place in the pool. With its generation a name is never used again.
+/// Id of an endpoint. The generation makes every id unique.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rdma) struct EndpointId {
     pub(in crate::rdma) index: u32,
     pub(in crate::rdma) generation: u32,
 }
 
-/// The end of a list.
+/// End of a list.
 const NOWHERE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -24,20 +25,20 @@ struct Entry {
     newer: u32,
 }
 
-/// A bounded set of endpoints.
+/// Bounded pool of endpoints.
 pub(in crate::rdma) struct Endpoints {
     entries: Vec<Entry>,
     free: Vec<u32>,
     capacity: usize,
     oldest: u32,
     newest: u32,
-    /// Where the search for a victim goes on.
+    /// Position of the search for a victim.
     hand: u32,
     taken: usize,
 }
 
 impl Endpoints {
-    /// A pool for so many.
+    /// Creates a pool with this capacity.
     pub(in crate::rdma) const fn new(capacity: usize) -> Self {
         Self {
             entries: Vec::new(),
@@ -50,7 +51,7 @@ impl Endpoints {
         }
     }
 
-    /// A place for a new one; none when the pool is full.
+    /// Allocates an endpoint; returns `None` if the pool is full.
     pub(in crate::rdma) fn insert(&mut self) -> Option<EndpointId> {
         if self.taken == self.capacity {
             return None;
@@ -71,7 +72,7 @@ impl Endpoints {
         Some(EndpointId { index, generation })
     }
 
-    /// Gives a place back; false for one that was given back before.
+    /// Frees an endpoint; returns false if it was freed before.
     pub(in crate::rdma) fn remove(&mut self, id: EndpointId) -> bool {
         if !self.has(id) {
             return false;
@@ -98,16 +99,17 @@ impl Endpoints {
         self.entries.get(id.index as usize).is_some_and(|entry| entry.taken && entry.generation == id.generation)
     }
 
-    /// It was used.
+    /// Marks an endpoint as used.
     pub(in crate::rdma) fn touch(&mut self, id: EndpointId) {
         if self.has(id) {
             self.entries[id.index as usize].visited = true;
         }
     }
 
-    /// The one to give up for another, of those that are `idle`; none when all are in use. It stays until removed.
+    /// Returns the endpoint to evict, among those that are `idle`; `None` if all are in use. It stays in the pool until
+    /// removed.
     pub(in crate::rdma) fn victim(&mut self, mut idle: impl FnMut(EndpointId) -> bool) -> Option<EndpointId> {
-        // Twice around: once to take marks away, once to find one without.
+        // Two passes: one to clear marks, one to find an entry without a mark.
         for _ in 0..2 * self.taken {
             if self.hand == NOWHERE {
                 self.hand = self.oldest;
@@ -124,12 +126,12 @@ impl Endpoints {
         None
     }
 
-    /// How many there may be.
+    /// Returns the capacity of the pool.
     pub(in crate::rdma) const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// How many there are.
+    /// Returns the number of endpoints in the pool.
     pub(in crate::rdma) const fn len(&self) -> usize {
         self.taken
     }
@@ -142,7 +144,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
-    fn what_was_used_stays_and_what_was_not_leaves() {
+    fn unused_endpoints_are_evicted_first() {
         let mut pool = Endpoints::new(3);
         let ids: Vec<_> = (0..3).map(|_| pool.insert().expect("room")).collect();
         assert_eq!(pool.insert(), None);
@@ -153,7 +155,7 @@ mod tests {
         let fresh = pool.insert().expect("room again");
         assert_ne!(fresh, ids[1], "the place is the same, the name is not");
         pool.touch(ids[1]);
-        // The hand stands behind the one that left; a new one has not been used and is first.
+        // The hand is behind the removed endpoint; a new one has not been used and comes first.
         assert_eq!(pool.victim(|id| id != ids[2]), Some(fresh));
         assert_eq!(pool.victim(|_| false), None, "all are in use");
     }
@@ -178,9 +180,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_bounded_set_and_evicts_only_idle_ones(capacity in 1usize..8, steps in steps()) {
+        fn the_pool_is_bounded_and_evicts_only_idle_endpoints(capacity in 1usize..8, steps in steps()) {
             let mut pool = Endpoints::new(capacity);
-            // By order of arrival: the id, and whether it was used since the hand saw it.
+            // In order of arrival: the id of each endpoint.
             let mut model: BTreeMap<usize, EndpointId> = BTreeMap::new();
             let mut arrivals = 0;
             let nth = |model: &BTreeMap<usize, EndpointId>, n: usize| {
@@ -207,7 +209,7 @@ mod tests {
                         let busy: Vec<_> = busy.iter().filter_map(|n| nth(&model, *n)).collect();
                         let idle = model.values().any(|id| !busy.contains(id));
                         let victim = pool.victim(|id| !busy.contains(&id));
-                        prop_assert_eq!(victim.is_some(), idle, "one is found when there is one");
+                        prop_assert_eq!(victim.is_some(), idle, "a victim is found if there is an idle endpoint");
                         if let Some(victim) = victim {
                             prop_assert!(model.values().any(|held| *held == victim) && !busy.contains(&victim));
                         }

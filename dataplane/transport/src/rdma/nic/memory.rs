@@ -1,7 +1,8 @@
-//! The memory that a device may use: each region is registered once, when it is first needed.
+//! Memory registrations of a device: each region is registered once, at its first use.
 //!
-//! A registration holds its region, and is held by every request on it; so memory is never unmapped or deregistered
-//! under a request. What cannot be registered is remembered as such: its bytes go through buffers that are.
+//! A registration holds its region, and every request on it holds the registration; so memory is never unmapped or
+//! deregistered under a request. A region that cannot be registered is remembered as such: its bytes pass through
+//! bounce buffers.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -11,16 +12,16 @@ use kvplane_sys::{IoBuf, Region};
 
 use crate::rdma::mixing::MixedMap;
 
-/// The registered memory of one device.
+/// Registered memory of one device.
 pub(in crate::rdma) struct MemoryTable {
     domain: ProtectionDomain,
-    /// By the region's place in memory, which the registration keeps alive; none where it was refused.
+    /// Registrations by the address of the region, which the entry keeps alive; `None` if it was refused.
     regions: MixedMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
-    /// The one that was looked up last: most requests in a row are of one region.
+    /// Last lookup: consecutive requests mostly use the same region.
     last: Option<(usize, MemoryRegion)>,
-    /// Regions that may be registered; others go through bounce buffers.
+    /// Limit of registered regions; others go through bounce buffers.
     most: usize,
-    /// Why memory was refused last.
+    /// Reason of the last refused registration.
     problem: Option<String>,
 }
 
@@ -28,7 +29,7 @@ fn name(region: &Arc<Region>) -> usize {
     Arc::as_ptr(region).addr()
 }
 
-/// Rights for our own requests and for peers that have the key.
+/// Returns the access rights for our requests and for peers that have the key.
 pub(in crate::rdma) fn access(region: &Region, writable: bool) -> Access {
     let local_write = region.writable();
     Access { local_write, remote_write: local_write && writable, ..Access::REMOTE }
@@ -39,12 +40,12 @@ impl MemoryTable {
         Self { domain: domain.clone(), regions: MixedMap::default(), last: None, most: most as usize, problem: None }
     }
 
-    /// Registers a region, if it is not. Whether it is usable by the device.
+    /// Registers a region if it is not registered yet. Returns true if the device can use it.
     pub(in crate::rdma) fn ensure(&mut self, region: &Arc<Region>) -> bool {
         self.find(region).is_some()
     }
 
-    /// The registration of a region, made now if there is none; none when it is not usable by the device.
+    /// Returns the registration of a region, registering it if necessary; `None` if the device cannot use it.
     #[inline]
     pub(in crate::rdma) fn find(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
         if self.last.as_ref().is_none_or(|(last, _)| *last != name(region)) {
@@ -67,23 +68,23 @@ impl MemoryTable {
         }
     }
 
-    /// The registration of a region that was ensured.
+    /// Returns the registration of a region for which [`Self::ensure`] was called.
     pub(in crate::rdma) fn get(&self, region: &Arc<Region>) -> Option<&MemoryRegion> {
         self.regions.get(&name(region))?.1.as_ref()
     }
 
-    /// A part of memory for a request: the first `bytes` of a buffer whose region was ensured.
+    /// Returns the memory of a request: the first `bytes` of a buffer whose region is registered.
     pub(in crate::rdma) fn piece(&self, buffer: &IoBuf, bytes: u32) -> Option<Piece<'_>> {
         self.get(buffer.region())?.piece(buffer.offset(), bytes)
     }
 
-    /// Lets go of a region. Requests on it keep its registration until they are over.
+    /// Releases the registration of a region. Requests in flight keep it until they complete.
     pub(in crate::rdma) fn forget(&mut self, region: &Arc<Region>) {
         self.last = None;
         self.regions.remove(&name(region));
     }
 
-    /// Why memory was refused, once.
+    /// Returns and clears the reason of the last refused registration.
     pub(in crate::rdma) const fn take_problem(&mut self) -> Option<String> {
         self.problem.take()
     }

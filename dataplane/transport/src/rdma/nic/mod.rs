@@ -1,4 +1,4 @@
-//! An open device with what all its connections share: completions, receives, registered memory.
+//! An open device and the state that all its connections share: completions, receives, registered memory.
 
 mod arena;
 mod completions;
@@ -24,11 +24,11 @@ pub(super) use endpoints::{EndpointId, Endpoints};
 pub(super) use memory::{MemoryTable, access};
 pub(super) use receives::Receives;
 
-/// Pieces of memory of one request.
+/// Limit of scatter/gather entries of one request.
 pub(super) const PIECES: usize = 8;
-/// At the latest every so many requests one is announced by the device; the last of each flush is.
+/// Signalling period: at least every n-th request is signalled; the last of each flush always is.
 const SIGNAL_EVERY: u32 = 32;
-/// Bytes that a request may carry inline: what is tried, in order.
+/// Inline sizes in bytes, tried in this order.
 const INLINE_BYTES: [u32; 3] = [220, 60, 0];
 
 /// An open device.
@@ -38,14 +38,14 @@ pub(super) struct Nic {
     pub(super) completions: Completions,
     pub(super) receives: Receives,
     pub(super) arena: Arena,
-    /// The memory of the host that is registered with it.
+    /// Registered host memory.
     pub(super) memory: MemoryTable,
     pub(super) endpoints: Endpoints,
-    /// Links by the numbers of their queue pairs.
+    /// Links by queue pair number.
     pub(super) links: MixedMap<u32, u32>,
-    /// The active port, and its addresses, the best first; none while it is down.
+    /// Active port and its addresses, the best first; `None` while it is down.
     pub(super) port: Option<(PortAttributes, Vec<GidEntry>)>,
-    /// Why nothing works on it any more.
+    /// Reason why the device is unusable, if it has failed.
     pub(super) failed: Option<String>,
 }
 
@@ -75,7 +75,7 @@ impl Nic {
         Ok(nic)
     }
 
-    /// Lets the poller tell of completions and events.
+    /// Registers the completion channel and the asynchronous events with the poller.
     pub(super) fn watch(&self, poller: &Poller, index: u32) -> std::io::Result<()> {
         let token = |source| Token { source, index, generation: 0 }.to_bits();
         let channel = self.completions.channel().as_fd();
@@ -83,25 +83,25 @@ impl Nic {
         poller.add(self.context.as_fd(), token(Source::RdmaEvents), kvplane_sys::Interest::Readable)
     }
 
-    /// Finds out whether the port is up, and how it is reached.
+    /// Queries whether the port is active, and its addresses.
     pub(super) fn look_at_port(&mut self) {
         let port = self.context.active_port();
         self.port = port.and_then(|port| self.context.gids(port.port).map(|gids| (port, gids))).ok();
     }
 
-    /// Why no connection can be made here, if none can.
+    /// Returns the reason why no connection can be made over this device, if there is one.
     pub(super) fn obstacle(&self) -> Option<String> {
         match (&self.failed, &self.port) {
             (Some(why), _) => Some(why.clone()),
             (None, None) => Some(match self.context.active_port().and_then(|port| self.context.gids(port.port)) {
                 Err(error) => error.to_string(),
-                Ok(_) => format!("{} has just come back", self.context.name()),
+                Ok(_) => format!("the port of {} has just become active: retry", self.context.name()),
             }),
             (None, Some(_)) => None,
         }
     }
 
-    /// The next event; none when there is none, and an end of the device when it cannot be asked.
+    /// Returns the next asynchronous event, or `None`. A failed query marks the device as failed.
     pub(super) fn next_event(&mut self) -> Option<AsyncEvent> {
         if self.failed.is_some() {
             return None;
@@ -115,19 +115,19 @@ impl Nic {
         }
     }
 
-    /// Posts all receives that are free, with one call.
+    /// Posts all free receives, with one call.
     pub(super) fn post_receives(&mut self) {
         if let Err(error) = self.receives.post(&self.arena) {
             self.failed.get_or_insert_with(|| format!("{}: {error}", self.context.name()));
         }
     }
 
-    /// Why a connection ends when the device refused something.
+    /// Returns the close cause of a connection after an error of the device.
     pub(super) fn gone(&self, error: &impl std::fmt::Display) -> CloseCause {
         CloseCause::Rdma(format!("{}: {error}", self.context.name()))
     }
 
-    /// A queue pair with as much room for inline bytes as the device gives.
+    /// Creates a queue pair with the largest inline size that the device supports.
     pub(super) fn queue_pair(&self, send_depth: u32) -> Result<QueuePair, VerbsError> {
         let pieces = self.context.limits().pieces.min(PIECES as u32);
         let mut result = Err(VerbsError::NotOffered { device: String::new(), what: "a queue pair" });

@@ -1,57 +1,58 @@
-//! The receives of a device, which its connections share: promised to peers, taken by messages, posted again.
+//! Shared receive queue of a device: receives are granted to peers, consumed by messages, and reposted.
 
 use kvplane_sys::verbs::{Completion, ProtectionDomain, RetiredRequest, SharedReceiveQueue, VerbsError};
 
 use super::arena::Arena;
 
-/// The receives of one device.
+/// Receives of one device.
 pub(in crate::rdma) struct Receives {
     queue: SharedReceiveQueue,
     total: u32,
-    /// Those that are to be posted again with the next flush.
+    /// Receives to repost with the next flush.
     reposts: Vec<u32>,
-    /// Those that are promised to peers.
+    /// Receives granted to peers.
     granted: u32,
 }
 
 impl Receives {
-    /// So many receives; all are to be posted.
+    /// Creates the queue with `total` receives, all of which are to be posted.
     pub(super) fn new(domain: &ProtectionDomain, total: u32) -> Result<Self, VerbsError> {
         let queue = SharedReceiveQueue::new(domain, total, 1, total)?;
         Ok(Self { queue, total, reposts: (0..total).collect(), granted: 0 })
     }
 
-    /// The queue that queue pairs share.
+    /// Returns the queue that the device's queue pairs share.
     pub(in crate::rdma) const fn queue(&self) -> &SharedReceiveQueue {
         &self.queue
     }
 
-    /// Whether so many receives can be promised to another peer.
+    /// Returns true if this many receives can be granted to another peer.
     pub(in crate::rdma) fn can_grant(&self, grant: u16) -> bool {
         self.granted + u32::from(grant) <= self.total
     }
 
-    /// Promises so many to a peer.
+    /// Grants receives to a peer.
     pub(in crate::rdma) fn grant(&mut self, grant: u16) {
         self.granted += u32::from(grant);
     }
 
-    /// The peer that so many were promised to is gone.
+    /// Revokes the grant of a peer that is gone.
     pub(in crate::rdma) fn revoke(&mut self, grant: u16) {
         self.granted -= u32::from(grant);
     }
 
-    /// A message has come into one.
+    /// Retires the receive that a message consumed.
     pub(in crate::rdma) fn retire(&mut self, completion: &Completion<'_>) -> Option<RetiredRequest> {
         self.queue.retire(completion)
     }
 
-    /// A receive's content is not needed any more.
+    /// Queues a receive for reposting; its contents are not needed any more.
     pub(in crate::rdma) fn repost(&mut self, receive: u32) {
         self.reposts.push(receive);
     }
 
-    /// Posts all that are free, with one call. What the device refuses is tried again; an error says that it is broken.
+    /// Posts all free receives with one call. Receives that the queue refuses are retried; an error means that the
+    /// device has failed.
     pub(super) fn post(&mut self, arena: &Arena) -> Result<(), String> {
         if self.reposts.is_empty() && self.queue.unsent() == 0 {
             return Ok(());

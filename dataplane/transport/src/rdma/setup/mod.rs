@@ -1,7 +1,8 @@
-//! Connections are set up by two messages that travel elsewhere, and nothing in it waits.
+//! Connection setup by two messages that the host carries over another channel; no call blocks.
 //!
-//! The asking side makes a queue pair and an offer; the other makes its own, connects it, and answers; the asking side
-//! connects with the answer. Only then does it send, so the other side is always ready before anything comes.
+//! The active side creates a queue pair and an offer; the passive side creates its own, connects it, and answers; the
+//! active side connects with the answer. Only then does the active side send, so the passive side is always ready
+//! before the first message arrives.
 
 mod offer;
 
@@ -18,21 +19,21 @@ use crate::types::{CloseCause, ConnectionId, Event};
 pub(super) use offer::MESSAGE_BYTES_LEAST;
 use offer::{Answer, Half};
 
-/// Routers that a packet may pass.
+/// Hop limit of packets.
 pub(super) const HOP_LIMIT: u8 = 64;
-/// 0.64 ms: what a peer waits that finds no receive, which our credits make impossible.
+/// RNR timer code: 0.64 ms, the wait of a peer that finds no posted receive, which credits rule out.
 pub(super) const NOT_READY_TIMER: u8 = 12;
 pub(super) const NOT_READY_RETRIES: u8 = 6;
-/// 67 ms to the first repetition, and six of them: seven is for ever to soft-RoCE.
+/// Timeout code: 67 ms to the first retransmission. Six retransmissions, because soft-RoCE takes seven as unlimited.
 pub(super) const TIMEOUT: u8 = 14;
 pub(super) const RETRIES: u8 = 6;
-/// Partition keys are what the fabric's manager put first.
+/// Index of the partition key: the first entry that the subnet manager set.
 pub(super) const PKEY_INDEX: u16 = 0;
 
-/// What peers do through our queue pairs, as far as they know keys.
+/// Access of peers through our queue pairs, as far as they have keys.
 const PEER_ACCESS: PeerAccess = PeerAccess { write: true, read: true };
 
-/// What an answer of [`Rdma::accept`] says, for its frame.
+/// Returns the status of an answer of [`Rdma::accept`], for its frame.
 #[must_use]
 pub fn answer_status(answer: &[u8]) -> Status {
     match Answer::decode(answer) {
@@ -42,19 +43,19 @@ pub fn answer_status(answer: &[u8]) -> Status {
     }
 }
 
-/// What an offer is answered with that is not looked at.
+/// Returns the answer that rejects an offer without decoding it.
 #[must_use]
 pub fn refusal(status: Status) -> Vec<u8> {
     Answer::Refused(status, status.to_string()).encode()
 }
 
 impl Rdma {
-    /// Starts a connection from this device: the offer is to reach the peer, and its answer [`Self::complete`].
-    /// [`Event::Connected`] or [`Event::Gone`] follows that. `rail` is the peer's device that is asked for, by
-    /// position.
+    /// Starts a connection from this device. The caller sends the offer to the peer and passes its answer to
+    /// [`Self::complete`]; [`Event::Connected`] or [`Event::Gone`] follows that. `rail` is the requested device of the
+    /// peer, by position.
     ///
     /// # Errors
-    /// When the device has no active port or no place for another connection.
+    /// When the device has no active port or no room for another connection.
     pub fn offer(&mut self, nic: usize, rail: u16) -> Result<(ConnectionId, Vec<u8>), RdmaError> {
         let id = self.links.add(nic, self.options.grant, self.options.send_depth, &mut self.segments)?;
         let Some((link, nic, _)) = self.links.parts(id) else { return Err(port_down()) };
@@ -68,8 +69,8 @@ impl Rdma {
         }
     }
 
-    /// Answers a peer's offer. The answer is to reach the peer in any case; there is a connection when it says so, and
-    /// [`Event::Accepted`] follows.
+    /// Answers a peer's offer. The caller always sends the answer to the peer; a connection exists if its id is
+    /// returned, and [`Event::Accepted`] follows.
     pub fn accept(&mut self, offer: &[u8]) -> (Option<ConnectionId>, Vec<u8>) {
         let Self { links, options, segments, preferred, .. } = self;
         let accepted = Half::decode(offer)
@@ -81,7 +82,7 @@ impl Rdma {
                 let status = match &error {
                     RdmaError::Full(_) => Status::Busy,
                     RdmaError::Peer(status, _) => *status,
-                    // What is down may come up.
+                    // A port that is down may come up.
                     RdmaError::NoDevice(_) | RdmaError::Verbs(_) if !links.nics.is_empty() => Status::Unreachable,
                     RdmaError::NoDevice(_) | RdmaError::Verbs(_) => Status::Unsupported,
                 };
@@ -90,7 +91,7 @@ impl Rdma {
         }
     }
 
-    /// Takes the answer to an offer of ours. A refusal ends the connection.
+    /// Handles the answer to one of our offers. A rejection ends the connection.
     pub fn complete(&mut self, id: ConnectionId, answer: &[u8]) {
         let Some((link, nic, _)) = self.links.parts(id) else { return };
         if link.state != State::Offered {
@@ -111,7 +112,7 @@ impl Rdma {
 }
 
 impl Links {
-    /// Makes a link and connects it with a peer's offer; our half of it.
+    /// Creates a link and connects it with a peer's offer; returns our half.
     fn accept(
         &mut self,
         offer: &Half,
@@ -136,8 +137,8 @@ impl Links {
     }
 }
 
-/// Our device for an offer: the one of the same position among those that reach the peer, or the first; of the
-/// preferred ones, if one of those does.
+/// Returns our device for an offer: the one at the requested position if it reaches the peer, else the first that does.
+/// The position counts within the preferred devices.
 fn device_for(nics: &[Nic], preferred: usize, offer: &Half) -> Option<usize> {
     let reaches = |nic: &usize| {
         let port = nics[*nic].port.as_ref().filter(|_| nics[*nic].failed.is_none());
@@ -154,16 +155,16 @@ fn no_device(nics: &[Nic], offer: &Half) -> RdmaError {
         .map(|nic| nic.obstacle().unwrap_or_else(|| format!("{} speaks another protocol", nic.context.name())))
         .collect();
     let ours = if ours.is_empty() { "there is no RDMA device".to_owned() } else { ours.join("; ") };
-    RdmaError::NoDevice(format!("nothing here reaches {} ({:?}): {ours}", offer.device, offer.gid_kind))
+    RdmaError::NoDevice(format!("no local RDMA device reaches {} ({:?}): {ours}", offer.device, offer.gid_kind))
 }
 
-/// Why a link cannot be connected whose device has no port any more.
+/// Returns the error of a link whose device has no active port any more.
 pub(super) fn port_down() -> RdmaError {
-    RdmaError::NoDevice("its port went down".to_owned())
+    RdmaError::NoDevice("the port of the device went down".to_owned())
 }
 
 impl Link {
-    /// What we tell the peer about it, on this device.
+    /// Returns our half of the connection on this device.
     fn half(&self, nic: &Nic, message_bytes: u32) -> Result<Half, RdmaError> {
         let (port, gids) = nic.port.as_ref().ok_or_else(port_down)?;
         let best = gids.first().ok_or_else(port_down)?;
@@ -186,7 +187,7 @@ impl Link {
         })
     }
 
-    /// Connects its queue pair with the peer's half.
+    /// Connects the queue pair with the peer's half.
     fn connect(&mut self, nic: &Nic, peer: &Half, message_bytes: u32) -> Result<(), RdmaError> {
         let (port, gids) = nic.port.as_ref().ok_or_else(port_down)?;
         let Some(route) = route(port, gids, peer) else {
@@ -223,7 +224,7 @@ impl Link {
     }
 }
 
-/// The way from a port to the peer's, if they have addresses of one kind.
+/// Returns the route from a port to the peer's, if they have addresses of the same kind.
 fn route(port: &PortAttributes, gids: &[GidEntry], peer: &Half) -> Option<Route> {
     if port.link_layer != peer.link_layer {
         return None;
@@ -232,7 +233,7 @@ fn route(port: &PortAttributes, gids: &[GidEntry], peer: &Half) -> Option<Route>
     let alike =
         |entry: &&GidEntry| entry.kind == peer.gid_kind && entry.gid.address().to_ipv4_mapped().is_some() == is_v4;
     let own = gids.iter().find(alike).or_else(|| gids.iter().find(|entry| entry.kind == peer.gid_kind))?;
-    // Inside one subnet of InfiniBand the LID is enough.
+    // Within one InfiniBand subnet the LID is enough.
     let local = port.link_layer == LinkLayer::InfiniBand && own.gid.0[..8] == peer.gid.0[..8];
     Some(Route {
         gid: (!local).then_some(peer.gid),

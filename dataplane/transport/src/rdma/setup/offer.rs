@@ -1,4 +1,4 @@
-//! What two sides tell each other before they are connected: their halves of a connection, over another channel.
+//! Wire format of connection setup: the halves that both sides exchange over another channel.
 //!
 //! ```text
 //!  0 magic u32 "KVPO"  4 version u8       5 link layer u8   6 GID kind u8  7 MTU code u8
@@ -8,7 +8,7 @@
 //! 56 device name
 //! ```
 //!
-//! An answer is a status, and then the other half, or a sentence that says why there is none.
+//! An answer is a status, followed by the other half, or by a text with the reason of the rejection.
 
 use kvplane_proto::Status;
 use kvplane_sys::verbs::{Gid, GidKind, LinkLayer, Mtu};
@@ -18,13 +18,13 @@ use crate::rdma::wire::{ENVELOPE_BYTES, KEY_BYTES, VERSION, WireError, word16, w
 
 const MAGIC: u32 = u32::from_le_bytes(*b"KVPO");
 const HALF_BYTES: usize = 56;
-/// Bytes of a device's name, and of a sentence.
+/// Limit of a device name and of a reason, in bytes.
 const TEXT_BYTES: usize = 255;
-/// The least message: what a peer must take for anything to work.
+/// Smallest message size that a peer must support.
 pub(in crate::rdma) const MESSAGE_BYTES_LEAST: u32 = 256;
 const _: () = assert!(MESSAGE_BYTES_LEAST as usize >= 2 * (ENVELOPE_BYTES + KEY_BYTES));
 
-/// One side of a connection to be.
+/// One side's half of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Half {
     pub(super) link_layer: LinkLayer,
@@ -34,14 +34,14 @@ pub(super) struct Half {
     pub(super) packet_number: u32,
     pub(super) gid: Gid,
     pub(super) lid: u16,
-    /// Receives that this side keeps for the other.
+    /// Receives that this side grants to the other.
     pub(super) grant: u16,
-    /// Length of each.
+    /// Size of each receive, in bytes.
     pub(super) message_bytes: u32,
     pub(super) bits_per_second: u64,
     pub(super) reads_served: u8,
     pub(super) reads_started: u8,
-    /// Which of its devices this is, by position: the other side takes its own of that position, if it has one.
+    /// Position of this device: the other side prefers its own device at that position.
     pub(super) rail: u16,
     pub(super) device: String,
 }
@@ -124,7 +124,7 @@ impl Half {
     }
 }
 
-/// The answer to an offer.
+/// Answer to an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Half(Half),
@@ -155,7 +155,7 @@ impl Answer {
     }
 }
 
-/// As much of a text as travels.
+/// Truncates a text to the limit of the wire format.
 fn shortened(text: &str) -> &str {
     let mut end = text.len().min(TEXT_BYTES);
     while !text.is_char_boundary(end) {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_work_is_refused() {
+    fn offers_below_the_minimum_are_rejected() {
         for bad in [Half { grant: 3, ..half() }, Half { message_bytes: 100, ..half() }] {
             assert!(Half::decode(&bad.encode()).is_err(), "{bad:?}");
         }

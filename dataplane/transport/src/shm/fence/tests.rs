@@ -40,10 +40,10 @@ fn a_segment_is_claimed_while_it_lives() {
     assert!(!is_named(&ours, first));
     assert_eq!(client.claim(0, first), None);
     assert!(!is_named(&ours, first), "what is dead is not named");
-    // The position is used again, for another.
+    // The position is reused for another segment.
     fence.publish(segment(0, 2), &HERE);
     assert_eq!((client.claim(0, first), client.claim(0, segment(0, 2))), (None, Some(HERE)));
-    // Past the table's end nothing is one-sided.
+    // Segments past the table's end are not for one-sided use.
     let beyond = segment(Limits::SEGMENTS as u32, 1);
     fence.publish(beyond, &HERE);
     fence.retract(beyond);
@@ -65,14 +65,14 @@ fn a_process_is_known_by_its_cookie() {
     }
 }
 
-/// One thread publishes, retracts and waits, as an owner does; the other claims and uses. What is used after its owner
-/// was done waiting would be seen.
+/// One thread publishes, retracts and waits, as an owner does; the other claims and uses. A use after the owner's wait
+/// would be detected.
 #[test]
-fn nothing_is_used_after_its_owner_waited() {
+fn no_segment_is_used_after_its_owner_waited() {
     let fence = Fence::new().expect("a table");
     let ours = channel();
     let client = view(&fence, &ours, fence.cookie());
-    // The generation that may be used now; 0 for none.
+    // Generation that may be used now; 0 for none.
     let (usable, latest) = (AtomicU64::new(0), AtomicU64::new(0));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

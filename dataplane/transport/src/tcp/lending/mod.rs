@@ -1,15 +1,17 @@
-//! Payloads lent to the kernel: sent from where they are, without a copy, and given back when the kernel gives notice.
+//! Zero-copy sends: payloads are lent to the kernel, sent from where they are, and returned with the kernel's
+//! notification.
 //!
-//! A payload's hold is reported as sent with the notice of its last call, so whoever waits for the hold waits for the
-//! kernel: a pin, a segment that is being unregistered, an upload. An answer that comes sooner than the notice of its
-//! request's payload is kept back until then, others pass it. The answer comes with the acknowledgement that makes the
-//! kernel let go, so that is rare and short. Where a device's driver takes long, or the kernel has put this payload and
-//! later ones under one notice and the network is slow, the kernel's count of acknowledged bytes is proof enough after
-//! a while: what is acknowledged is never sent again, and the answer says that the peer's program has read it.
+//! A payload's hold is reported as sent when the notification of its last call arrives, so whatever waits for the hold
+//! (a pin, a segment that is being unregistered, an upload) waits for the kernel. A reply that arrives before the
+//! notification of its request's payload is deferred until then; other replies overtake it. The reply arrives with the
+//! acknowledgement that makes the kernel release the memory, so a deferral is rare and short. If a device driver is
+//! slow, or the kernel has combined the notifications of this payload and later ones and the network is slow, the
+//! kernel's count of acknowledged bytes is sufficient proof after a timeout: acknowledged bytes are never
+//! retransmitted, and the reply proves that the peer's program has read them.
 //!
-//! A connection that ends while payloads are lent is reset first, by [`net::abort`]: the kernel then throws away
-//! what it has not given to the device, so that no byte is sent from memory that is not ours to show any more. It is
-//! reported as gone when the last notice has come, the device's included.
+//! A connection that is closed while payloads are lent is reset first, by [`net::abort`]: the kernel then discards what
+//! it has not passed to the device, so that no byte is sent from memory that may be reused. The connection is reported
+//! as gone when the last notification has arrived, including the device's.
 
 mod options;
 mod outstanding;
@@ -26,49 +28,49 @@ use outstanding::{Outstanding, Worth};
 
 use crate::types::{Event, Pieces};
 
-/// A payload that the kernel has taken as a whole, the last of it by this call.
+/// A payload that the kernel has accepted completely; its last byte with `last_call`.
 pub(super) struct LentPayload {
     pub(super) last_call: u32,
-    /// How much had been sent on the connection when the payload had.
+    /// Bytes sent on the connection up to the end of the payload.
     pub(super) end_bytes: u64,
     pub(super) hold: u64,
     pub(super) request: RequestId,
 }
 
-/// Whether a connection lends payloads to the kernel, and which it has lent.
+/// Zero-copy state of a connection, with its lent payloads.
 #[derive(Default)]
 pub(super) enum Lending {
-    /// It had none that was long enough.
+    /// No payload so far was long enough.
     #[default]
     Undecided,
     No,
     Yes(Box<LentPayloads>),
 }
 
-/// What one connection has lent.
+/// Payloads that one connection has lent.
 #[derive(Default)]
 pub(super) struct LentPayloads {
     outstanding: Outstanding,
     worth: Worth,
-    /// Payloads that were given to the kernel as a whole, in order. Each has a call of its own that is outstanding, or
-    /// one before it that is: so they are no more than [`outstanding::CALLS`].
+    /// Completely sent payloads whose notification is outstanding, in order. Each has an outstanding call of its own,
+    /// or an earlier call is outstanding: so they are at most [`outstanding::CALLS`].
     waiting: VecDeque<PendingNotice>,
-    /// Answers that were kept back and may pass now. As many as were waiting.
+    /// Deferred replies that may be delivered now. At most as many as payloads were waiting.
     answers: VecDeque<(Header, Vec<u8>)>,
-    /// When to look again without a notice; then the connection is in the driver's list.
+    /// Time of the next check without a notification; while set, the connection is in the driver's list.
     pub(super) until_ns: Option<u64>,
 }
 
 struct PendingNotice {
     payload: LentPayload,
-    /// Its answer, kept back.
+    /// Its deferred reply.
     answer: Option<(Header, Vec<u8>)>,
-    /// Stays mapped until the kernel lets go.
+    /// Keeps the memory mapped until the kernel releases it.
     _pieces: Pieces,
 }
 
 impl LentPayloads {
-    /// Takes what the kernel no longer refers to; the holds go to `events`.
+    /// Takes the kernel's notifications and returns the payloads that it has released; their holds go to `events`.
     pub(super) fn settle(&mut self, fd: BorrowedFd<'_>, counters: &mut ZeroCopyCounters, events: &mut VecDeque<Event>) {
         while let Ok(Some(notice)) = zero_copy::take_notice(fd) {
             let calls = u64::from(notice.last.wrapping_sub(notice.first)) + 1;
@@ -86,7 +88,7 @@ impl LentPayloads {
         }
     }
 
-    /// Gives the first waiting payload back.
+    /// Returns the first waiting payload.
     fn release(&mut self, events: &mut VecDeque<Event>) {
         if let Some(waiting) = self.waiting.pop_front() {
             events.push_back(Event::Sent(waiting.payload.hold));
@@ -94,15 +96,15 @@ impl LentPayloads {
         }
     }
 
-    /// Gives all payloads back although no notice came; how many there were.
+    /// Returns all payloads without a notification; returns their number.
     pub(super) fn abandon(&mut self, events: &mut VecDeque<Event>) -> u64 {
         let count = self.waiting.len();
         (0..count).for_each(|_| self.release(events));
         count as u64
     }
 
-    /// Gives the payloads back that the peer has acknowledged and answered: so much of what was sent is acknowledged.
-    /// How many they were.
+    /// Returns the payloads that are acknowledged (up to `acknowledged_bytes` of the sent bytes) and answered. Returns
+    /// their number.
     pub(super) fn release_answered(&mut self, acknowledged_bytes: u64, events: &mut VecDeque<Event>) -> u64 {
         let mut count = 0;
         let answered = |one: &PendingNotice| one.answer.is_some() && one.payload.end_bytes <= acknowledged_bytes;
@@ -114,17 +116,17 @@ impl LentPayloads {
         count
     }
 
-    /// Whether an answer is kept back.
+    /// Returns true if a reply is deferred.
     pub(super) fn keeps_back(&self) -> bool {
         self.waiting.iter().any(|waiting| waiting.answer.is_some())
     }
 
-    /// Whether an answer that was kept back may pass now.
+    /// Returns true if a deferred reply may be delivered now.
     pub(super) fn has_answer(&self) -> bool {
         !self.answers.is_empty()
     }
 
-    /// A call that the kernel is believed to have taken.
+    /// Simulates a call that the kernel has accepted.
     #[cfg(test)]
     pub(super) fn invent_call(&mut self) {
         self.outstanding.issue();
@@ -132,7 +134,7 @@ impl LentPayloads {
 }
 
 impl Lending {
-    /// The lender, if this connection has one.
+    /// Returns the lent payloads, if this connection uses zero-copy sends.
     pub(super) fn lent(&mut self) -> Option<&mut LentPayloads> {
         match self {
             Self::Yes(lent) => Some(lent),
@@ -140,12 +142,12 @@ impl Lending {
         }
     }
 
-    /// Whether the kernel refers to memory that somebody waits for.
+    /// Returns true if the kernel refers to memory whose hold is not reported yet.
     pub(super) fn has_lent(&self) -> bool {
         matches!(self, Self::Yes(lent) if !lent.waiting.is_empty())
     }
 
-    /// When to look again without a notice.
+    /// Returns the time of the next check without a notification.
     pub(super) fn until_ns(&self) -> Option<u64> {
         match self {
             Self::Yes(lent) => lent.until_ns,
@@ -153,7 +155,7 @@ impl Lending {
         }
     }
 
-    /// From which length on pieces are lent now; nothing is that long when none are.
+    /// Returns the least length of pieces that are lent now; `usize::MAX` if none are.
     pub(super) fn lends_from(&self, options: &ZeroCopyOptions) -> usize {
         match self {
             Self::Undecided if options.when != ZeroCopy::Never => options.least_bytes.max(1),
@@ -164,31 +166,31 @@ impl Lending {
         }
     }
 
-    /// Decides whether the connection of this socket lends, with the first piece that is long enough.
+    /// Decides whether the connection uses zero-copy sends; called with the first piece that is long enough.
     pub(super) fn decide(&mut self, fd: BorrowedFd<'_>, options: &ZeroCopyOptions) {
         if matches!(self, Self::Undecided) {
-            // What stays on this host is always copied.
+            // The kernel always copies packets that stay on this machine.
             let may = options.when == ZeroCopy::Always || !is_on_this_host(fd).unwrap_or(true);
             let can = may && zero_copy::enable(fd).is_ok();
             *self = if can { Self::Yes(Box::default()) } else { Self::No };
         }
     }
 
-    /// So many bytes were lent by a call; its number.
+    /// Records a zero-copy call that took this many bytes; returns its number.
     pub(super) fn lent_bytes(&mut self, bytes: usize, counters: &mut ZeroCopyCounters) -> Option<u32> {
         counters.bytes += bytes as u64;
         counters.calls += 1;
         self.lent().map(|lent| lent.outstanding.issue())
     }
 
-    /// So many bytes were sent with a copy.
+    /// Records bytes sent with a copy.
     pub(super) fn copied_bytes(&mut self, bytes: usize) {
         if let Some(lent) = self.lent() {
             lent.worth.copied(bytes as u64);
         }
     }
 
-    /// The kernel has refused a call. The room for notices that were not taken yet may have been what it lacked.
+    /// Handles a call that the kernel refused, perhaps for lack of room for notifications that were not taken yet.
     pub(super) fn refused(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -202,7 +204,7 @@ impl Lending {
         }
     }
 
-    /// A payload has been given to the kernel as a whole: who waits for it waits for notice too.
+    /// Handles a payload that the kernel has accepted completely: its hold is reported after the notification.
     pub(super) fn payload_left(&mut self, payload: LentPayload, pieces: Pieces, events: &mut VecDeque<Event>) {
         match self {
             Self::Yes(lent) if !lent.waiting.is_empty() || !lent.outstanding.is_done(payload.last_call) => {
@@ -212,17 +214,17 @@ impl Lending {
         }
     }
 
-    /// Whether an answer that was kept back may pass now.
+    /// Returns true if a deferred reply may be delivered now.
     pub(super) fn has_answer(&self) -> bool {
         matches!(self, Self::Yes(lent) if lent.has_answer())
     }
 
-    /// An answer that was kept back and may pass now.
+    /// Takes a deferred reply that may be delivered now.
     pub(super) fn take_answer(&mut self) -> Option<(Header, Vec<u8>)> {
         self.lent()?.answers.pop_front()
     }
 
-    /// Keeps an answer back while the kernel refers to its request's payload. Whether it did.
+    /// Defers a reply while the kernel refers to its request's payload. Returns true if it was deferred.
     pub(super) fn keep_back(&mut self, header: &Header, body: &[u8]) -> bool {
         let Some(lent) = self.lent() else { return false };
         let of = |waiting: &&mut PendingNotice| waiting.payload.request == header.request && waiting.answer.is_none();
@@ -232,7 +234,7 @@ impl Lending {
     }
 }
 
-/// Whether both ends of a connection have the same address, or one that is of this host only.
+/// Returns true if both ends of a connection have the same address, or the peer's is a loopback address.
 fn is_on_this_host(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let (ours, theirs) = (net::local_address(fd)?.ip().to_canonical(), net::peer_address(fd)?.ip().to_canonical());
     Ok(ours == theirs || theirs.is_loopback())

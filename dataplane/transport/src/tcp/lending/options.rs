@@ -1,29 +1,29 @@
-//! When payloads are sent without a copy, and what is counted of that.
+//! Options and counters of zero-copy sends.
 
-/// When payloads are sent without a copy.
+/// Policy of zero-copy sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ZeroCopy {
     /// Never.
     Never,
-    /// To other hosts, as long as the kernel does not say that it copies after all.
+    /// To other machines, as long as the kernel does not report that it copies after all.
     #[default]
     Auto,
-    /// Always, also where the kernel copies: for tests.
+    /// Always, even if the kernel copies: for tests.
     Always,
 }
 
-/// Settings of sends without a copy.
+/// Options of zero-copy sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ZeroCopyOptions {
-    /// When to do it.
+    /// Policy.
     pub when: ZeroCopy,
-    /// Pieces of payloads from this length on are sent so.
+    /// Least length of a piece of a payload that is sent without a copy, in bytes.
     pub least_bytes: usize,
 }
 
 impl ZeroCopyOptions {
-    /// Below it, the call for the header, the pinning and the notice cost what the copy would: measured in
-    /// docs/performance.md.
+    /// Default of `least_bytes`: below it, the call for the header, the pinning and the notification cost as much as
+    /// the copy; measured in docs/performance.md.
     pub const LEAST_BYTES: usize = 128 << 10;
 }
 
@@ -33,27 +33,27 @@ impl Default for ZeroCopyOptions {
     }
 }
 
-/// What was counted of sends without a copy.
+/// Counters of zero-copy sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ZeroCopyCounters {
-    /// Bytes that the kernel took that way.
+    /// Bytes that the kernel accepted without a copy.
     pub bytes: u64,
-    /// Calls.
+    /// Zero-copy calls.
     pub calls: u64,
-    /// Calls of which notice was given.
+    /// Calls whose notification has arrived.
     pub noticed: u64,
-    /// Those of them where the kernel had copied after all.
+    /// Notified calls for which the kernel copied after all.
     pub copied: u64,
-    /// Calls that the kernel refused, and that were made again with a copy.
+    /// Calls that the kernel refused, and that were repeated with a copy.
     pub fallbacks: u64,
-    /// Payloads that were given back for the peer's acknowledgement and answer, the notice being late.
+    /// Payloads returned because of the peer's acknowledgement and reply, before a late notification.
     pub late: u64,
-    /// Payloads that were given back without any notice, some seconds after a reset.
+    /// Payloads returned without any notification, seconds after a reset.
     pub abandoned: u64,
 }
 
 impl ZeroCopyCounters {
-    /// Adds what another driver counted.
+    /// Adds the counters of another driver.
     pub const fn add(&mut self, other: &Self) {
         self.bytes += other.bytes;
         self.calls += other.calls;

@@ -1,32 +1,32 @@
-//! Which sends without a copy the kernel still refers to, and whether sending so is worth it. Pure.
+//! Outstanding zero-copy calls of a connection, and whether zero-copy sends pay off. Pure.
 //!
-//! The kernel numbers such calls per socket from 0, wrapping, and gives notice of ranges of them: several calls at
-//! once, in any order (Linux: networking/msg_zerocopy). A payload is free when its last call and all before are done:
-//! TCP acknowledges in order, so little is lost by that, and one number says it.
+//! The kernel numbers such calls per socket from 0, wrapping, and sends notifications for ranges of them: several calls
+//! at once, in any order (Linux: networking/msg_zerocopy). A payload is released when its last call and all earlier
+//! ones are notified: TCP acknowledges in order, so little is lost by that, and a single number suffices.
 
 use super::options::ZeroCopy;
 
-/// Calls that may be outstanding on a connection; the kernel's own limit on memory for notices is near.
+/// Limit of outstanding calls on a connection; close to the kernel's own memory limit for notifications.
 pub(super) const CALLS: u32 = u128::BITS;
 
-/// The calls of one connection.
+/// Outstanding calls of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Outstanding {
-    /// The oldest call that is not done, or the next one.
+    /// Number of the oldest outstanding call, or of the next call if none is outstanding.
     oldest: u32,
-    /// Calls from that one on.
+    /// Number of calls issued from the oldest on.
     issued: u32,
-    /// Which of those are done; the oldest is never.
+    /// Bit set of notified calls from the oldest on; the oldest itself is never set.
     done: u128,
 }
 
 impl Outstanding {
-    /// Whether no other call may be made.
+    /// Returns true if no further call may be made.
     pub(super) const fn is_full(&self) -> bool {
         self.issued == CALLS
     }
 
-    /// The kernel has taken a call; its number.
+    /// Records a call that the kernel accepted; returns its number.
     pub(super) fn issue(&mut self) -> u32 {
         assert!(!self.is_full(), "{CALLS} calls are outstanding");
         let call = self.oldest.wrapping_add(self.issued);
@@ -34,7 +34,7 @@ impl Outstanding {
         call
     }
 
-    /// The kernel has given notice of these calls. Of others than the outstanding ones it means nothing.
+    /// Handles the notification of a range of calls. Numbers that are not outstanding are ignored.
     pub(super) fn notice(&mut self, first: u32, last: u32) {
         let span = last.wrapping_sub(first);
         if span > u32::MAX / 2 {
@@ -51,27 +51,27 @@ impl Outstanding {
         self.issued -= prefix;
     }
 
-    /// Whether a call that was issued, and all before it, are done. Callers ask of calls that were outstanding lately.
+    /// Returns true if a call and all earlier ones are notified. Only valid for calls that were outstanding recently.
     pub(super) const fn is_done(&self, call: u32) -> bool {
         call.wrapping_sub(self.oldest) >= self.issued
     }
 
-    /// Whether nothing is outstanding.
+    /// Returns true if no call is outstanding.
     #[cfg(test)]
     pub(super) const fn is_empty(&self) -> bool {
         self.issued == 0
     }
 }
 
-/// Calls in a row that did not pay before a connection pauses.
+/// Consecutive calls without benefit after which a connection pauses zero-copy sends.
 const UNPAID: u32 = 4;
-/// How much is sent plainly in the first pause; each next one is twice as long. A capture on the interface makes the
-/// kernel copy as long as it lasts, so a connection looks again, but not often.
+/// Bytes sent with a copy during the first pause; each pause is twice as long as the last. A packet capture on the
+/// interface makes the kernel copy as long as it lasts, so a connection tries again, but not often.
 const PAUSE_BYTES: u64 = 1 << 30;
-/// Pauses after which a connection never looks again.
+/// Limit of pauses, after which a connection never tries again.
 const PAUSES: u32 = 4;
 
-/// Whether a connection should go on sending without a copy.
+/// Decides whether a connection should continue to send without a copy.
 #[derive(Debug, Default)]
 pub(super) struct Worth {
     unpaid: u32,
@@ -80,7 +80,7 @@ pub(super) struct Worth {
 }
 
 impl Worth {
-    /// Whether the next payload should be lent to the kernel.
+    /// Returns true if the next payload should be lent to the kernel.
     pub(super) fn pays(&self, when: ZeroCopy) -> bool {
         match when {
             ZeroCopy::Never => false,
@@ -89,19 +89,19 @@ impl Worth {
         }
     }
 
-    /// So many bytes were sent plainly.
+    /// Records bytes sent with a copy.
     pub(super) const fn copied(&mut self, bytes: u64) {
         if self.left_bytes != u64::MAX {
             self.left_bytes = self.left_bytes.saturating_sub(bytes);
         }
     }
 
-    /// A call saved a copy.
+    /// Records a call that saved a copy.
     pub(super) const fn paid(&mut self) {
         self.unpaid = 0;
     }
 
-    /// A call did not: the kernel copied after all, or refused.
+    /// Records a call without benefit: the kernel copied after all, or refused.
     pub(super) fn unpaid(&mut self) {
         self.unpaid = self.unpaid.saturating_add(1);
         if self.unpaid >= UNPAID && self.left_bytes == 0 {
@@ -109,11 +109,11 @@ impl Worth {
         }
     }
 
-    /// Nothing is lent for a while.
+    /// Pauses zero-copy sends.
     pub(super) fn pause(&mut self) {
         self.pauses = self.pauses.saturating_add(1);
         self.left_bytes = if self.pauses > PAUSES { u64::MAX } else { PAUSE_BYTES << (self.pauses - 1) };
-        // One call is enough to see that nothing has changed.
+        // After the pause, one call is enough to detect that nothing has changed.
         self.unpaid = UNPAID - 1;
     }
 }
@@ -124,10 +124,11 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Issues calls and gives notice of runs of outstanding ones, in any order, some too far, some twice.
+    /// Issues calls and delivers notifications for runs of outstanding ones, in any order, some out of range, some
+    /// twice.
     fn run(start: u32, steps: &[(bool, u8, u8)]) {
         let mut found = Outstanding { oldest: start, ..Outstanding::default() };
-        // The twin counts calls without wrapping.
+        // The model counts calls without wrapping.
         let (mut issued, mut open) = (0_u64, BTreeSet::new());
         let number = |call: u64| start.wrapping_add(call as u32);
         for &(issue, at, length) in steps {
@@ -157,7 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_call_is_done_when_it_and_all_before_were_noticed(
+        fn a_call_is_done_when_it_and_all_earlier_ones_are_notified(
             start in prop_oneof![Just(0), Just(u32::MAX - 5), any::<u32>()],
             steps in proptest::collection::vec((any::<bool>(), 0_u8..140, 0_u8..140), 0..200),
         ) {
@@ -165,7 +166,7 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_changes_nothing(first: u32, span in u32::MAX / 2 + 1..) {
+        fn invalid_notifications_are_ignored(first: u32, span in u32::MAX / 2 + 1..) {
             let mut found = Outstanding::default();
             found.issue();
             found.notice(first, first.wrapping_add(span));
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_tried_again_a_few_times_and_then_never() {
+    fn unprofitable_zero_copy_is_retried_a_few_times_only() {
         let mut worth = Worth::default();
         (0..UNPAID - 1).for_each(|_| worth.unpaid());
         worth.paid();
@@ -191,7 +192,7 @@ mod tests {
         assert!(worth.pays(ZeroCopy::Auto) && !worth.pays(ZeroCopy::Never), "one that paid was between them");
         worth.unpaid();
         for pause in 0..PAUSES {
-            // Notices of what was sent before the pause come late.
+            // Notifications of sends before the pause arrive late.
             (0..UNPAID).for_each(|_| worth.unpaid());
             assert!(!worth.pays(ZeroCopy::Auto) && worth.pays(ZeroCopy::Always));
             worth.copied((PAUSE_BYTES << pause) - 1);

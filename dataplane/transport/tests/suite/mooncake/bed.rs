@@ -1,4 +1,4 @@
-//! A host with lanes alone, and peers that follow a script.
+//! A host with lanes only, and peers that follow a script.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -18,25 +18,25 @@ use kvplane_transport::{CloseCause, ConnectionId, Event, Input, OutgoingPayload,
 use super::raw::{OK, PATIENCE, Raw, byte_at, bytes_at, memory};
 
 pub(crate) const BYTES: usize = 64 << 20;
-/// Addresses as a peer might give them.
+/// Addresses as a peer might announce them.
 pub(crate) const REMOTE: u64 = 0x7fff_0000_0000;
 
-/// A host with lanes alone, driven by the test.
+/// A host with lanes only, driven by the test.
 pub(crate) struct Bed {
     pub(crate) lanes: Lanes,
     pub(crate) poller: Poller,
     pub(crate) region: Arc<Region>,
     pub(crate) requests: u32,
-    /// Where the answers to reads go.
+    /// Destinations of the answers to reads.
     pub(crate) places: BTreeMap<u32, (usize, usize)>,
-    /// Outcomes in the order in which they came.
+    /// Outcomes in order of arrival.
     pub(crate) outcomes: Vec<(u32, Status)>,
     pub(crate) receiving: Option<u32>,
     /// Writes whose memory is in use.
     pub(crate) lent: BTreeMap<u64, u32>,
     pub(crate) connected: usize,
     pub(crate) gone: Vec<CloseCause>,
-    /// What the lanes' clock is ahead of the real one.
+    /// Offset of the lanes' clock ahead of the real one, in nanoseconds.
     pub(crate) ahead_ns: u64,
 }
 
@@ -146,12 +146,12 @@ impl Bed {
         while let Some(event) = self.lanes.poll_event() {
             match event {
                 Event::Connected(_) => self.connected += 1,
-                Event::Sent(hold) => assert!(self.lent.remove(&hold).is_some(), "memory came back twice"),
+                Event::Sent(hold) => assert!(self.lent.remove(&hold).is_some(), "memory was returned twice"),
                 Event::Gone(_, why) => {
                     self.receiving = None;
                     self.gone.push(why);
                 }
-                Event::Accepted(_) => panic!("nobody listens"),
+                Event::Accepted(_) => panic!("there is no listener"),
             }
         }
     }
@@ -180,7 +180,7 @@ impl Bed {
     }
 }
 
-/// A peer that plays this script for its connections, one after the other.
+/// Starts a peer that plays this script for its connections, one after the other.
 pub(crate) fn peer(script: impl FnOnce(&mut Listening) + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -195,7 +195,7 @@ impl Listening {
     }
 }
 
-/// Answers as a stock server of version 2 with memory everywhere, whose byte at an address is the pattern's.
+/// Answers like a stock server of version 2 whose memory contains the pattern at every address.
 pub(crate) fn serve(peer: &mut Raw, requests: usize, seed: u64) -> Vec<Request> {
     (0..requests)
         .map(|_| {

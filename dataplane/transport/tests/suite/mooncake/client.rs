@@ -21,15 +21,15 @@ fn v2(write: bool, offset: u64, bytes: u64) -> Request {
 fn a_write_is_done_when_the_peer_says_so() {
     let (address, script) = peer(|peer| {
         let mut peer = peer.accept();
-        // The first write to an unknown peer is preceded by a look at how it answers.
+        // The first write to an unknown peer is preceded by a probe.
         assert_eq!(peer.take_request(), v2(false, 4096, 8));
         peer.send(&OK);
         peer.send(&[1; 8]);
         assert_eq!(peer.take_request(), v2(true, 4096, 5 << 20));
         assert!(peer.take(5 << 20) == bytes_at(1, REMOTE + 4096, 5 << 20));
-        // One byte after the other, to see a status put together.
+        // One byte at a time, to test the reassembly of a status.
         OK.iter().for_each(|&byte| peer.send(&[byte]));
-        // No other look; one that is shorter than a status never needed one.
+        // No further probe; a payload shorter than a status never needed one.
         assert_eq!(serve(&mut peer, 2, 1), [v2(true, 0, 3), v2(true, 9, 1)]);
     });
     let mut bed = Bed::new();
@@ -52,7 +52,7 @@ fn a_rejected_write_fails_and_what_is_behind_it_goes_over_a_new_connection() {
         peer.send(&REJECTED);
         drop(peer);
         let mut peer = listening.accept();
-        // It may be another process by now: the first write is preceded by a look again.
+        // It may be another process by now: the first write is preceded by a probe again.
         let wanted = [v2(false, 200, 8), v2(true, 200, 20), v2(false, 300, 30), v2(true, 400, 40)];
         assert_eq!(serve(&mut peer, 4, 2), wanted);
         assert!(peer.ends());
@@ -75,8 +75,8 @@ fn a_rejected_write_fails_and_what_is_behind_it_goes_over_a_new_connection() {
     script.join().expect("the script was followed");
 }
 
-/// The peer reads nothing of the payload, which no socket holds. When the failure is told, nothing is sent any more:
-/// the bed checks that the memory came back before.
+/// The peer does not read the payload, which does not fit into any socket buffer. When the failure is reported, no
+/// further byte is sent: the bed checks that the memory was returned before.
 #[test]
 fn a_large_rejected_write_stops() {
     let (address, script) = peer(|listening| {
@@ -87,7 +87,7 @@ fn a_large_rejected_write_stops() {
         // Until its end, which comes before the payload's.
         let mut rest = Vec::new();
         let _ = std::io::Read::read_to_end(&mut peer.0, &mut rest);
-        assert!(rest.len() < BYTES, "all {} bytes came", rest.len());
+        assert!(rest.len() < BYTES, "all {} bytes arrived", rest.len());
         serve(&mut listening.accept(), 2, 3);
     });
     let mut bed = Bed::new();
@@ -130,7 +130,7 @@ fn answers_are_taken_in_order_and_few_requests_are_ahead_of_them() {
     let (address, script) = peer(|listening| {
         let mut peer = listening.accept();
         serve(&mut peer, 1, 5);
-        // All that comes without an answer; then the answers.
+        // Requests that arrive without an answer; then the answers.
         peer.0.set_read_timeout(Some(Duration::from_millis(200))).expect("an option");
         let mut early = Vec::new();
         let _ = std::io::Read::read_to_end(&mut peer.0, &mut early);
@@ -154,7 +154,7 @@ fn answers_are_taken_in_order_and_few_requests_are_ahead_of_them() {
     script.join().expect("the script was followed");
 }
 
-/// Version 1 says nothing after a write, so it is asked for the first byte back: the server works in order.
+/// Version 1 does not answer a write, so its first byte is read back: the server handles requests in order.
 #[test]
 fn version_1_writes_are_confirmed_by_a_read() {
     let (address, script) = peer(|listening| {
@@ -184,7 +184,7 @@ fn a_version_1_server_that_closes_twice_over_a_request_has_refused_it() {
             peer = listening.accept();
         }
         serve(&mut peer, 2, 7);
-        // A read: once is no refusal yet.
+        // A read: a single close is not a rejection yet.
         peer.take_request();
         drop(peer);
         serve(&mut listening.accept(), 1, 7);
@@ -198,7 +198,7 @@ fn a_version_1_server_that_closes_twice_over_a_request_has_refused_it() {
     script.join().expect("the script was followed");
 }
 
-/// As a stock server of version 1 does: whatever is no write of version 1 is a read.
+/// Serves like a stock server of version 1: everything but a write of version 1 is a read.
 fn serve_version_1(peer: &mut Raw, requests: usize, seed: u64) {
     for _ in 0..requests {
         let head = peer.take(24);
@@ -220,20 +220,20 @@ fn a_version_1_server_said_to_speak_version_2_is_found_out_before_anything_is_wr
             serve_version_1(&mut peer, 1, 8);
             assert!(peer.ends(), "no payload follows");
         }
-        // The address is known now, whatever is said of it.
+        // The address is remembered now, whatever version is announced.
         let mut peer = listening.accept();
         serve_version_1(&mut peer, 3, 8);
     });
     let mut bed = Bed::new();
     bed.fill(8, 0, 4096);
     let lane = bed.connect(address, Dialect::V2);
-    // Its first byte is not how a status begins.
+    // Its first byte is not that of a status.
     let short = (0..).find(|&at| byte_at(8, REMOTE + at) > 1).expect("any") as usize;
     bed.write(lane, short, 1);
     bed.until("gone", |bed| bed.gone.len() == 1);
     assert!(bed.gone[0].to_string().contains("version 1"), "{:?}", bed.gone);
     assert!(bed.lent.is_empty() && bed.outcomes.is_empty(), "the client tries again");
-    // The same, found out by a read.
+    // Detected by a read.
     let mut fresh = Bed::new();
     fresh.fill(8, 0, 4096);
     let lane = fresh.connect(address, Dialect::V2);
@@ -246,7 +246,7 @@ fn a_version_1_server_said_to_speak_version_2_is_found_out_before_anything_is_wr
     script.join().expect("the script was followed");
 }
 
-/// What a version 1 server sends may begin like a status, and be too short to be told from one: time tells.
+/// The bytes of a version 1 server may look like the beginning of a status and be too few to decide: a timeout decides.
 #[test]
 fn a_version_1_servers_zeros_are_found_out_too() {
     let (address, script) = peer(|listening| {
@@ -258,7 +258,7 @@ fn a_version_1_servers_zeros_are_found_out_too() {
     let mut bed = Bed::new();
     let lane = bed.connect(address, Dialect::V2);
     bed.write(lane, 0, 3);
-    // Past its time only when the three bytes are here, which nobody else can see: so again and again.
+    // The timeout counts only from the arrival of the three bytes, which the test cannot observe: so repeat.
     while bed.gone.is_empty() {
         bed.round();
         bed.ahead_ns += 100_000_000;
@@ -268,12 +268,12 @@ fn a_version_1_servers_zeros_are_found_out_too() {
     script.join().expect("the script was followed");
 }
 
-/// What a broken or hostile peer may do. Each ends the lane, and nothing else.
+/// Misbehavior of a broken or hostile peer. Each case ends the lane, without further effects.
 #[test]
 fn nonsense_ends_the_lane() {
     type Script = fn(&mut Raw);
     let scripts: [(&str, Script); 5] = [
-        ("bytes that nobody asked for", |peer| peer.send(&[0; 9])),
+        ("bytes that answer no request", |peer| peer.send(&[0; 9])),
         ("an answer before the payload", |peer| {
             serve(peer, 1, 9);
             peer.send(&OK);
@@ -323,7 +323,7 @@ fn nobody_listens() {
     let mut bed = Bed::new();
     let lane = bed.connect(address, Dialect::V2);
     assert_eq!((bed.connected, bed.gone.len()), (0, 1), "refused");
-    // Too late for this one; its memory comes back.
+    // Too late for this one; its memory is returned.
     bed.write(lane, 0, 10);
     bed.round();
     assert!(bed.lent.is_empty());
@@ -357,14 +357,14 @@ fn closing_ends_everything_once() {
         lanes.close(poller, lane, CloseCause::Closed);
         bed.round();
         assert_eq!(bed.gone, [CloseCause::Closed]);
-        assert!(bed.lent.is_empty(), "the bed checks that none comes back twice");
+        assert!(bed.lent.is_empty(), "the bed checks that none is returned twice");
         assert_eq!(bed.lanes.open(), 0);
         script.join().expect("the script was followed");
     }
 }
 
 #[test]
-fn what_the_protocol_cannot_do_is_said() {
+fn unsupported_operations_are_rejected() {
     let (address, script) = peer(|listening| {
         serve(&mut listening.accept(), 1, 11);
     });
@@ -378,7 +378,7 @@ fn what_the_protocol_cannot_do_is_said() {
     assert_eq!(bed.outcome(request.index), Status::Unsupported);
     let empty = bed.read(lane, 0, 0);
     assert_eq!(bed.outcome(empty), Status::BadRequest);
-    // A write without its bytes.
+    // A write without its payload.
     let request = bed.id();
     let mut body = Vec::new();
     WriteItem { segment: SegmentId::default(), offset: REMOTE }.encode(&mut body);

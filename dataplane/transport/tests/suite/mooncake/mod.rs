@@ -1,6 +1,6 @@
-//! Mooncake's data protocol over real loopback sockets: a raw peer against our server, our lanes against a raw peer.
+//! Mooncake's data protocol over loopback sockets: a raw peer against our server, our lanes against a raw peer.
 //!
-//! The scenarios are those of the stock engine's own tests for the visibility of writes, and some of ours:
+//! The scenarios are those of the stock engine's own tests for the visibility of writes, and additional ones:
 //!
 //! | situation | scenario |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! A peer written with plain blocking sockets, and bytes that say where they belong.
+//! A peer with plain blocking sockets, and patterns that depend on the address.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,10 +11,10 @@ use kvplane_transport::mooncake::wire::{Dialect, Request};
 
 pub(crate) const OK: [u8; 8] = [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d];
 pub(crate) const REJECTED: [u8; 8] = [1, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d];
-/// Longer than anything here takes; a test that reaches it has failed.
+/// Time limit of all waits; a test that reaches it has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The byte that belongs at an address.
+/// Returns the byte that belongs at an address.
 pub(crate) fn byte_at(seed: u64, address: u64) -> u8 {
     mix64(seed ^ mix64(address / 8)).to_le_bytes()[(address % 8) as usize]
 }
@@ -73,7 +73,7 @@ impl Raw {
         self.take(8)[..].try_into().expect("8 bytes")
     }
 
-    /// Whether the peer ends the connection, properly or by a reset, and sends nothing before.
+    /// Returns true if the peer ends the connection, orderly or by a reset, without sending bytes before.
     pub(crate) fn ends(&mut self) -> bool {
         let mut byte = [0];
         match self.0.read(&mut byte) {
@@ -90,7 +90,7 @@ impl Raw {
         self.status()
     }
 
-    /// A read of version 2 that is carried out.
+    /// Executes a read of version 2.
     pub(crate) fn read(&mut self, address: u64, bytes: usize) -> Vec<u8> {
         self.ask(false, Dialect::V2, address, bytes as u64);
         assert_eq!(self.status(), OK, "{bytes} at {address:#x}");

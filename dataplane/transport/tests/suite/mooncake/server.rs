@@ -14,10 +14,10 @@ use kvplane_transport::mooncake::{Ranges, Server, ServerCounters, ServerOptions}
 
 use super::raw::{OK, REJECTED, Raw, byte_at, bytes_at, content, memory};
 
-/// Where the served memory says it is.
+/// Announced address of the served memory.
 const BASE: u64 = 0x7f12_3456_7000;
 const BYTES: u64 = 8 << 20;
-/// A name that the beds give to their one range.
+/// Hold of the one range of a bed.
 const HOLD: u64 = 77;
 
 struct ServedPeer {
@@ -49,9 +49,9 @@ struct Bed {
     uses: Arc<AtomicI64>,
     stop: Arc<AtomicBool>,
     evict: Arc<AtomicBool>,
-    /// What the server's clock is ahead of the real one.
+    /// Offset of the server's clock ahead of the real one, in nanoseconds.
     ahead_ns: Arc<AtomicU64>,
-    /// The server's clock stands still here; 0 while it runs.
+    /// Time at which the server's clock stands still; 0 while it runs.
     halted_ns: Arc<AtomicU64>,
     counters: Arc<Mutex<(ServerCounters, usize)>>,
     thread: Option<JoinHandle<()>>,
@@ -103,7 +103,7 @@ impl Bed {
         self.counters.lock().expect("not poisoned").0
     }
 
-    /// Waits for the server to have come to something.
+    /// Waits until the server reaches a state.
     fn until(&self, what: &str, mut there: impl FnMut(&ServerCounters, usize) -> bool) {
         for _ in 0..10_000 {
             let (counters, open) = *self.counters.lock().expect("not poisoned");
@@ -112,7 +112,7 @@ impl Bed {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        panic!("the server never came to {what}: {:?}", self.counters());
+        panic!("the server did not reach {what}: {:?}", self.counters());
     }
 
     fn unused(&self) {
@@ -158,7 +158,7 @@ fn a_completed_write_is_read_by_everybody() {
         let (address, bytes) = any_range(&mut rng);
         let wanted = bytes_at(round, address, bytes);
         assert_eq!(one.write(address, &wanted), OK);
-        // In memory, for this process; over the writer's connection, over another, and in the other version.
+        // In the memory of this process; over the writer's connection, over another, and in the other version.
         assert!(content(&bed.region, (address - BASE) as usize, bytes) == wanted, "round {round}");
         assert!(one.read(address, bytes) == wanted && other.read(address, bytes) == wanted, "round {round}");
         other.ask(false, Dialect::V1, address, bytes as u64);
@@ -187,7 +187,7 @@ fn a_rejected_write_fails_and_changes_nothing() {
     for (address, bytes) in outside {
         let mut peer = bed.peer();
         peer.ask(true, Dialect::V2, address, bytes);
-        // Some of the payload, all of it, or none: the status does not wait for it.
+        // Part of the payload, all of it, or none: the status does not wait for it.
         peer.send(&vec![0xff; (bytes as usize).min(100)]);
         assert_eq!(peer.status(), REJECTED, "{bytes} at {address:#x}");
         assert!(peer.ends(), "the connection ends after the status");
@@ -198,14 +198,14 @@ fn a_rejected_write_fails_and_changes_nothing() {
     bed.unused();
 }
 
-/// The peer is in the middle of a payload that no socket buffer holds. It reads the status, and the end, without a
-/// reset, though it goes on sending.
+/// The peer is in the middle of a payload that no socket buffer holds. It reads the status and the end without a reset,
+/// although it continues to send.
 #[test]
 fn a_large_rejected_write_is_answered_while_it_is_sent() {
     let bed = bed();
     let payload = bytes_at(3, 0, 48 << 20);
     let mut peer = bed.peer();
-    // However slow this machine is, the server's patience does not end.
+    // The server's timeout does not expire, however slow this machine is.
     bed.halted_ns.store(cpu::monotonic_ns(), Ordering::SeqCst);
     peer.ask(true, Dialect::V2, BASE + BYTES - 1, payload.len() as u64);
     let mut writer = Raw::of(peer.0.try_clone().expect("a duplicate"));
@@ -219,7 +219,7 @@ fn a_large_rejected_write_is_answered_while_it_is_sent() {
 }
 
 #[test]
-fn a_rejected_peer_that_does_not_go_is_cut_off() {
+fn a_rejected_peer_that_does_not_close_is_closed() {
     let bed = bed();
     let mut peer = bed.peer();
     peer.ask(true, Dialect::V2, 1, 1);
@@ -250,7 +250,7 @@ fn reads_outside_are_rejected() {
         peer.ask(false, Dialect::V2, address, bytes);
         assert_eq!(peer.status(), REJECTED, "{bytes} at {address:#x}");
         assert!(peer.ends());
-        // Version 1 has no word for it.
+        // Version 1 cannot express it.
         let mut peer = bed.peer();
         peer.ask(false, Dialect::V1, address, bytes);
         assert!(peer.ends(), "{bytes} at {address:#x}");
@@ -309,9 +309,9 @@ fn requests_are_answered_in_order() {
     sending.join().expect("sent");
 }
 
-/// Whatever these do, a decent peer is served meanwhile.
+/// Whatever these peers do, a correct peer is served meanwhile.
 #[test]
-fn bad_company_delays_nobody() {
+fn misbehaving_peers_do_not_delay_others() {
     let bed = bed();
     bed.fill(6);
     let mut good = bed.peer();
@@ -319,16 +319,16 @@ fn bad_company_delays_nobody() {
     for round in 0..40 {
         let mut peer = bed.peer();
         match round % 5 {
-            // Silence.
+            // A silent peer.
             0 => {}
-            // A part of a request.
+            // Part of a request.
             1 => peer.send(&[1, 2, 3]),
-            // A part of a payload.
+            // Part of a payload.
             2 => {
                 peer.ask(true, Dialect::V2, BASE + 4096, 1 << 20);
                 peer.send(&[0; 5000]);
             }
-            // Answers that nobody reads, more than sockets hold.
+            // Answers that are not read, more than sockets hold.
             3 => (0..16).for_each(|_| peer.ask(false, Dialect::V2, BASE, BYTES)),
             // Another protocol.
             _ => peer.send(b"GET /metadata?key=mooncake HTTP/1.1\r\nHost: here\r\n\r\n"),
@@ -338,8 +338,8 @@ fn bad_company_delays_nobody() {
         assert!(good.read(address, bytes) == bytes_at(6, address, bytes));
     }
     bed.until("a look at the garbage", |counters, _| counters.garbage == 8);
-    // Past the time of a stall, all are gone but the silent ones and the good one. In steps: the kernel may find room
-    // for some more bytes of an answer.
+    // After the stall timeout all are gone but the silent ones and the correct one. In steps, because the kernel may
+    // find room for some more bytes of an answer.
     for seconds in [31, 62, 93, 124, 160] {
         bed.ahead_ns.store(seconds * 1_000_000_000, Ordering::SeqCst);
         assert_eq!(good.read(BASE, 9), bytes_at(6, BASE, 9));
@@ -352,7 +352,7 @@ fn bad_company_delays_nobody() {
 }
 
 #[test]
-fn a_payload_that_trickles_is_cut_off() {
+fn a_trickling_payload_times_out() {
     let bed = bed();
     let mut peer = bed.peer();
     peer.ask(true, Dialect::V2, BASE, 1000);
@@ -366,7 +366,7 @@ fn a_payload_that_trickles_is_cut_off() {
 }
 
 #[test]
-fn a_peer_that_dies_lets_go_of_memory() {
+fn a_dead_peer_releases_its_memory() {
     let bed = bed();
     for bytes in [0, 1, 100, 70_000] {
         let mut peer = bed.peer();
@@ -378,7 +378,7 @@ fn a_peer_that_dies_lets_go_of_memory() {
 }
 
 #[test]
-fn users_of_memory_that_leaves_are_closed() {
+fn users_of_a_retracted_range_are_closed() {
     let bed = bed();
     let mut peer = bed.peer();
     let mut idle = bed.peer();
@@ -402,7 +402,7 @@ fn connections_have_a_limit() {
     }
     assert!(bed.peer().ends(), "one too many");
     bed.until("one refusal", |counters, _| counters.refused == 1);
-    // One that has been idle for long gives way.
+    // A connection that has been idle for long is closed for a new one.
     bed.ahead_ns.store(11_000_000_000, Ordering::SeqCst);
     for peer in &mut peers[1..] {
         assert_eq!(peer.write(BASE, &[1]), OK);
@@ -412,7 +412,7 @@ fn connections_have_a_limit() {
 }
 
 #[test]
-fn many_idle_connections_are_held() {
+fn many_idle_connections_stay_open() {
     let bed = bed();
     let mut idle: Vec<Raw> = (0..400).map(|_| bed.peer()).collect();
     bed.until("all of them", |_, open| open == 400);

@@ -1,4 +1,4 @@
-//! Two ends with a driver each, and what they saw.
+//! Two ends with a driver each, and the events that they saw.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use kvplane_transport::{
     Token,
 };
 
-/// How long anything may take, on the slowest machine.
+/// Time limit of any wait, on the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Where the payload of a frame goes.
+/// Destination of a frame's payload.
 pub(crate) type Places = fn(&End, &Header) -> Target;
 
-/// One end.
+/// One end of a connection.
 pub(crate) struct End {
     pub(crate) poller: Poller,
     pub(crate) rdma: Rdma,
@@ -32,13 +32,13 @@ pub(crate) struct End {
     pub(crate) holds: Vec<u64>,
     /// Frames in order of arrival, with their bodies.
     pub(crate) frames: Vec<(Header, Vec<u8>)>,
-    /// Payloads in place: whose, and their checksums.
+    /// Received payloads: request and checksum.
     pub(crate) payloads: Vec<(RequestId, Option<u64>)>,
     pub(crate) copied: Vec<(u64, Result<(), Status>)>,
     arriving: HashMap<ConnectionId, RequestId>,
 }
 
-/// Two of them, connected.
+/// Two connected ends.
 pub(crate) struct Bed {
     pub(crate) asking: End,
     pub(crate) asked: End,
@@ -46,7 +46,7 @@ pub(crate) struct Bed {
     pub(crate) serve: ConnectionId,
 }
 
-/// Runs a test on software devices, and on the machine's own where it has two.
+/// Runs a test on software devices, and on the machine's own if it has two.
 pub(crate) fn on_devices(test: impl Fn(&[Device], Option<&Loopback>)) {
     let fabric = Loopback::new(&[SoftPort::default(), SoftPort::default()]);
     test(&Verbs::loopback(&fabric).devices().expect("devices"), Some(&fabric));
@@ -64,12 +64,12 @@ pub(crate) fn region(bytes: usize) -> Arc<Region> {
     Region::allocate(&options).expect("memory")
 }
 
-/// The byte at a place, different for every seed.
+/// Returns the byte at an offset, different for every seed.
 pub(crate) fn pattern(seed: u64, at: u64) -> u8 {
     mix64(seed ^ mix64(at / 8)).to_le_bytes()[at as usize % 8]
 }
 
-/// Fills memory with a pattern that begins at its own place in the region.
+/// Fills memory with the pattern of its offset in the region.
 pub(crate) fn fill(memory: &IoBuf, seed: u64) {
     let start = memory.offset() as u64;
     memory.region().fill_with(memory.offset(), memory.bytes(), &mut |at, part| {
@@ -93,7 +93,7 @@ pub(crate) fn part(region: &Arc<Region>, offset: usize, bytes: usize) -> IoBuf {
     IoBuf::new(Arc::clone(region), offset, bytes)
 }
 
-/// A request id by number.
+/// Returns the request id with this number.
 pub(crate) fn request(index: u32) -> RequestId {
     RequestId { index, generation: 7 }
 }
@@ -125,7 +125,7 @@ impl End {
         }
     }
 
-    /// One round, as a host has it.
+    /// Runs one round of a host.
     pub(crate) fn round(&mut self) {
         let mut readiness: Vec<Readiness> = Vec::new();
         self.poller.wait(Duration::ZERO, &mut readiness).expect("a working poller");
@@ -154,7 +154,7 @@ impl End {
         self.copied.extend(copied.iter().map(|copied| (copied.token, copied.outcome)));
     }
 
-    /// Asks for a copy.
+    /// Starts a copy.
     pub(crate) fn copy(&mut self, id: ConnectionId, token: u64, to: (SegmentId, u64), local: &IoBuf, write: bool) {
         let ((segment, offset), region) = (to, local.region());
         let (at, bytes) = (local.offset(), local.bytes());
@@ -188,7 +188,7 @@ impl End {
 }
 
 impl Bed {
-    /// Two ends with so much memory each, connected.
+    /// Creates two connected ends with this much memory each.
     pub(crate) fn new(devices: &[Device], bytes: usize, options: RdmaOptions) -> Self {
         let asking = End::new(&devices[0], bytes, options);
         let asked = End::new(&devices[1], bytes, options);
@@ -198,7 +198,7 @@ impl Bed {
         bed
     }
 
-    /// Connects the two once more.
+    /// Connects the two ends once more.
     pub(crate) fn connect(&mut self) {
         let (ask, offer) = self.asking.rdma.offer(0, 0).expect("an offer");
         let (serve, answer) = self.asked.rdma.accept(&offer);
@@ -212,7 +212,7 @@ impl Bed {
         self.asked.round();
     }
 
-    /// Rounds until something is so.
+    /// Runs rounds until a condition holds.
     pub(crate) fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let limit = Instant::now() + DEADLINE;
         while !done(self) {

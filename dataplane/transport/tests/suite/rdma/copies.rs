@@ -1,4 +1,4 @@
-//! One-sided copies: any range, in both directions, with the owner's rights, and without its help.
+//! One-sided copies: any range, in both directions, within the owner's rights, and without its help.
 
 use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
@@ -18,7 +18,7 @@ fn copy(bed: &mut Bed, token: u64, offset: usize, (at, bytes): (usize, usize), w
 fn outcome(bed: &mut Bed, token: u64) -> Result<(), Status> {
     bed.until("the copy is over", |bed| bed.asking.copied.iter().any(|copied| copied.0 == token));
     let found: Vec<_> = bed.asking.copied.iter().filter(|copied| copied.0 == token).collect();
-    assert_eq!(found.len(), 1, "each copy is over once");
+    assert_eq!(found.len(), 1, "each copy completes once");
     found[0].1
 }
 
@@ -44,7 +44,7 @@ fn random_ranges_are_read_and_written() {
         for (offset, at, bytes) in ranges {
             check(&part(&bed.asking.region, at, bytes), 1, offset as u64);
         }
-        // More than one request takes, and back again.
+        // A copy that needs several requests, and back again.
         fill(&part(&bed.asking.region, 0, BYTES), 2);
         copy(&mut bed, 1000, 0, (0, BYTES), true);
         assert_eq!(outcome(&mut bed, 1000), Ok(()));
@@ -56,7 +56,7 @@ fn random_ranges_are_read_and_written() {
 }
 
 #[test]
-fn many_copies_take_few_doorbells() {
+fn many_copies_need_few_doorbells() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
@@ -70,7 +70,7 @@ fn many_copies_take_few_doorbells() {
         bed.until("all are over", |bed| bed.asking.copied.len() == 201);
         let after = *bed.asking.rdma.counters();
         assert!(after.requests - before.requests >= 200);
-        assert_eq!(after.messages, before.messages, "the owner is not asked again");
+        assert_eq!(after.messages, before.messages, "no further request to the owner");
         assert!((after.doorbells - before.doorbells) * 8 <= 200, "{before:?} {after:?}");
     });
 }
@@ -80,7 +80,7 @@ fn rights_and_bounds_are_kept() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        // Before it is published it is not there, and stays so: ids are not used again.
+        // A segment is stale before it is published, and its id stays so: ids are not reused.
         copy(&mut bed, 0, 0, (0, 64), false);
         assert_eq!(outcome(&mut bed, 0), Err(Status::Stale));
         let (short, read_only) = (SegmentId { index: 4, generation: 1 }, SegmentId { index: 5, generation: 1 });
@@ -103,7 +103,7 @@ fn rights_and_bounds_are_kept() {
 }
 
 #[test]
-fn a_segment_that_is_retracted_is_reached_by_nobody() {
+fn a_retracted_segment_is_not_accessible() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
@@ -112,18 +112,18 @@ fn a_segment_that_is_retracted_is_reached_by_nobody() {
         assert_eq!(outcome(&mut bed, 0), Ok(()));
         bed.asked.rdma.retract(SEGMENT);
         fill(&part(&theirs, 0, 1 << 20), 3);
-        // What is sent after the news comes after the news.
+        // A frame that is sent after the notification arrives after it.
         assert!(bed.asked.rdma.send(bed.serve, &answers(Operation::Exists, 1), &[], None));
         bed.until("the news are there", |bed| bed.asking.frames.len() == 1);
         copy(&mut bed, 1, 0, (0, 64), true);
         assert_eq!(outcome(&mut bed, 1), Err(Status::Stale));
-        assert!(bed.asking.gone.is_empty(), "who was told does not try");
+        assert!(bed.asking.gone.is_empty(), "a notified peer does not try");
         check(&part(&theirs, 0, 1 << 20), 3, 0);
     });
 }
 
 #[test]
-fn memory_that_no_device_takes_is_said_so() {
+fn unregistrable_memory_is_reported() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { regions: 0, ..RdmaOptions::default() });
         let theirs = bed.asked.region.clone();

@@ -1,4 +1,4 @@
-//! Connections that fail at any moment: everything is over exactly once, and nothing is touched after that.
+//! Connections that fail at any moment: every operation completes exactly once, and no memory is accessed after that.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const BYTES: usize = 4 << 20;
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
 const LENGTH: usize = 40_000;
 
-/// What goes wrong.
+/// Injected failure.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     WeClose,
@@ -24,7 +24,7 @@ enum Trouble {
     Retract,
 }
 
-/// Many of each kind at once: copies, payloads written, payloads fetched.
+/// Starts many of each kind: copies, pushed payloads, fetched payloads.
 fn start(bed: &mut Bed, count: usize) {
     for index in 0..count {
         let own = part(&bed.asking.region, index * LENGTH, LENGTH);
@@ -41,7 +41,7 @@ fn start(bed: &mut Bed, count: usize) {
     }
 }
 
-/// Answers what was asked since the last call.
+/// Answers the requests that arrived since the last call.
 fn serve(bed: &mut Bed, served: &mut usize, lent: &mut u64) {
     while let Some((header, _)) = bed.asked.frames.get(*served) {
         let (number, kind) = (header.request.index, header.kind);
@@ -50,7 +50,7 @@ fn serve(bed: &mut Bed, served: &mut usize, lent: &mut u64) {
             let source = part(&bed.asked.region, number as usize * LENGTH, LENGTH);
             let reply = answers(Operation::Get, number).with_payload(LENGTH as u64, None);
             let payload = bed.asked.outgoing(source, u64::from(number));
-            // Refused, it is reported as sent all the same.
+            // A rejected send is reported as sent nevertheless.
             bed.asked.rdma.send(bed.serve, &reply, &[], payload);
             *lent += 1;
         }
@@ -72,7 +72,7 @@ fn cause(bed: &mut Bed, fabric: Option<&Loopback>, trouble: Trouble) {
     }
 }
 
-/// One incarnation of a connection, with trouble after some rounds.
+/// Runs one incarnation of a connection, with a failure after some rounds.
 fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
     const COUNT: usize = 30;
     let trouble = [Trouble::WeClose, Trouble::TheyClose, Trouble::OurPort, Trouble::TheirPort, Trouble::Retract]
@@ -103,7 +103,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         bed.round();
         serve(bed, &mut served, &mut lent);
         let asking_over = !bed.asking.gone.is_empty();
-        // The host knows by the other channel that a peer has gone, though nothing is asked of it.
+        // The other channel reports to the host that the peer is gone, even while no request is outstanding.
         if !bed.asked.gone.is_empty() && !asking_over {
             bed.asking.rdma.close(bed.ask, CloseCause::Peer);
         }
@@ -119,7 +119,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         );
     }
     check_outcomes(bed, COUNT);
-    // From here on nothing of it is touched any more.
+    // From here on its memory is not accessed any more.
     let quiet = part(&bed.asking.region, 0, BYTES);
     fill(&quiet, 7);
     if bed.asking.gone.is_empty() {
@@ -142,7 +142,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
 fn check_outcomes(bed: &Bed, count: usize) {
     let mut copies = BTreeMap::new();
     for (token, result) in &bed.asking.copied {
-        assert!(copies.insert(*token, *result).is_none(), "copy {token} was over twice");
+        assert!(copies.insert(*token, *result).is_none(), "copy {token} completed twice");
         match result {
             Ok(()) => check(&part(&bed.asking.region, *token as usize * LENGTH, LENGTH), 6, *token * LENGTH as u64),
             Err(status) => assert!(matches!(status, Status::Stale | Status::Unreachable), "{status}"),
@@ -162,7 +162,7 @@ fn check_outcomes(bed: &Bed, count: usize) {
 }
 
 #[test]
-fn whatever_fails_whenever_everything_is_over_once() {
+fn every_operation_completes_once_whatever_fails() {
     on_devices(|devices, fabric| {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         bed.asking.places = into_place;
@@ -183,7 +183,7 @@ fn whatever_fails_whenever_everything_is_over_once() {
 }
 
 #[test]
-fn a_device_that_is_pulled_out_ends_everything_on_it() {
+fn a_removed_device_ends_all_of_its_connections() {
     on_devices(|devices, fabric| {
         let Some(fabric) = fabric else { return };
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
@@ -195,7 +195,7 @@ fn a_device_that_is_pulled_out_ends_everything_on_it() {
         fabric.remove(0);
         bed.until("the end is told", |bed| bed.asking.gone.len() == 1 && bed.asking.copied.len() == 10);
         assert_eq!(bed.asking.holds.len(), 10);
-        let error = bed.asking.rdma.offer(0, 0).expect_err("there is no device").to_string();
+        let error = bed.asking.rdma.offer(0, 0).expect_err("the device is gone").to_string();
         assert!(error.contains("loop0"), "{error}");
     });
 }
@@ -214,7 +214,7 @@ fn ports_of_different_packets_agree_on_the_shorter_ones() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_may_be_one_that_the_packets_do_not_reach() {
+fn an_unresponsive_peer_is_explained_by_the_path_mtu() {
     let fabric = Loopback::new(&[SoftPort::default(); 2]);
     let mut bed = Bed::new(&Verbs::loopback(&fabric).devices().unwrap(), BYTES, RdmaOptions::default());
     let theirs = bed.asked.region.clone();

@@ -1,4 +1,4 @@
-//! Connections as stock Mooncake engines make them: both roles, without messages, keys from a descriptor.
+//! Connections like those of stock Mooncake engines: both roles, without messages, keys from a descriptor.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use super::bed::{Bed, check, fill, on_devices, part};
 const BYTES: usize = 4 << 20;
 const PUBLISHED: SegmentId = SegmentId { index: 3, generation: 9 };
 
-/// Two ends of which one asks the other in this way.
+/// Two ends, one of which connects to the other like a stock engine.
 struct Foreign {
     bed: Bed,
     peer: Arc<ForeignPeer>,
     id: ConnectionId,
     segment: SegmentId,
-    /// Our half of it.
+    /// Our half of the connection.
     half: ForeignHalf,
 }
 
-/// What a descriptor would say of the asked end's memory.
+/// Learns the description that a descriptor would carry of the passive end's memory.
 fn learn(bed: &mut Bed, peer: &ForeignPeer) -> SegmentId {
     let keys = bed.asked.rdma.foreign_keys(PUBLISHED);
     let keys = keys.into_iter().map(|key| key.map_or(0, |(_, remote)| remote)).collect();
@@ -76,7 +76,7 @@ impl Foreign {
     fn outcome(&mut self, token: u64) -> Result<(), Status> {
         self.bed.until("the copy is over", |bed| bed.asking.copied.iter().any(|copied| copied.0 == token));
         let found: Vec<_> = self.bed.asking.copied.iter().filter(|copied| copied.0 == token).collect();
-        assert_eq!(found.len(), 1, "each copy is over once");
+        assert_eq!(found.len(), 1, "each copy completes once");
         found[0].1
     }
 }
@@ -113,7 +113,7 @@ fn random_ranges_are_read_and_written_without_a_message() {
 }
 
 #[test]
-fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_the_rest() {
+fn retracted_memory_is_inaccessible_and_a_new_connection_reaches_the_rest() {
     on_devices(|devices, _| {
         let mut foreign = Foreign::new(devices, true);
         foreign.copy(0, 0, (0, 64), true);
@@ -126,7 +126,7 @@ fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_th
         check(&part(&theirs, 0, BYTES), 3, 0);
         let id = foreign.id;
         foreign.bed.until("the connection ends", |bed| bed.asking.gone.iter().any(|gone| gone.0 == id));
-        // It is registered again: what is known of it is asked for again, and the old name is not used any more.
+        // It is registered again: its description is fetched again, and the old id is not used any more.
         foreign.bed.asked.rdma.publish(PUBLISHED, &theirs, BYTES as u64, true);
         let old = foreign.segment;
         foreign.segment = learn(&mut foreign.bed, &Arc::clone(&foreign.peer));
@@ -141,7 +141,7 @@ fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_th
 }
 
 #[test]
-fn what_may_only_be_read_is_not_written() {
+fn read_only_segments_are_not_written() {
     on_devices(|devices, _| {
         let mut foreign = Foreign::new(devices, false);
         let theirs = foreign.bed.asked.region.clone();
@@ -155,7 +155,7 @@ fn what_may_only_be_read_is_not_written() {
 }
 
 #[test]
-fn peers_that_ask_have_bounded_room_and_the_oldest_makes_place() {
+fn connections_of_stock_engines_are_bounded_and_the_oldest_is_evicted() {
     on_devices(|devices, _| {
         let mut foreign = Foreign::new(devices, true);
         let device = foreign.bed.asked.rdma.device_names().next().expect("a device").to_owned();
@@ -174,7 +174,7 @@ fn peers_that_ask_have_bounded_room_and_the_oldest_makes_place() {
         }
         let there = |from: &str| foreign.bed.asked.rdma.has_foreign(&device, from, &half.queue_pairs);
         assert!(!there("c:0@m0") && there(&format!("c:{}@m0", 2 * most - 1)));
-        // Whoever was given up finds out at its next request, and connects again.
+        // An evicted peer detects it at its next request, and reconnects.
         foreign.copy(0, 0, (0, 64), true);
         assert_eq!(foreign.outcome(0), Err(Status::Unreachable));
         foreign.connect(2);

@@ -39,7 +39,7 @@ fn frames_of_all_sizes_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn small_frames_in_crowds_need_no_more_than_a_doorbell_for_many() {
+fn many_small_frames_share_a_doorbell() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 4096, RdmaOptions::default());
         const FRAMES: usize = 3000;
@@ -60,7 +60,7 @@ fn a_connection_that_is_closed_ends_on_both_sides() {
         let ask = bed.ask;
         bed.asked.rdma.close(bed.serve, CloseCause::Closed);
         bed.until("our side is closed", |bed| bed.asked.gone.len() == 1 && bed.asked.rdma.open() == 0);
-        // The other side finds out when it asks.
+        // The other side detects it by a request.
         assert!(bed.asking.rdma.send(ask, &asks(Operation::Exists, 1), &[], None));
         bed.until("the other side is gone", |bed| bed.asking.gone.len() == 1);
         assert!(matches!(&bed.asking.gone[0], (id, CloseCause::Rdma(_)) if *id == ask), "{:?}", bed.asking.gone);
@@ -72,7 +72,7 @@ fn a_connection_that_is_closed_ends_on_both_sides() {
 }
 
 #[test]
-fn a_new_connection_pushes_out_the_one_that_was_not_used_for_longest() {
+fn a_new_connection_evicts_the_least_recently_used_one() {
     on_devices(|devices, _| {
         let options = RdmaOptions { endpoints: 3, receives: 48, ..RdmaOptions::default() };
         let mut bed = Bed::new(devices, 4096, options);
@@ -98,7 +98,7 @@ fn a_new_connection_pushes_out_the_one_that_was_not_used_for_longest() {
 }
 
 #[test]
-fn offers_that_lead_nowhere_are_answered_with_the_reason() {
+fn unusable_offers_are_rejected_with_the_reason() {
     on_devices(|devices, fabric| {
         let mut asked = End::new(&devices[1], 4096, RdmaOptions::default());
         let (id, answer) = asked.rdma.accept(b"no offer");
@@ -112,7 +112,7 @@ fn offers_that_lead_nowhere_are_answered_with_the_reason() {
             "{:?}",
             asking.gone
         );
-        assert!(asking.rdma.offer(5, 0).is_err(), "there is no such device");
+        assert!(asking.rdma.offer(5, 0).is_err(), "no such device");
         let Some(fabric) = fabric else { return };
         let (_, offer) = asking.rdma.offer(0, 0).expect("an offer");
         fabric.set_port(1, false);
@@ -126,6 +126,6 @@ fn offers_that_lead_nowhere_are_answered_with_the_reason() {
         fabric.set_port(0, true);
         fabric.set_port(1, true);
         asking.round();
-        assert!(asking.rdma.offer(0, 0).is_ok(), "it has come back");
+        assert!(asking.rdma.offer(0, 0).is_ok(), "it is active again");
     });
 }

@@ -1,4 +1,4 @@
-//! Connections on which nothing happens.
+//! Idle connections.
 
 use std::time::Instant;
 
@@ -7,22 +7,22 @@ use kvplane_transport::RdmaOptions;
 
 use super::bed::{Bed, DEADLINE, asks, on_devices};
 
-/// Connections are asked for a sign of life every millisecond.
+/// Keepalive period of one millisecond, in nanoseconds.
 const OFTEN: u64 = 1_000_000;
 
 #[test]
-fn idle_peers_are_asked_for_a_sign_of_life_and_those_that_are_gone_are_noticed() {
+fn keepalive_probes_idle_peers_and_detects_dead_ones() {
     on_devices(|devices, fabric| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { keepalive_ns: OFTEN, ..RdmaOptions::default() });
         let until = Instant::now() + DEADLINE;
         while bed.asking.rdma.counters().keepalives < 5 || bed.asked.rdma.counters().keepalives < 5 {
             bed.asking.round();
             bed.asked.round();
-            assert!(Instant::now() < until, "nobody is asked");
+            assert!(Instant::now() < until, "no probe was sent");
         }
         assert!(bed.asking.gone.is_empty() && bed.asked.gone.is_empty(), "{:?}", bed.asking.gone);
         assert!(bed.asked.frames.is_empty(), "a sign of life is no message");
-        // It does not stand in the way of anything.
+        // Keepalive does not disturb other frames.
         assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Hello, 1), &[], None));
         while bed.asked.frames.is_empty() {
             bed.asking.round();
@@ -30,13 +30,13 @@ fn idle_peers_are_asked_for_a_sign_of_life_and_those_that_are_gone_are_noticed()
             assert!(Instant::now() < until, "the frame is lost");
         }
         let Some(fabric) = fabric else { return };
-        // The peer's device says nothing any more, and neither does its host.
+        // The peer's device does not respond any more, and neither does its host.
         bed.asking.rdma.close(bed.ask, kvplane_transport::CloseCause::Closed);
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { keepalive_ns: OFTEN, ..RdmaOptions::default() });
         fabric.set_port(1, false);
         while bed.asking.gone.is_empty() {
             bed.asking.round();
-            assert!(Instant::now() < until, "nobody notices");
+            assert!(Instant::now() < until, "the dead peer was not detected");
         }
         fabric.set_port(1, true);
     });

@@ -1,5 +1,5 @@
-//! The RDMA driver between two ends in one process: on software devices everywhere, and on this machine's own where it
-//! has two.
+//! The RDMA driver between two ends in one process: on software devices everywhere, and on this machine's own if it has
+//! two.
 
 mod bed;
 mod copies;

@@ -1,4 +1,4 @@
-//! Payloads: along with their frames, written to where they are wanted, fetched, and in parts through other buffers.
+//! Payloads: eager in their frames, pushed to offered memory, fetched, and in parts through bounce buffers.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::bed::{Bed, End, answers, asks, check, fill, on_devices, part, request
 const MEMORY_BYTES: usize = 24 << 20;
 const SIZES: [usize; 9] = [1, 100, 4096, 4097, 65_536, 131_072, 131_073, 1_000_003, 9 << 20];
 
-/// All the memory as one place.
+/// Returns the memory from the start of the region.
 fn front(end: &End, bytes: u64) -> IoBuf {
     part(&end.region, 0, bytes as usize)
 }
@@ -23,7 +23,7 @@ fn sum(memory: &IoBuf) -> u64 {
     payload_checksum(&bytes)
 }
 
-/// Every 100 bytes a piece, so that there are many.
+/// Returns pieces of at most 100 bytes, so that there are many.
 fn pieces(region: &Arc<Region>, offset: usize, bytes: usize) -> Vec<IoBuf> {
     (0..bytes.div_ceil(100)).map(|index| part(region, offset + index * 200, 100.min(bytes - index * 100))).collect()
 }
@@ -52,14 +52,14 @@ fn requests_with_payloads_of_all_sizes() {
 }
 
 #[test]
-fn answers_are_written_to_where_they_are_wanted() {
+fn answers_are_pushed_to_offered_memory() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, MEMORY_BYTES, RdmaOptions::default());
         fill(&part(&bed.asked.region, 0, MEMORY_BYTES), 2);
         bed.asking.places = |end, header| Target::Memory { buffer: front(end, header.payload_bytes), checksum: true };
         let mut long_bytes = 0;
         for (index, bytes) in SIZES.into_iter().enumerate() {
-            // Room for more than comes.
+            // Offers more room than the payload needs.
             let wanted = part(&bed.asking.region, 0, bytes + 10);
             bed.asking.rdma.expect_answer(bed.ask, request(index as u32), wanted.into());
             assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Get, index as u32), &[], None));
@@ -80,7 +80,7 @@ fn answers_are_written_to_where_they_are_wanted() {
 }
 
 #[test]
-fn answers_that_nobody_offered_a_place_for_are_fetched() {
+fn answers_without_offered_memory_are_fetched() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, MEMORY_BYTES, RdmaOptions::default());
         fill(&part(&bed.asked.region, 0, MEMORY_BYTES), 3);
@@ -108,7 +108,7 @@ fn answers_that_nobody_offered_a_place_for_are_fetched() {
 }
 
 #[test]
-fn payloads_in_too_many_pieces_or_in_no_registered_memory_go_through_buffers() {
+fn payloads_in_many_pieces_or_unregistered_memory_use_bounce_buffers() {
     on_devices(|devices, _| {
         for regions in [65_536, 0] {
             let options = RdmaOptions { regions, ..RdmaOptions::default() };
@@ -117,7 +117,7 @@ fn payloads_in_too_many_pieces_or_in_no_registered_memory_go_through_buffers() {
             bed.asked.places =
                 |end, header| Target::Memory { buffer: front(end, header.payload_bytes), checksum: true };
             for (index, bytes) in [5000, 131_072, 131_073, 1_000_003].into_iter().enumerate() {
-                // More at once than there are buffers.
+                // More at once than there are bounce buffers.
                 for copy in 0..10 {
                     let source = pieces(&bed.asking.region, 0, bytes);
                     let number = (index * 10 + copy) as u32;
@@ -141,7 +141,7 @@ fn payloads_in_too_many_pieces_or_in_no_registered_memory_go_through_buffers() {
 }
 
 #[test]
-fn what_nobody_wants_is_passed_over() {
+fn discarded_payloads_are_skipped() {
     on_devices(|devices, _| {
         for regions in [65_536, 0] {
             let options = RdmaOptions { regions, ..RdmaOptions::default() };

@@ -1,4 +1,4 @@
-//! A parked end is woken by what comes, and only parks when nothing is there.
+//! A parked end is woken by a message, and parks only while there is none.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn a_message_wakes_the_parked() {
             bed.asking.rdma.flush();
             let mut readiness = Vec::new();
             bed.asked.poller.wait(Duration::from_secs(30), &mut readiness).expect("a working poller");
-            assert!(!readiness.is_empty(), "nobody woke the parked");
+            assert!(!readiness.is_empty(), "the parked end was not woken");
             for one in readiness {
                 bed.asked.rdma.ready(Token::from_bits(one.token).expect("a token"));
             }
@@ -32,12 +32,12 @@ fn a_message_wakes_the_parked() {
 }
 
 #[test]
-fn what_is_there_already_keeps_awake() {
+fn pending_input_prevents_sleep() {
     on_devices(|devices, fabric| {
         let mut bed = Bed::new(devices, 4096, RdmaOptions::default());
         assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Abort, 1), &[], None));
         bed.asking.rdma.flush();
-        // Only software is as quick as this for certain.
+        // Only software devices are certain to be this fast.
         if fabric.is_some() {
             assert!(!bed.asked.rdma.prepare_sleep().expect("a working device"));
         }

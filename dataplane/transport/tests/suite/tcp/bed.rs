@@ -1,4 +1,4 @@
-//! Two ends of the TCP driver, with memory in which each payload has a place of its own.
+//! Two ends of the TCP driver, with memory in which each payload has a range of its own.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, ne
 use kvplane_tls::Keychain;
 use kvplane_transport::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Target, Tcp, Token, ZeroCopyOptions};
 
-/// Where the payload of the frame with this number goes, cut into pieces of these lengths, or nowhere.
+/// Destination of the payload of the frame with this number: lengths of its pieces, or `None` to discard it.
 pub(crate) type Places = fn(u32, usize) -> Option<Vec<usize>>;
 
 pub(crate) struct End {
@@ -26,13 +26,13 @@ pub(crate) struct End {
     pub(crate) holds: Vec<u64>,
     /// Frames in order of arrival: connection, number, body.
     pub(crate) frames: Vec<(ConnectionId, u32, Vec<u8>)>,
-    /// Those of them that came although the payload of the same number has not left.
+    /// Frames that arrived before the payload of the same number was reported as sent.
     pub(crate) early: Vec<u32>,
     /// Checksums of payloads, and the rounds in which they were complete.
     pub(crate) payloads: Vec<(u32, Option<u64>, u64)>,
     pub(crate) arriving: BTreeMap<ConnectionId, u32>,
     pub(crate) round: u64,
-    /// Inputs taken from one connection before the next one's turn.
+    /// Largest number of bytes taken from one connection before the next one's turn.
     pub(crate) longest_turn_bytes: usize,
 }
 
@@ -112,7 +112,7 @@ impl End {
         }
     }
 
-    /// Pieces of these lengths in the part of the memory that is this number's, last piece first in memory.
+    /// Returns pieces of these lengths in the range of this number, last piece first in memory.
     pub(crate) fn pieces(&self, number: u32, lengths: &[usize]) -> Vec<IoBuf> {
         let mut end = (number as usize + 1) * PART_BYTES;
         let mut pieces = Vec::new();
@@ -146,7 +146,7 @@ impl End {
                 piece.copy_in(&content[at..at + piece.bytes()]);
                 at += piece.bytes();
             }
-            // Announced with value 0: the driver sums up.
+            // Announced with value 0: the driver computes the checksum.
             header = header.with_payload(bytes as u64, Some(0));
             self.holds.push(u64::from(number));
             OutgoingPayload { buffers: pieces.into(), hold: Some(u64::from(number)) }
@@ -162,7 +162,7 @@ pub(crate) fn pattern(number: u32, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|at| mix64(u64::from(number) << 40 ^ (at / 8)).to_le_bytes()[(at % 8) as usize]).collect()
 }
 
-/// Lengths that add up to `bytes`, about `about` each; empty ones among them.
+/// Returns lengths that add up to `bytes`, about `about` each; some are empty.
 pub(crate) fn cut(seed: u64, bytes: usize, about: usize) -> Vec<usize> {
     let mut rng = Rng::new(seed, "tcp-cut");
     let (mut left, mut lengths) = (bytes, Vec::new());
@@ -177,12 +177,12 @@ pub(crate) fn cut(seed: u64, bytes: usize, about: usize) -> Vec<usize> {
 pub(crate) fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
     let limit = Instant::now() + Duration::from_secs(30);
     while !done(ends) {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         ends.iter_mut().for_each(|end| end.round());
     }
 }
 
-/// A sender and a receiver with what their connections are sealed with, and the receiver's address.
+/// Creates a sender and a receiver with their keychains, and returns the receiver's address.
 pub(crate) fn keyed_pair(
     parts: usize,
     places: Places,
@@ -203,17 +203,17 @@ pub(crate) fn keyed_pair(
     (sender, receiver, address)
 }
 
-/// A sender with this many connections to a receiver.
+/// Creates a sender with this many connections to a receiver.
 pub(crate) fn pair(connections: usize, parts: usize, places: Places) -> (End, End) {
     lending_pair(connections, parts, places, ZeroCopyOptions::default())
 }
 
-/// The same, sending without a copy as these options say.
+/// Creates a pair like `pair`, with these zero-copy options.
 pub(crate) fn lending_pair(connections: usize, parts: usize, places: Places, zero_copy: ZeroCopyOptions) -> (End, End) {
     pair_at([127, 0, 0, 1], connections, parts, places, zero_copy)
 }
 
-/// The same over this address.
+/// Creates a pair over this address.
 pub(crate) fn pair_at(
     address: [u8; 4],
     connections: usize,

@@ -1,5 +1,4 @@
-//! The TCP driver over real sockets: payloads in pieces, connections that share a staging, sockets that are full, and
-//! turns.
+//! The TCP driver over real sockets: payloads in pieces, connections that share a staging, full sockets, and fairness.
 
 mod bed;
 #[path = "../../../../tls/tests/support/mod.rs"]
@@ -28,15 +27,15 @@ pub(crate) fn lengths_at_the_receiver(number: u32, bytes: usize) -> Option<Vec<u
 }
 
 #[test]
-fn payloads_leave_and_arrive_in_pieces_of_any_length() {
+fn payloads_are_sent_and_received_in_pieces_of_any_length() {
     let sizes = [1, 63, 5000, 8192, 8193, 16_384, 70_000, 262_144, 300_001, 1 << 20, 3_000_000];
     let count = 4 * sizes.len() as u32;
     let (mut sender, mut receiver) = pair(1, count as usize, lengths_at_the_receiver);
     payloads_of_all(&mut sender, &mut receiver, &sizes);
 }
 
-/// Payloads of these sizes go over the first connection, each four times: in one piece, and in pieces of about three
-/// lengths. All come, in order, with the checksums that they left with.
+/// Sends payloads of these sizes over the first connection, each four times: in one piece, and in pieces of about three
+/// lengths. All arrive, in order, with the checksums of their sender.
 pub(crate) fn payloads_of_all(sender: &mut End, receiver: &mut End, sizes: &[usize]) {
     let count = 4 * sizes.len() as u32;
     let id = sender.connections[0];
@@ -63,14 +62,14 @@ pub(crate) fn payloads_of_all(sender: &mut End, receiver: &mut End, sizes: &[usi
     }
 }
 
-/// Long bodies are cut by the socket anywhere, and the connections take turns with the one staging.
+/// Long bodies are split by the socket anywhere, and the connections take turns with the one staging.
 #[test]
-fn connections_share_a_staging_without_mixing_their_bytes() {
+fn connections_share_a_staging_without_mixing_bytes() {
     let (mut sender, mut receiver) = pair(7, 1, |_, _| None);
     frames_of_all(&mut sender, &mut receiver, 60);
 }
 
-/// So many frames go over each connection in turns, with bodies of many lengths; all come, in order, on it.
+/// Sends this many frames over each connection in turn, with bodies of many lengths; all arrive in order.
 pub(crate) fn frames_of_all(sender: &mut End, receiver: &mut End, frames: u32) {
     let body = |connection: usize, number: u32| {
         let bytes = mix64(u64::from(number) * 31 + connection as u64) % 190_000;
@@ -95,7 +94,7 @@ pub(crate) fn frames_of_all(sender: &mut End, receiver: &mut End, frames: u32) {
 }
 
 #[test]
-fn a_long_payload_leaves_others_their_turn() {
+fn a_long_payload_does_not_starve_other_connections() {
     let (mut sender, mut receiver) = pair(2, 2, |_, bytes| Some(vec![bytes]));
     let (long, short) = (sender.connections[0], sender.connections[1]);
     sender.send(long, 0, b"", &[PART_BYTES]);
@@ -106,13 +105,13 @@ fn a_long_payload_leaves_others_their_turn() {
 }
 
 #[test]
-fn a_full_socket_keeps_holds_until_the_end_and_the_end_gives_them_back() {
+fn a_full_socket_keeps_holds_until_the_close_returns_them() {
     let (mut sender, mut receiver) = pair(1, 9, |_, _| None);
     let id = sender.connections[0];
     for number in 0..9 {
         sender.send(id, number, b"", &[PART_BYTES]);
     }
-    // Nobody reads: the sockets fill up, and nothing is left to do.
+    // The peer does not read: the sockets fill up, and no work is left.
     for _ in 0..200 {
         sender.round();
     }
@@ -126,7 +125,7 @@ fn a_full_socket_keeps_holds_until_the_end_and_the_end_gives_them_back() {
 }
 
 #[test]
-fn what_is_queued_leaves_before_a_closing_end() {
+fn queued_frames_are_sent_before_a_graceful_close() {
     let (mut sender, mut receiver) = pair(1, 3, |_, bytes| Some(vec![bytes]));
     let id = sender.connections[0];
     for number in 0..3 {
@@ -139,7 +138,7 @@ fn what_is_queued_leaves_before_a_closing_end() {
 }
 
 #[test]
-fn a_closing_end_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
+fn a_graceful_close_times_out_if_the_peer_does_not_read() {
     let (mut sender, receiver) = pair(1, 9, |_, bytes| Some(vec![bytes]));
     let id = sender.connections[0];
     for number in 0..9 {
@@ -151,12 +150,12 @@ fn a_closing_end_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
     assert_eq!((sender.tcp.open(), receiver.payloads.len()), (0, 0));
 }
 
-/// A client tries only connections that owe it an answer, a server those that asked lately.
+/// A client tries only connections with outstanding replies, a server those that were active recently.
 #[test]
-fn only_what_may_bring_something_is_tried() {
+fn only_connections_that_expect_input_are_tried() {
     let (mut client, mut server) = pair(1, 1, |_, _| None);
     let (asked, asking) = (client.connections[0], server.connections[0]);
-    assert!(!client.tcp.try_active() && !server.tcp.try_active(), "nothing was asked yet");
+    assert!(!client.tcp.try_active() && !server.tcp.try_active(), "no request was sent yet");
     client.send(asked, 0, b"question", &[]);
     assert!(client.tcp.try_active());
     until(&mut [&mut client, &mut server], |ends| ends[1].frames.len() == 1);

@@ -1,4 +1,4 @@
-//! Sealed connections over real sockets: bytes in pieces, ends that want different things, and somebody in between.
+//! TLS connections over real sockets: bytes in pieces, ends with different modes, and a man in the middle.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use super::bed::{End, PART_BYTES, keyed_pair, until};
 use super::certificates::{Authority, keychain};
 use super::{frames_of_all, lengths_at_the_receiver, payloads_of_all};
 
-/// Keys of a client and of a node of one cluster.
+/// Creates the keys of a client and of a node of one cluster.
 fn keys(modes: (DataTls, DataTls)) -> (Option<Keychain>, Option<Keychain>) {
     let authority = Authority::new();
     (Some(keychain(modes.0, authority.issue("client"))), Some(keychain(modes.1, authority.issue("node"))))
@@ -23,7 +23,7 @@ fn keys(modes: (DataTls, DataTls)) -> (Option<Keychain>, Option<Keychain>) {
 
 const BOTH: (DataTls, DataTls) = (DataTls::Require, DataTls::Require);
 
-/// Connects so many times and waits until all are sealed.
+/// Makes this many connections and waits until all have completed their handshake.
 fn join(sender: &mut End, receiver: &mut End, address: SocketAddr, connections: usize) {
     for _ in 0..connections {
         sender.tcp.connect(&sender.poller, address).expect("a socket");
@@ -36,7 +36,7 @@ fn text(gone: &[CloseCause]) -> String {
 }
 
 #[test]
-fn sealed_payloads_leave_and_arrive_in_pieces_of_any_length() {
+fn tls_payloads_are_sent_and_received_in_pieces_of_any_length() {
     let sizes = [1, 63, 5000, 8193, 16_383, 16_384, 16_385, 70_000, 300_001, 1 << 20, 3_000_000];
     let count = 4 * sizes.len() as u32;
     let (client, node) = keys(BOTH);
@@ -51,7 +51,7 @@ fn sealed_payloads_leave_and_arrive_in_pieces_of_any_length() {
 }
 
 #[test]
-fn sealed_connections_share_their_places_without_mixing_their_bytes() {
+fn tls_connections_share_their_staging_without_mixing_bytes() {
     let (client, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, node);
     join(&mut sender, &mut receiver, address, 7);
@@ -59,7 +59,7 @@ fn sealed_connections_share_their_places_without_mixing_their_bytes() {
 }
 
 #[test]
-fn a_full_sealed_socket_keeps_little_and_its_end_gives_holds_back() {
+fn a_full_tls_socket_buffers_little_and_its_close_returns_holds() {
     let (client, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(9, |_, _| None, client, node);
     join(&mut sender, &mut receiver, address, 1);
@@ -82,7 +82,7 @@ fn hello() -> Header {
 }
 
 #[test]
-fn a_plain_peer_is_told_that_it_should_begin_with_tls() {
+fn a_plaintext_peer_is_told_to_use_tls() {
     let (_, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, None, node);
     join(&mut sender, &mut receiver, address, 1);
@@ -94,14 +94,14 @@ fn a_plain_peer_is_told_that_it_should_begin_with_tls() {
 }
 
 #[test]
-fn one_that_offers_seals_what_it_is_told_to() {
+fn an_offering_client_uses_tls_when_told_to() {
     let (client, node) = keys((DataTls::Offer, DataTls::Require));
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, node);
     join(&mut sender, &mut receiver, address, 1);
     assert!(sender.tcp.send(sender.connections[0], &hello(), b"", None));
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
     assert!(sender.frames.is_empty(), "the host has nothing to do with it");
-    // Nor has an operator: it comes again, sealed.
+    // No operator action is needed either: the peer reconnects with TLS.
     assert_eq!(receiver.gone.as_slice(), [CloseCause::Closed].as_slice());
     sender.connections.clear();
     receiver.connections.clear();
@@ -111,7 +111,7 @@ fn one_that_offers_seals_what_it_is_told_to() {
 }
 
 #[test]
-fn one_that_offers_serves_plain_and_sealed_peers() {
+fn an_offering_server_accepts_plaintext_and_tls() {
     for mode in [DataTls::Off, DataTls::Offer, DataTls::Require] {
         let (client, node) = keys((mode, DataTls::Offer));
         let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, node);
@@ -123,18 +123,18 @@ fn one_that_offers_serves_plain_and_sealed_peers() {
 }
 
 #[test]
-fn one_that_requires_says_nothing_to_a_plain_server() {
+fn a_requiring_client_sends_no_frame_to_a_plaintext_server() {
     let (client, _) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, None);
     sender.tcp.connect(&sender.poller, address).expect("a socket");
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
-    assert!(sender.connections.is_empty(), "it was never there for the host");
+    assert!(sender.connections.is_empty(), "it was never reported to the host");
     assert!(text(&receiver.gone).contains("--data-tls is off here"), "{}", text(&receiver.gone));
 }
 
-/// A server that answers a hello as one that does without TLS: what somebody in between would do.
+/// A server that answers a hello like one without TLS, as a man in the middle would.
 #[test]
-fn one_that_requires_cannot_be_talked_out_of_it() {
+fn a_requiring_client_cannot_be_downgraded() {
     let (client, _) = keys(BOTH);
     let (mut sender, mut receiver, _) = keyed_pair(1, |_, _| None, client, None);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -152,11 +152,11 @@ fn one_that_requires_cannot_be_talked_out_of_it() {
     assert!(sender.connections.is_empty() && sender.frames.is_empty());
     assert!(matches!(sender.gone[0], CloseCause::Tls(_)), "{:?}", sender.gone);
     let heard = server.join().expect("a server");
-    assert!(heard.first() == Some(&22) && !heard.windows(4).any(|part| part == b"KVPF"), "nothing but TLS was said");
+    assert!(heard.first() == Some(&22) && !heard.windows(4).any(|part| part == b"KVPF"), "only TLS was sent");
 }
 
 #[test]
-fn strangers_that_are_slow_or_talk_nonsense_are_gone_in_time() {
+fn slow_or_invalid_handshakes_time_out() {
     let (_, node) = keys(BOTH);
     let (_, mut receiver, address) = keyed_pair(1, |_, _| None, None, node);
     let connect = || TcpStream::connect(address).expect("a connection");
@@ -169,12 +169,12 @@ fn strangers_that_are_slow_or_talk_nonsense_are_gone_in_time() {
     let start = Instant::now();
     until(&mut [&mut receiver], |ends| ends[0].tcp.open() == 0);
     assert!(start.elapsed() < Duration::from_secs(20));
-    assert!(text(&receiver.gone).contains("was not done after 5 s"), "{}", text(&receiver.gone));
+    assert!(text(&receiver.gone).contains("did not complete within 5 s"), "{}", text(&receiver.gone));
     drop((slow, silent));
 }
 
 #[test]
-fn many_handshakes_at_once_go_on_a_few_in_a_round() {
+fn handshake_steps_per_round_are_bounded() {
     let (client, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, node);
     join(&mut sender, &mut receiver, address, 60);
@@ -182,7 +182,7 @@ fn many_handshakes_at_once_go_on_a_few_in_a_round() {
 }
 
 #[test]
-fn certificates_that_come_later_are_for_the_next_connections() {
+fn renewed_certificates_apply_to_new_connections() {
     let authority = Authority::new();
     let client = keychain(DataTls::Require, authority.issue_for("prod", "client", (2020, 2021)));
     let node = keychain(DataTls::Require, authority.issue("node"));
@@ -191,15 +191,15 @@ fn certificates_that_come_later_are_for_the_next_connections() {
     sender.tcp.set_tls(std::sync::Arc::clone(&client));
     sender.tcp.connect(&sender.poller, address).expect("a socket");
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
-    assert!(text(&receiver.gone).contains("has ended"), "{}", text(&receiver.gone));
-    assert!(text(&sender.gone).contains("our certificate has ended"), "{}", text(&sender.gone));
+    assert!(text(&receiver.gone).contains("has expired"), "{}", text(&receiver.gone));
+    assert!(text(&sender.gone).contains("our certificate has expired"), "{}", text(&sender.gone));
     assert!(client.set(authority.issue("client")).expect("a good one"));
     sender.connections.clear();
     receiver.connections.clear();
     join(&mut sender, &mut receiver, address, 1);
 }
 
-/// Somebody between two peers, who changes a bit of what the first one sends, or ends it, after so many bytes.
+/// Relays between two peers, and after this many bytes flips a bit of the first one's data, or ends the connection.
 fn between(server: SocketAddr, after: usize, ends: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -230,8 +230,8 @@ fn between(server: SocketAddr, after: usize, ends: bool) -> SocketAddr {
 }
 
 #[test]
-fn what_is_changed_or_cut_on_the_way_reaches_no_host() {
-    // Handshakes of these ends are some 700 bytes; the payload is 200 KiB.
+fn tampered_or_truncated_tls_data_is_not_delivered() {
+    // Handshakes of these ends have about 700 bytes; the payload has 200 KiB.
     for (after, ends) in [(40_000, false), (130_000, false), (HEADER_BYTES + 3000, false), (100_000, true)] {
         let (client, node) = keys(BOTH);
         let (mut sender, mut receiver, address) = keyed_pair(1, |_, bytes| Some(vec![bytes]), client, node);
@@ -240,7 +240,7 @@ fn what_is_changed_or_cut_on_the_way_reaches_no_host() {
         sender.send(sender.connections[0], 0, b"put", &[200_000]);
         until(&mut [&mut sender, &mut receiver], |ends| !ends[1].gone.is_empty());
         assert!(receiver.payloads.is_empty(), "after {after}");
-        let wanted = if ends { "closed by the peer" } else { "changed on its way" };
+        let wanted = if ends { "closed by the peer" } else { "changed in transit" };
         assert!(text(&receiver.gone).contains(wanted), "{after}: {}", text(&receiver.gone));
     }
 }

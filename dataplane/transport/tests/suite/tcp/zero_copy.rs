@@ -1,5 +1,5 @@
-//! Payloads that leave without a copy. Over loopback the kernel copies them after all, but gives notice as for any
-//! device, so everything but the gain can be seen.
+//! Zero-copy sends. Over loopback the kernel copies them after all, but sends notifications as for any device, so
+//! everything but the benefit can be tested.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -16,10 +16,10 @@ use super::bed::{End, PART_BYTES, Places, cut, lending_pair, pair, pair_at, unti
 use super::lengths_at_the_receiver;
 
 const ALWAYS: ZeroCopyOptions = ZeroCopyOptions { when: ZeroCopy::Always, least_bytes: 4096 };
-/// As much as a socket takes at once although nobody reads, and more than the peer's socket takes.
+/// More than a socket accepts at once while the peer does not read, and more than the peer's socket accepts.
 const LONG_BYTES: usize = 300_000;
 
-/// Whether this kernel can do it at all.
+/// Returns true if this kernel supports zero-copy sends.
 fn can_lend() -> bool {
     let socket = net::tcp_socket(([127, 0, 0, 1], 1).into()).expect("a socket");
     let can = kvplane_sys::zero_copy::enable(std::os::fd::AsFd::as_fd(&socket));
@@ -38,7 +38,7 @@ fn reply(number: u32) -> Header {
     Header::reply(Kind::Reply(Operation::Put), request, Status::Ok)
 }
 
-/// Payloads of all lengths, in one piece and in many, short and long ones mixed.
+/// Sends payloads of all lengths, in one piece and in many, short and long ones mixed.
 fn send_all(sender: &mut End, receiver: &mut End) {
     let sizes = [1, 63, 5000, 8193, 16_384, 70_000, 262_144, 300_001, 1 << 20, 3_000_000];
     let id = sender.connections[0];
@@ -59,7 +59,7 @@ fn send_all(sender: &mut End, receiver: &mut End) {
 }
 
 #[test]
-fn every_call_is_noticed_and_every_byte_arrives() {
+fn every_call_is_notified_and_every_byte_arrives() {
     let Some((mut sender, mut receiver)) = lending(1, 40, lengths_at_the_receiver) else { return };
     send_all(&mut sender, &mut receiver);
     let counters = *sender.tcp.zero_copy();
@@ -68,9 +68,9 @@ fn every_call_is_noticed_and_every_byte_arrives() {
     assert!(!sender.tcp.has_work() && sender.tcp.poll_timeout().is_none());
 }
 
-/// On this host it never pays: nothing is lent without being told to, and short payloads are not even then.
+/// On loopback zero-copy never pays: payloads are lent only if forced, and short ones not even then.
 #[test]
-fn what_would_not_pay_is_copied() {
+fn unprofitable_payloads_are_copied() {
     let (mut sender, mut receiver) = pair(1, 40, lengths_at_the_receiver);
     send_all(&mut sender, &mut receiver);
     assert_eq!(*sender.tcp.zero_copy(), Default::default());
@@ -82,15 +82,15 @@ fn what_would_not_pay_is_copied() {
     assert_eq!(*sender.tcp.zero_copy(), Default::default());
 }
 
-/// The memory is not given back before the kernel has let go of it, and then nothing of it can leave any more.
+/// Memory is not returned before the kernel has released it, and after that none of it can be sent.
 #[test]
-fn a_reset_gives_memory_back_by_notice() {
+fn a_reset_returns_memory_after_notification() {
     let Some((mut sender, mut receiver)) = lending(1, 9, |_, bytes| Some(vec![bytes])) else { return };
     let id = sender.connections[0];
     for number in 0..9 {
         sender.send(id, number, b"", &[PART_BYTES]);
     }
-    // Nobody reads: the sockets fill up, and nothing is left to do.
+    // The peer does not read: the sockets fill up, and no work is left.
     for _ in 0..200 {
         sender.round();
     }
@@ -103,7 +103,7 @@ fn a_reset_gives_memory_back_by_notice() {
     let counters = *sender.tcp.zero_copy();
     assert_eq!((sender.holds.len(), counters.noticed, counters.abandoned), (0, counters.calls, 0), "{counters:?}");
     assert_eq!(sender.gone, [CloseCause::Closed]);
-    // What is written there now is seen by nobody.
+    // Bytes written there now do not reach the peer.
     for number in 0..9 {
         sender.pieces(number, &[PART_BYTES])[0].copy_in(&vec![0xee; PART_BYTES]);
     }
@@ -119,9 +119,9 @@ fn a_reset_gives_memory_back_by_notice() {
     );
 }
 
-/// A peer that answers before it has taken the payload is not believed before the kernel has let go.
+/// A reply from a peer that has not taken the payload is deferred until the kernel has released the memory.
 #[test]
-fn an_answer_waits_for_the_notice_of_its_request() {
+fn a_reply_is_deferred_until_its_requests_notification() {
     let Some((mut client, mut server)) = lending(1, 3, |_, bytes| Some(vec![bytes])) else { return };
     let (asked, asking) = (client.connections[0], server.connections[0]);
     for number in 0..3 {
@@ -134,7 +134,7 @@ fn an_answer_waits_for_the_notice_of_its_request() {
     for number in 0..3 {
         assert!(server.tcp.send(asking, &reply(number).with_body(b"taken", 1), b"taken", None));
     }
-    // Longer than patience lasts: what is not acknowledged is not given back for an answer either.
+    // Longer than the timeout: unacknowledged memory is not returned because of a reply either.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(150) {
         server.tcp.flush(&server.poller);
@@ -150,7 +150,7 @@ fn an_answer_waits_for_the_notice_of_its_request() {
 }
 
 #[test]
-fn answers_come_after_the_memory_of_their_requests() {
+fn replies_arrive_after_the_memory_of_their_requests_is_returned() {
     let Some((mut client, mut server)) = lending(3, 60, |_, bytes| Some(vec![bytes])) else { return };
     let mut answered = 0;
     for number in 0..60 {
@@ -160,7 +160,7 @@ fn answers_come_after_the_memory_of_their_requests() {
     until(&mut [&mut client, &mut server], |_| true);
     let limit = Instant::now() + Duration::from_secs(30);
     while client.frames.len() < 60 {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         client.round();
         server.round();
         while let Some(&(number, _, _)) = server.payloads.get(answered) {
@@ -173,7 +173,7 @@ fn answers_come_after_the_memory_of_their_requests() {
 }
 
 #[test]
-fn what_is_lent_leaves_before_a_closing_end() {
+fn lent_payloads_are_sent_before_a_graceful_close() {
     let Some((mut sender, mut receiver)) = lending(1, 3, |_, bytes| Some(vec![bytes])) else { return };
     let id = sender.connections[0];
     for number in 0..3 {
@@ -186,7 +186,7 @@ fn what_is_lent_leaves_before_a_closing_end() {
 }
 
 #[test]
-fn a_driver_that_is_dropped_resets_what_it_has_lent() {
+fn a_dropped_driver_resets_connections_with_lent_payloads() {
     let Some((mut sender, mut receiver)) = lending(2, 2, |_, bytes| Some(vec![bytes])) else { return };
     for number in 0..2 {
         sender.send(sender.connections[number as usize], number, b"", &[PART_BYTES]);
@@ -199,8 +199,8 @@ fn a_driver_that_is_dropped_resets_what_it_has_lent() {
     assert!(receiver.gone.iter().all(|why| matches!(why, CloseCause::Kernel(_))), "{:?}", receiver.gone);
 }
 
-/// Runs a test of this file again in a network of its own that this script prepares; skipped where that cannot be had.
-/// True in that network.
+/// Runs a test of this file again in a network namespace of its own that this script prepares; skipped if that is not
+/// possible. Returns true in that namespace.
 fn in_own_network(test: &str, script: &str) -> bool {
     const CHILD: &str = "KVPLANE_TEST_NETWORK";
     if std::env::var_os(CHILD).is_some() {
@@ -223,7 +223,7 @@ fn in_own_network(test: &str, script: &str) -> bool {
     false
 }
 
-/// Without room for notices the kernel refuses, and everything is sent with a copy.
+/// Without room for notifications the kernel refuses, and everything is sent with a copy.
 #[test]
 fn what_the_kernel_refuses_to_hold_is_copied() {
     let network = "echo 1 > /proc/sys/net/core/optmem_max";
@@ -235,7 +235,7 @@ fn what_the_kernel_refuses_to_hold_is_copied() {
     }
 }
 
-/// Two addresses that are both of this host, which the addresses do not tell: the notices do.
+/// Two addresses that are both of this host, which the addresses do not show: the notifications do.
 #[test]
 fn a_connection_on_which_the_kernel_copies_stops_lending() {
     let network = "ip address add 10.9.8.1/32 dev lo && ip address add 10.9.8.2/32 dev lo && \

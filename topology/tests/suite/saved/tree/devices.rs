@@ -1,4 +1,4 @@
-//! Devices of a synthetic machine: the files that the kernel shows of them.
+//! Devices of a synthetic machine: the files by which the kernel describes them.
 
 use super::{Builder, Settings, kib, list};
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ impl Builder {
         self.function(path, set.get("class").copied().unwrap_or("030200"), set["id"], set);
     }
 
-    /// `nic PATH name=eth0 speed=25000 mtu=1500 up=yes`.
+    /// Adds an interface: `nic PATH name=eth0 speed=25000 mtu=1500 up=yes`.
     pub(super) fn nic(&mut self, path: &str, set: &Settings<'_>) {
         let at = self.function(path, "020000", set.get("id").copied().unwrap_or("8086:1593"), set);
         self.netdev(set["name"], Some(&at), set);
@@ -36,7 +36,8 @@ impl Builder {
         }
     }
 
-    /// `rdma PATH name=mlx5_0 netdev=ens1 speed=400000 mtu=9000 state=4:ACTIVE phys=5:LinkUp layer=Ethernet`.
+    /// Adds an RDMA device: `rdma PATH name=mlx5_0 netdev=ens1 speed=400000 mtu=9000 state=4:ACTIVE phys=5:LinkUp
+    /// layer=Ethernet`.
     pub(super) fn rdma(&mut self, path: &str, set: &Settings<'_>) {
         let at = self.function(path, "020700", set.get("id").copied().unwrap_or("15b3:1021"), set);
         if let Some(netdev) = set.get("netdev") {
@@ -71,7 +72,7 @@ impl Builder {
         self.tree.link(&format!("sys/class/infiniband/{name}"), device);
     }
 
-    /// `rxe rxe0 netdev=veth0 speed=10000`: a device in software over an interface that is there or virtual.
+    /// Adds a software device over an existing or virtual interface: `rxe rxe0 netdev=veth0 speed=10000`.
     pub(super) fn rxe(&mut self, name: &str, set: &Settings<'_>) {
         let netdev = set["netdev"];
         if !self.tree.base.join(format!("sys/class/net/{netdev}")).exists() {
@@ -84,7 +85,8 @@ impl Builder {
         self.rdma_files(&device, &set);
     }
 
-    /// `nvme PATH name=nvme0 size=3840G`: a drive with one namespace, with as many queues as its node has CPUs.
+    /// Adds a drive with one namespace, and with as many queues as its node has CPUs: `nvme PATH name=nvme0
+    /// size=3840G`.
     pub(super) fn nvme(&mut self, path: &str, set: &Settings<'_>) {
         let at = self.function(path, "010802", "144d:a80a", set);
         let name = set["name"];
@@ -107,7 +109,7 @@ impl Builder {
         self.disk(&format!("{controller}/{name}n1"), &format!("{name}n1"), &controller, set);
     }
 
-    /// `fabric nvme4 transport=tcp address=traddr=10.0.0.1,trsvcid=4420 size=1024G`.
+    /// Adds a network drive: `fabric nvme4 transport=tcp address=traddr=10.0.0.1,trsvcid=4420 size=1024G`.
     pub(super) fn fabric(&mut self, name: &str, set: &Settings<'_>) {
         let controller = format!("sys/devices/virtual/nvme-fabrics/ctl/{name}");
         for (file, text) in [

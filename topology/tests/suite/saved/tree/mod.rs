@@ -1,8 +1,8 @@
-//! Builds a sysfs tree from a few lines of text: what the kernel would show of that machine.
+//! Builder of a sysfs tree from a few lines of text, as the kernel would describe that machine.
 //!
-//! Each line is a word, a path or name, and settings. `let` gives a part of a path a name, used as `$name`. A PCI path
-//! begins with the root complex (`17` is `pci0000:17`) and goes through the bridges to the function (`1a:00.0`). Files
-//! hold what hwloc needs too: masks beside lists, and the configuration space of bridges.
+//! Each line is a word, a path or name, and settings. `let` names a part of a path, used as `$name`. A PCI path begins
+//! with the root complex (`17` is `pci0000:17`) and goes through the bridges to the function (`1a:00.0`). The files
+//! also hold what hwloc needs: masks beside lists, and the configuration space of bridges.
 
 mod devices;
 
@@ -20,7 +20,7 @@ pub(crate) struct Tree {
 type Settings<'a> = BTreeMap<&'a str, &'a str>;
 
 impl Tree {
-    /// Builds the machine that `text` describes. Panics on a line that it does not understand: it is a test's input.
+    /// Builds the machine that `text` describes. Panics on an invalid line, as the text is a test's input.
     pub(crate) fn build(text: &str) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -48,13 +48,13 @@ impl Tree {
         self.base.join("sys")
     }
 
-    /// A directory like `/proc/self`.
+    /// Returns a directory like `/proc/self`.
     #[allow(dead_code, reason = "each test that includes this file uses a part of it")]
     pub(crate) fn process(&self) -> PathBuf {
         self.base.join("proc/self")
     }
 
-    /// What libhwloc takes as the root of a file system.
+    /// Returns the root of the file system for libhwloc.
     #[allow(dead_code, reason = "each test that includes this file uses a part of it")]
     pub(crate) fn base(&self) -> &Path {
         &self.base
@@ -66,7 +66,7 @@ impl Tree {
         fs::write(path, content).unwrap();
     }
 
-    /// A link, relative as the kernel's.
+    /// Creates a relative link, like the kernel's.
     fn link(&self, path: &str, target: &str) {
         let up = "../".repeat(path.split('/').count() - 1);
         let path = self.base.join(path);
@@ -78,7 +78,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // A leftover in the temporary directory is no reason to fail a test.
+        // A leftover in the temporary directory does not fail the test.
         let _ = fs::remove_dir_all(&self.base);
     }
 }
@@ -86,11 +86,11 @@ impl Drop for Tree {
 struct Builder {
     tree: Tree,
     node_cpus: BTreeMap<u32, BTreeSet<usize>>,
-    /// Each function's or bridge's directory, and the largest bus below it.
+    /// Directory of each function or bridge, and the largest bus below it.
     functions: BTreeMap<String, String>,
 }
 
-/// `0-3,8`.
+/// Formats a list: `0-3,8`.
 fn cpus(list: &str) -> BTreeSet<usize> {
     let mut out = BTreeSet::new();
     for part in list.split(',').filter(|part| !part.is_empty()) {
@@ -100,7 +100,7 @@ fn cpus(list: &str) -> BTreeSet<usize> {
     out
 }
 
-/// `00000003,ffffffff`.
+/// Formats a mask: `00000003,ffffffff`.
 fn mask(cpus: &BTreeSet<usize>) -> String {
     let mut words = vec![0_u32; cpus.last().map_or(1, |last| last / 32 + 1)];
     for cpu in cpus {
@@ -152,7 +152,8 @@ impl Builder {
         }
     }
 
-    /// `package 0 cpus=0-3 smt=4 l3=32M`: the CPU n and n+smt share a core; smt=0: no threads.
+    /// Adds a package: `package 0 cpus=0-3 smt=4 l3=32M`; the CPUs n and n+smt share a core, and smt=0 means no
+    /// threads.
     fn package(&mut self, id: &str, set: &Settings<'_>) {
         let all = cpus(set["cpus"]);
         let step: usize = set["smt"].parse().unwrap();
@@ -197,7 +198,7 @@ impl Builder {
         }
     }
 
-    /// `node 0 cpus=0-3 memory=64G distances=10,21`, with `access=latency,bandwidth` and `cxl=yes`.
+    /// Adds a node: `node 0 cpus=0-3 memory=64G distances=10,21`, with `access=latency,bandwidth` and `cxl=yes`.
     fn node(&mut self, id: &str, set: &Settings<'_>) {
         let of_node = set.get("cpus").map_or(BTreeSet::new(), |list| cpus(list));
         let at = format!("sys/devices/system/node/node{id}");
@@ -227,7 +228,7 @@ impl Builder {
         self.node_cpus.insert(id.parse().unwrap(), of_node);
     }
 
-    /// Makes the bridges and the function of a path; returns the function's directory.
+    /// Creates the bridges and the function of a path; returns the function's directory.
     fn function(&mut self, path: &str, class: &str, id: &str, set: &Settings<'_>) -> String {
         let mut parts = path.split('/');
         let root = parts.next().unwrap();
@@ -278,7 +279,7 @@ impl Builder {
         self.tree
     }
 
-    /// The first 64 bytes of a function's configuration space: for a bridge, the buses behind it.
+    /// Encodes the first 64 bytes of a function's configuration space: for a bridge, the buses behind it.
     fn configuration(&self, address: &str, directory: &str) -> [u8; 64] {
         let bus = |address: &str| u8::from_str_radix(&address[5..7], 16).unwrap();
         let mut space = [0_u8; 64];

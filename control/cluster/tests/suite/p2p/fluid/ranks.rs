@@ -1,5 +1,4 @@
-//! Ranks that fetch by a schedule: they look at their parents' boards, which takes a while, and then ask for shards,
-//! which takes as long again.
+//! Ranks that fetch by a schedule: reading a parent's board takes a latency, and requesting shards another one.
 
 use kvplane_cluster::p2p::{
     Failure, FailureKind, Follow, HALVES, Place, RankJoin, RankParent, Schedule, ShardSet, half_of,
@@ -7,9 +6,9 @@ use kvplane_cluster::p2p::{
 
 use super::{Event, Fluid, Link, SECOND};
 
-/// How long a rank waits for news of a parent that nothing stands before.
+/// Timeout of a rank whose parent is the origin.
 const PATIENCE_NS: u64 = SECOND / 2;
-/// How often it is asked where a parent is.
+/// Interval at which a rank requests the location of a parent.
 const ASK_NS: u64 = 20_000_000;
 
 pub(super) struct RankPlan {
@@ -20,7 +19,7 @@ pub(super) struct RankPlan {
 }
 
 impl Fluid {
-    /// One more rank, now.
+    /// Adds a rank now.
     pub(crate) fn join_rank(&mut self, link: Link, rank: u32, ranks: u32) -> u64 {
         let member = self.join_wanting(link, false, Place::default(), 0, Vec::new());
         let schedule = Schedule::new(ranks).expect("ranks");
@@ -74,7 +73,7 @@ impl Fluid {
         }
     }
 
-    /// A shard is there: its member goes on, and those hear of it who follow it.
+    /// Handles the arrival of a shard: its member continues, and its children learn of the shard.
     pub(super) fn rank_arrived(&mut self, member: u64, shard: u32) {
         let (now_ns, half) = (self.now_ns, half_of(shard));
         let Some(ranked) = self.ranked.get_mut(&member) else { return };
@@ -87,7 +86,7 @@ impl Fluid {
         }
     }
 
-    /// A shard was not to be had: whether it was fetched by the schedule.
+    /// Handles a failed fetch; returns true if the shard was being fetched by the schedule.
     pub(super) fn rank_failed(&mut self, member: u64, shard: u32, source: u64) -> bool {
         let kind = if self.corrupt == Some(source) { FailureKind::Corrupt } else { FailureKind::Unreachable };
         let Some(ranked) = self.ranked.get_mut(&member) else { return false };
@@ -121,7 +120,7 @@ impl Fluid {
             self.want(member, &[]);
         }
         if let Some(due_ns) = due_ns {
-            // What arrives makes it later or earlier: it is looked often enough for both.
+            // An arrival moves the deadline in either direction: the interval is short enough for both.
             self.at(due_ns.saturating_sub(now_ns).clamp(1, ASK_NS), Event::Patience(member));
         }
     }

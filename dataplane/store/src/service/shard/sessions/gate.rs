@@ -1,9 +1,9 @@
-//! Who gets in with a ticket, until when, and to what.
+//! Authentication by ticket: admission of connections, their rights, and the end of their tickets.
 //!
-//! A shard that wants tickets answers a greeting with a challenge, and welcomes whoever proves a ticket that is good.
-//! Times are the control plane's ticket time: the shard hears it with the keys, and no clock of a host is looked at
-//! ([`HeardTime`]). While it hears nothing, that time stops a little later, for those who hear nothing either cannot
-//! renew their tickets. A holder proves a newer ticket whenever it has one, on the same connection.
+//! A shard that requires tickets answers a greeting with a challenge, and welcomes the client once it proves a valid
+//! ticket. Times are the control plane's ticket time, which the shard receives with the keys; no host clock is used
+//! ([`HeardTime`]). While the control plane cannot be reached, that time soon stops, because holders that cannot reach
+//! it either cannot renew their tickets. A holder proves each renewed ticket on the same connection.
 
 use std::collections::BTreeSet;
 
@@ -24,49 +24,49 @@ use crate::service::types::{CloseReason, Path, PeerKey};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What a shard that wants tickets knows.
+/// State of a shard that requires tickets.
 pub(super) struct Gate {
     keys: Keys,
     challenges: Challenges,
-    /// The control plane's ticket time.
+    /// Ticket time of the control plane.
     time: HeardTime,
-    /// When to look whether tickets have ended, by connection.
+    /// Times at which tickets are to be checked for their end, by connection.
     ends: BTreeSet<(u64, u32)>,
 }
 
-/// A connection that was challenged.
+/// Greeting of a connection that was challenged.
 pub(super) struct ChallengedHello {
     hello: Hello,
     challenge: Challenge,
 }
 
-/// What a connection may do.
+/// Rights of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) struct Pass {
     rights: Rights,
-    /// The only tenant whose objects it may use.
+    /// Only tenant whose objects the connection may use; `None` for all.
     pub(in crate::service) tenant: Option<u32>,
     ticket: Option<ShownTicket>,
 }
 
-/// The ticket of a connection.
+/// Ticket of a connection.
 #[derive(Clone, Copy, Debug)]
 struct ShownTicket {
     ticket: Ticket,
-    /// When it ends, grace included, in seconds by the ticket time as it is known here.
+    /// End of the ticket, grace included, in seconds of ticket time as known here.
     end: u64,
-    /// When it is looked at again, in nanoseconds.
+    /// Time of the next check, in nanoseconds.
     look_ns: u64,
 }
 
 impl Pass {
-    /// For connections that need no ticket.
+    /// Rights of connections that need no ticket.
     pub(super) const ALL: Self =
         Self { rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH), tenant: None, ticket: None };
 }
 
 impl Sessions {
-    /// Requires tickets from now on, and challenges clients with these.
+    /// Requires tickets from now on, and challenges clients with these challenges.
     pub(in crate::service) fn want_tickets(&mut self, challenges: Challenges) {
         self.gate = Some(Box::new(Gate {
             keys: Keys::default(),
@@ -76,24 +76,24 @@ impl Sessions {
         }));
     }
 
-    /// Takes the keys that the control plane has at this ticket time of its own, in seconds.
+    /// Installs the keys of the control plane, as of this ticket time in seconds.
     pub(in crate::service) fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
         let Some(gate) = &mut self.gate else { return };
         let line = gate.time.hear(seconds, gate.keys.line_of(&keys), now_ns);
         gate.keys.learn(keys, line, gate.time.now(now_ns));
     }
 
-    /// True for a connection that was welcomed: until then nothing is kept for it.
+    /// Returns true if a connection was welcomed; the shard keeps no state for it before.
     pub(in crate::service) fn is_welcome(&self, peer: PeerKey) -> bool {
         self.get(peer).is_some_and(|session| session.greeted)
     }
 
-    /// True where connections need tickets.
+    /// Returns true if connections need tickets.
     pub(in crate::service) const fn needs_tickets(&self) -> bool {
         self.gate.is_some()
     }
 
-    /// True where an RDMA connection may be agreed upon on this connection.
+    /// Returns true if an RDMA connection may be negotiated on this connection.
     pub(in crate::service) fn may_carry(&self, peer: PeerKey) -> bool {
         self.gate.is_none() || self.is_welcome(peer)
     }
@@ -102,7 +102,7 @@ impl Sessions {
         Some(self.gate.as_ref()?.ends.first()?.0)
     }
 
-    /// Challenges a client that greets, if tickets are required; false if not.
+    /// Challenges a client that greets, if tickets are required; false if they are not.
     pub(super) fn challenge(
         &mut self,
         answers: &mut Answers,
@@ -127,7 +127,7 @@ impl Sessions {
         Ok(true)
     }
 
-    /// A holder proves its ticket: for the first time, or a newer one.
+    /// Handles the proof of a ticket: the first, or that of a renewed one.
     pub(in crate::service) fn prove(
         &mut self,
         answers: &mut Answers,
@@ -137,10 +137,10 @@ impl Sessions {
         header: &Header,
         body: &[u8],
     ) -> Result<(), CloseReason> {
-        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a torn proof"))?;
+        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a malformed proof"))?;
         let session = self.get(peer).expect("a session that was just looked up");
         let (Some(gate), Some(challenged)) = (&self.gate, &session.challenged) else {
-            return Err(CloseReason::Malformed("a proof that nobody asked for"));
+            return Err(CloseReason::Malformed("a proof without a challenge"));
         };
         let hello = challenged.hello.encode();
         let said = HandshakeTranscript { challenge: &challenged.challenge, hello: &hello };
@@ -160,7 +160,7 @@ impl Sessions {
                 self.counters.strangers += 1;
                 let greeted = self.is_welcome(peer);
                 answers.answer(peer, Operation::Prove, header, status);
-                // Who is in already stays for as long as its former ticket is good.
+                // A peer that was admitted before stays for as long as its former ticket is valid.
                 return if greeted && status == Status::NoKey { Ok(()) } else { Err(CloseReason::Refused(status)) };
             }
         };
@@ -175,7 +175,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Lets a holder in, or lets it stay.
+    /// Admits the holder of a ticket, or extends its stay.
     fn admit(&mut self, peer: PeerKey, greeting: Greeting, checked: &CheckedTicket, now_ns: u64) {
         let (ticket, Some(gate)) = (checked.ticket, &mut self.gate) else { return };
         let session = super::find(&mut self.sessions, peer);
@@ -193,14 +193,14 @@ impl Sessions {
         }
     }
 
-    /// A connection ends: nobody looks at its ticket any more.
+    /// Cancels the check of a ticket whose connection ends.
     pub(super) fn forget_ticket(&mut self, index: u32, pass: &Pass) {
         if let (Some(gate), Some(shown)) = (&mut self.gate, pass.ticket) {
             gate.ends.remove(&(shown.look_ns, index));
         }
     }
 
-    /// Closes the connections whose tickets have ended and were not renewed.
+    /// Closes the connections whose tickets have ended without being renewed.
     pub(in crate::service) fn end_tickets(&mut self, outputs: &mut Outputs, now_ns: u64) {
         while let Some(gate) = &mut self.gate
             && let Some(&(look_ns, index)) = gate.ends.first()
@@ -213,7 +213,7 @@ impl Sessions {
             let peer = PeerKey { index, generation: session.generation };
             let Some(shown) = &mut session.pass.ticket else { continue };
             if now < shown.end {
-                // The control plane was not heard, so that its time stands.
+                // Without news of the control plane, ticket time has stopped.
                 shown.look_ns = now_ns.saturating_add((shown.end - now).saturating_mul(SECOND_NS));
                 gate.ends.insert((shown.look_ns, index));
                 continue;
@@ -223,7 +223,7 @@ impl Sessions {
         }
     }
 
-    /// Closes the connections of incarnations of nodes that are over by the newest map.
+    /// Closes the connections of nodes' incarnations that have ended by the newest map.
     pub(in crate::service) fn end_former_incarnations(&mut self, outputs: &mut Outputs, shard: &Ownership) {
         let over = self.select(|session| {
             let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node);
@@ -232,7 +232,7 @@ impl Sessions {
         over.into_iter().for_each(|peer| self.close(outputs, peer, CloseReason::Refused(Status::Stale)));
     }
 
-    /// Whether a connection may ask this at all; what it may not is answered here.
+    /// Returns true if a connection has the right to an operation; a request without that right is answered here.
     pub(in crate::service) fn may_change(
         &mut self,
         answers: &mut Answers,
@@ -269,18 +269,18 @@ impl Sessions {
     }
 }
 
-/// What who shows a ticket wants to be.
+/// Intended use of a ticket.
 struct TicketUse {
     fetches: bool,
     path: Path,
     had: Option<Ticket>,
 }
 
-/// A check that a ticket lets its holder in.
+/// Checks that a ticket admits its holder.
 fn check_ticket(shard: &Ownership, checked: &CheckedTicket, now: u64, wanted: &TicketUse) -> Result<(), Status> {
     let ticket = &checked.ticket;
-    // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
-    // from our future.
+    // The start of its validity is not checked: a client that heard from the control plane later than this shard may
+    // hold a ticket that begins in this shard's future.
     if now >= checked.end.saturating_add(GRACE_S) || shard.epoch().0 > ticket.epochs.1 {
         return Err(Status::TicketEnded);
     }
@@ -290,11 +290,11 @@ fn check_ticket(shard: &Ownership, checked: &CheckedTicket, now: u64, wanted: &T
     let all = Rights::READ.and(Rights::WRITE);
     let allowed = match (wanted.fetches, wanted.path) {
         (true, _) => ticket.rights.has(all.and(Rights::FETCH)) && ticket.tenant.is_none(),
-        // Who maps the pool can read and write all of it.
+        // A process that maps the pool can read and write all of it.
         (false, Path::Shared) => ticket.rights.has(all) && ticket.tenant.is_none(),
         (false, Path::Stream) => ticket.rights.has(Rights::READ),
     };
-    // On a connection that goes on, what it holds is its holder's.
+    // On a connection that is already in use, the handles that it holds belong to the former ticket's holder.
     let other =
         wanted.had.is_some_and(|had| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
     if allowed && !other { Ok(()) } else { Err(Status::Unauthorized) }

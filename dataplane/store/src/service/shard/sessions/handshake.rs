@@ -1,4 +1,4 @@
-//! Greetings: a client says who it is and which shard it means, and is welcomed, challenged or refused.
+//! Handshakes: a client states its identity and the shard that it wants, and is welcomed, challenged or refused.
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::{Header, VERSION};
@@ -12,7 +12,8 @@ use super::session::Greeting;
 use crate::service::types::{CloseReason, PeerKey};
 
 impl Sessions {
-    /// Answers a greeting: a welcome, a challenge where tickets are required, or why neither.
+    /// Answers a greeting with a welcome, with a challenge where tickets are required, or with the reason for a
+    /// refusal.
     pub(in crate::service) fn hello(
         &mut self,
         answers: &mut Answers,
@@ -21,7 +22,7 @@ impl Sessions {
         header: &Header,
         body: &[u8],
     ) -> Result<(), CloseReason> {
-        let hello = Hello::decode(body).map_err(|_| CloseReason::Malformed("a torn hello"))?;
+        let hello = Hello::decode(body).map_err(|_| CloseReason::Malformed("a malformed hello"))?;
         if self.find(peer).greeted {
             return Err(CloseReason::Malformed("a second hello"));
         }
@@ -38,7 +39,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Body of a welcome: this shard, and the map that it serves.
+    /// Encodes a welcome: this shard's identity, and the epoch of the map that it serves.
     pub(super) fn welcome(&self, shard: &Ownership) -> Vec<u8> {
         let (identity, pool_bytes) = (shard.identity(), self.pool_bytes);
         let (node, incarnation) = (identity.node, identity.incarnation);
@@ -46,9 +47,9 @@ impl Sessions {
             .encode()
     }
 
-    /// A client says that other connections of its own are over: they are closed before its next request is looked at,
-    /// and what they have brought and was not carried out never is. One that is not there is over already, as nothing
-    /// is requested before the welcome: nothing has to be remembered of it.
+    /// Fences other connections of the same client: they are closed before the client's next request is handled, and no
+    /// request that they sent and that was not carried out yet ever will be. A connection that does not exist (any
+    /// more) needs no record, because no request is carried out before the welcome.
     pub(in crate::service) fn fence(
         &mut self,
         answers: &mut Answers,
@@ -75,7 +76,8 @@ impl Sessions {
     }
 }
 
-/// Why a client is not welcome here, if so: it is of another cluster, or means another shard.
+/// Returns the status with which a client is refused: it belongs to another cluster, or wants another shard. `None` if
+/// it is not refused.
 fn refusal(shard: &Ownership, hello: &Hello) -> Option<Status> {
     let me = shard.identity();
     if hello.version_min > VERSION || hello.version_max < VERSION || hello.cluster != me.cluster {

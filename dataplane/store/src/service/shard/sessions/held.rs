@@ -1,16 +1,16 @@
-//! Who holds what, and until when: linked lists through tables that are as long as the store's limits.
+//! Handles that sessions hold, and their deadlines: linked lists through tables that are as long as the store's limits.
 //!
-//! A position is on at most one list of a table. Taking one out needs no search and no list allocates by itself, so the
+//! An index is on at most one list of a table. Removing an index needs no search, and no list allocates, so that the
 //! service's memory follows from the limits on pins, reservations and connections, not from how many there were.
 
 #[cfg(test)]
 mod tests;
 
 const NONE: u32 = u32::MAX;
-/// In place of a predecessor: the position is on no list.
+/// Marks, in place of a predecessor, an index that is on no list.
 const UNLINKED: u32 = u32::MAX - 1;
 
-/// The ends of a list.
+/// Ends of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct List {
     first: u32,
@@ -29,7 +29,7 @@ struct Link {
     after: u32,
 }
 
-/// The lists' links, by position.
+/// Links of the lists, by index.
 struct Links {
     links: Vec<Link>,
 }
@@ -39,7 +39,7 @@ impl Links {
         Self { links: Vec::with_capacity(limit as usize) }
     }
 
-    /// Adds a position at the end of a list.
+    /// Appends an index to a list.
     fn push(&mut self, list: &mut List, index: u32) {
         if self.links.len() <= index as usize {
             self.links.resize(index as usize + 1, Link { before: UNLINKED, after: NONE });
@@ -54,7 +54,7 @@ impl Links {
         list.last = index;
     }
 
-    /// Takes a position out of its list.
+    /// Removes an index from its list.
     fn remove(&mut self, list: &mut List, index: u32) {
         let Link { before, after } = self.links[index as usize];
         assert_ne!(before, UNLINKED, "position {index} is on no list");
@@ -74,8 +74,8 @@ impl Links {
     }
 }
 
-/// Deadlines by position, at most one each, which pass in the order in which they were set: all are equally far away
-/// when they are set.
+/// Deadlines by index, at most one each, which expire in the order in which they were set: the time until a deadline is
+/// the same for all.
 pub(super) struct Deadlines {
     links: Links,
     list: List,
@@ -83,12 +83,12 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// No deadlines, with room for positions below `limit`; more are possible.
+    /// Creates an empty set with capacity for indexes below `limit`; larger ones are possible.
     pub(super) fn new(limit: u32) -> Self {
         Self { links: Links::new(limit), list: List::new(), at_ns: Vec::with_capacity(limit as usize) }
     }
 
-    /// Sets the deadline of a position that has none; not before any that was set earlier.
+    /// Sets the deadline of an index that has none; not earlier than any that was set before.
     pub(super) fn set(&mut self, index: u32, at_ns: u64) {
         if self.at_ns.len() <= index as usize {
             self.at_ns.resize(index as usize + 1, 0);
@@ -97,20 +97,20 @@ impl Deadlines {
         self.links.push(&mut self.list, index);
     }
 
-    /// Takes a position's deadline away, if it has one.
+    /// Cancels the deadline of an index, if it has one.
     pub(super) fn cancel(&mut self, index: u32) {
         if self.links.is_linked(index) {
             self.links.remove(&mut self.list, index);
         }
     }
 
-    /// The next deadline.
+    /// Returns the next deadline.
     pub(super) fn next_ns(&self) -> Option<u64> {
         let first = self.list.first;
         (first != NONE).then(|| self.at_ns[first as usize])
     }
 
-    /// Takes a position whose deadline has passed.
+    /// Removes and returns an index whose deadline has passed.
     pub(super) fn take_due(&mut self, now_ns: u64) -> Option<u32> {
         self.next_ns().filter(|&at_ns| at_ns <= now_ns)?;
         let first = self.list.first;
@@ -125,19 +125,19 @@ struct Holder {
     generation: u32,
 }
 
-/// Pins or reservations of the store that sessions hold, one list for each session.
+/// Pins or reservations of the store that sessions hold, in one list for each session.
 pub(super) struct Handles {
     links: Links,
     holders: Vec<Holder>,
 }
 
 impl Handles {
-    /// Room for as many handles as the store may give.
+    /// Creates a table with capacity for as many handles as the store may give.
     pub(super) fn new(limit: u32) -> Self {
         Self { links: Links::new(limit), holders: Vec::with_capacity(limit as usize) }
     }
 
-    /// A session holds this handle from now on.
+    /// Lends a handle to a session.
     pub(super) fn lend(&mut self, list: &mut List, session: u32, index: u32, generation: u32) {
         if self.holders.len() <= index as usize {
             self.holders.resize(index as usize + 1, Holder::default());
@@ -146,7 +146,7 @@ impl Handles {
         self.links.push(list, index);
     }
 
-    /// Takes a handle back; false when this session does not hold it.
+    /// Takes a handle back; false if this session does not hold it.
     pub(super) fn take(&mut self, list: &mut List, session: u32, index: u32, generation: u32) -> bool {
         let held = self.holder(index) == Some((session, generation));
         if held {
@@ -155,7 +155,7 @@ impl Handles {
         held
     }
 
-    /// Takes any handle of a list back: its index and generation.
+    /// Takes back any handle of a list: its index and generation.
     pub(super) fn take_first(&mut self, list: &mut List) -> Option<(u32, u32)> {
         let (_, generation) = self.holder(list.first)?;
         let index = list.first;
@@ -163,7 +163,7 @@ impl Handles {
         Some((index, generation))
     }
 
-    /// The session that holds the handle at this index, and the handle's generation.
+    /// Returns the session that holds the handle at this index, and the handle's generation.
     pub(super) fn holder(&self, index: u32) -> Option<(u32, u32)> {
         let Holder { session, generation } = *self.holders.get(index as usize)?;
         self.links.is_linked(index).then_some((session, generation))

@@ -1,8 +1,8 @@
-//! The connections of a shard: whose they are, what their tickets allow, and which pins, reservations and ranges of
-//! put sessions each of them holds.
+//! Connections of a shard: their clients, the rights that their tickets give, and the pins, reservations and ranges of
+//! put sessions that each holds.
 //!
-//! Sessions know nothing of objects. Whatever a session holds is lent to it here and taken back from it here, and a
-//! session that leaves says what it still held.
+//! Sessions know nothing of objects. Every handle that a session holds is lent to it here and taken back here; a
+//! session that leaves returns the handles that it still held.
 
 mod gate;
 mod handshake;
@@ -19,19 +19,19 @@ pub(in crate::service) use session::{PendingPayload, Session};
 use super::timing::Outputs;
 use crate::service::types::{CloseReason, Output, Path, PeerKey, TicketId};
 
-/// All connections, by their index. Limits of the store bound what they hold.
+/// All connections, by index. The store's limits bound the number of handles that they hold.
 pub(in crate::service) struct Sessions {
     sessions: Vec<Option<Session>>,
-    /// When connections must have said hello, by their index.
+    /// Deadlines of handshakes, by the connection's index.
     greeting: Deadlines,
-    /// When puts must have completed, by their reservation's index.
+    /// Deadlines of puts, by their reservation's index.
     put_deadlines: Deadlines,
     pins: Handles,
     reservations: Handles,
     tickets: Handles,
     /// Tickets of connections, where they are required.
     gate: Option<Box<Gate>>,
-    /// Length of the pool, which welcomes state.
+    /// Length of the pool, in bytes, as stated in a welcome.
     pool_bytes: u64,
     counters: SessionCounters,
 }
@@ -39,19 +39,19 @@ pub(in crate::service) struct Sessions {
 /// Counters of connections by their outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::service) struct SessionCounters {
-    /// Welcomed.
+    /// Connections that were welcomed.
     pub(in crate::service) greeted: u64,
-    /// Closed from our side.
+    /// Connections closed from this side.
     pub(in crate::service) closed: u64,
-    /// Refused for want of a good ticket.
+    /// Connections refused for lack of a valid ticket.
     pub(in crate::service) strangers: u64,
-    /// Closed because their tickets had ended.
+    /// Connections closed because their tickets expired.
     pub(in crate::service) tickets_ended: u64,
-    /// Requests that tickets do not allow.
+    /// Requests that the peer's ticket does not allow.
     pub(in crate::service) unauthorized: u64,
 }
 
-/// A session that has ended, and all that it held.
+/// Session that has ended, and all handles that it held.
 pub(in crate::service) struct DepartedSession {
     /// The session, with nothing lent to it any more.
     pub(in crate::service) session: Session,
@@ -61,7 +61,8 @@ pub(in crate::service) struct DepartedSession {
 }
 
 impl Sessions {
-    /// No connections yet, to a pool of this length, with room for so many pins and reservations.
+    /// Creates a table without connections, for a pool of this length, with capacity for this many pins and
+    /// reservations.
     pub(in crate::service) fn new(pool_bytes: u64, pins: u32, reservations: u32) -> Self {
         Self {
             sessions: Vec::new(),
@@ -76,10 +77,10 @@ impl Sessions {
         }
     }
 
-    /// A connection was accepted, and has to say hello in time.
+    /// Adds an accepted connection, which has to greet within the handshake deadline.
     ///
     /// # Panics
-    /// When the position is taken: the host reports a connection's end before it reuses its index.
+    /// If the index is in use: the host reports a connection's end before it reuses its index.
     pub(in crate::service) fn join(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
         let index = peer.index as usize;
         if self.sessions.len() <= index {
@@ -90,7 +91,7 @@ impl Sessions {
         self.greeting.set(peer.index, now_ns.saturating_add(Limits::HELLO_NS));
     }
 
-    /// A connection is gone and its I/O has ended, also one that was being closed.
+    /// Removes a connection that is gone and whose I/O has ended, also one that was being closed.
     pub(in crate::service) fn leave(&mut self, peer: PeerKey) -> Option<DepartedSession> {
         let entry = self.sessions.get_mut(peer.index as usize)?;
         let mut session = entry.take_if(|session| session.generation == peer.generation)?;
@@ -110,25 +111,25 @@ impl Sessions {
         Some(DepartedSession { session, pins, reservations, tickets })
     }
 
-    /// A peer's session, unless it is being closed.
+    /// Returns a peer's session, unless it is being closed.
     pub(in crate::service) fn get(&self, peer: PeerKey) -> Option<&Session> {
         let session = self.sessions.get(peer.index as usize)?.as_ref()?;
         (session.generation == peer.generation && !session.closing).then_some(session)
     }
 
-    /// As [`Self::get`], to change it.
+    /// Like [`Self::get`], mutable.
     pub(in crate::service) fn get_mut(&mut self, peer: PeerKey) -> Option<&mut Session> {
         let session = self.sessions.get_mut(peer.index as usize)?.as_mut()?;
         (session.generation == peer.generation && !session.closing).then_some(session)
     }
 
-    /// The session at an index, also one that is being closed, and its key.
+    /// Returns the session at an index and its key, also one that is being closed.
     pub(in crate::service) fn at(&self, index: u32) -> Option<(PeerKey, &Session)> {
         let session = self.sessions.get(index as usize)?.as_ref()?;
         Some((PeerKey { index, generation: session.generation }, session))
     }
 
-    /// The sessions that `pick` chooses, those that are being closed among them.
+    /// Returns the sessions for which `pick` returns true, including those that are being closed.
     pub(in crate::service) fn select(&self, pick: impl Fn(&Session) -> bool) -> Vec<PeerKey> {
         let all = self.sessions.iter().enumerate();
         let picked = all.filter_map(|(index, session)| {
@@ -138,7 +139,7 @@ impl Sessions {
         picked.collect()
     }
 
-    /// Notes the client of a connection, which may send requests from now on.
+    /// Records the client of a connection, which may send requests from now on.
     pub(in crate::service) fn greet(&mut self, peer: PeerKey, greeting: Greeting) {
         if let Some(session) = self.get_mut(peer) {
             session.greet(greeting);
@@ -147,8 +148,8 @@ impl Sessions {
         }
     }
 
-    /// Closes a connection from our side: it stays in the table, so that what it holds comes back only when its I/O has
-    /// ended. Nothing where there is none, or it is being closed already.
+    /// Closes a connection from this side: it stays in the table, so that its handles are released only when its I/O
+    /// has ended. Does nothing if there is no such connection or it is being closed already.
     pub(in crate::service) fn close(&mut self, outputs: &mut Outputs, peer: PeerKey, reason: CloseReason) {
         let Some(session) = self.get_mut(peer) else { return };
         session.closing = true;
@@ -159,19 +160,19 @@ impl Sessions {
         outputs.push_back(Output::Close { peer, reason });
     }
 
-    /// Remembers a pin that a peer holds over shared memory.
+    /// Records a pin that a peer holds over shared memory.
     pub(in crate::service) fn lend_pin(&mut self, peer: PeerKey, pin: PinId) {
         let session = find(&mut self.sessions, peer);
         self.pins.lend(&mut session.pins, peer.index, pin.index, pin.generation);
     }
 
-    /// Takes a lent pin back; false when this peer does not hold it.
+    /// Takes a lent pin back; false if this peer does not hold it.
     pub(in crate::service) fn take_pin(&mut self, peer: PeerKey, pin: PinId) -> bool {
         let session = find(&mut self.sessions, peer);
         self.pins.take(&mut session.pins, peer.index, pin.index, pin.generation)
     }
 
-    /// Remembers a reservation that a peer holds until then at most.
+    /// Records a reservation that a peer holds, and its deadline.
     pub(in crate::service) fn lend_reservation(&mut self, peer: PeerKey, reservation: ReservationId, until_ns: u64) {
         let ReservationId { index, generation } = reservation;
         let session = find(&mut self.sessions, peer);
@@ -179,7 +180,7 @@ impl Sessions {
         self.put_deadlines.set(index, until_ns);
     }
 
-    /// Takes a reservation back from a peer; false when it does not hold it.
+    /// Takes a reservation back from a peer; false if the peer does not hold it.
     pub(in crate::service) fn take_reservation(&mut self, peer: PeerKey, reservation: ReservationId) -> bool {
         let ReservationId { index, generation } = reservation;
         let session = find(&mut self.sessions, peer);
@@ -190,19 +191,19 @@ impl Sessions {
         held
     }
 
-    /// Remembers the ticket of a range of a put session that a peer fills or reads.
+    /// Records the ticket of a range of a put session that a peer fills or reads.
     pub(in crate::service) fn lend_ticket(&mut self, peer: PeerKey, ticket: TicketId) {
         let session = find(&mut self.sessions, peer);
         self.tickets.lend(&mut session.tickets, peer.index, ticket.index, ticket.generation);
     }
 
-    /// Takes a ticket back; false when this peer does not hold it.
+    /// Takes a ticket back; false if this peer does not hold it.
     pub(in crate::service) fn take_ticket(&mut self, peer: PeerKey, ticket: TicketId) -> bool {
         let session = find(&mut self.sessions, peer);
         self.tickets.take(&mut session.tickets, peer.index, ticket.index, ticket.generation)
     }
 
-    /// When the next connection must have said hello, the next put must have completed, or a ticket may have ended.
+    /// Returns the earliest deadline of a handshake, a put or a ticket.
     pub(in crate::service) fn poll_timeout(&self) -> Option<u64> {
         [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.gate_timeout()].into_iter().flatten().min()
     }
@@ -211,28 +212,27 @@ impl Sessions {
         &self.counters
     }
 
-    /// The session of a peer whose request is being carried out.
+    /// Returns the session of a peer whose request is being carried out.
     fn find(&mut self, peer: PeerKey) -> &mut Session {
         find(&mut self.sessions, peer)
     }
 
-    /// A connection that has not said hello in time.
+    /// Returns a connection whose handshake deadline has passed.
     pub(in crate::service) fn take_silent(&mut self, now_ns: u64) -> Option<PeerKey> {
         let index = self.greeting.take_due(now_ns)?;
-        Some(self.at(index).expect("only a connection that is there is awaited").0)
+        Some(self.at(index).expect("only an existing connection has a deadline").0)
     }
 
-    /// A reservation whose put has not completed in time, whose it is and over which path that one puts. It stays its
-    /// holder's.
+    /// Returns a reservation whose deadline has passed, its holder, and the holder's path. The holder keeps it.
     pub(in crate::service) fn take_overdue(&mut self, now_ns: u64) -> Option<(ReservationId, PeerKey, Path)> {
         let index = self.put_deadlines.take_due(now_ns)?;
-        let (at, generation) = self.reservations.holder(index).expect("only what is held has a deadline");
-        let (peer, session) = self.at(at).expect("a reservation's holder is there");
+        let (at, generation) = self.reservations.holder(index).expect("only a reservation that is held has a deadline");
+        let (peer, session) = self.at(at).expect("a reservation's holder exists");
         Some((ReservationId { index, generation }, peer, session.path))
     }
 }
 
-/// The session of a peer whose request is being carried out.
+/// Returns the session of a peer whose request is being carried out.
 fn find(sessions: &mut [Option<Session>], peer: PeerKey) -> &mut Session {
     let session = sessions.get_mut(peer.index as usize).and_then(Option::as_mut);
     session
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_leaves_says_what_it_still_held() {
+    fn a_session_that_leaves_returns_its_handles() {
         let mut sessions = joined();
         sessions.greet(PEER, GREETING);
         let pins = [0, 1, 2].map(|index| PinId { index, generation: 5 });
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_being_closed_holds_what_it_has_until_it_leaves() {
+    fn a_closing_session_keeps_its_handles_until_it_leaves() {
         let mut sessions = joined();
         sessions.greet(PEER, GREETING);
         let reservation = ReservationId { index: 0, generation: 1 };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_silent_and_puts_overdue_when_their_time_is_over() {
+    fn connections_and_puts_expire_at_their_deadlines() {
         let mut sessions = joined();
         let until_ns = 100 + Limits::HELLO_NS;
         assert_eq!(sessions.poll_timeout(), Some(until_ns));

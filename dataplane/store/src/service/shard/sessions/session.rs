@@ -1,4 +1,4 @@
-//! One connection: its client, what it may do, and what it holds.
+//! One connection: its client, its rights, and the handles that it holds.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{RequestId, ReservationId, SegmentId};
@@ -8,27 +8,27 @@ use super::gate::{ChallengedHello, Pass};
 use super::held::List;
 use crate::service::types::{Path, TicketId};
 
-/// A payload in flight.
+/// Payload in flight.
 pub(in crate::service) enum PendingPayload {
-    /// It is read and forgotten; then this is answered.
+    /// Discarded when received; then the request is answered with this status.
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
-    /// It goes into this reservation.
+    /// Received into this reservation.
     Put { request: RequestId, reservation: ReservationId, expected: u64 },
-    /// It goes into a range of a put session.
+    /// Received into a range of a put session.
     Fill { request: RequestId, ticket: TicketId, expected: u64 },
-    /// It goes into this segment.
+    /// Received into this segment.
     Write { request: RequestId, segment: SegmentId, expected: Option<u64> },
-    /// It goes into these segments.
+    /// Received into these segments.
     WriteMany { request: RequestId, segments: Vec<SegmentId>, expected: Option<u64> },
 }
 
-/// What a connection said of itself when it greeted.
+/// Facts that a client states of its connection in the greeting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) struct Greeting {
     pub(in crate::service) client: u64,
-    /// Its number among the connections of its client.
+    /// Number of the connection among those of its client.
     pub(super) connection: u64,
-    /// It is the new owner of what was ours, and asks for that only.
+    /// True if the peer is the new owner of slots that this shard had, and fetches their objects only.
     pub(in crate::service) fetches: bool,
 }
 
@@ -43,26 +43,26 @@ pub(in crate::service) struct Session {
     pub(in crate::service) path: Path,
     pub(in crate::service) greeted: bool,
     pub(in crate::service) greeting: Greeting,
-    /// It has brought copies as the owner of their slots.
+    /// True once the peer, as the owner of their slots, has written replicas here.
     pub(in crate::service) copies: bool,
     pub(in crate::service) closing: bool,
-    /// The challenge that it was given, where tickets are required.
+    /// Challenge that was sent to the client, where tickets are required.
     pub(super) challenged: Option<Box<ChallengedHello>>,
     pub(in crate::service) pass: Pass,
     pub(in crate::service) pending: Option<PendingPayload>,
-    /// When its last request came, and how long the payload is that comes with it.
+    /// Time at which the last request was received, and the length of its payload.
     pub(in crate::service) arrived_ns: u64,
     pub(in crate::service) payload_bytes: u64,
     /// Pins lent over shared memory.
     pub(super) pins: List,
     /// Reservations lent over shared memory, or the one whose payload is in flight.
     pub(super) reservations: List,
-    /// Ranges of put sessions that it fills or reads.
+    /// Ranges of put sessions that the peer fills or reads.
     pub(super) tickets: List,
 }
 
 impl Session {
-    /// A connection that has not said hello yet.
+    /// Creates the session of a connection that has not greeted yet.
     pub(super) const fn new(generation: u32, path: Path, now_ns: u64) -> Self {
         Self {
             generation,
@@ -82,7 +82,7 @@ impl Session {
         }
     }
 
-    /// Notes the client of a connection, which may send requests from now on.
+    /// Records the client of a connection, which may send requests from now on.
     pub(super) const fn greet(&mut self, greeting: Greeting) {
         (self.greeted, self.greeting) = (true, greeting);
     }

@@ -1,19 +1,19 @@
-//! How long gets and puts took, by tenant: where a shard has only the default tenant, nothing is counted here.
+//! Latency of gets and puts by tenant. A shard that has only the default tenant records nothing here.
 //!
-//! What was answered in the round of its arrival has no time of its own, as in the histograms by operation: it waits
-//! for the next reading of the clock among requests of its class, and shares it.
+//! As in the histograms by operation, a request that is answered in the round of its arrival has no measurable latency
+//! of its own: it waits for the next reading of the clock among requests of its class, and shares it.
 
 use std::collections::HashMap;
 
 use kvplane_proto::histogram::Histogram;
 use kvplane_proto::message::Operation;
 
-/// Tenants of a shard that are told apart; further ones are counted together.
+/// Most tenants of a shard that are counted separately; further ones are counted together.
 pub const TENANTS_TIMED: usize = 256;
 
 const CLASSES: usize = 2;
 
-/// What a tenant asked for.
+/// Class of a tenant's operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TenantOperation {
     /// `Get`, `GetRange` or `Lookup`.
@@ -34,49 +34,49 @@ impl TenantOperation {
     }
 }
 
-/// Whose object a request was about; of a request about several, one that was there.
+/// Tenant of the object that a request was about; of a request about several, of one that existed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Whose {
-    /// The tenant with this number; 0 is the default one.
+    /// Tenant with this number; 0 is the default tenant.
     Tenant(u32),
-    /// It came from an SSD, and nobody has read yet whose it is.
+    /// Unknown: the object came from an SSD, and its tail was not read yet.
     Unknown,
-    /// One beyond [`TENANTS_TIMED`].
+    /// Any tenant beyond [`TENANTS_TIMED`].
     Others,
 }
 
-/// Requests of one kind about objects of one tenant that were answered with `Ok`.
+/// Latency of requests of one class for objects of one tenant that were answered with `Ok`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TenantTimes {
-    /// Whose objects.
+    /// Tenant of the objects.
     pub whose: Whose,
-    /// The tenant's name, where a put told it.
+    /// Name of the tenant, if a put named it.
     pub name: Option<String>,
-    /// What was asked.
+    /// Class of the requests.
     pub operation: TenantOperation,
-    /// Whether they waited for the SSD.
+    /// True for those that waited for the SSD.
     pub ssd: bool,
-    /// How long they took.
+    /// Latency histogram.
     pub times: Histogram,
 }
 
 #[derive(Debug)]
 struct OfTenant {
     whose: Whose,
-    /// Answered in the round of their arrival, and not yet in a histogram.
+    /// Requests that were answered in the round of their arrival and are not in a histogram yet.
     fast: [u32; CLASSES],
     times: [[Histogram; 2]; CLASSES],
 }
 
-/// The counting side.
+/// Recorder of latencies by tenant.
 #[derive(Debug, Default)]
 pub(in crate::service) struct ByTenant {
     places: HashMap<Whose, usize>,
     tenants: Vec<OfTenant>,
     names: HashMap<u32, String>,
-    /// Those of whom something waits for a reading.
+    /// Tenants with requests that wait for a reading of the clock.
     waiting: Vec<usize>,
-    /// The last reading of each class.
+    /// Latency by the last reading, of each class.
     last_ns: [u64; CLASSES],
 }
 
@@ -94,14 +94,14 @@ impl ByTenant {
         at
     }
 
-    /// A put told a tenant's name.
+    /// Records the name of a tenant.
     pub(in crate::service) fn named(&mut self, number: u32, name: &[u8]) {
         if self.names.len() < TENANTS_TIMED && !self.names.contains_key(&number) {
             self.names.insert(number, String::from_utf8_lossy(name).into_owned());
         }
     }
 
-    /// A request was answered in the round in which it came.
+    /// Records a request that was answered in the round in which it was received.
     pub(super) fn at_once(&mut self, whose: Whose, operation: TenantOperation) {
         let at = self.place(whose);
         let tenant = &mut self.tenants[at];
@@ -111,13 +111,13 @@ impl ByTenant {
         tenant.fast[operation as usize] += 1;
     }
 
-    /// A request was answered after so long.
+    /// Records a request that was answered after `took_ns`.
     pub(super) fn after(&mut self, whose: Whose, operation: TenantOperation, ssd: bool, took_ns: u64) {
         let at = self.place(whose);
         self.tenants[at].times[operation as usize][usize::from(ssd)].add(took_ns);
     }
 
-    /// The clock was read at the end of a round in which requests of these classes were answered.
+    /// Records a reading of the clock at the end of a round in which requests of these classes were answered.
     pub(super) fn settle(&mut self, answered: [bool; CLASSES], took_ns: u64) {
         let Self { tenants, waiting, last_ns, .. } = self;
         for class in (0..CLASSES).filter(|&class| answered[class]) {
@@ -130,7 +130,7 @@ impl ByTenant {
         waiting.retain(|&at| tenants[at].fast != [0; CLASSES]);
     }
 
-    /// What was counted so far.
+    /// Returns the statistics so far.
     pub(super) fn snapshot(&self) -> Vec<TenantTimes> {
         let mut all = Vec::new();
         for tenant in &self.tenants {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_a_bound() {
+    fn the_number_of_tenants_is_bounded() {
         let mut all = ByTenant::default();
         for number in 0..1000 {
             all.at_once(Whose::Tenant(number), TenantOperation::Get);

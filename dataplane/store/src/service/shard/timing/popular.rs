@@ -1,52 +1,52 @@
-//! Which objects are asked for most, for people who look.
+//! Hot objects: the objects with most gets, for operators.
 //!
-//! One get in [`EACH`], by chance more or less lest objects that take turns keep step with it, is a sample, so that
-//! most gets cost a subtraction. Samples of a while are counted by Misra and Gries' "Finding repeated elements"
-//! (Science of Computer Programming 2, 1982): counts are never too high, and whoever has a good share of all is among
-//! them, however many objects there are.
+//! One get in [`EACH`] is a sample, so that most gets cost a subtraction; the distance is random, so that objects read
+//! in turn do not stay in step with it. Samples of a window are counted by Misra and Gries' "Finding repeated elements"
+//! (Science of Computer Programming 2, 1982): counts are never too high, and an object with a large share of all gets
+//! is among them, however many objects there are.
 
 use kvplane_proto::Digest;
 
 /// Gets that a sample stands for, on average.
 const EACH: u64 = 16;
-/// Objects that are counted: one that has a sixty-fourth of all is among them.
+/// Objects that are counted: every object with at least 1/64 of all samples is among them.
 const COUNTED: usize = 64;
-/// How long samples are counted together.
+/// Length of a window of samples.
 const WINDOW_NS: u64 = 10_000_000_000;
-/// Objects that are told of at most: the hottest.
+/// Most objects that are reported: the hottest.
 pub const HOT_KEPT: usize = 16;
 
-/// An object that is asked for much.
+/// Object with many gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HotObject {
-    /// Which.
+    /// Digest of the object.
     pub digest: Digest,
-    /// Gets that asked for it in that time, as the samples say,
+    /// Gets of it in the window, estimated from samples.
     pub gets: u64,
-    /// and the bytes that they asked for.
+    /// Bytes of those gets.
     pub bytes: u64,
 }
 
-/// The objects that were asked for most.
+/// Hottest objects.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HotObjects {
-    /// How long they were counted.
+    /// Time over which they were counted, in nanoseconds.
     pub over_ns: u64,
     /// The hottest first, at most [`HOT_KEPT`].
     pub objects: Vec<HotObject>,
 }
 
-/// The counting side.
+/// Counter of hot objects.
 #[derive(Debug)]
 pub(in crate::service) struct Popular {
     /// Gets until the next sample.
     left: u64,
-    /// Chance: xorshift, never 0.
+    /// State of the random generator: xorshift, never 0.
     chance: u64,
-    /// Samples of the current window, and their bytes,
+    /// Samples of the current window, and their bytes.
     counted: Vec<(Digest, u64, u64)>,
     began_ns: u64,
-    /// and what there was in the one before.
+    /// Result of the previous window.
     before: HotObjects,
 }
 
@@ -58,7 +58,7 @@ impl Default for Popular {
 }
 
 impl Popular {
-    /// A get asked for so many bytes of an object.
+    /// Counts a get of this many bytes of an object.
     #[inline]
     pub(in crate::service) fn asked(&mut self, digest: Digest, bytes: u64, now_ns: u64) {
         match self.left.checked_sub(1) {
@@ -72,7 +72,7 @@ impl Popular {
         self.chance ^= self.chance << 13;
         self.chance ^= self.chance >> 7;
         self.chance ^= self.chance << 17;
-        // From none to twice as many between two samples as there are on average.
+        // Uniform between 0 and twice the average distance.
         self.left = self.chance % (2 * EACH - 1);
         self.roll(now_ns);
         if let Some((_, samples, all)) = self.counted.iter_mut().find(|(counted, ..)| *counted == digest) {
@@ -80,7 +80,7 @@ impl Popular {
         } else if self.counted.len() < COUNTED {
             self.counted.push((digest, 1, bytes));
         } else {
-            // All counts lose one: then there is room for the next.
+            // Decrements all counts, which makes room for the next object.
             for (_, samples, all) in &mut self.counted {
                 *all -= *all / *samples;
                 *samples -= 1;
@@ -89,11 +89,11 @@ impl Popular {
         }
     }
 
-    /// Begins another window where one is over.
+    /// Begins a new window if the current one is over.
     fn roll(&mut self, now_ns: u64) {
         let since_ns = now_ns.saturating_sub(self.began_ns);
         if since_ns >= WINDOW_NS {
-            // Nobody has asked for a while where more than two are over.
+            // After more than two windows there were no gets for a while.
             self.before = if since_ns < 2 * WINDOW_NS { self.figures(now_ns) } else { HotObjects::default() };
             self.counted.clear();
             self.began_ns = now_ns;
@@ -114,8 +114,8 @@ impl Popular {
         HotObjects { over_ns: now_ns.saturating_sub(self.began_ns).max(1), objects }
     }
 
-    /// The hottest objects of the window before, or of the current one where that is old enough to tell, or the
-    /// first.
+    /// Returns the hottest objects of the previous window; of the current one if it is old enough to be meaningful, or
+    /// the first.
     pub(super) fn hottest(&self, now_ns: u64) -> HotObjects {
         let since_ns = now_ns.saturating_sub(self.began_ns);
         if since_ns >= 2 * WINDOW_NS {
@@ -134,10 +134,10 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     #[test]
-    fn what_is_asked_for_most_comes_first_and_goes_when_nobody_asks() {
+    fn the_hottest_objects_come_first_and_expire_without_gets() {
         let mut popular = Popular::default();
         for at in 0..64_000u64 {
-            // A half for one object, a quarter for another, and the rest for a thousand others.
+            // Half of the gets for one object, a quarter for another, and the rest for a thousand others.
             let key = if at % 2 == 0 {
                 1
             } else if at % 4 == 1 {
@@ -154,7 +154,7 @@ mod tests {
         assert!((25_000..36_000).contains(&first.gets), "{first:?}");
         assert!((11_000..18_000).contains(&second.gets), "{second:?}");
         assert!((first.bytes / 100).abs_diff(first.gets) < 200, "{first:?}");
-        // The window is over; what it had is told until the next one tells enough.
+        // The window is over; its result is reported until the next one is meaningful.
         (0..2).for_each(|_| popular.sample(Digest(7), 1, 11 * SECOND_NS));
         assert_eq!(popular.hottest(12 * SECOND_NS).objects[0].digest, Digest(1));
         assert_eq!(popular.hottest(17 * SECOND_NS).objects[0].digest, Digest(7));
@@ -162,8 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// No count is above what was sampled, there are never too many, and whoever has a large share of the samples
-        /// is among them.
+        /// No count exceeds the number of samples, the table is bounded, and every object with a large share of the
+        /// samples is in it.
         #[test]
         fn counts_are_never_too_high(keys in prop::collection::vec(0u8..255, 1..3000), favourite in 0u8..255) {
             let mut popular = Popular::default();

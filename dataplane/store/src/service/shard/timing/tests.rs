@@ -1,4 +1,4 @@
-//! What is counted of the times of requests.
+//! Tests of the latency statistics.
 
 use kvplane_proto::RequestId;
 
@@ -13,7 +13,7 @@ fn at(arrived_ns: u64) -> Timing {
 }
 
 #[test]
-fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
+fn immediate_replies_share_a_reading_and_none_is_lost() {
     let mut timed = ServiceTimer::new();
     let mut readings = 0;
     for round in 0..1000u64 {
@@ -32,7 +32,7 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
 }
 
 #[test]
-fn only_what_was_answered_in_a_round_gets_its_time() {
+fn only_operations_answered_in_a_round_get_its_time() {
     let mut timed = ServiceTimer::new();
     timed.answered_at_once(&reply(Operation::Get), None, 10);
     timed.round_over(|| 110);
@@ -57,7 +57,7 @@ fn slow_requests_are_remembered_with_their_stages_and_only_the_latest() {
     timed.answered(&reply(Operation::Get), &(0, waited, About { digest: Some(Digest(9)), bytes: 0 }), None, 2005);
     let slow = timed.snapshot(0).slow;
     assert_eq!((slow.len(), slow[0].ssd_ns, slow[0].total_ns, slow[0].digest), (1, 2000, 2000, Some(Digest(9))));
-    // The same request then also leaves slowly.
+    // The reply of the same request is then slow to send.
     let left = SlowOperation { total_ns: 9000, send_ns: 7000, ..slow[0] };
     timed.remember(left);
     assert_eq!((timed.slow_count, timed.slow.len(), timed.slow[0].send_ns), (1, 1, 7000));

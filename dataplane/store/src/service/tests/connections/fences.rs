@@ -1,4 +1,4 @@
-//! Askers say that connections of theirs are over.
+//! Tests of fences: clients fence connections of their own.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::SegmentId;
@@ -13,7 +13,7 @@ fn fence(rig: &mut Rig, peer: PeerKey, connections: &[u64]) {
     rig.ask(peer, Operation::Fence, &body, connections.len());
 }
 
-/// Fences; which connections were closed for it, before it was answered.
+/// Fences connections; returns those that were closed before the fence was answered.
 fn fenced(rig: &mut Rig, peer: PeerKey, connections: &[u64]) -> Vec<PeerKey> {
     fence(rig, peer, connections);
     let mut said = rig.drain();
@@ -31,7 +31,7 @@ fn segment(rig: &mut Rig) -> SegmentId {
 }
 
 #[test]
-fn only_the_askers_own_connections_of_these_numbers_are_closed() {
+fn only_the_clients_own_connections_of_these_numbers_are_closed() {
     let mut rig = Rig::new();
     let asks = rig.join_as(Path::Stream, 1, 10);
     let stream = rig.join_as(Path::Stream, 1, 11);
@@ -49,7 +49,7 @@ fn only_the_askers_own_connections_of_these_numbers_are_closed() {
         rig.gone(peer);
     }
     assert!(fenced(&mut rig, asks, &[11, 12]).is_empty());
-    // Its place may be another's, and its number too: only that of another asker, or of this one's next incarnation.
+    // Its index may be reused, and its number too, but only by another client, or this client's next incarnation.
     rig.join_as(Path::Stream, 3, 11);
     assert!(fenced(&mut rig, asks, &[11]).is_empty());
     rig.gone(silent);
@@ -70,7 +70,7 @@ fn a_fence_of_its_own_connection_is_malformed_and_one_before_the_hello_too() {
 }
 
 #[test]
-fn what_was_under_way_is_not_carried_out_and_comes_back() {
+fn requests_in_flight_are_dropped_and_their_handles_released() {
     let mut rig = Rig::new();
     let segment = segment(&mut rig);
     let asks = rig.join_as(Path::Stream, 1, 1);
@@ -84,7 +84,7 @@ fn what_was_under_way_is_not_carried_out_and_comes_back() {
     pool_place(rig.begin_put(put, 1, 10));
     assert_eq!(fenced(&mut rig, asks, &[2, 3, 4]), [write, many, put]);
     for peer in [write, many, put] {
-        // A host that had received it all just then.
+        // The host may just have received the whole payload.
         rig.done(peer);
         rig.assert_quiet();
         let to = rig.offer(peer, Operation::Write, &body_of([WriteItem { segment, offset: 0 }]), 100);
@@ -97,7 +97,7 @@ fn what_was_under_way_is_not_carried_out_and_comes_back() {
 }
 
 #[test]
-fn what_was_lent_over_shared_memory_comes_back_when_the_process_is_gone() {
+fn shared_memory_handles_are_released_when_the_process_is_gone() {
     let mut rig = Rig::new();
     let asks = rig.join_as(Path::Stream, 1, 1);
     let shared = rig.join_as(Path::Shared, 1, 2);
@@ -114,7 +114,7 @@ fn what_was_lent_over_shared_memory_comes_back_when_the_process_is_gone() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn a_fence_closes_what_it_names_and_nothing_else(
+    fn a_fence_closes_the_named_connections_only(
         joined in prop::collection::vec((0u64..3, 0u64..6, any::<bool>()), 1..20),
         named in prop::collection::vec(0u64..6, 1..8),
     ) {

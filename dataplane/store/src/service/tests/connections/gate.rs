@@ -1,4 +1,4 @@
-//! Who gets in with a ticket, until when, and to whose objects.
+//! Tests of tickets: admission, expiry, and tenants.
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId};
@@ -34,7 +34,7 @@ fn terms() -> Terms {
     Terms { role: Role::Client, rights, tenant: None, holder: 99, incarnation: 0, epochs: (5, u64::MAX) }
 }
 
-/// A shard that wants tickets and knows the keys.
+/// Returns a shard that requires tickets and has the keys.
 fn guarded(mint: &Mint) -> Rig {
     let mut rig = Rig::new();
     rig.service.control().want_tickets(Challenges::new([5; 32]));
@@ -49,7 +49,7 @@ fn challenge(rig: &mut Rig, peer: PeerKey, hello: &Hello) -> Challenge {
     answer.body.try_into().expect("a challenge")
 }
 
-/// The answer, and the end of the connection where it is a refusal.
+/// Proves a ticket; returns the status, and checks that a refusal closes the connection.
 fn prove(rig: &mut Rig, peer: PeerKey, body: &[u8]) -> Status {
     rig.ask(peer, Operation::Prove, body, 1);
     match &rig.drain()[..] {
@@ -89,7 +89,7 @@ fn named_put(rig: &mut Rig, peer: PeerKey, name: &ObjectName<'_>, tenant: u32) -
 }
 
 #[test]
-fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
+fn a_holder_is_admitted_and_the_shard_authenticates_itself() {
     let mint = mint(1);
     let credential = mint.issue(&terms(), NOW);
     for path in [Path::Stream, Path::Shared] {
@@ -116,16 +116,16 @@ fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
 }
 
 #[test]
-fn whoever_has_no_ticket_gets_nothing() {
+fn a_client_without_a_valid_ticket_is_refused() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
-    // Asks without a proof.
+    // A request without a proof.
     let peer = rig.connect(Path::Stream);
     challenge(&mut rig, peer, &hello());
     assert!(!rig.service.inspect().may_carry(peer), "nothing is made for a stranger");
     rig.ask(peer, Operation::Exists, &digests([1]), 1);
     assert_eq!(rig.closed(peer), CloseReason::NotGreeted);
-    // Proves without having been asked, greets twice, or sends something torn.
+    // A proof without a challenge, a second greeting, and a malformed proof.
     let peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Prove, &[0; 144], 1);
     rig.assert_malformed(peer);
@@ -137,12 +137,12 @@ fn whoever_has_no_ticket_gets_nothing() {
     challenge(&mut rig, peer, &hello());
     rig.ask(peer, Operation::Prove, &[0; 143], 1);
     rig.assert_malformed(peer);
-    // Waits.
+    // A client that sends nothing after the challenge.
     let peer = rig.connect(Path::Stream);
     challenge(&mut rig, peer, &hello());
     rig.pass(Limits::HELLO_NS);
     assert_eq!(rig.closed(peer), CloseReason::NotGreeted);
-    // Made it up, with any bit of a good one changed, or took one of another cluster.
+    // A forged proof, with any bit of a valid one changed, or of another cluster.
     let good = mint.issue(&terms(), NOW);
     for byte in 0..144 {
         let peer = rig.connect(Path::Stream);
@@ -160,7 +160,7 @@ fn whoever_has_no_ticket_gets_nothing() {
 }
 
 #[test]
-fn what_was_recorded_is_of_no_use() {
+fn a_recorded_proof_cannot_be_replayed() {
     let mint = mint(1);
     let credential = mint.issue(&terms(), NOW);
     let mut rig = guarded(&mint);
@@ -171,7 +171,7 @@ fn what_was_recorded_is_of_no_use() {
     let other = rig.connect(Path::Stream);
     assert_ne!(challenge(&mut rig, other, &hello()), first, "never twice");
     assert_eq!(prove(&mut rig, other, &recorded), Status::Unauthorized);
-    // Nor for a greeting that says something else.
+    // Nor for another greeting.
     let hello = Hello { client: 98, ..hello() };
     let other = rig.connect(Path::Stream);
     let again = challenge(&mut rig, other, &hello);
@@ -180,7 +180,7 @@ fn what_was_recorded_is_of_no_use() {
 }
 
 #[test]
-fn a_shard_without_keys_says_so() {
+fn a_shard_without_keys_answers_no_key() {
     let mint = mint(1);
     let mut rig = Rig::new();
     rig.service.control().want_tickets(Challenges::new([5; 32]));
@@ -197,7 +197,7 @@ fn a_shard_without_keys_says_so() {
 }
 
 #[test]
-fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
+fn a_ticket_expires_unless_it_is_renewed_on_its_connection() {
     let mut mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
@@ -207,7 +207,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
     let asked = challenge(&mut rig, renewed, &hello());
     let body = proof(&credential, &hello(), &asked);
     assert_eq!(prove(&mut rig, renewed, &body), Status::Ok);
-    // Time passes, and the control plane is heard.
+    // Time passes while the control plane is reachable.
     let mut seconds = NOW;
     let hear = |rig: &mut Rig, mint: &Mint, seconds: u64| {
         rig.service.control().learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
@@ -218,7 +218,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
         hear(&mut rig, &mint, seconds);
     }
     rig.assert_quiet();
-    // Under a key that comes in a moment.
+    // Proved under a key that the shard receives shortly afterwards.
     assert_eq!(mint.rotate(seconds, true, drawer(3)), Ok(true));
     assert_eq!(mint.rotate(seconds, true, drawer(4)), Ok(true));
     let newer = mint.issue(&terms(), seconds);
@@ -227,7 +227,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
     assert_eq!(rig.answer().status(), Status::NoKey, "it is not closed for that");
     hear(&mut rig, &mint, seconds);
     assert_eq!(prove(&mut rig, renewed, &body), Status::Ok);
-    // What would make it another's is refused.
+    // A ticket with which the connection would change its holder is refused.
     for _ in 0..22 {
         seconds += 15;
         rig.pass(15 * SECOND_NS);
@@ -243,7 +243,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
 }
 
 #[test]
-fn an_ended_ticket_lets_nobody_in() {
+fn an_expired_ticket_is_refused() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
@@ -254,7 +254,7 @@ fn an_ended_ticket_lets_nobody_in() {
 }
 
 #[test]
-fn while_the_control_plane_is_away_nothing_ends() {
+fn tickets_do_not_expire_while_the_control_plane_is_away() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
@@ -263,7 +263,7 @@ fn while_the_control_plane_is_away_nothing_ends() {
     rig.assert_quiet();
     assert!(!rig.exists(peer, 1));
     assert_eq!(enter(&mut rig, Path::Stream, &credential, &hello()).1, Status::Ok);
-    // It is back, and has not renewed the ticket.
+    // The control plane is back, and the ticket was not renewed.
     rig.service.control().learn_keys(mint.keys().cloned().collect(), NOW + 3_600, rig.now_ns);
     let mut closed = 0;
     for _ in 0..40 {
@@ -274,13 +274,13 @@ fn while_the_control_plane_is_away_nothing_ends() {
     assert_eq!(rig.service.inspect().counters().tickets_ended, 2);
 }
 
-/// A shard, and what tells it the time: by a control plane's wall clock, as versions before the ticket time did.
+/// Passes the time to a shard: by a control plane's wall clock, as versions before the ticket time did.
 fn hear(rig: &mut Rig, mint: &Mint, seconds: u64) {
     rig.service.control().learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
 }
 
 #[test]
-fn a_control_plane_whose_time_jumped_ahead_and_back_locks_nobody_out() {
+fn a_clock_jump_of_the_control_plane_locks_no_client_out() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let (before, _) = enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &hello());
@@ -293,7 +293,7 @@ fn a_control_plane_whose_time_jumped_ahead_and_back_locks_nobody_out() {
     let ticket = mint.issue(&terms(), NOW + 20);
     let (peer, status) = enter(&mut rig, Path::Stream, &ticket, &hello());
     assert_eq!(status, Status::Ok, "a ticket that was made just now");
-    // It is good for as long as it says, and no longer.
+    // The ticket is valid for its lifetime, and no longer.
     let mut seconds = NOW + 20;
     for _ in 0..=LIFETIME / 20 {
         seconds += 20;
@@ -309,7 +309,7 @@ fn a_control_plane_whose_time_jumped_ahead_and_back_locks_nobody_out() {
 }
 
 #[test]
-fn a_control_plane_that_took_over_with_another_time_locks_nobody_out() {
+fn a_takeover_with_another_clock_locks_no_client_out() {
     for other_s in [NOW - 1_200, NOW + 1_200, 0] {
         let (first, second) = (mint(1), mint(2));
         let mut rig = guarded(&first);
@@ -331,7 +331,7 @@ fn a_control_plane_that_took_over_with_another_time_locks_nobody_out() {
 }
 
 #[test]
-fn rights_are_kept_to() {
+fn the_rights_of_tickets_are_enforced() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let (writer, _) = enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &hello());
@@ -345,11 +345,11 @@ fn rights_are_kept_to() {
     assert_eq!(rig.answer().status(), Status::Unauthorized);
     assert!(rig.exists(reader, 1), "it stays");
     assert_eq!(rig.service.inspect().counters().unauthorized, 2);
-    // Who maps the pool could write it.
+    // A process that maps the pool could write it.
     assert_eq!(enter(&mut rig, Path::Shared, &reads, &hello()).1, Status::Unauthorized);
     let nothing = mint.issue(&Terms { rights: Rights::NONE, ..terms() }, NOW);
     assert_eq!(enter(&mut rig, Path::Stream, &nothing, &hello()).1, Status::Unauthorized);
-    // Only nodes fetch what moved.
+    // Only nodes fetch exported objects.
     let fetches = Hello { fetches: true, ..hello() };
     assert_eq!(enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &fetches).1, Status::Unauthorized);
     let rights = Rights::READ.and(Rights::WRITE).and(Rights::FETCH);
@@ -371,7 +371,7 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
     let (number_a, number_b) = (tenant_number(b"a"), tenant_number(b"b"));
     assert_eq!(named_put(&mut rig, a, &of_a, number_a).status(), Status::Ok);
     assert_eq!(named_put(&mut rig, b, &of_b, number_b).status(), Status::Ok);
-    // A client that lies about its tenant, in the name or in the account.
+    // A client that states another tenant, in the name or in the options.
     let other = ObjectName { tenant: b"b", key: b"other" };
     assert_eq!(named_put(&mut rig, a, &other, number_a).status(), Status::Unauthorized);
     let plain = PutItem::plain(Digest(7), 10);
@@ -393,7 +393,7 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
         }
         answer.status()
     };
-    // What is another's is not there, and is there as before.
+    // Objects of another tenant are reported as missing, and are left as they are.
     for operation in [Operation::Exists, Operation::Remove] {
         assert_eq!(ask(&mut rig, a, operation, digest(&of_b)).bits()[..1], [false], "{operation:?}");
     }
@@ -419,7 +419,7 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
 }
 
 #[test]
-fn what_a_tenant_puts_without_a_name_stands_in_nobodys_way() {
+fn unnamed_objects_of_a_tenant_do_not_block_named_puts_of_others() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let (a, b) = (tenant_number(b"a"), tenant_number(b"b"));
@@ -430,17 +430,19 @@ fn what_a_tenant_puts_without_a_name_stands_in_nobodys_way() {
     let put = |rig: &mut Rig, peer, tenant, replace| {
         let options = PutOptions { tenant, replace, ..PutOptions::default() };
         rig.offer(peer, Operation::Put, &body_of([PutItem::plain(name.digest(), 10).with_options(&options)]), 10);
-        // Its tail, if it is taken.
+        // Tail of the object, if the put is accepted.
         rig.drain();
         rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
         rig.answer().status()
     };
-    // The other tenant puts where a name of the one belongs. For the one nothing is there, and its own put is taken.
+    // The other tenant puts under a digest of a name of `one`'s tenant. To `one` the object does not exist, and its own
+    // put is accepted.
     assert_eq!(put(&mut rig, other, b, false), Status::Ok);
     rig.ask(one, Operation::Exists, &body_of([DigestItem { digest: name.digest() }]), 1);
     assert_eq!(rig.answer().bits()[..1], [false]);
     assert_eq!(named_put(&mut rig, one, &name, a).status(), Status::Ok);
-    // Now it is the one's: not put over, not replaced, whether or not the shard can tell whose it is.
+    // Now the object belongs to the tenant of `one`: the other tenant can neither put nor replace it, whether or not
+    // the shard knows its tenant.
     assert_eq!(put(&mut rig, other, b, false), Status::Unauthorized);
     assert_eq!(put(&mut rig, other, b, true), Status::Unauthorized);
     rig.ask(one, Operation::Exists, &body_of([DigestItem { digest: name.digest() }]), 1);
@@ -460,7 +462,7 @@ impl crate::service::PoolBytes for NoPool {
 }
 
 #[test]
-fn former_incarnations_of_nodes_are_shut_out() {
+fn former_incarnations_of_nodes_are_fenced() {
     use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
     let mint = mint(1);
     let mut rig = guarded(&mint);

@@ -1,4 +1,4 @@
-//! Who gets in.
+//! Tests of handshakes.
 
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId};
@@ -9,7 +9,7 @@ use crate::service::tests::rig::{POOL_BYTES, Rig, ServiceOutput, digests, hello,
 use crate::service::{CloseReason, Identity, Path, PayloadTo, Service};
 
 #[test]
-fn a_hello_is_welcomed_with_who_we_are() {
+fn a_hello_is_welcomed_with_the_shards_identity() {
     for path in [Path::Stream, Path::Shared] {
         let mut rig = Rig::new();
         let peer = rig.connect(path);
@@ -39,7 +39,7 @@ fn a_hello_to_any_node_is_welcomed() {
 }
 
 #[test]
-fn a_hello_to_somebody_else_is_answered_and_closed() {
+fn a_hello_to_another_shard_is_answered_and_closed() {
     let wrong = [
         (Hello { cluster: "other".to_owned(), ..hello() }, Status::Incompatible),
         (Hello { version_min: VERSION + 1, version_max: VERSION + 1, ..hello() }, Status::Incompatible),
@@ -73,7 +73,7 @@ fn a_request_before_hello_ends_the_connection() {
 }
 
 #[test]
-fn a_second_or_torn_hello_or_one_with_a_payload_ends_the_connection() {
+fn a_second_or_malformed_hello_or_one_with_a_payload_ends_the_connection() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.ask(peer, Operation::Hello, &hello().encode(), 1);
@@ -100,7 +100,7 @@ fn a_reply_from_a_peer_ends_the_connection() {
 }
 
 #[test]
-fn silence_is_closed_at_the_deadline_and_not_before() {
+fn a_silent_connection_is_closed_at_the_deadline_and_not_before() {
     let mut rig = Rig::new();
     let silent = rig.connect(Path::Stream);
     rig.now_ns += 10;
@@ -112,14 +112,14 @@ fn silence_is_closed_at_the_deadline_and_not_before() {
     rig.assert_quiet();
     rig.pass(1);
     assert_eq!(rig.closed(silent), CloseReason::NotGreeted);
-    // Neither the one that was welcomed nor the one that left is waited for.
+    // Neither the welcomed connection nor the one that left has a deadline.
     assert_eq!(rig.service.poll_timeout(), None);
     rig.pass(Limits::HELLO_NS);
     rig.assert_quiet();
 }
 
 #[test]
-fn a_closed_connection_leaves_its_place_to_the_next() {
+fn the_index_of_a_closed_connection_is_reused() {
     let mut rig = Rig::new();
     let mut peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Exists, &digests([1]), 1);
@@ -128,7 +128,7 @@ fn a_closed_connection_leaves_its_place_to_the_next() {
     rig.gone(peer);
     peer.generation += 1;
     rig.service.peer_joined(peer, Path::Shared, rig.now_ns);
-    // Nothing about the former holder of the place touches the new one.
+    // Events of the former connection at this index do not affect the new one.
     rig.gone(before);
     rig.ask(before, Operation::Exists, &digests([1]), 1);
     rig.assert_quiet();
@@ -139,7 +139,7 @@ fn a_closed_connection_leaves_its_place_to_the_next() {
 
 #[test]
 #[should_panic(expected = "joined twice")]
-fn a_place_is_not_joined_twice() {
+fn an_index_in_use_cannot_be_joined() {
     let mut rig = Rig::new();
     let peer = rig.connect(Path::Stream);
     rig.service.peer_joined(peer, Path::Stream, 0);

@@ -1,4 +1,4 @@
-//! Tests of connections: greetings, tickets and fences.
+//! Tests of connections: handshakes, tickets and fences.
 
 mod fences;
 mod gate;

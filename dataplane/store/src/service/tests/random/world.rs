@@ -1,4 +1,4 @@
-//! The random host: what it knows of its peers, and what must hold.
+//! Randomized host: its state of the peers, and the invariants.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::service::{Hold, Memory, Path, PayloadTo, PeerKey, Place};
 const PEERS: usize = 5;
 const SEGMENT_BYTES: u64 = 4096;
 
-/// What a sane peer asks for on each path, and now and then on the wrong one.
+/// Operations that a correct peer requests on each path, and now and then on the wrong one.
 const ASKED_OF_STREAMS: [Operation; 17] = [
     Operation::Put,
     Operation::Put,
@@ -56,25 +56,25 @@ const ASKED_OF_SHARED: [Operation; 13] = [
     Operation::Put,
 ];
 
-/// From this pick on, a peer names what another holds.
+/// Picks from here on name a handle that another peer holds.
 const STOLEN: usize = 61;
 
-/// A peer as the host sees it.
+/// Peer as the host sees it.
 struct Peer {
     key: PeerKey,
     path: Path,
     closed: bool,
-    /// A payload is arriving: where to.
+    /// Destination of the payload being received.
     arriving: Option<Vec<Place>>,
-    /// Puts without an answer.
+    /// Puts not answered yet.
     puts: Vec<RequestId>,
-    /// What was asked in each request for reservations.
+    /// Puts of each request for reservations.
     reserves: BTreeMap<RequestId, Vec<PutItem>>,
     pins: Vec<(PinId, Place)>,
     reservations: Vec<(ReservationId, Place)>,
 }
 
-/// A put, of which some have a tail and some replace.
+/// Returns a put; some have a tail, and some replace.
 fn put_of(key: u8, bytes: u64, pick: usize) -> PutItem {
     let options = PutOptions { group: (pick % 2) as u64, replace: pick.is_multiple_of(3), ..PutOptions::default() };
     PutItem::plain(digest(key), bytes).with_options(&options)
@@ -215,7 +215,7 @@ impl World {
         self.send(peer, &header, &body);
     }
 
-    /// Runs over several segments, most of them inside.
+    /// Returns runs over several segments, most of them inside.
     fn runs(&self, bytes: u32, pick: usize) -> Vec<RunItem> {
         let segments = self.segments.iter().chain(&self.leaving).copied();
         let run = |(at, segment)| {
@@ -225,7 +225,7 @@ impl World {
         segments.enumerate().skip(pick % 2).take(1 + pick % 3).map(run).collect()
     }
 
-    /// One of this peer's, which it then no longer writes; or, rarely, somebody else's.
+    /// Takes a reservation that this peer holds, which then stops writing it; or, rarely, returns one of another peer.
     fn take_reservation(&mut self, peer: usize, pick: usize) -> Option<ReservationId> {
         if pick >= STOLEN {
             return self.others(peer).flat_map(|other| &other.reservations).map(|held| held.0).next();
@@ -246,7 +246,7 @@ impl World {
         self.peers.iter().enumerate().filter(move |&(index, _)| index != peer).filter_map(|(_, other)| other.as_ref())
     }
 
-    /// Brings a frame in, unless a payload is arriving on its connection.
+    /// Delivers a frame, unless a payload is being received on its connection.
     fn send(&mut self, peer: usize, header: &Header, body: &[u8]) {
         let Some(peer) = self.peers[peer].as_mut().filter(|peer| peer.arriving.is_none()) else { return };
         let to = self.rig.service.request(peer.key, header, body, self.rig.now_ns);
@@ -295,7 +295,7 @@ impl World {
         }
     }
 
-    /// Takes what the service says to heart.
+    /// Acts on the service's outputs.
     fn listen(&mut self) {
         for said in self.rig.drain() {
             match said {
@@ -359,7 +359,7 @@ impl World {
         }
     }
 
-    /// Ranges that a peer's bytes may be on their way into, ours to receive or theirs to write.
+    /// Returns the ranges that a peer's bytes may be written to, by the host or by the peer.
     fn writes(&self) -> impl Iterator<Item = Place> {
         self.peers
             .iter()
@@ -367,7 +367,7 @@ impl World {
             .flat_map(|peer| peer.arriving.iter().flatten().copied().chain(peer.reservations.iter().map(|held| held.1)))
     }
 
-    /// Ranges that are read.
+    /// Returns the ranges that are being read.
     fn reads(&self) -> impl Iterator<Item = Place> {
         let lent = self.peers.iter().flatten().flat_map(|peer| peer.pins.iter().map(|held| held.1));
         lent.chain(self.holds.iter().flat_map(|held| held.0.iter().copied()))
@@ -385,7 +385,7 @@ impl World {
         }
     }
 
-    /// Everything in flight ends: payloads arrive, answers leave, connections end.
+    /// Ends everything in flight: payloads are received, replies are sent, connections end.
     pub(super) fn finish(&mut self) {
         for peer in 0..PEERS {
             self.payload_done(peer, true);

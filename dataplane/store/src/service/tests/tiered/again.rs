@@ -1,4 +1,5 @@
-//! What waits is written when somebody waits for it, what failed is written again, what was prefetched too late goes.
+//! Tests of writes that requests wait for, of retries of failed writes, and of prefetched objects that were not read in
+//! time.
 
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
@@ -25,7 +26,7 @@ fn policy(write: WritePolicy) -> TierPolicy {
 }
 
 #[test]
-fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
+fn a_delayed_write_is_started_by_a_put_with_a_stronger_level() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let mut world = World::new(1100, policy(WritePolicy::Back { within_ns: 3600 * SECOND_NS }));
         assert_eq!(put(&mut world, None), Status::Ok);
@@ -38,18 +39,18 @@ fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
 }
 
 #[test]
-fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
+fn delayed_writes_are_started_when_the_backlog_has_no_room() {
     let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
     let mut world = World::new(1101, TierPolicy { backlog_percent: 40, ..policy(back) });
     for key in 0..3 {
-        // Those before are written, as their hour is over.
+        // The earlier objects are written, as their hour is over.
         world.now_ns += 3601 * SECOND_NS;
         world.settle();
         world.put_with(key, &PutOptions::default());
         world.settle();
         assert_eq!(world.last_put, Status::Ok);
     }
-    // 40,000 bytes wait, less than half of what may; 70,001 more are above it.
+    // The backlog has 40,000 bytes, less than half of its limit; 70,001 more would exceed it.
     assert!(world.service.objects.local.on_ssd(digest(2)).is_none(), "it has an hour");
     world.put_with(3, &PutOptions::default());
     world.settle();
@@ -60,16 +61,16 @@ fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
     world.end();
 }
 
-/// So it is where a tenant's share is full, and not where what it puts is more than that.
+/// The same applies to a tenant whose quota is full, but not if the put exceeds the quota.
 #[test]
-fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
+fn a_put_of_a_tenant_whose_quota_is_in_the_backlog_is_busy() {
     let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
     for (number, expected) in [(7, Status::Busy), (8, Status::QuotaExceeded)] {
         let mut world = World::new(1102, TierPolicy { backlog_percent: 100, ..policy(back) });
         let lease = |number, dram_bytes| TenantLease { number, dram_bytes: Some(dram_bytes), weight: 1 };
         world.service.control().set_tenants(&[lease(7, 80_000), lease(8, 4096)], false);
         let options = |tenant| PutOptions { tenant, ..PutOptions::default() };
-        // What of another tenant waits is not in the way.
+        // The backlog of another tenant does not count.
         world.put_with(0, &options(7));
         world.settle();
         assert_eq!(world.last_put, Status::Ok);
@@ -89,7 +90,7 @@ fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
 }
 
 #[test]
-fn what_the_device_failed_to_take_is_written_when_it_is_well() {
+fn failed_writes_are_retried_until_the_device_recovers() {
     for write in [WritePolicy::Through, WritePolicy::Back { within_ns: 1 }] {
         let mut world = World::new(1200, policy(write));
         world.failing_writes = 2;
@@ -108,7 +109,7 @@ fn what_the_device_failed_to_take_is_written_when_it_is_well() {
 }
 
 #[test]
-fn who_asks_in_a_pause_is_told_at_once_that_the_device_did_not_take_it() {
+fn a_put_during_a_retry_pause_fails_at_once() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let mut world = World::new(1250, policy(WritePolicy::Through));
         world.failing_writes = 2;
@@ -127,7 +128,7 @@ fn who_asks_in_a_pause_is_told_at_once_that_the_device_did_not_take_it() {
 }
 
 #[test]
-fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
+fn an_object_in_memory_alone_is_written_for_a_put_that_waits_for_the_ssd() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let selective = policy(WritePolicy::Selective { times: 9 });
         let mut world = World::new(1260, TierPolicy { backlog_percent: 90, ..selective });
@@ -146,7 +147,7 @@ fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
 }
 
 #[test]
-fn a_device_that_takes_nothing_is_not_asked_for_ever() {
+fn retries_on_a_failing_device_are_limited() {
     let mut world = World::on(8 * super::DEVICE_BYTES, 1300, policy(WritePolicy::Through));
     world.failing_writes = u32::MAX;
     assert_eq!(put(&mut world, None), Status::Ok);
@@ -157,7 +158,7 @@ fn a_device_that_takes_nothing_is_not_asked_for_ever() {
     let snapshot = world.service.inspect().tier().expect("a tier").snapshot();
     assert_eq!((snapshot.counters.writes_retried, snapshot.counters.writes_failed, snapshot.backlog), (4, 1, 0));
     assert_eq!(snapshot.degraded, None);
-    // It is in memory still, and is written when it is asked for and the device is well again.
+    // The object is still in memory, and is written when it is read and the device works again.
     world.failing_writes = 0;
     world.get(3);
     world.settle();
@@ -166,7 +167,7 @@ fn a_device_that_takes_nothing_is_not_asked_for_ever() {
 }
 
 #[test]
-fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() {
+fn a_late_prefetch_is_charged_until_its_read_ends_and_then_dropped() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
     for wanted in [false, true] {
         let mut world = World::new(1400, buffered);
@@ -193,13 +194,13 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
     }
 }
 
-/// Short objects take whole units of the pool, and so of the part of it that is for what is prefetched.
+/// Small objects take whole units of the pool, and so of its part for prefetched objects.
 #[test]
-fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
+fn prefetched_objects_are_charged_in_units_of_the_pool() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
     let mut world = World::new(1500, TierPolicy { prefetch_percent: 10, ..buffered });
     for key in 0..KEYS as u8 {
-        // The last of five has 700 bytes.
+        // The last of five puts has 700 bytes.
         for _ in 0..5 {
             world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
             world.settle();

@@ -1,4 +1,5 @@
-//! A shard that was away with its SSD: others had its slots meanwhile, and tell what they changed there, or do not.
+//! Tests of a shard that was away with its SSD: other owners had its slots meanwhile, and report what they changed, or
+//! do not.
 
 use kvplane_proto::Digest;
 use kvplane_proto::Status;
@@ -11,7 +12,7 @@ use super::world::{KEYS, May, World};
 use crate::service::Tiering;
 use crate::service::{FetchDone, PutAck, TierPolicy, VoidCause, Want};
 
-/// This node and another: incarnations and shares.
+/// Members: this node and another, with incarnations and weights.
 type Members = [(u64, u64, u32); 2];
 
 const ALONE: Members = [(7, 3, 1), (8, 1, 0)];
@@ -30,7 +31,7 @@ fn members(of: Members) -> Vec<Member> {
     of.into_iter().map(member).collect()
 }
 
-/// The owners by the last of these layouts, each with the epoch in which it began, at this epoch.
+/// Returns the owners by the last of these layouts, each with the epoch in which it began, at this epoch.
 fn owners(layouts: &[(u64, Members)], epoch: u64) -> SlotOwners {
     let (since, now) = *layouts.last().expect("a layout");
     let before = layouts.len().checked_sub(2).map(|at| layouts[at]);
@@ -51,7 +52,7 @@ fn policy() -> TierPolicy {
     TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() }
 }
 
-/// A shard that is alone, with an object under each of its keys; which those are.
+/// Returns a shard that is alone, with an object under each of its keys, and these keys.
 fn filled(seed: u64) -> (World, Vec<u8>) {
     let mut world = World::new(seed, policy());
     world.steady = 5;
@@ -67,14 +68,14 @@ fn filled(seed: u64) -> (World, Vec<u8>) {
     (world, keys)
 }
 
-/// Nothing is there under these keys any more.
+/// Expects no objects under these keys any more.
 fn gone(world: &mut World, keys: &[u8]) {
     for key in keys {
         world.may.insert(*key, May::from([None]));
     }
 }
 
-/// What there is under each key is what there may be.
+/// Checks that the object under each key is one of the expected ones.
 fn check(world: &mut World, keys: &[u8]) {
     for key in keys {
         world.get(*key);
@@ -84,13 +85,13 @@ fn check(world: &mut World, keys: &[u8]) {
     }
 }
 
-/// What the other node tells: since when it knows all that was changed while this node was away, and what was.
+/// Changes that the other node reports: the epoch since which it knows all of them, and the changed keys.
 struct ChangeReply<'a> {
     since: Option<u64>,
     changed: &'a [u8],
 }
 
-/// Answers what is asked of the other node. How many pages of changes were wanted.
+/// Answers the requests to the other node; returns the number of pages of changes requested.
 fn tell(world: &mut World, told: &ChangeReply<'_>) -> usize {
     let mut pages = 0;
     while let Some(fetch) = world.service.poll_fetch(world.now_ns) {
@@ -141,7 +142,7 @@ fn page(told: &ChangeReply<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn what_others_did_not_change_counts_when_the_slots_are_back() {
+fn unchanged_objects_are_valid_when_their_slots_are_back() {
     for seed in 0..6 {
         let (mut world, keys) = filled(1000 + seed);
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
@@ -166,7 +167,7 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
             "said once"
         );
         assert_eq!(world.service.tier_mut().and_then(Tiering::poll_slots_voided), None);
-        // It stays so, whoever comes and goes: nobody is asked again.
+        // The result is durable: no shard is asked again after further restarts.
         world.restart_among(&back);
         check(&mut world, &keys);
         assert!(!world.may[&same[0]].contains(&None));
@@ -175,7 +176,7 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
 }
 
 #[test]
-fn an_incarnation_that_is_declared_over_keeps_what_others_did_not_change() {
+fn unchanged_objects_are_valid_after_an_incarnation_was_declared_dead() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1100 + seed);
         world.begin_incarnation_among(&owners(&[(5, ALONE), (6, AWAY)], 6));
@@ -191,7 +192,7 @@ fn an_incarnation_that_is_declared_over_keeps_what_others_did_not_change() {
 }
 
 #[test]
-fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
+fn a_shard_without_slots_keeps_its_slots_in_doubt() {
     for starts in 1..4 {
         let (mut world, keys) = filled(1200 + starts);
         for epoch in 0..starts {
@@ -211,7 +212,7 @@ fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
 }
 
 #[test]
-fn what_nobody_vouches_for_is_void() {
+fn records_without_known_changes_are_void() {
     for (seed, since) in [None, Some(7), Some(60)].into_iter().enumerate() {
         let (mut world, keys) = filled(1300 + seed as u64);
         world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
@@ -224,9 +225,9 @@ fn what_nobody_vouches_for_is_void() {
 }
 
 #[test]
-fn what_nobody_can_be_asked_about_is_void() {
+fn records_without_a_reachable_former_owner_are_void() {
     let (mut world, keys) = filled(1400);
-    // The other one had the slots in an incarnation that is over.
+    // The other node had the slots in an incarnation that has ended.
     let other: Members = [(7, 3, 1), (8, 2, 0)];
     world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, other)], 7));
     gone(&mut world, &keys);
@@ -237,9 +238,9 @@ fn what_nobody_can_be_asked_about_is_void() {
 }
 
 #[test]
-fn slots_that_stayed_ours_while_others_changed_hands_count() {
+fn slots_that_stayed_at_this_shard_are_valid() {
     let (mut world, keys) = filled(1500);
-    // The shares changed, and nothing that was this node's.
+    // The weights changed, but no slot of this node did.
     let more: Members = [(7, 3, 2), (8, 1, 0)];
     world.restart_among(&owners(&[(5, ALONE), (6, more)], 6));
     check(&mut world, &keys);
@@ -248,13 +249,13 @@ fn slots_that_stayed_ours_while_others_changed_hands_count() {
 }
 
 #[test]
-fn what_is_put_while_the_former_owner_is_asked_is_the_newest() {
+fn puts_during_reconciliation_are_the_newest() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1600 + seed);
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
         world.restart_among(&back);
         let (changed, same) = keys.split_at(2);
-        // Hidden so far: to those who ask it is not there.
+        // Hidden so far: to clients the objects do not exist.
         for key in [changed[0], same[0]] {
             world.may.get_mut(&key).expect("a key").insert(None);
             world.last_put = Status::Ok;
@@ -283,9 +284,10 @@ fn what_is_put_while_the_former_owner_is_asked_is_the_newest() {
     }
 }
 
-/// In the middle of it, the rest may be lost; nothing that was changed comes back, and nothing that was put since goes.
+/// A restart during reconciliation may lose the other objects; no changed object comes back, and no object put since is
+/// lost.
 #[test]
-fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
+fn a_restart_during_reconciliation_brings_no_changed_object_back() {
     for seed in 0..24 {
         let (mut world, keys) = filled(1700 + seed);
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
@@ -313,7 +315,7 @@ fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
 }
 
 #[test]
-fn a_first_map_of_the_incarnation_before_costs_nothing() {
+fn a_first_map_of_the_former_incarnation_loses_no_object() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1900 + seed);
         let before: Members = [(7, 2, 1), (8, 1, 0)];
@@ -330,7 +332,8 @@ fn a_first_map_of_the_incarnation_before_costs_nothing() {
     }
 }
 
-/// A shard to which a map gave its slots back, and that does not serve them yet: that is not written down.
+/// Returns a shard to which a map gave its slots back, and that does not serve them yet because the ownership record is
+/// not durable.
 fn given_back(seed: u64) -> (World, Vec<u8>) {
     let (mut world, keys) = filled(seed);
     let before: Members = [(7, 2, 1), (8, 1, 0)];
@@ -352,7 +355,7 @@ fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
         world.settle();
         world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
         world.settle();
-        // The other one has removed them all.
+        // The other node has removed all objects.
         tell(&mut world, &ChangeReply { since: Some(7), changed: &keys });
         world.settle();
         gone(&mut world, &keys);
@@ -362,7 +365,7 @@ fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
 }
 
 #[test]
-fn slots_of_an_incarnation_that_ends_before_they_are_served_are_compared_again() {
+fn slots_of_an_incarnation_that_ends_before_they_are_served_are_reconciled_again() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2100 + seed);
         world.begin_incarnation_among(&owners(&[(5, ALONE), (7, AWAY)], 7));
@@ -378,10 +381,10 @@ fn slots_of_an_incarnation_that_ends_before_they_are_served_are_compared_again()
 }
 
 #[test]
-fn slots_of_which_maps_are_missed_before_they_are_served_are_compared_again() {
+fn slots_with_missed_maps_before_they_are_served_are_reconciled_again() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2200 + seed);
-        // Others had them in between.
+        // Other owners had the slots in between.
         world.service.follow(1, &owners(&[(7, AWAY), (9, ALONE)], 9));
         world.settle();
         let (changed, _) = keys.split_at(2);

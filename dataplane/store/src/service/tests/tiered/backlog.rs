@@ -1,4 +1,5 @@
-//! What is acknowledged from memory is queued for the SSD, or its put waits; so it is with objects that migrate here.
+//! Tests of the backlog: an object acknowledged from memory is queued for the SSD, or its put waits; so are imported
+//! objects.
 
 use kvplane_proto::Status;
 use kvplane_proto::checksum::payload_checksum;
@@ -10,12 +11,12 @@ use super::super::rig::{digest, identity};
 use super::world::{May, World, bytes_of};
 use crate::service::{Fetch, FetchDone, TierPolicy, Want, WritePolicy};
 
-/// Puts with the device at a standstill until one is refused; the keys of those that were acknowledged.
+/// Puts objects, with the device stopped, until one is refused; returns the keys of those acknowledged.
 fn put_until_busy(world: &mut World, keys: impl Iterator<Item = u8>) -> Vec<u8> {
     let mut acknowledged = Vec::new();
     for key in keys {
         world.may.entry(key).or_insert_with(|| May::from([None]));
-        // By itself the head of a longer object would wait for the device.
+        // By default a stripe head would wait for the device.
         world.put_with(key, &PutOptions { ack: Some(PutAck::Memory), ..PutOptions::default() });
         world.settle();
         match world.last_put {
@@ -34,7 +35,7 @@ fn skipped(world: &World) -> u64 {
 }
 
 #[test]
-fn puts_wait_when_the_backlog_is_full_and_nothing_acknowledged_goes_unwritten() {
+fn puts_wait_when_the_backlog_is_full_and_acknowledged_objects_are_written() {
     for (write, backlog_percent) in [
         (WritePolicy::Through, 10),
         (WritePolicy::Through, 25),
@@ -60,9 +61,9 @@ fn puts_wait_when_the_backlog_is_full_and_nothing_acknowledged_goes_unwritten() 
     }
 }
 
-/// It came first, and there is nothing left to write.
+/// The put came first, and there is nothing left to write.
 #[test]
-fn a_put_that_is_removed_before_it_is_written_was_put() {
+fn a_put_that_is_removed_before_it_is_written_succeeds() {
     let mut world = World::new(1320, TierPolicy { ack: PutAck::Buffered, ..TierPolicy::default() });
     world.stopped = true;
     for key in 0..4 {
@@ -91,7 +92,7 @@ fn member(node: NodeId, incarnation: Incarnation, weight: u32) -> Member {
     }
 }
 
-/// All slots of this shard's are to come from another node; keys that are in them.
+/// Makes all slots of this shard imports from another node; returns keys in them.
 fn with_a_former_owner(world: &mut World) -> Vec<u8> {
     let us = identity();
     let members = |ours, others| vec![member(us.node, us.incarnation, ours), member(OTHER, Incarnation(1), others)];
@@ -137,7 +138,8 @@ fn empty_page() -> FetchDone {
     FetchDone::Page(page)
 }
 
-/// Answers for a former owner that has one object, until nothing more is asked of it: whether the object was fetched.
+/// Answers for a former owner that has one object, until there are no more requests; returns true if the object was
+/// fetched.
 fn serve(world: &mut World, key: u8, bytes: &[u8]) -> bool {
     let mut came = false;
     loop {
@@ -167,9 +169,9 @@ fn serve(world: &mut World, key: u8, bytes: &[u8]) -> bool {
     }
 }
 
-/// Once the backlog is what is full, and once it is the pool, with objects that wait for the SSD.
+/// First with a full backlog, then with a pool full of objects that wait for the SSD.
 #[test]
-fn an_object_that_migrates_here_waits_at_its_source_until_the_ssd_keeps_up() {
+fn an_import_waits_at_its_source_until_the_backlog_has_room() {
     for backlog_percent in [25, 100] {
         let policy = TierPolicy { backlog_percent, ..TierPolicy::default() };
         let mut world = World::new(1310, policy);

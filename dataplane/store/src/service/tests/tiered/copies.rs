@@ -1,4 +1,5 @@
-//! Copies of what only the SSD has: made again by the next incarnation, where their puts asked for them.
+//! Tests of replicas of objects that only the SSD has: made again by the next incarnation, if their puts requested
+//! them.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use super::super::rig::{digest, digests, identity};
 use super::world::World;
 use crate::service::{FetchDone, PutAck, ReplicaProgress, TierPolicy, Want};
 
-/// Two nodes, each of which is the replica owner of the other's slots.
+/// Returns two nodes, each of which is the replica owner of the other's slots.
 fn owners() -> SlotOwners {
     let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
     let member = |(node, incarnation)| Member {
@@ -27,7 +28,7 @@ fn owners() -> SlotOwners {
     SlotOwners::of(&ClusterMap { epoch: Epoch(5), replicas: 2, members, former: None })
 }
 
-/// Lets so much time pass, and answers what is asked of the other node. What it was given.
+/// Advances the time, and answers the requests to the other node; returns the replicas that it got.
 fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
     let mut copied = BTreeSet::new();
     for _ in 0..ms {
@@ -47,7 +48,7 @@ fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
     copied
 }
 
-/// A node of two owners, and so many keys whose owner it is.
+/// Returns a node with a replica owner, and keys of which the node is the owner.
 fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
     let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
     let mut world = World::new(seed, policy);
@@ -69,13 +70,13 @@ fn put(world: &mut World, key: u8, replicas: u8) {
 }
 
 #[test]
-fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that_was_given_up_is_not() {
+fn a_requested_replica_is_made_again_by_the_next_incarnation_and_a_removed_one_is_not() {
     for seed in 0..6 {
         let (mut world, owners, keys) = first_owner(1900 + seed, 4);
         let wished: BTreeSet<Digest> = keys[..3].iter().map(|key| digest(*key)).collect();
         keys.iter().for_each(|key| put(&mut world, *key, 0));
         let wish = |world: &mut World, digest| world.service.control().want_copy(digest, world.now_ns);
-        // Time and again, as who waits for it does.
+        // Repeatedly, like a client that waits for the replica.
         for _ in 0..50 {
             for digest in &wished {
                 let _ = wish(&mut world, *digest);
@@ -87,7 +88,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
         assert_eq!(writes, 4 + 3, "each was written once more");
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wished, "of what only the SSD has");
-        // Given up: the record says so in its turn.
+        // Replication is given up: the record is updated too.
         world.ask(Operation::RemoveCopy, FrameFlags::NONE, &digests([keys[0]]));
         world.settle();
         copied(&mut world, 50);
@@ -99,7 +100,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
 }
 
 #[test]
-fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
+fn the_replica_of_a_put_is_made_again_by_the_next_incarnation() {
     for seed in 0..6 {
         let (mut world, owners, keys) = first_owner(1800 + seed, 4);
         let (promised, plain) = keys.split_at(3);
@@ -108,7 +109,7 @@ fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
         }
         let wanted: BTreeSet<Digest> = promised.iter().map(|key| digest(*key)).collect();
         assert_eq!(copied(&mut world, 50), wanted, "and not {plain:?}");
-        // Memory is gone, and so is what the replica owner had of this incarnation.
+        // Memory is lost, and the replica owner's replicas of this incarnation are void.
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
         assert!(copied(&mut world, 3_000).is_empty(), "each once");

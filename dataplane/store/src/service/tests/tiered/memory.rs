@@ -1,11 +1,11 @@
-//! A host's memory, by its spaces.
+//! Memory of a host, by spaces.
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_tier::{Memory, Space, Span};
 
 use crate::service::PoolBytes;
 
-/// The pool, and what the tier copies into.
+/// The pool, and the tier's staging memory.
 pub(super) struct HostMemory {
     pub(super) pool: Vec<u8>,
     pub(super) staging: Vec<u8>,
@@ -42,7 +42,7 @@ impl Memory for HostMemory {
     }
 }
 
-/// A pool whose names are read.
+/// Pool from which names are read.
 pub(super) struct Pool<'a>(pub(super) &'a [u8]);
 
 impl PoolBytes for Pool<'_> {

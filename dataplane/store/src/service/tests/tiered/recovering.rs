@@ -1,4 +1,4 @@
-//! Puts and gets while a device recovers, and more gets than it takes at a time.
+//! Tests of puts and gets during recovery, and of more gets than the device takes at a time.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
@@ -24,10 +24,10 @@ fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
     }
 }
 
-/// What a put that finds nothing replaces may be on the device, where recovery has not looked. It does not come back
-/// when memory has lost the new object.
+/// A put that finds no object may replace one on the device that recovery has not found yet. The old object does not
+/// come back when memory has lost the new one.
 #[test]
-fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
+fn a_record_replaced_before_recovery_found_it_does_not_come_back() {
     let mut misses = 0;
     for seed in 0..8 {
         let write = WritePolicy::Selective { times: 9 };
@@ -42,7 +42,7 @@ fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
             world.hear();
         }
         world.settle();
-        // Memory loses what the device was never given.
+        // Memory loses objects that were not written to the device.
         world.restart();
         for key in 0..KEYS as u8 {
             let got = get(&mut world, key);
@@ -60,9 +60,9 @@ fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
     assert!(misses > 0, "all were found before they were put anew");
 }
 
-/// A list that saw only what recovery has found would have a removal of everything leave the rest.
+/// If a list had only the objects recovered so far, a removal of all listed objects would leave the others.
 #[test]
-fn a_list_waits_until_recovery_has_found_everything() {
+fn a_list_is_busy_until_recovery_is_complete() {
     let mut world = World::new(1300, TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() });
     for key in 0..KEYS as u8 {
         world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
@@ -71,13 +71,13 @@ fn a_list_waits_until_recovery_has_found_everything() {
     let whole = |flags| move |_: RequestId| ListItem { digest: digest(0), walk: 0, from: 0, flags };
     world.restart_in_haste();
     assert_eq!(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(0)).status, Status::Busy);
-    // The answer was waited for until the device stood still.
+    // The helper waits until the device is idle.
     let listed = |answer: ReceivedAnswer| {
         assert_eq!(answer.status, Status::Ok);
         KeyPage::decode(&answer.body).expect("a page").keys().count() as u64
     };
     assert_eq!(listed(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(0))), KEYS);
-    // A new owner that imports would take what it sees for everything.
+    // A new owner that imports would take the list to be complete.
     world.restart_in_haste();
     let importer = PeerKey { index: 1, generation: 1 };
     world.join_with(importer, Path::Stream, &Hello { fetches: true, ..hello() });
@@ -87,13 +87,13 @@ fn a_list_waits_until_recovery_has_found_everything() {
     );
     let left = listed(world.answer((importer, Operation::List, FrameFlags::NONE), whole(ListItem::NAMES)));
     assert_eq!(left, 0, "no slot has left");
-    // One object is there or not, as for a get.
+    // A single object exists or not, as for a get.
     world.restart_in_haste();
     assert!(listed(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(ListItem::ONE))) <= 1);
     world.end();
 }
 
-/// Short objects, all of which memory has room for at the same time, that only the device has.
+/// Returns a world with small objects, for all of which memory has room at the same time, on the device only.
 fn on_the_device() -> World {
     let mut world = World::new(1200, TierPolicy { ack: PutAck::Durable, promote_times: 15, ..TierPolicy::default() });
     for key in 0..KEYS as u8 {
@@ -117,12 +117,12 @@ fn ask_for_all(world: &mut World, peer: PeerKey) {
     }
 }
 
-/// More gets than the device takes at a time wait for their turn: none is told to come again.
+/// More gets than the device takes at a time wait for their turn: none is answered as busy.
 #[test]
 fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
     let mut world = on_the_device();
     ask_for_all(&mut world, PEER);
-    // One that is removed and one whose slot leaves while they wait are not there, and keep nobody waiting.
+    // An object that is removed and one whose slot is lost while their gets wait are not found, and delay no other get.
     world.remove(KEYS as u8 - 1);
     world.lost_slots.insert(KEYS as u8 - 2);
     world.own();
@@ -133,7 +133,7 @@ fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
 }
 
 #[test]
-fn nothing_is_read_for_who_has_gone_before_his_turn() {
+fn queued_reads_of_gone_peers_are_dropped() {
     let mut world = on_the_device();
     let other = PeerKey { index: 1, generation: 1 };
     world.join(other, Path::Stream);
@@ -146,10 +146,10 @@ fn nothing_is_read_for_who_has_gone_before_his_turn() {
     world.end();
 }
 
-/// A device that takes no writes takes no tombstones either: what it has of an object has to be known before that is
+/// A degraded device takes no tombstones either, so that its record of an object has to be known before the object is
 /// put.
 #[test]
-fn what_a_device_without_writes_may_have_is_not_put_before_it_has_recovered() {
+fn puts_wait_for_the_recovery_of_a_degraded_device() {
     let mut world = on_the_device();
     world.read_only = true;
     world.restart_in_haste();

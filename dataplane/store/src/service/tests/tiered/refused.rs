@@ -1,4 +1,4 @@
-//! A replacement that the SSD cannot record leaves the former object as it was.
+//! Tests of replacements that the SSD cannot record: the former object stays as it was.
 
 use kvplane_proto::message::{GetItem, Operation, PutAck, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
@@ -13,7 +13,7 @@ fn get(world: &mut World, key: u8) -> (Status, Option<Vec<u8>>) {
     (answer.status, answer.bytes)
 }
 
-/// From the first write that fails on, when the device was thought well until then.
+/// Applies from the first failing write on, while the device was taken to be healthy.
 #[test]
 fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_stays() {
     for (write, ack) in [
@@ -25,7 +25,7 @@ fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_
     ] {
         let policy = TierPolicy { write, ack, ..TierPolicy::default() };
         let mut world = World::new(1400, policy);
-        // The numbers of the puts are those of the keys and one more.
+        // The number of each put is its key plus one.
         for key in 0..4 {
             world.put_with(key, &PutOptions::default());
             world.settle();
@@ -49,9 +49,9 @@ fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_
     }
 }
 
-/// Records of the device cannot be read any more either: memory alone has the former object then.
+/// The records of the device cannot be read any more either: only memory has the former object then.
 #[test]
-fn a_refused_replacement_takes_nothing_from_memory() {
+fn a_refused_replacement_leaves_the_object_in_memory() {
     let mut world = World::new(1410, TierPolicy::default());
     for key in 0..2 {
         world.put_with(key, &PutOptions::default());

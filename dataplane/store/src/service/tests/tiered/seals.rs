@@ -1,4 +1,4 @@
-//! A seal or a put that is asked for again is told what is known: that it waits still, that it was kept, or nothing.
+//! Tests of repeated seals and puts: answered as busy while the first one waits, with its version, or as stale.
 
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
@@ -14,7 +14,7 @@ use crate::service::{Output, PayloadTo, TierPolicy};
 const KEY: u8 = 3;
 const BYTES: u64 = 40_000;
 
-/// A put session that has all of its bytes, which are those of fresh memory.
+/// Fills a put session completely, with the bytes of fresh memory.
 fn filled(world: &mut World) -> u64 {
     let options = PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() };
     let item = PutItem::plain(digest(KEY), BYTES).with_options(&options);
@@ -35,7 +35,7 @@ fn seal(world: &mut World, put_session: u64) -> CommitReply {
     world.answer((PEER, Operation::Seal, FrameFlags::NONE), |_| IdItem { id: put_session }).item()
 }
 
-/// One answer now, without any operation of the device ending before.
+/// Returns the reply to a seal without completing any operation of the device before.
 fn seal_now(world: &mut World, put_session: u64) -> CommitReply {
     let request = world.next_request();
     let body = body_of([IdItem { id: put_session }]);
@@ -56,7 +56,7 @@ fn world() -> World {
 }
 
 #[test]
-fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
+fn a_repeated_seal_waits_for_the_ssd_too() {
     let mut world = world();
     let put_session = filled(&mut world);
     world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: put_session }]));
@@ -67,16 +67,16 @@ fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
     let tier = world.service.inspect().tier().expect("a tier").snapshot();
     assert_eq!(tier.backlog, 0);
     assert!(again.version > Version(0));
-    // An object that was put since is another one, and as good an answer.
+    // An object that was put since is another one, and does not change the reply.
     world.put_with(KEY, &PutOptions { replace: true, ack: Some(PutAck::Durable), ..PutOptions::default() });
     world.settle();
     assert_eq!(seal(&mut world, put_session), again);
     world.end();
 }
 
-/// A rival may be put, written and evicted from memory while the bytes of a put session come.
+/// Another put may be committed, written and evicted from memory while the put session is being filled.
 #[test]
-fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
+fn a_seal_does_not_replace_an_object_on_the_ssd_alone() {
     let mut world = world();
     let put_session = filled(&mut world);
     world.put_with(KEY, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
@@ -100,11 +100,11 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
 }
 
 #[test]
-fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_again() {
+fn a_repeated_seal_after_a_refusal_does_not_succeed() {
     let mut world = world();
     let put_session = filled(&mut world);
     world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: put_session }]));
-    // Its slot leaves while it is written, and is back before the device is done: what was written is void.
+    // The slot is lost during the write, and regained before the device is done: the record is void.
     world.lost_slots.insert(KEY);
     world.own();
     world.lost_slots.clear();
@@ -115,9 +115,9 @@ fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_ag
     world.end();
 }
 
-/// A client whose connection broke puts again, and finds what it has put itself.
+/// A client whose connection broke puts again, and finds the object of its own first put.
 #[test]
-fn a_put_that_waits_for_the_ssd_does_not_exist_before_for_who_would_wait_too() {
+fn a_repeated_put_waits_for_the_ssd_too() {
     let put = |world: &mut World, ack| {
         world.put_with(KEY, &PutOptions { ack: Some(ack), ..PutOptions::default() });
         world.hear();

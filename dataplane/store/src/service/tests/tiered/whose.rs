@@ -1,5 +1,5 @@
-//! Objects on the SSD, as a peer sees them whose ticket is for one tenant: all that is that tenant's, and nothing
-//! else.
+//! Tests of objects on the SSD for a peer whose ticket is for one tenant: it sees all objects of that tenant, and no
+//! others.
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{
@@ -86,7 +86,7 @@ impl Two {
         self.world.answer((peer, Operation::GetRange, FrameFlags::NONE), item).bytes
     }
 
-    /// All that a list gives, page by page.
+    /// Returns all objects of a list, page by page.
     fn list(&mut self, peer: PeerKey, flags: u64) -> Vec<Digest> {
         let (mut all, mut walk, mut from) = (Vec::new(), 0, 0);
         loop {
@@ -103,7 +103,7 @@ impl Two {
         }
     }
 
-    /// Whether everything answers for what is the tenant's, and nothing for what is not.
+    /// Checks that every operation sees the tenant's objects, and no others.
     fn check(&mut self) {
         let (own, others) = (self.own.clone(), self.others.clone());
         let mixed: Vec<Digest> = own.iter().zip(&others).flat_map(|(own, other)| [*own, *other]).collect();
@@ -127,11 +127,11 @@ impl Two {
 }
 
 #[test]
-fn a_tenant_reads_and_lists_what_it_has_on_the_ssd_and_nothing_else() {
+fn a_tenant_reads_and_lists_its_objects_on_the_ssd_only() {
     for (seed, policy) in policies().into_iter().enumerate() {
         let mut two = Two::new(300 + seed as u64, policy, 9);
         two.check();
-        // Of some it is known whose they are, as somebody asked before.
+        // The tenants of some objects are known from earlier requests.
         let forgotten: Vec<Digest> = two.own.iter().chain(&two.others).step_by(2).copied().collect();
         let there = |two: &Two, digest: &Digest| two.world.service.objects.local.on_ssd(*digest).is_some();
         let forgotten: Vec<Digest> = forgotten.into_iter().filter(|digest| there(&two, digest)).collect();
@@ -143,7 +143,7 @@ fn a_tenant_reads_and_lists_what_it_has_on_the_ssd_and_nothing_else() {
 }
 
 #[test]
-fn a_tenant_has_after_a_restart_what_it_had_on_the_ssd() {
+fn a_tenant_keeps_its_objects_on_the_ssd_after_a_restart() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut two = Two::new(320 + seed as u64, policy, 9);
         two.world.restart();
@@ -154,7 +154,7 @@ fn a_tenant_has_after_a_restart_what_it_had_on_the_ssd() {
 }
 
 #[test]
-fn a_tenant_removes_what_it_has_on_the_ssd_and_nothing_else() {
+fn a_tenant_removes_its_objects_on_the_ssd_only() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut two = Two::new(340 + seed as u64, policy, 9);
         two.world.restart();
@@ -169,7 +169,7 @@ fn a_tenant_removes_what_it_has_on_the_ssd_and_nothing_else() {
         for peer in [OF_B, OF_ALL] {
             assert_eq!(two.ask(peer, Operation::Exists, &others), vec![true; 9]);
         }
-        // One at a time, over and over, and what is not there at all.
+        // One at a time, repeatedly, and digests without an object.
         let again: Vec<Digest> = (0..3).map(|number| two.put(OF_A, b"a", number)).collect();
         two.world.forget(&again);
         for digest in again {
@@ -182,7 +182,7 @@ fn a_tenant_removes_what_it_has_on_the_ssd_and_nothing_else() {
 }
 
 #[test]
-fn a_device_that_ends_nothing_has_a_tenants_requests_come_again() {
+fn requests_of_a_tenant_time_out_as_busy_on_a_stalled_device() {
     let mut two = Two::new(360, policies()[0], 4);
     two.world.restart();
     two.join();

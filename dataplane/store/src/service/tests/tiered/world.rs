@@ -1,5 +1,5 @@
-//! The world of a service with an SSD: memory, a device that carries operations out in any order, and what callers were
-//! told.
+//! Simulated service with an SSD: memory, a device that carries out operations in any order, and the replies that
+//! callers got.
 
 mod named;
 mod restarts;
@@ -26,21 +26,21 @@ pub(super) const DEVICE_BYTES: usize = 64 << 20;
 const POOL_BYTES: u64 = 256 << 10;
 const SEGMENTS_AT: u64 = 65_536;
 pub(super) const KEYS: u64 = 12;
-/// Reads that the tier takes at a time.
+/// Most concurrent reads of the tier.
 pub(super) const READS: u32 = 8;
 pub(super) const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
 
-/// What a key may hold: a put by its number, or nothing.
+/// Permitted contents of a key: puts by number, or no object.
 pub(super) type May = BTreeSet<Option<u64>>;
 
 enum OpenRequest {
-    /// `promised`: its answer says that it is on the SSD.
+    /// `promised`: the reply promises that the object is on the SSD.
     Put {
         key: u8,
         put: u64,
         promised: bool,
     },
-    /// `all`: what names stripes is wanted as such.
+    /// `all`: stripe heads are requested as such.
     Get {
         key: u8,
         seen: May,
@@ -49,11 +49,11 @@ enum OpenRequest {
     Remove {
         key: u8,
     },
-    /// By the test, which looks at the answer itself.
+    /// Sent by the test, which checks the reply itself.
     Other,
 }
 
-/// An answer: its body, and the bytes of an object that came with it.
+/// Reply: its body, and the bytes of an object that came with it.
 pub(super) struct ReceivedAnswer {
     pub(super) status: Status,
     pub(super) body: Vec<u8>,
@@ -61,7 +61,7 @@ pub(super) struct ReceivedAnswer {
 }
 
 impl ReceivedAnswer {
-    /// Its only item.
+    /// Returns its only item.
     pub(super) fn item<T: Item>(&self) -> T {
         decode_items(&self.body, 1).and_then(|mut items| items.next()).expect("one item")
     }
@@ -77,9 +77,9 @@ pub(super) struct World {
     pub(super) now_ns: u64,
     incarnation: u64,
     pub(super) epoch: u64,
-    /// The epoch in which slots changed hands last.
+    /// Epoch in which slots changed hands last.
     pub(super) steady: u64,
-    /// The control plane's state.
+    /// Cluster state.
     pub(super) state: u64,
     requests: u32,
     puts: u64,
@@ -87,29 +87,29 @@ pub(super) struct World {
     answered: Option<ReceivedAnswer>,
     pub(super) may: BTreeMap<u8, May>,
     pub(super) lost_slots: BTreeSet<u8>,
-    /// Keys whose last put was answered when it was in memory.
+    /// Keys whose last put was acknowledged from memory.
     volatile: BTreeSet<u8>,
-    /// How often an operation of the device fails, in percent.
+    /// Probability that an operation of the device fails, in percent.
     pub(super) faults: u64,
-    /// Where the device cannot be read, from the start of each segment.
+    /// Range that cannot be read, from the start of each segment.
     pub(super) unreadable: core::ops::Range<u64>,
-    /// Whether the device takes no writes.
+    /// True if the device takes no writes.
     pub(super) read_only: bool,
-    /// So many writes of records fail, the next ones.
+    /// Number of the next writes of records that fail.
     pub(super) failing_writes: u32,
-    /// Whether the device ends nothing that it has begun.
+    /// True if the device completes no operation.
     pub(super) stopped: bool,
-    /// Memory may drop what the device did not take.
+    /// True if memory may drop objects that the device did not take.
     pub(super) forgets: bool,
-    /// How the last put ended.
+    /// Status of the last put.
     pub(super) last_put: Status,
     pub(super) got: u64,
-    /// How often what names stripes was told apart from what it names.
+    /// Number of replies that distinguished a stripe head from a plain object.
     pub(super) striped: u64,
     pub(super) ssd_hits: u64,
 }
 
-/// Whether a put is of what names the stripes of a larger object.
+/// Returns true if a put is of a stripe head.
 const fn is_head(put: u64) -> bool {
     put % 4 == 3
 }
@@ -183,7 +183,7 @@ impl World {
     }
 
     fn begin(&mut self) {
-        // The device first: what it says of the slots counts with the first map.
+        // The device first: its ownership record is evaluated with the first map.
         self.settle();
         self.own();
         self.join(PEER, Path::Stream);
@@ -193,7 +193,8 @@ impl World {
     pub(super) fn own(&mut self) {
         let lost: BTreeSet<u16> = self.lost_slots.iter().map(|key| digest(*key).slot().0).collect();
         self.epoch += 1;
-        // Nobody else had the others meanwhile: slots are lost and regained one by one here, and no map is missed.
+        // No other shard had the other slots meanwhile: slots are lost and regained one by one here, and no map is
+        // missed.
         let standing = MapStanding { state: self.state, since: Epoch(self.steady), kept: Epoch(0) };
         self.service.own(Epoch(self.epoch), standing, |slot| !lost.contains(&slot));
     }
@@ -239,7 +240,7 @@ impl World {
         Ok(op.bytes)
     }
 
-    /// Lets the tier work, and one operation end. Whether there was anything to do.
+    /// Lets the tier work, and completes one operation. Returns true if there was any progress.
     pub(super) fn step(&mut self) -> bool {
         self.now_ns += 1_000_000;
         let mut started = Vec::new();
@@ -284,7 +285,7 @@ impl World {
         })
     }
 
-    /// The answer to a request of one item.
+    /// Returns the reply to a request of one item.
     pub(super) fn answer<T: Item>(
         &mut self,
         (peer, operation, flags): (PeerKey, Operation, FrameFlags),
@@ -300,7 +301,7 @@ impl World {
         self.answered.take().expect("it was answered")
     }
 
-    /// A welcomed peer.
+    /// Opens a connection that is welcomed.
     pub(super) fn join(&mut self, peer: PeerKey, path: Path) {
         self.join_with(peer, path, &hello());
     }
@@ -383,7 +384,7 @@ impl World {
         self.asked.insert(request, OpenRequest::Remove { key });
     }
 
-    /// Writes tails where the service has made room for objects.
+    /// Writes tails to the memory that the service has reserved for them.
     fn write_tails(&mut self) {
         while let Some(tail) = self.service.poll_tail() {
             let bytes = self.service.body(tail.bytes);
@@ -425,7 +426,7 @@ impl World {
                     }
                 }
                 Status::Ok => {}
-                // It was never there, or it is gone again; a failure to write it may come to light again.
+                // The object never existed, or is gone again; a failure to write it may be found later.
                 Status::Exists | Status::WrongOwner | Status::Busy if self.faults == 0 => {
                     self.may.get_mut(&key).expect("a key").remove(&Some(put));
                 }
@@ -472,14 +473,14 @@ impl World {
         let key = self.rng.below(KEYS) as u8;
         if !self.lost_slots.remove(&key) {
             self.lost_slots.insert(key);
-            // Puts in flight may have come before or after.
+            // Puts in flight may have been committed before or after.
             let under_way =
                 self.asked.values().any(|asked| matches!(asked, OpenRequest::Put { key: of, .. } if *of == key));
             if under_way { self.now_may(key, None) } else { self.only(key, &[None]) }
         }
         self.steady = self.epoch + 1;
         self.own();
-        // Back before anything was done about it.
+        // Regained before the loss was acted on.
         if self.rng.below(2) == 0 && self.lost_slots.remove(&key) {
             self.steady = self.epoch + 1;
             self.own();

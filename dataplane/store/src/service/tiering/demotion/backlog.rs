@@ -1,15 +1,15 @@
-//! Objects that wait for the SSD: how many there may be, in number and in bytes, and of whose account they are.
+//! Backlog of the SSD: objects that wait to be written, bounded in number and in bytes, and counted by account.
 
 use std::collections::BTreeMap;
 
-/// What is pinned for writes, and how much of that there may be.
+/// Objects pinned for writes, and their limits.
 #[derive(Debug)]
 pub(super) struct Backlog {
     most_bytes: u64,
     most: usize,
     objects: usize,
     bytes: u64,
-    /// How many of them are of each account.
+    /// Number of objects by account.
     of: BTreeMap<u16, u32>,
 }
 
@@ -26,31 +26,31 @@ impl Backlog {
         self.bytes
     }
 
-    /// True where there is room for another object that waits to be written.
+    /// Returns true if another object may be added.
     pub(super) const fn has_room(&self, bytes: u64) -> bool {
-        // However large an object is: alone, it may wait.
+        // A single object may wait, however large it is.
         let little = self.objects == 0 || self.bytes.saturating_add(bytes) <= self.most_bytes;
         little && self.objects < self.most
     }
 
-    /// True where more than half of what may wait does: the rest is for those that come while these are written.
+    /// Returns true if the backlog is more than half full: the rest is for puts while these objects are written.
     pub(super) const fn is_much(&self) -> bool {
         self.bytes > self.most_bytes / 2 || self.objects > self.most / 2
     }
 
-    /// True while objects that are charged to an account wait.
+    /// Returns true while objects that are charged to an account wait.
     pub(super) fn holds_of(&self, account: u16) -> bool {
         self.of.contains_key(&account)
     }
 
-    /// An object of an account begins to wait.
+    /// Adds an object of an account.
     pub(super) fn add(&mut self, bytes: u64, account: u16) {
         self.objects += 1;
         self.bytes += bytes;
         *self.of.entry(account).or_default() += 1;
     }
 
-    /// An object does not wait any more.
+    /// Removes an object of an account.
     pub(super) fn take(&mut self, bytes: u64, account: u16) {
         self.objects -= 1;
         self.bytes -= bytes;

@@ -1,43 +1,43 @@
-//! How much may be written to the SSD: a token bucket over bytes a day, and what follows for admission.
+//! Write budget of the SSD: a token bucket over bytes a day, and the admission that follows from it.
 //!
-//! The bucket holds an eighth of a day's bytes and is filled evenly. While it is more than half full, everything the
-//! policy wants is admitted; below that only what was put or asked for twice lately; empty, nothing. What was promised
-//! to be on the device (a put acknowledged buffered or durable) is written all the same and is charged, so that others
-//! make up for it. Charged is what goes to the device: records with their headers and padding, and what reclaim writes
-//! again.
+//! The bucket holds an eighth of a day's bytes and is filled evenly. While it is more than half full, all writes of the
+//! policy are admitted; below that only objects that were put or read twice lately; when it is empty, none. Writes that
+//! were promised (puts acknowledged as buffered or durable) are done regardless and are charged, so that others make up
+//! for it. Every byte that is written to the device is charged: records with their headers and padding, and rewrites by
+//! reclaim.
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 const DAY_NS: u64 = 24 * HOUR_NS;
 const HOURS: usize = 24;
 
-/// What is written to the SSD for want of a better use of what may be written.
+/// Admission of writes to the SSD under the write budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Admission {
-    /// All that the policy wants.
+    /// All writes of the policy.
     #[default]
     Full,
-    /// Only what was put or asked for twice lately.
+    /// Only objects that were put or read twice lately.
     Selective,
-    /// Nothing but what was promised.
+    /// Only promised writes.
     Promised,
 }
 
-/// The bucket, and what was written lately.
+/// Token bucket, and the bytes written lately.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) struct Budget {
-    /// 0: no limit.
+    /// Budget of bytes a day; 0 for no limit.
     bytes_per_day: u64,
-    /// Bytes that may be written; below 0 after what was promised was written regardless.
+    /// Bytes that may be written; below 0 after promised writes.
     level: i128,
-    /// Until when the bucket was filled, and what of a byte is left over, in bytes times nanoseconds.
+    /// Time up to which the bucket was filled, and the remaining fraction of a byte, in bytes times nanoseconds.
     filled_ns: Option<u64>,
     rest: u128,
-    /// Bytes of each hour of the last day.
+    /// Bytes written in each hour of the last day.
     hours: [u64; HOURS],
     hour: u64,
-    /// What of the tier's writes was charged.
+    /// Bytes of the tier's writes that were charged.
     charged_bytes: u64,
-    /// What the operator was told last.
+    /// Admission last reported to the operator.
     told: Admission,
 }
 
@@ -61,7 +61,7 @@ impl Budget {
         i128::from(self.bytes_per_day / 8).max(1)
     }
 
-    /// Lets time pass.
+    /// Fills the bucket up to the current time.
     pub(in crate::service::tiering) fn tick(&mut self, now_ns: u64) {
         let since_ns = now_ns.saturating_sub(*self.filled_ns.get_or_insert(now_ns));
         self.filled_ns = Some(now_ns.max(self.filled_ns.unwrap_or(0)));
@@ -69,7 +69,7 @@ impl Budget {
         self.rest = earned % u128::from(DAY_NS);
         self.level = (self.level + (earned / u128::from(DAY_NS)) as i128).min(self.capacity());
         let hour = now_ns / HOUR_NS;
-        // As many hours have begun as are forgotten.
+        // One hour's count is cleared for each hour that has begun.
         for _ in 0..hour.saturating_sub(self.hour).min(HOURS as u64) {
             self.hour += 1;
             self.hours[(self.hour % HOURS as u64) as usize] = 0;
@@ -79,22 +79,22 @@ impl Budget {
         }
     }
 
-    /// So many bytes were written.
+    /// Charges bytes that were written.
     pub(in crate::service::tiering) fn charge(&mut self, bytes: u64) {
         self.level -= i128::from(bytes);
-        // A debt of more than a day would only lengthen the time without writes that nobody can see the end of.
+        // A debt of more than a day would only prolong the time without writes.
         self.level = self.level.max(-i128::from(self.bytes_per_day));
         self.hours[(self.hour % HOURS as u64) as usize] += bytes;
     }
 
-    /// The tier has written so many bytes in all by now: what is new among them is charged.
+    /// Charges the bytes that the tier has written since the last call; `written_bytes` is its total.
     pub(in crate::service::tiering) fn charge_up_to(&mut self, written_bytes: u64, now_ns: u64) {
         self.tick(now_ns);
         let new_bytes = written_bytes - core::mem::replace(&mut self.charged_bytes, written_bytes);
         self.charge(new_bytes);
     }
 
-    /// What is admitted, where that is not what the operator was told last.
+    /// Returns the admission if it differs from the one last reported.
     pub(in crate::service::tiering) fn poll_admission(&mut self) -> Option<Admission> {
         let now = self.admission();
         (core::mem::replace(&mut self.told, now) != now).then_some(now)
@@ -109,7 +109,7 @@ impl Budget {
         }
     }
 
-    /// Bytes written in the last 23 to 24 hours.
+    /// Returns the bytes written in the last 23 to 24 hours.
     pub(in crate::service::tiering) fn day_bytes(&self) -> u64 {
         self.hours.iter().sum()
     }
@@ -127,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_admitted_keeps_to_the_budget_over_any_stretch_of_time(
+        fn admitted_writes_keep_to_the_budget_over_any_period(
             bytes_per_day in 1_000_000..10_000_000_000u64,
             steps in prop::collection::vec((0..4_000_000_000_000u64, 0..1_000_000u64), 1..200),
         ) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn admission_gives_way_step_by_step_and_comes_back() {
+    fn admission_is_reduced_step_by_step_and_restored() {
         let mut budget = Budget::new(24_000);
         budget.tick(5);
         assert_eq!(budget.admission(), Admission::Full);

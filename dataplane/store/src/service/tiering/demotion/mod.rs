@@ -1,7 +1,7 @@
-//! From memory to the SSD: objects are pinned until they are written, and written by the policy.
+//! Demotion from memory to the SSD: objects are pinned until they are written, and written as the policy says.
 //!
-//! An object that is to be written is pinned until it is, so eviction never drops what should have been written. What
-//! waits is bounded by a part of the pool ([`Backlog`]), and what is written by the bytes of a day ([`Budget`]).
+//! An object that is to be written is pinned until then, so that it is not evicted unwritten. The backlog is bounded by
+//! a part of the pool ([`Backlog`]), and the writes by the budget of a day ([`Budget`]).
 
 mod backlog;
 mod budget;
@@ -27,58 +27,58 @@ use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::effects::Effect;
 use crate::service::shard::tail::{is_hard_pinned, is_of, tail_within};
 
-/// Bytes that are given to the tier in one round: their checksums take time, in which nobody else is served and the
-/// device does not know of them.
+/// Most bytes passed to the tier in one round: computing their checksums takes time, in which the shard serves no
+/// request and the device idles.
 const ROUND_BYTES: u64 = 1 << 20;
 
-/// An object that is pinned until it is written.
+/// Object that is pinned until it is written.
 #[derive(Clone, Copy, Debug)]
 struct DirtyObject {
     pin: PinId,
     digest: Digest,
     version: Version,
     bytes: u64,
-    /// The account that it is charged to.
+    /// Account that it is charged to.
     account: u16,
     since_ns: u64,
-    /// The answer that waits for it.
+    /// Reply that waits for the write.
     told: Option<DeferredItem>,
-    /// The acknowledgement level of its put, where that said one.
+    /// Acknowledgement level of its put, if the put named one.
     ack: Option<PutAck>,
-    /// The promise of a replica in its record, once that was given to the tier.
+    /// Replication flag of its record, once that was passed to the tier.
     copied: bool,
-    /// How often its write was tried again.
+    /// Number of retries of its write.
     tries: u8,
 }
 
-/// A write that the tier has.
+/// Write in flight in the tier.
 #[derive(Debug)]
 struct WriteCall {
     object: DirtyObject,
-    /// The tier still reads its bytes.
+    /// True while the tier reads its bytes.
     lent: bool,
-    /// The tier has not said yet whether it is written.
+    /// True until the tier has reported the outcome.
     unwritten: bool,
     failed: bool,
 }
 
-/// Objects on their way from memory to the SSD.
+/// Objects being demoted from memory to the SSD.
 #[derive(Debug)]
 pub(in crate::service) struct Demotion {
     backlog: Backlog,
-    /// Objects that may wait for a while.
+    /// Objects whose write may be delayed.
     dirty: VecDeque<DirtyObject>,
     writes: VecDeque<DirtyObject>,
     /// Objects whose write failed.
     retries: Retries,
     calls: BTreeMap<u64, WriteCall>,
-    /// Objects that are dirty, waiting, being written or to be written again.
+    /// Objects that are delayed, queued, being written or to be retried.
     writing: BTreeSet<(Digest, Version)>,
-    /// A put found no room: what may wait for a while does not.
+    /// True if a put found no room: writes are not delayed then.
     pressed: bool,
-    /// Replicas in memory that are objects of our own now, and that nobody has written here.
+    /// Replicas in memory that became objects of this shard, and were never written here.
     inherited: VecDeque<Digest>,
-    /// Nothing waits any longer than it must.
+    /// True when the shard stops: writes are not delayed any more.
     closing: bool,
     pub(super) budget: Budget,
 }
@@ -99,18 +99,18 @@ impl Demotion {
         }
     }
 
-    /// Objects that wait to be written or are being written, and their bytes.
+    /// Returns the number and bytes of the objects that wait to be written or are being written.
     pub(in crate::service) const fn backlog(&self) -> (usize, u64) {
         (self.backlog.objects(), self.backlog.bytes())
     }
 
-    /// Nothing waits any longer than it must from now on. True where nothing is left to be written.
+    /// Stops delaying writes. Returns true if none is left.
     pub(in crate::service) fn close(&mut self) -> bool {
         self.closing = true;
         self.backlog.objects() == 0 && self.calls.is_empty()
     }
 
-    /// When the next object is to be written that may wait, or that failed.
+    /// Returns the time of the next delayed write, or retry.
     pub(in crate::service) fn poll_timeout(&self, ssd: &Ssd) -> Option<u64> {
         let dirty = match ssd.policy.write {
             WritePolicy::Back { within_ns } => {
@@ -121,17 +121,17 @@ impl Demotion {
         dirty.into_iter().chain(self.retries.poll_timeout()).min()
     }
 
-    /// True where a version of an object is on its way to the SSD.
+    /// Returns true if a version of an object is in the backlog.
     pub(in crate::service) fn is_writing(&self, digest: Digest) -> bool {
         self.writing.range((digest, Version(0))..=(digest, Version(u64::MAX))).next().is_some()
     }
 
-    /// These replicas are objects of our own from now on.
+    /// Enqueues replicas that became objects of this shard.
     pub(in crate::service) fn inherit(&mut self, replicas: Vec<Digest>) {
         self.inherited.extend(replicas);
     }
 
-    /// Has an object in memory written, if there is room for it among what waits; `told` waits for that, and `asked` is
+    /// Enqueues the write of an object in memory, if the backlog has room; `told` waits for the write, and `asked` is
     /// the acknowledgement level of its put.
     fn hold(
         &mut self,
@@ -165,7 +165,7 @@ impl Demotion {
         }
     }
 
-    /// Objects that have waited long enough, or are too much, get in line.
+    /// Enqueues the delayed writes that are old enough, or that fill the backlog too much.
     fn wash(&mut self, ssd: &Ssd, now_ns: u64) {
         let WritePolicy::Back { within_ns } = ssd.policy.write else { return };
         while let Some(object) = self.dirty.front() {
@@ -179,7 +179,7 @@ impl Demotion {
         self.pressed = false;
     }
 
-    /// Gives the tier what waits to be written, as far as it takes it. True where there was anything to do.
+    /// Passes queued writes to the tier, as far as it accepts them. Returns true if there was any progress.
     pub(in crate::service) fn give_writes(
         &mut self,
         ssd: &mut Ssd,
@@ -193,7 +193,7 @@ impl Demotion {
         self.write_inherited(ssd, shard);
         while bytes < ROUND_BYTES {
             let Some(store) = &mut shard.store else { return progress };
-            // A removal that waits may be of an earlier object of the same name.
+            // A waiting removal may concern an earlier object of the same key.
             let waits = self.writes.front().copied().filter(|_| ssd.removals.len() == 0);
             let Some(mut object) = waits else { break };
             if !store.is_live(object.pin) {
@@ -201,7 +201,7 @@ impl Demotion {
                 self.let_go_of_gone(ssd, shard, object);
                 continue;
             }
-            let held = store.held(object.pin).expect("a pin of our own");
+            let held = store.held(object.pin).expect("a pin that the shard holds");
             let durable = ssd.policy.ack_of(object.ack) == PutAck::Durable;
             let ack = if durable { Ack::Durable } else { Ack::Buffered };
             let token = ssd.new_token();
@@ -210,7 +210,8 @@ impl Demotion {
                 true => tail_within(held.tail_at, store.config().pool_bytes, read),
                 false => Vec::new(),
             };
-            // Whoever has mapped the pool may have spoilt it: another's name would charge and list it as another's.
+            // A process that has mapped the pool may have corrupted it: under another name the object would be charged
+            // and listed as another's.
             let tail = if is_of(&tail, object.digest) { tail } else { Vec::new() };
             object.copied = store.replica(object.digest).is_owed_a_copy();
             let put = Put {
@@ -243,7 +244,7 @@ impl Demotion {
                 Err(error) => {
                     ssd.counters.writes_failed += 1;
                     if matches!(error, PutError::Checksum { .. }) {
-                        // Not what its writer stated: nobody is to be given that.
+                        // The bytes differ from what their writer stated: the object must not be returned.
                         shard.counters.corrupt += 1;
                         shard.drop_version(object.digest, object.version);
                     }
@@ -254,7 +255,7 @@ impl Demotion {
         progress
     }
 
-    /// The tier has written an object, or cannot.
+    /// Handles the outcome of a write.
     pub(in crate::service) fn written(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, good: bool) {
         let Some(call) = self.calls.get_mut(&token.0) else { return };
         (call.unwritten, call.failed) = (false, !good);
@@ -273,7 +274,7 @@ impl Demotion {
         }
     }
 
-    /// The tier does not read an object's bytes any more.
+    /// Handles the release of an object's bytes by the tier.
     pub(in crate::service) fn released(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token) {
         let Some(call) = self.calls.get_mut(&token.0) else { return };
         call.lent = false;
@@ -285,7 +286,7 @@ impl Demotion {
     fn end_write(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token) {
         let Some(WriteCall { object, failed, .. }) = self.calls.remove(&token.0) else { return };
         if failed {
-            // Not one that is gone: replaced, removed, or taken back because its put waited for this.
+            // No retry of an object that is gone: replaced, removed, or dropped because its put waited for this write.
             let live = shard.store.as_ref().is_some_and(|store| store.is_live(object.pin));
             if live && self.try_again(ssd, &object, shard.now_ns) {
                 ssd.counters.writes_retried += 1;
@@ -296,7 +297,8 @@ impl Demotion {
         self.let_go(ssd, shard, &object, true);
     }
 
-    /// An object is gone before it was written. One that was removed was put before that: there is nothing to write.
+    /// Ends the write of an object that is gone. If it was removed after it was put, there is nothing to write, and its
+    /// put succeeded.
     fn let_go_of_gone(&mut self, ssd: &Ssd, shard: &mut Shard, mut object: DirtyObject) {
         let is_removed = shard.store.as_ref().is_some_and(|store| store.peek(object.digest).is_none());
         if is_removed && let Some(item) = object.told.take() {
@@ -305,12 +307,12 @@ impl Demotion {
         self.let_go(ssd, shard, &object, false);
     }
 
-    /// An object does not wait to be written any more.
+    /// Ends the write of an object and unpins it.
     fn let_go(&mut self, ssd: &Ssd, shard: &mut Shard, object: &DirtyObject, good: bool) {
         let Some(store) = &mut shard.store else { return };
         self.backlog.take(object.bytes, object.account);
         self.writing.remove(&(object.digest, object.version));
-        store.unpin(object.pin).expect("a pin of our own");
+        store.unpin(object.pin).expect("a pin that the shard holds");
         if let Some(item) = object.told.filter(|_| !good) {
             write_failed(shard, object.digest, object.version, item);
         }
@@ -318,7 +320,7 @@ impl Demotion {
         shard.effects.note(Effect::Written { digest: object.digest, is_on_ssd });
     }
 
-    /// Puts whose slot has left while they were written are refused now: their objects are void, and would be so too
+    /// Refuses the puts whose slot was lost while they were being written: their objects are void, and would be so too
     /// if the slot came back before the device is done.
     pub(in crate::service) fn refuse_void_puts(&mut self, shard: &mut Shard) {
         let given = self.calls.values_mut().map(|call| &mut call.object);
@@ -330,10 +332,10 @@ impl Demotion {
         void.into_iter().for_each(|item| shard.refuse_put(item, Status::WrongOwner));
     }
 
-    /// The scrubber found a record that is not whole. What memory has is written again.
+    /// Handles a damaged record that the scrubber found: the object is written again if it is in memory.
     pub(in crate::service) fn quarantined(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, miss: Miss) {
         ssd.counters.quarantined += 1;
-        // A device that is gone or cannot be read does not get better by writing to it; but another place may do.
+        // A failing device does not recover by writes; but another location may be good.
         let lost = self.is_writing(digest) || ssd.removals.has(digest) || matches!(miss, Miss::Stale);
         if shard.has(digest) && !lost {
             ssd.counters.rewritten += 1;
@@ -342,13 +344,13 @@ impl Demotion {
     }
 }
 
-/// True where the acknowledgement of a put promises more than memory.
+/// Returns true if the acknowledgement of a put promises more than memory.
 const fn is_for_ssd(asked: Option<PutAck>) -> bool {
     matches!(asked, Some(PutAck::Buffered | PutAck::Durable))
 }
 
-/// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced meanwhile is
-/// not the last word: its client may try again.
+/// Fails a put whose object could not be written: the object is dropped. If it was replaced meanwhile, the client may
+/// retry.
 fn write_failed(shard: &mut Shard, digest: Digest, version: Version, item: DeferredItem) {
     let replaced = shard.peek(digest).is_some_and(|now| now.version > version);
     shard.drop_version(digest, version);

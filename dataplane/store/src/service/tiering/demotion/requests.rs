@@ -1,5 +1,4 @@
-//! Demotion as requests meet it: whether a put may come now, or never, what its answer waits for, and what is written
-//! because of it.
+//! Demotion on the request path: admission of puts, their waits for the SSD, and the writes that they cause.
 
 use kvplane_proto::ids::Version;
 use kvplane_proto::message::PutAck;
@@ -13,21 +12,21 @@ use crate::service::tiering::policy::WritePolicy;
 use crate::service::tiering::ssd::Ssd;
 use crate::service::types::CommittedObject;
 
-/// Progress of an object that is to be on the SSD before its former owner drops it.
+/// Progress of the write of an object that is to be on the SSD before its former owner drops it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) enum MoveProgress {
-    /// It is there, or the SSD, if there is one, does not take it.
+    /// The object is on the SSD, or there is no SSD that accepts it.
     Kept,
-    /// It is being written.
+    /// The object is being written.
     Waits,
-    /// There was no room for it among what waits.
+    /// The backlog had no room.
     Refused,
 }
 
 impl Demotion {
-    /// A check that the SSD would take an object of so many bytes. A longer one is refused, so that its client puts it
-    /// in stripes: else it would be gone when memory drops it. A put session cannot be striped any more; where an
-    /// answer promises nothing of the SSD its object may be kept in memory alone.
+    /// Checks that the SSD would accept an object of this length. A longer one is refused, so that its client stripes
+    /// it: otherwise it would be lost when it is evicted from memory. A put session cannot be striped any more; its
+    /// object may be kept in memory alone if the reply promises nothing of the SSD.
     pub(in crate::service) fn may_be_so_long(
         ssd: &Ssd,
         bytes: u64,
@@ -38,19 +37,18 @@ impl Demotion {
         if ssd.takes(bytes) || may_stay_in_memory { Ok(()) } else { Err(Status::TooLarge) }
     }
 
-    /// A check that a put of so many bytes is to be taken up now, and does not come at a time when the SSD cannot keep
-    /// up.
+    /// Checks that a put of this many bytes can be accepted now: backpressure while the SSD cannot keep up.
     pub(in crate::service) fn may_put(&mut self, ssd: &Ssd, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
         if ssd.policy.must_write(asked) && ssd.fits(bytes) && !self.backlog.has_room(bytes) {
-            // What waits may be less than half of what may: then nothing else would have it written before its time.
+            // The queued writes may be less than half of the backlog: delayed writes would not be started otherwise.
             self.pressed = true;
             return Err(Status::Busy);
         }
         Ok(())
     }
 
-    /// A put found no room in memory, or none in what its account may take. True where objects wait for the SSD, which
-    /// are in the way for a while only: they get in line, and the put is to come again.
+    /// Handles a put that found no memory, or exceeded its account's quota. Returns true if objects in the backlog take
+    /// the memory, which is temporary: their writes are started, and the put is to be retried.
     pub(in crate::service) fn makes_room(&mut self, error: ReserveError, account: u16) -> bool {
         let passes = match error {
             ReserveError::NoSpace { .. } => self.backlog.objects() > 0,
@@ -61,9 +59,9 @@ impl Demotion {
         passes
     }
 
-    /// What the put of a part of a longer object, or of what names the parts, waits for where it asked for nothing:
-    /// that it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had
-    /// seen it before, would be lost to the others with the next that memory has to make room for.
+    /// Returns the acknowledgement level of a put of a stripe or stripe head that names none: it is written, whatever
+    /// the policy. A stripe that went unwritten, because the SSD could not keep up or the object was new, would be lost
+    /// to the others when it is evicted.
     pub(in crate::service) fn ack_of_parts(ssd: &Ssd) -> Option<PutAck> {
         if ssd.is_degraded() {
             return None;
@@ -75,7 +73,7 @@ impl Demotion {
         }
     }
 
-    /// Counts that an object was put, and says whether its answer waits until it is written.
+    /// Counts the put of an object, and returns true if its reply waits until the object is written.
     pub(in crate::service) fn awaits(ssd: &mut Ssd, made: &CommittedObject) -> bool {
         let seen = ssd.frequency.see(made.digest);
         let at_once = match ssd.policy.write {
@@ -83,11 +81,11 @@ impl Demotion {
             WritePolicy::Selective { times } => seen >= times,
             WritePolicy::Back { .. } => false,
         };
-        // What the put itself says is not up to the policy.
+        // The put's own level takes precedence over the policy.
         (at_once || made.ack.is_some()) && ssd.is_awaited(made.ack) && ssd.takes(made.bytes)
     }
 
-    /// An object was put: it goes to the SSD by the policy; `told` waits for that.
+    /// Enqueues the write of an object that was put, as the policy says; `told` waits for it.
     pub(in crate::service) fn keep(
         &mut self,
         ssd: &mut Ssd,
@@ -104,8 +102,8 @@ impl Demotion {
         }
     }
 
-    /// The answer where it is asked again whether a version was made that was: its first answer may have waited for the
-    /// SSD, wait still, or have been a refusal.
+    /// Returns the status of a repeated commit of a version that was committed before: its first reply may have waited
+    /// for the SSD, wait still, or have been a failure.
     pub(in crate::service) fn kept(&self, ssd: &Ssd, shard: &Shard, digest: Digest, version: Version) -> Status {
         let writing = self.writing.contains(&(digest, version)) && !self.is_paused(digest, version);
         if writing || ssd.removals.has(digest) {
@@ -113,21 +111,21 @@ impl Demotion {
         }
         let here = shard.peek(digest).is_some_and(|now| now.version >= version);
         let there = ssd.tier.locate(digest).is_some_and(|view| view.version >= version);
-        // One that was taken back leaves nothing; neither does one that was removed since, which nobody can tell.
+        // A dropped object leaves no trace; neither does one that was removed since, so that the two look the same.
         if here || there { Status::Ok } else { Status::Stale }
     }
 
-    /// An object in memory is read: by now it may be worth being written.
+    /// Counts a get of an object in memory, which may now qualify to be written.
     pub(in crate::service) fn note_get(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) {
         let seen = ssd.frequency.see(digest);
         let wanted = match ssd.policy.write {
             WritePolicy::Selective { times } => seen >= times,
-            // There may have been no room when it was put.
+            // The backlog may have been full when it was put.
             WritePolicy::Through => {
                 let counters = &ssd.counters;
                 counters.writes_skipped + counters.writes_over_budget + counters.writes_failed > 0
             }
-            // One whose write failed time and again.
+            // Its write may have failed for good.
             WritePolicy::Back { .. } => ssd.counters.writes_failed > 0 && !ssd.is_degraded(),
         };
         if !wanted || self.is_writing(digest) || ssd.locate(digest).is_some() {
@@ -140,7 +138,7 @@ impl Demotion {
         }
     }
 
-    /// True where the day's bytes allow for an object that nobody was promised.
+    /// Returns true if the day's budget admits the write of an object that was not promised.
     fn admits(&self, ssd: &mut Ssd, digest: Digest) -> bool {
         let admits = match self.budget.admission() {
             Admission::Full => true,
@@ -151,8 +149,8 @@ impl Demotion {
         admits
     }
 
-    /// The answer to a put of an object that is there already, and that would wait for the SSD: to come again while the
-    /// object is on its way there, and at once that the SSD did not take it. Nothing where it is there, or the put does
+    /// Returns the status of a put that would wait for the SSD, if the object exists already: busy while the object is
+    /// being written, and a failure at once if the SSD did not accept it. `None` if it is on the SSD, or the put does
     /// not wait.
     pub(in crate::service) fn awaits_ssd(
         &mut self,
@@ -172,7 +170,7 @@ impl Demotion {
         if self.is_writing(digest) {
             return Some(Status::Busy);
         }
-        // What was never to be written is promised to nobody, unless this put says itself what it wants.
+        // An object that was not to be written was promised to no client, unless this put itself names a level.
         if asked.is_none() || version.is_none() || ssd.tier.locate(digest).is_some() {
             return None;
         }
@@ -181,12 +179,12 @@ impl Demotion {
         Some(if self.is_writing(digest) { Status::Busy } else { Status::NoSpace })
     }
 
-    /// An answer would wait for what may still wait to be written: it gets in line, and is written as `asked`.
+    /// Starts the delayed write of an object that a reply would wait for, with the level `asked`.
     fn write_at_once(&mut self, ssd: &Ssd, digest: Digest, asked: Option<PutAck>) {
         if !ssd.is_awaited(asked) || !self.is_writing(digest) {
             return;
         }
-        // In their order: those that were replaced meanwhile are let go when it is their turn.
+        // In order: versions that were replaced meanwhile end when they are dequeued.
         while let Some(at) = self.dirty.iter().position(|object| object.digest == digest) {
             self.writes.extend(self.dirty.remove(at));
         }
@@ -196,7 +194,7 @@ impl Demotion {
         }
     }
 
-    /// The record on the SSD of an object in memory says whether it has two owners, or is written once more.
+    /// Writes the record of an object in memory again if its replication flag is outdated.
     pub(in crate::service) fn write_promise(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) {
         let Some(store) = &shard.store else { return };
         let promised = store.replica(digest).is_owed_a_copy();
@@ -206,8 +204,8 @@ impl Demotion {
         }
     }
 
-    /// Replicas that became objects of our own go to the SSD, as far as there is room among what waits. Those that
-    /// memory gives up first are lost with their former owner.
+    /// Enqueues the writes of replicas that became objects of this shard, as far as the backlog has room. Those that
+    /// are evicted first are lost with their former owner.
     pub(super) fn write_inherited(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
         while let Some(digest) = self.inherited.front().copied() {
             let bytes = shard.peek(digest).map(|object| object.extent.bytes);
@@ -218,7 +216,7 @@ impl Demotion {
                 return;
             }
             if bytes.is_some() && !owned {
-                // That the slot is ours is not written down yet.
+                // The slot's new ownership is not durable yet.
                 return;
             }
             self.inherited.pop_front();
@@ -228,16 +226,16 @@ impl Demotion {
         }
     }
 
-    /// An object that is in memory has moved here, or is the replica of an owner that is gone: the SSD is to have it as
-    /// soon as it may be, whatever the policy. The former owner's record may be the only one that outlives a restart,
-    /// or an eviction.
+    /// Writes an object in memory that was migrated here, or is the replica of an owner that is gone, to the SSD as
+    /// soon as possible, whatever the policy. The former owner's record may be the only one that survives a restart, or
+    /// an eviction.
     pub(in crate::service) fn write_moved(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) -> MoveProgress {
         let Some(object) = shard.peek(digest) else { return MoveProgress::Kept };
         if !ssd.fits(object.extent.bytes) {
             return MoveProgress::Kept;
         }
         if self.is_writing(digest) {
-            // One that was to wait for a while does not.
+            // If its write is delayed, it is started.
             self.pressed = true;
             return MoveProgress::Waits;
         }
@@ -249,7 +247,7 @@ impl Demotion {
     }
 }
 
-/// A check of a put where there is no SSD.
+/// Checks a put where there is no SSD.
 pub(in crate::service) const fn may_put_without_ssd(asked: Option<PutAck>) -> Result<(), Status> {
     if is_for_ssd(asked) { Err(Status::NoSsd) } else { Ok(()) }
 }

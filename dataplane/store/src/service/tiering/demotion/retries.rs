@@ -1,12 +1,12 @@
-//! Writes once more: of what the device failed to take, and at once of what somebody waits for.
+//! Repeated writes: retries of objects that the device failed to write, and rewrites of changed records.
 //!
-//! An object whose write failed stays in memory and is tried again after a pause, a few times: each try that fails
-//! costs a segment, and a device that fails them all takes no more writes soon. Nobody is told: who waited for the
-//! write was refused, and that object is gone. Who asks for it on the SSD in a pause is told at once that the SSD did
-//! not take it, rather than to come again until a deadline.
+//! An object whose write failed stays in memory and is retried after a pause, a few times: each failed attempt costs a
+//! segment, and a device that fails them all is degraded soon. No reply waits for a retry: the put that waited for the
+//! write was refused, and its object dropped. A request that waits for the object on the SSD during a pause fails at
+//! once, instead of being busy until its deadline.
 //!
-//! An object is also written once more when it is to have a copy, or none, and its record on the SSD says otherwise:
-//! the next incarnation reads there which copies it owes.
+//! An object is also written again when its replication was turned on or off and its record on the SSD differs: the
+//! next incarnation reads from the record which replicas it has to make.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,16 +16,16 @@ use kvplane_proto::ids::Version;
 use super::{Demotion, DirtyObject};
 use crate::service::tiering::ssd::Ssd;
 
-/// How often a write that failed is tried again.
+/// Most retries of a failed write.
 const TRIES_MOST: u8 = 4;
-/// The first pause; each one after that is four times as long.
+/// First pause; each further one is four times as long.
 const PAUSE_NS: u64 = 1_000_000_000;
 
-/// Objects that are to be written once more, by when.
+/// Objects to be written again, by time.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     waiting: BTreeMap<(u64, Digest, Version), DirtyObject>,
-    /// Which they are.
+    /// Keys of these objects.
     paused: BTreeSet<(Digest, Version)>,
 }
 
@@ -34,14 +34,14 @@ impl Retries {
         self.waiting.first_key_value().map(|((due_ns, ..), _)| *due_ns)
     }
 
-    /// Objects that wait for their next try.
+    /// Returns the objects that wait for their next attempt.
     pub(super) fn objects_mut(&mut self) -> impl Iterator<Item = &mut DirtyObject> {
         self.waiting.values_mut()
     }
 }
 
 impl Demotion {
-    /// Whether an object whose write failed is to be written once more; it stays pinned until then.
+    /// Schedules a retry of a failed write; the object stays pinned until then. False if it is not to be retried.
     pub(super) fn try_again(&mut self, ssd: &Ssd, held: &DirtyObject, now_ns: u64) -> bool {
         if held.tries == TRIES_MOST || ssd.is_degraded() {
             return false;
@@ -53,7 +53,7 @@ impl Demotion {
         true
     }
 
-    /// Those whose pause is over get in line; all of them where nothing is written any more, or soon.
+    /// Enqueues the writes whose pause is over; all of them if writes stop, now or soon.
     pub(super) fn end_pauses(&mut self, ssd: &Ssd, now_ns: u64) {
         let all = self.closing || ssd.is_degraded();
         while let Some(first) = self.retries.waiting.first_entry()
@@ -65,8 +65,8 @@ impl Demotion {
         }
     }
 
-    /// The promise of a second copy in an object's record on the SSD, or in one that is in flight there. None without a
-    /// record, and while one is queued: it is written with the promise that holds by then.
+    /// Returns the replication flag of an object's record on the SSD, or of one in flight there. `None` without a
+    /// record, and while a write is queued: it will carry the flag as of then.
     pub(super) fn promise_of(&self, ssd: &Ssd, digest: Digest) -> Option<bool> {
         let of = |held: &DirtyObject| held.digest == digest;
         let mut waiting = self.writes.iter().chain(&self.dirty).chain(self.retries.waiting.values());
@@ -77,7 +77,7 @@ impl Demotion {
         given.or_else(|| ssd.locate(digest).map(|view| view.copied))
     }
 
-    /// Whether a version waits for its next try: its put was answered before, as none waited for the write.
+    /// Returns true if a version waits for its next attempt. No reply waits for it any more.
     pub(super) fn is_paused(&self, digest: Digest, version: Version) -> bool {
         self.retries.paused.contains(&(digest, version))
     }

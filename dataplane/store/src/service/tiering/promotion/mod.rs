@@ -1,7 +1,8 @@
-//! From the SSD to memory: reads into fresh room of the pool, shared by all gets of the same object meanwhile.
+//! Promotion from the SSD to memory: reads into fresh extents of the pool, shared by all gets of the same object
+//! meanwhile.
 //!
-//! A get of an object on the SSD is the same call: room is made in the pool, the object read into it and checked, and
-//! the answer sent from there. Whether it then stays in memory is the policy's decision.
+//! A get of an object on the SSD reserves memory in the pool, reads the object into it, verifies it, and answers from
+//! there. The policy decides whether the object then stays in memory.
 
 mod names;
 mod prefetch;
@@ -28,21 +29,21 @@ use crate::service::shard::timing::{About, Timing};
 use crate::service::types::reserve_status;
 use crate::{Replica, Reserve};
 
-/// How many may wait for one read.
+/// Most gets that wait for one read.
 const READERS_MOST: usize = 1024;
-/// How many may wait for their reads to be begun: what large batches of several clients are together.
+/// Most gets that wait for their reads to begin: the sum of several clients' large batches.
 const QUEUED_MOST: usize = 1 << 14;
 
-/// Why a read was not begun.
+/// Reason for which a read was not begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) enum NotBegun {
-    /// The tier has as many as it takes at a time.
+    /// The tier has its maximum of reads in flight.
     Full,
-    /// It will not be.
+    /// The read will not be done.
     Refused(Status),
 }
 
-/// A read that the tier has.
+/// Read in flight in the tier.
 #[derive(Debug)]
 struct ReadCall {
     digest: Digest,
@@ -51,15 +52,15 @@ struct ReadCall {
     readers: Vec<(Reader, Timing)>,
 }
 
-/// Objects on their way from the SSD to memory, and what is read beside them.
+/// Objects being promoted, and other reads from the SSD.
 #[derive(Debug)]
 pub(in crate::service) struct Promotion {
     calls: BTreeMap<u64, ReadCall>,
-    /// The read in flight of each object.
+    /// Token of the read in flight of each object.
     reading: BTreeMap<Digest, u64>,
-    /// Gets that wait for a read to be begun: the tier has as many as it takes.
+    /// Gets that wait for a read to begin, while the tier has its maximum in flight.
     queued: VecDeque<(Digest, Reader, Timing)>,
-    /// Objects that are read for their replicas.
+    /// Objects that are read to be replicated.
     for_replicas: BTreeSet<Digest>,
     prefetched: PrefetchAccount,
     tails: Tails,
@@ -81,32 +82,32 @@ impl Promotion {
         }
     }
 
-    /// Objects that are being read.
+    /// Returns the number of objects being read.
     pub(super) fn reads(&self) -> usize {
         self.reading.len()
     }
 
-    /// Objects that are being read for their replicas.
+    /// Returns the number of objects being read to be replicated.
     pub(in crate::service) fn replica_reads(&self) -> usize {
         self.for_replicas.len()
     }
 
-    /// When the next object that was prefetched has its time over.
+    /// Returns the time at which the next prefetched object expires.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         self.prefetched.poll_timeout()
     }
 
-    /// The tenant of an object, as far as it is known.
+    /// Returns the tenant of an object, as far as it is known.
     pub(in crate::service) fn tenant_of(&self, ssd: &Ssd, shard: &Shard, digest: Digest) -> ObjectTenant {
         self.tenants.tenant_of(ssd, shard, digest)
     }
 
-    /// Has the tail of an object on the SSD read, to know its tenant.
+    /// Requests a read of the tail of an object on the SSD, to learn its tenant.
     pub(in crate::service) fn want_tenant(&mut self, digest: Digest) {
         self.tenants.want(digest);
     }
 
-    /// Has the name of an object read, for this list and place of its page.
+    /// Begins to read the name of an object, for an entry of a list's page.
     pub(in crate::service) fn read_name(
         &mut self,
         ssd: &mut Ssd,
@@ -116,25 +117,25 @@ impl Promotion {
         self.names.read(ssd, place, digest)
     }
 
-    /// An object in memory is read, prefetched or not.
+    /// Counts a get of an object in memory, prefetched or not.
     pub(in crate::service) fn use_prefetched(&mut self, ssd: &mut Ssd, digest: Digest) {
         if self.prefetched.take(digest) {
             ssd.counters.prefetches_used += 1;
         }
     }
 
-    /// An object was put anew: nobody waits any more for what was prefetched of it.
+    /// Ends the prefetch of an object that was put again.
     pub(in crate::service) fn forget_prefetched(&mut self, digest: Digest) {
         self.prefetched.take(digest);
     }
 
-    /// Gives an object that is in memory now, if it is.
+    /// Answers a get with an object, if it is in memory now.
     fn serve(&self, ssd: &Ssd, shard: &mut Shard, digest: Digest, reader: Reader) {
         shard.serve(digest, reader, |shard| self.tenant_of(ssd, shard, digest).known());
     }
 
-    /// Begins to read an object from the SSD, or joins a read of it. Where the tier has as many reads as it takes, it
-    /// waits for its turn.
+    /// Begins to read an object from the SSD, or joins a read in flight. If the tier has its maximum of reads in
+    /// flight, the get waits.
     pub(in crate::service) fn read(
         &mut self,
         ssd: &mut Ssd,
@@ -145,7 +146,7 @@ impl Promotion {
         let digest = view.digest;
         self.use_prefetched(ssd, digest);
         ssd.frequency.see(digest);
-        // Whoever came first goes first, but for those who need no place of their own.
+        // In order of arrival, except for gets that join a read.
         let may_begin = self.queued.is_empty() || self.reading.contains_key(&digest);
         let timing = shard.answers.outputs.timing();
         let begun =
@@ -162,15 +163,16 @@ impl Promotion {
         }
     }
 
-    /// Begins the reads that waited, as far as the tier takes them now. True where any did not wait on.
+    /// Begins the reads that waited, as far as the tier accepts them. Returns true if there was any progress.
     pub(super) fn begin_queued(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
         let mut progress = false;
         while let Some((digest, reader, timing)) = self.queued.front().copied() {
-            // Another read or a put may have brought it meanwhile; it may have been removed, or its slot may have left.
+            // Another read or a put may have brought it into memory meanwhile; it may have been removed, or its slot
+            // lost.
             let here = shard.has(digest);
             let view = ssd.locate(digest).filter(|_| !here);
             let begun = match view {
-                // Nobody waits for it any more.
+                // Its peer is gone.
                 _ if shard.peer_of_reader(reader).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
                 _ if !shard.keeps(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
                 Some(view) => self.join_or_begin(ssd, shard, &view, (reader, timing)),
@@ -190,7 +192,7 @@ impl Promotion {
         progress
     }
 
-    /// Joins the read of an object, or begins to read it.
+    /// Joins the read of an object, or begins one.
     fn join_or_begin(
         &mut self,
         ssd: &mut Ssd,
@@ -212,7 +214,7 @@ impl Promotion {
         self.begin_read(ssd, shard, view, Priority::Get, Some(reader))
     }
 
-    /// Begins to read an object that nobody reads yet.
+    /// Begins to read an object that is not being read.
     fn begin_read(
         &mut self,
         ssd: &mut Ssd,
@@ -224,7 +226,7 @@ impl Promotion {
         let refused = NotBegun::Refused;
         let Some(store) = &mut shard.store else { return Err(refused(Status::NotFound)) };
         let digest = view.digest;
-        // What is in the way goes sooner or later: pins and puts have deadlines.
+        // The obstacle is temporary: pins and puts have deadlines.
         let tail_bytes = tail_bytes_of(view);
         let replica = if view.copied { Replica::First } else { Replica::None };
         let plain = Reserve::plain(digest, view.payload_bytes.into());
@@ -248,7 +250,7 @@ impl Promotion {
         Ok(())
     }
 
-    /// Begins to read an object that is to have a replica: it stays in memory.
+    /// Begins to read an object that is to be replicated: it stays in memory.
     pub(in crate::service) fn read_for_replica(
         &mut self,
         ssd: &mut Ssd,
@@ -262,7 +264,7 @@ impl Promotion {
         Ok(())
     }
 
-    /// A read is over: with the object's version and checksum, or without the object.
+    /// Handles the end of a read: with the object's version and checksum, or without the object.
     pub(super) fn read_done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, found: Option<(Version, u64)>) {
         let Some(ReadCall { digest, version, reservation, readers }) = self.calls.remove(&token.0) else { return };
         let kept = shard.keeps(digest);
@@ -270,7 +272,7 @@ impl Promotion {
         if self.reading.get(&digest) == Some(&token.0) {
             self.reading.remove(&digest);
         }
-        // It may have been removed, or its slot given away, while it was read.
+        // It may have been removed, or its slot lost, while it was read.
         let current = ssd.locate(digest).is_some_and(|view| view.version == version);
         let found = found.filter(|(read, _)| current && *read == version && kept);
         let restored = match found {
@@ -278,7 +280,7 @@ impl Promotion {
             None => {
                 self.prefetched.take(digest);
                 ssd.counters.misses += readers.len() as u64;
-                store.abort(reservation).expect("a reservation of our own");
+                store.abort(reservation).expect("a reservation that the shard holds");
                 false
             }
         };
@@ -293,12 +295,13 @@ impl Promotion {
         }
         self.keep_or_drop(ssd, shard, digest, restored);
         if found.is_none() {
-            // What it was to be read from may be gone.
+            // Its record may be gone.
             ssd.tell_of(shard, digest);
         }
     }
 
-    /// What was read stays in memory if it is read often enough; else its bytes go when its readers have them.
+    /// Keeps an object that was read in memory if it is read often enough; otherwise drops it once its readers are
+    /// done.
     fn keep_or_drop(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, restored: bool) {
         let stays = shard.stays_for_replica(digest);
         let now_ns = shard.now_ns;
@@ -309,14 +312,14 @@ impl Promotion {
             return;
         }
         if was_read_for_replica || stays {
-            // It stays like what was put.
+            // Kept like an object that was put.
             self.prefetched.take(digest);
             self.tails.want(ssd, shard, digest);
             shard.effects.note(Effect::LacksReplica);
             return;
         }
         if let Some(until_ns) = self.prefetched.until_ns(digest) {
-            // What was prefetched waits for a get, until its time is over.
+            // A prefetched object waits for a get, until it expires.
             if until_ns > now_ns {
                 self.tails.want(ssd, shard, digest);
             } else {
@@ -335,14 +338,14 @@ impl Promotion {
         }
     }
 
-    /// Has tails read, those first of which somebody waits to know the tenant, as far as the tier takes it. True where
-    /// there was anything to do.
+    /// Begins to read tails, first those from which a request waits to learn the tenant, as far as the tier accepts
+    /// reads. Returns true if there was any progress.
     pub(super) fn read_tails(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
         let progress = self.tenants.read(ssd, shard);
         self.tails.read(ssd, shard) || progress
     }
 
-    /// A key was read.
+    /// Handles the end of the read of a tail.
     pub(super) fn key_read(
         &mut self,
         ssd: &mut Ssd,
@@ -357,7 +360,7 @@ impl Promotion {
         }
     }
 
-    /// Something that was to be read could not be.
+    /// Handles a read that found no record.
     pub(super) fn missed(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, memory: &mut dyn Memory) {
         let done = self.tails.done(ssd, shard, token, None, memory)
             || self.names.done(ssd, shard, token, None)

@@ -10,14 +10,14 @@ use crate::service::shard::Shard;
 use crate::service::shard::effects::{Effect, ListedName};
 use crate::service::tiering::ssd::Ssd;
 
-/// Names that are being read, each with its list and its place there.
+/// Names being read, each with its list and its index in the page.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     calls: BTreeMap<u64, (u64, usize)>,
 }
 
 impl Names {
-    /// Has a name read.
+    /// Begins to read a name.
     pub(super) fn read(&mut self, ssd: &mut Ssd, place: (u64, usize), digest: Digest) -> Result<(), GetError> {
         let token = ssd.new_token();
         ssd.tier.get_key(digest, Priority::Prefetch, token)?;
@@ -25,11 +25,12 @@ impl Names {
         Ok(())
     }
 
-    /// A name was read, or cannot be: then the object is gone, or its name is. False where it is no name.
+    /// Handles the end of the read of a name; if it failed, the object is gone, or its name is. False if the token
+    /// belongs to another read.
     pub(super) fn done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, read: Option<Version>) -> bool {
         let Some(place) = self.calls.remove(&token.0) else { return false };
         let tail = ssd.tier.take_key(token);
-        // Another version of it has the same name.
+        // Another version of the object has the same name.
         shard.effects.note(Effect::Name(ListedName { list: place.0, at: place.1, read: read.zip(tail) }));
         true
     }

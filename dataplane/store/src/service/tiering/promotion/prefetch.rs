@@ -1,7 +1,7 @@
-//! Prefetch: a client that asks whether objects are there often wants them next, and may say so.
+//! Prefetch: a client that asks whether objects exist often reads them next, and may request that they be prefetched.
 //!
-//! What was prefetched and not read yet stays within a part of the pool; when its time is over it leaves memory again.
-//! A get that comes before the read is over joins it, and nothing is read twice.
+//! Objects that were prefetched and not read yet are bounded by a part of the pool; those that are not read in time are
+//! dropped from memory again. A get that comes before the read has ended joins it, so that no object is read twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,19 +14,19 @@ use super::tails::tail_bytes_of;
 use crate::service::shard::Shard;
 use crate::service::tiering::ssd::Ssd;
 
-/// How long what was prefetched stays without being asked for, where nobody said.
+/// Default time for which a prefetched object stays without being read.
 const UNUSED_NS: u64 = 10_000_000_000;
-/// The longest that it may be said to be wanted.
+/// Longest time that a client may request.
 const UNUSED_MOST_NS: u64 = 60_000_000_000;
-/// The most objects that were prefetched and not asked for.
+/// Most objects that were prefetched and not read yet.
 const OBJECTS_MOST: usize = 65_536;
 
-/// What was prefetched.
+/// Account of prefetched objects.
 #[derive(Debug)]
 pub(super) struct PrefetchAccount {
     most_bytes: u64,
     bytes: u64,
-    /// Not asked for yet: bytes, and until when they are wanted.
+    /// Objects not read yet: their bytes, and the time at which they expire.
     objects: BTreeMap<Digest, (u64, u64)>,
     order: BTreeSet<(u64, Digest)>,
 }
@@ -36,7 +36,7 @@ impl PrefetchAccount {
         Self { most_bytes, bytes: 0, objects: BTreeMap::new(), order: BTreeSet::new() }
     }
 
-    /// Takes an object off the account; false when it is not on it.
+    /// Removes an object from the account; false if it is not on it.
     pub(super) fn take(&mut self, digest: Digest) -> bool {
         let Some((bytes, until_ns)) = self.objects.remove(&digest) else { return false };
         self.bytes -= bytes;
@@ -54,7 +54,7 @@ impl PrefetchAccount {
         self.order.insert((until_ns, digest));
     }
 
-    /// Somebody else wants it too, perhaps for longer; false when it is not on the account.
+    /// Extends the time of an object for another request, if that is later; false if it is not on the account.
     fn extend(&mut self, digest: Digest, until_ns: u64) -> bool {
         let Some((_, until)) = self.objects.get_mut(&digest) else { return false };
         if until_ns > *until {
@@ -65,12 +65,12 @@ impl PrefetchAccount {
         true
     }
 
-    /// Until when it is wanted, if it is on the account.
+    /// Returns the time at which an object expires, if it is on the account.
     pub(super) fn until_ns(&self, digest: Digest) -> Option<u64> {
         self.objects.get(&digest).map(|(_, until_ns)| *until_ns)
     }
 
-    /// Its time is over, but its room is not free yet: it stays on the account, and nothing is due any more.
+    /// Expires an object whose memory is not free yet: it stays on the account, without a time.
     fn expire(&mut self, digest: Digest) {
         if let Some((_, until_ns)) = self.objects.get(&digest) {
             self.order.remove(&(*until_ns, digest));
@@ -83,8 +83,8 @@ impl PrefetchAccount {
 }
 
 impl Promotion {
-    /// Until when the objects of an exists are wanted in memory; nothing where they are not. The request may say so,
-    /// and for how long.
+    /// Returns the time until which the objects of an exists request are to be prefetched; `None` if not. The request
+    /// may ask for it, and for how long.
     pub(in crate::service) fn wants_ahead(ssd: &Ssd, header: &Header, now_ns: u64) -> Option<u64> {
         let policy = &ssd.policy;
         let said = header.flags.has(FrameFlags::PREFETCH);
@@ -98,8 +98,8 @@ impl Promotion {
         Some(now_ns.saturating_add(wanted_ns))
     }
 
-    /// Begins to prefetch an object, if there is room. One that is `needed` there is not counted where there is none:
-    /// few are needed at a time.
+    /// Begins to prefetch an object, if the account has room. One that is `needed` in memory is not counted if there is
+    /// no room: few are needed at a time.
     pub(in crate::service) fn prefetch(
         &mut self,
         ssd: &mut Ssd,
@@ -109,7 +109,7 @@ impl Promotion {
         needed: bool,
     ) {
         let unit = shard.store.as_ref().map_or(1, |store| store.config().unit_bytes);
-        // What it takes of the pool, however short it is.
+        // The memory that it takes of the pool, rounded up to units.
         let bytes = (u64::from(view.payload_bytes) + u64::from(tail_bytes_of(view))).next_multiple_of(unit);
         let digest = view.digest;
         if self.prefetched.extend(digest, until_ns) || self.reading.contains_key(&digest) {
@@ -126,7 +126,7 @@ impl Promotion {
         }
     }
 
-    /// Lets go of what no get came for.
+    /// Drops the prefetched objects that no get has read in time.
     pub(in crate::service::tiering) fn expire_prefetched(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
         while let Some((until_ns, digest)) = self.prefetched.order.first().copied()
             && until_ns <= shard.now_ns
@@ -134,7 +134,7 @@ impl Promotion {
             let stays = shard.stays_for_replica(digest);
             let Some(store) = &mut shard.store else { return };
             if self.reading.contains_key(&digest) {
-                // Its room is taken until the read ends; then it leaves, unless a get comes before.
+                // Its memory is in use until the read ends; then it is dropped, unless a get comes before.
                 self.prefetched.expire(digest);
                 continue;
             }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_quota_is_strict_and_whoever_wants_longest_decides() {
+    fn the_quota_is_strict_and_the_latest_expiry_counts() {
         let mut prefetched = PrefetchAccount::new(100);
         prefetched.add(Digest(1), 60, 10);
         assert!(prefetched.has_room(40) && !prefetched.has_room(41));

@@ -1,7 +1,7 @@
-//! Tails of objects that came back from the SSD: an object is read without what stands before it, so its tail follows
-//! when it stays in memory.
+//! Tails of objects that were read from the SSD: an object is read without the tail in its record, so that the tail is
+//! read afterwards if the object stays in memory.
 //!
-//! An object that has its tail on the SSD only and loses it there leaves memory too: it would be without a name.
+//! An object whose tail is only on the SSD and is lost there is dropped from memory too: it would be without a name.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,10 +15,10 @@ use crate::service::shard::rights::tenant_of;
 use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::tiering::ssd::Ssd;
 
-/// The most objects that wait for their tails.
+/// Most objects that wait for their tails.
 const WAITING_MOST: usize = 65_536;
 
-/// Bytes of an object's tail, where its record has one.
+/// Returns the length of an object's tail; 0 if its record has none.
 pub(super) fn tail_bytes_of(view: &RecordView) -> u32 {
     let bytes = u32::from(view.key_bytes);
     if bytes <= TAIL_BYTES_MOST { bytes } else { 0 }
@@ -31,7 +31,7 @@ pub(super) struct Tails {
     calls: BTreeMap<u64, TailCall>,
 }
 
-/// A read of a tail that the tier has.
+/// Read of a tail in flight in the tier.
 #[derive(Debug)]
 struct TailCall {
     digest: Digest,
@@ -40,7 +40,7 @@ struct TailCall {
 }
 
 impl Tails {
-    /// An object that came back stays: its tail is to follow.
+    /// Enqueues the read of the tail of an object that stays in memory.
     pub(super) fn want(&mut self, ssd: &Ssd, shard: &mut Shard, digest: Digest) {
         let Some(store) = &mut shard.store else { return };
         let Some(version) = store.peek(digest).filter(|object| !object.has_tail).map(|object| object.version) else {
@@ -56,7 +56,7 @@ impl Tails {
         }
     }
 
-    /// Has tails read, as far as the tier takes it. True where there was anything to do.
+    /// Begins to read tails, as far as the tier accepts reads. Returns true if there was any progress.
     pub(super) fn read(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
         let mut progress = false;
         while let Some(store) = &mut shard.store
@@ -70,7 +70,7 @@ impl Tails {
                 match ssd.tier.get_key(digest, Priority::Background, token) {
                     Ok(()) => drop(self.calls.insert(token.0, TailCall { digest, version, pin })),
                     Err(error) => {
-                        store.unpin(pin).expect("a pin of our own");
+                        store.unpin(pin).expect("a pin that the shard holds");
                         if error == GetError::Busy {
                             return progress;
                         }
@@ -85,7 +85,7 @@ impl Tails {
         progress
     }
 
-    /// A tail was read, or cannot be. False where it is none of these.
+    /// Handles the end of the read of a tail. False if the token belongs to another read.
     pub(super) fn done(
         &mut self,
         ssd: &mut Ssd,
@@ -96,8 +96,8 @@ impl Tails {
     ) -> bool {
         let Some(TailCall { digest, version, pin }) = self.calls.remove(&token.0) else { return false };
         let tail = ssd.tier.take_key(token).filter(|_| read.is_some());
-        let store = shard.store.as_mut().expect("a tier is under a store");
-        let object = store.held(pin).expect("a pin of our own");
+        let store = shard.store.as_mut().expect("a tier belongs to a store");
+        let object = store.held(pin).expect("a pin that the shard holds");
         let mut kept = None;
         let good = match tail {
             Some(tail)
@@ -113,13 +113,13 @@ impl Tails {
         let mut has_room = true;
         if let Some((options, tenant)) = kept {
             let keep = shard.keep_again(&options, tenant);
-            let store = shard.store.as_mut().expect("a tier is under a store");
+            let store = shard.store.as_mut().expect("a tier belongs to a store");
             has_room = store.keep_as(pin, &keep);
         }
-        let store = shard.store.as_mut().expect("a tier is under a store");
-        store.unpin(pin).expect("a pin of our own");
+        let store = shard.store.as_mut().expect("a tier belongs to a store");
+        store.unpin(pin).expect("a pin that the shard holds");
         if good && !has_room {
-            // Beyond its tenant's quota it is in memory for its readers only; the SSD has it.
+            // Beyond its tenant's quota the object is in memory for its readers only; it stays on the SSD.
             store.drop_copy(digest);
         }
         if !good {

@@ -1,5 +1,5 @@
-//! Tenants of objects that memory does not have: an index of an SSD knows digests, not names, so the tenant of such an
-//! object stands in its tail only. What was read is remembered for a while.
+//! Tenants of objects that are not in memory: the SSD's index has digests, not names, so that the tenant of such an
+//! object is only in its tail. Tenants that were read are remembered for a while.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,22 +13,22 @@ use crate::service::shard::rights::tenant_of;
 use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::tiering::ssd::Ssd;
 
-/// Objects of which the tenant is remembered: more than can be waited for.
+/// Most objects whose tenants are remembered: more than can be waited for.
 pub(in crate::service) const KNOWN_MOST: usize = 1 << 16;
 
-/// What is known of an object's tenant.
+/// Tenant of an object, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) enum ObjectTenant {
-    /// It is this one, or that cannot be told.
+    /// The tenant, or `None` if it cannot be determined.
     Known(Option<u32>),
-    /// Its tail is on the SSD.
+    /// The tail, which names the tenant, is on the SSD.
     Unread,
     /// There is no such object here.
     NotHere,
 }
 
 impl ObjectTenant {
-    /// The tenant, where it is known.
+    /// Returns the tenant, if it is known.
     pub(in crate::service) const fn known(self) -> Option<u32> {
         match self {
             Self::Known(tenant) => tenant,
@@ -37,19 +37,19 @@ impl ObjectTenant {
     }
 }
 
-/// Tenants that stand in tails on the SSD.
+/// Tenants read from tails on the SSD.
 #[derive(Debug, Default)]
 pub(super) struct RecordTenants {
-    /// Objects whose tails are to be read, and those that are being read.
+    /// Objects whose tails are to be read, and those being read.
     wanted: VecDeque<Digest>,
     calls: BTreeMap<u64, Digest>,
-    /// The version that was looked at, and its tenant if its tail says so.
+    /// Version that was read, and its tenant if its tail names one.
     known: BTreeMap<Digest, (Version, Option<u32>)>,
     by_age: VecDeque<Digest>,
 }
 
 impl RecordTenants {
-    /// The tenant of an object, as far as it is known.
+    /// Returns the tenant of an object, as far as it is known.
     pub(super) fn tenant_of(&self, ssd: &Ssd, shard: &Shard, digest: Digest) -> ObjectTenant {
         let object = shard.peek(digest);
         if let Some(object) = object.filter(|object| object.has_tail) {
@@ -62,7 +62,7 @@ impl RecordTenants {
             return ObjectTenant::Known(None);
         }
         match self.known.get(&digest) {
-            // Only what the default tenant puts without a name has no tail.
+            // Only objects that the default tenant puts without a name have no tail.
             _ if record.key_bytes == 0 => ObjectTenant::Known(Some(0)),
             Some((version, tenant)) if *version == record.version => ObjectTenant::Known(*tenant),
             _ => ObjectTenant::Unread,
@@ -73,7 +73,7 @@ impl RecordTenants {
         self.wanted.push_back(digest);
     }
 
-    /// Has tails read of which somebody waits to know the tenant, as far as the tier takes it.
+    /// Begins to read tails of objects whose tenants requests wait for, as far as the tier accepts reads.
     pub(super) fn read(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
         let mut progress = false;
         while let Some(&digest) = self.wanted.front() {
@@ -89,7 +89,7 @@ impl RecordTenants {
         progress
     }
 
-    /// The tail of an object was read for its tenant, or cannot be. False where it is none of these.
+    /// Handles the end of the read of a tail for its tenant. False if the token belongs to another read.
     pub(super) fn done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, read: Option<Version>) -> bool {
         let Some(digest) = self.calls.remove(&token.0) else { return false };
         let tail = ssd.tier.take_key(token);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_are_forgotten() {
+    fn the_oldest_tenants_are_forgotten() {
         let mut tenants = RecordTenants::default();
         (0..=KNOWN_MOST as u64).for_each(|at| tenants.note(Digest(at.into()), Version(1), Some(7)));
         tenants.note(Digest(1), Version(2), None);

@@ -1,4 +1,4 @@
-//! Slots in doubt, as maps come and former owners tell what changed: what of the SSD counts again, and what is void.
+//! Reconciliation of slots in doubt, with new maps and with the changes that former owners tell.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
 use crate::service::tiering::ssd::{Ssd, Strike, break_off_events};
 
-/// Removals that may wait before more is struck out.
+/// Waiting removals above which no more are enqueued.
 const WAITING_MOST: usize = 256;
 
 impl Reconciliation {
-    /// A slot that was served is not any more, or others had it in between: what the SSD has of it is in doubt. False
-    /// where nothing can be kept.
+    /// Puts a slot in doubt that is not served any more, or that others had in between. False if its records cannot be
+    /// kept.
     pub(in crate::service) fn doubt(&self, ssd: &mut Ssd, shard: &Shard, slot: Slot) -> bool {
         let Some(store) = &shard.store else { return false };
         if self.state == 0 || ssd.is_degraded() {
             return false;
         }
-        // What was found out about it counts no more; what it was last served by does.
-        // A first map may be of a time when the incarnation before was a member still.
+        // Earlier results for it do not count any more; the epoch by which it was last served does. A first map may
+        // date from a time when the former incarnation was still a member.
         let doubts = &mut ssd.doubts;
         let epoch = shard.ownership.epoch();
         let served = if epoch == Epoch(0) { doubts.noted } else { epoch };
@@ -36,10 +36,10 @@ impl Reconciliation {
         true
     }
 
-    /// This incarnation is over: what the SSD has of the slots that it had is in doubt, for the next incarnation. True
-    /// where the SSD keeps it.
+    /// Puts the slots of an incarnation that has ended in doubt, for the next one. Returns true if the SSD keeps
+    /// anything.
     pub(in crate::service) fn doubt_owned(&self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
-        // What was found out of slots that were to be served is of that map.
+        // Results for slots that were still to be served belong to that map.
         for slot in
             self.pending_slots(shard.ownership.owned()).iter().filter(|slot| ssd.doubts.has(*slot)).collect::<Vec<_>>()
         {
@@ -54,7 +54,7 @@ impl Reconciliation {
         kept
     }
 
-    /// A map came, and it is known which slots have `sources`: what becomes of those in doubt.
+    /// Decides about slots in doubt after a map, when it is known which slots have `sources`.
     pub(in crate::service) fn weigh(
         &mut self,
         ssd: &mut Ssd,
@@ -66,7 +66,7 @@ impl Reconciliation {
         let me = shard.ownership.key();
         let (doubts, waiting) = (&ssd.doubts, ssd.doubts.waiting());
         let Some((epoch, standing)) = doubts.standing.filter(|_| !waiting.is_empty()) else { return };
-        // One that has no share yet waits for that.
+        // A shard that has no slots yet keeps them in doubt.
         if !(0..SLOTS as u16).any(owned) {
             return;
         }
@@ -105,8 +105,8 @@ impl Reconciliation {
         left.into_iter().for_each(|slot| ssd.lose_slot(slot));
     }
 
-    /// Slots of which the device's contents are void, as nobody could tell what others changed there: their number
-    /// since the last call, once no slot is compared any more. Not where all is void.
+    /// Returns the number of slots whose records are void because no shard could tell what others changed there: those
+    /// since the last call, once no slot is being reconciled. `None` if all records are void.
     pub(in crate::service) fn poll_slots_voided(&self, ssd: &mut Ssd) -> Option<u64> {
         if ssd.doubts.untold == 0 || ssd.doubts.are_compared() {
             return None;
@@ -115,7 +115,7 @@ impl Reconciliation {
         self.voided.is_none().then_some(slots)
     }
 
-    /// Goes on with what is in doubt. True where there was anything to do.
+    /// Advances the reconciliation. Returns true if there was any progress.
     pub(in crate::service) fn go_on(
         &mut self,
         ssd: &mut Ssd,
@@ -129,7 +129,7 @@ impl Reconciliation {
         let doubts = &mut ssd.doubts;
         let mut lost = SlotSet::none();
         if ssd.tier.degraded().is_some() {
-            // Nothing can be struck out any more.
+            // A degraded device takes no tombstones.
             lost = doubts.hidden.with(&doubts.void, |hidden, void| hidden & !void);
         } else if core::mem::replace(&mut doubts.generation, sources.generation) != sources.generation {
             let asked = doubts.comparing.clone();
@@ -159,7 +159,7 @@ fn make_void(ssd: &mut Ssd, slots: &SlotSet) {
     ssd.sweep.at = Some(0);
 }
 
-/// The former owner of these slots has told all that it knows of changes there.
+/// Reconciles these slots after their former owner has reported all changes that it knows of.
 pub(in crate::service) fn compare(ssd: &mut Ssd, shard: &Shard, slots: &[Slot], told: &BTreeMap<Slot, Changes>) {
     let me = shard.ownership.key();
     let (doubts, mut void) = (&mut ssd.doubts, SlotSet::none());
@@ -181,7 +181,8 @@ pub(in crate::service) fn compare(ssd: &mut Ssd, shard: &Shard, slots: &[Slot], 
     make_void(ssd, &void);
 }
 
-/// True for an object that others changed and that is to be struck out. What was put here since has done that already.
+/// Returns true if an object that others changed has to be removed. A put of it here since then has replaced its record
+/// already.
 fn must_strike_out(ssd: &Ssd, shard: &Shard, digest: Digest, is_writing: &dyn Fn(Digest) -> bool) -> bool {
     if ssd.removals.has(digest) || is_writing(digest) {
         return false;
@@ -192,9 +193,9 @@ fn must_strike_out(ssd: &Ssd, shard: &Shard, digest: Digest, is_writing: &dyn Fn
     }
 }
 
-/// Strikes out what others changed, and shows the rest when that is given to the tier.
+/// Removes the records that others changed, and makes the rest visible once all removals are passed to the tier.
 fn strike_out(ssd: &mut Ssd, shard: &mut Shard, is_writing: &dyn Fn(Digest) -> bool) -> bool {
-    // What recovery has not found yet could not be told from what is not there.
+    // Before recovery is complete, an unrecovered record looks like a missing one.
     if ssd.doubts.known.is_empty() || !ssd.tier.is_recovered() {
         return false;
     }

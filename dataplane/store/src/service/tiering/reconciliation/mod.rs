@@ -1,12 +1,13 @@
-//! Which slots are served, where there is an SSD: what it has of a slot counts only as long as nobody else can have had
-//! that slot meanwhile, also over restarts.
+//! Reconciliation: the slots that are served where there is an SSD. Records of a slot are valid only if no other shard
+//! can have owned that slot meanwhile, also across restarts.
 //!
-//! The tier keeps a durable note of the slots that are owned and by which map. Slots that leave are closed at once. One
-//! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
-//! At a start the note is believed if the control plane says that no slot has changed hands since its map. If some
-//! have, what the device has is in doubt until it is compared (`comparison.rs`). Where the note says nothing about this
-//! cluster's maps, or the node lived without the device, all is void, and [`VoidCause`] says why. If the device takes
-//! no writes, nothing is waited for: it gets nothing new either.
+//! The tier keeps a durable record of the slots that are owned, with the epoch of the map (the ownership record). Lost
+//! slots are closed at once. A gained slot is served when the record with it is durable: a later start then knows that
+//! its objects belong to this shard. At a start the record is trusted if the control plane states that no slot has
+//! changed hands since its map. If some have, the records on the device are in doubt until they are reconciled
+//! (`comparison.rs`). If the ownership record does not belong to this cluster's maps, or the node ran without the
+//! device, all records are void, and [`VoidCause`] gives the reason. A degraded device is not waited for: it gets no
+//! new records either.
 
 pub(in crate::service) mod changes;
 mod comparison;
@@ -21,27 +22,27 @@ use super::ssd::Ssd;
 use crate::service::shard::Shard;
 use crate::service::types::MapStanding;
 
-/// Why a start did not believe what the device had: all of it counts as removed. The objects are misses until they are
-/// put again; none of them is ever given for a newer one.
+/// Reason for which a start did not trust the device's records: all of them count as removed. The objects are misses
+/// until they are put again, so that no stale object is ever returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VoidCause {
-    /// The device was used before, but nothing that can be read on it says whose slots it had.
+    /// The device was used before, but no ownership record can be read on it.
     NoNote,
-    /// It was written under another state of the control plane, whose epochs say nothing about this one's.
+    /// It was written under another cluster state, whose epochs cannot be compared.
     OtherState,
-    /// The control plane knows only this map, and the device a later one.
+    /// The device has seen a later map than the control plane.
     Newer {
-        /// The device's.
+        /// Newest epoch recorded on the device.
         noted: Epoch,
-        /// The control plane's.
+        /// Newest epoch of the control plane.
         known: Epoch,
     },
-    /// Since the map that it knows, all slots of it were others', and nobody knows what they changed; or the node lived
-    /// without this device.
+    /// Since the map that it recorded, all its slots have belonged to other owners, and no shard knows what they
+    /// changed; or the node ran without this device.
     Moved {
-        /// The device's.
+        /// Newest epoch recorded on the device.
         noted: Epoch,
-        /// What it says would count if it knew this map.
+        /// Oldest epoch with which the records would have been valid.
         since: Epoch,
     },
 }
@@ -49,38 +50,39 @@ pub enum VoidCause {
 impl fmt::Display for VoidCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoNote => f.write_str("nothing that can be read on it says which slots it had"),
-            Self::OtherState => f.write_str("it was written under another state of the control plane"),
+            Self::NoNote => f.write_str("it has no readable record of the slots that it had"),
+            Self::OtherState => f.write_str("it was written under another cluster state"),
             Self::Newer { noted, known } => write!(
                 f,
-                "it knows map {}, the control plane none after {}, whose state is an older one brought back",
+                "it has recorded map {}, the control plane knows none after {}: its state was restored from an older \
+                 one",
                 noted.0, known.0
             ),
             Self::Moved { noted, since } => write!(
                 f,
-                "it knows maps up to {}, and up to {} its slots were others' or the node lived without it, and nobody \
-                 can say what changed",
+                "it has recorded maps up to {}, but up to {} its slots belonged to other owners or the node ran \
+                 without it, and no shard knows what changed",
                 noted.0, since.0
             ),
         }
     }
 }
 
-/// What is known of the slots, and what is being written down.
+/// State of the slots, and of the ownership record that is being written.
 #[derive(Debug)]
 pub(in crate::service) struct Reconciliation {
-    /// Which state of the control plane maps are of.
+    /// Cluster state that maps belong to.
     state: u64,
-    /// The note that the device had was looked at.
+    /// True once the device's ownership record was evaluated.
     restored: bool,
-    /// Why the device was not believed, if so, and whether that is still to be told.
+    /// Reason for which the device was not trusted, if so, and whether it is still to be reported.
     voided: Option<VoidCause>,
     untold: bool,
-    /// The map that waits to be served.
+    /// Map that waits to be served.
     wanted: Option<(Epoch, SlotSet)>,
-    /// Something changed that is not written down.
+    /// True if the ownership record is outdated.
     dirty: bool,
-    /// What is being written: its epoch and what will be served then.
+    /// Ownership record being written: its epoch, and the slots that it regains.
     writing: Option<NoteWrite>,
 }
 
@@ -90,11 +92,11 @@ struct NoteWrite {
     regained: SlotSet,
 }
 
-/// Former owners of slots that came: whom the objects of a slot are fetched from.
+/// Former owners of gained slots, from which their objects are fetched.
 pub(in crate::service) struct SlotSources<'a> {
-    /// Grows whenever a slot's source may be another.
+    /// Grows whenever a slot's source may have changed.
     pub(in crate::service) generation: u64,
-    /// True for a slot that has one.
+    /// Returns true if a slot has a source.
     pub(in crate::service) has: &'a dyn Fn(Slot) -> bool,
 }
 
@@ -103,43 +105,44 @@ impl Reconciliation {
         Self { state: 0, restored: false, voided: None, untold: false, wanted: None, dirty: false, writing: None }
     }
 
-    /// Nothing of what the device had counts: that is told once.
+    /// Records that all of the device's records are void, which is reported once.
     const fn tell_voided(&mut self, why: VoidCause) {
         (self.voided, self.untold) = (Some(why), true);
     }
 
-    /// Why nothing of what the device had at the start counts, if so.
+    /// Returns the reason for which the device's records at the start are void, if they are.
     pub(in crate::service) const fn voided(&self) -> Option<VoidCause> {
         self.voided
     }
 
-    /// As [`Self::voided`], once.
+    /// Like [`Self::voided`], once.
     pub(in crate::service) fn poll_voided(&mut self) -> Option<VoidCause> {
         self.voided.filter(|_| core::mem::take(&mut self.untold))
     }
 
-    /// The newest map that was heard of, if that one waits to be served.
+    /// Returns the epoch of the newest map received, if it waits to be served.
     pub(in crate::service) fn heard_epoch(&self) -> Option<Epoch> {
         self.wanted.as_ref().map(|(epoch, _)| *epoch)
     }
 
-    /// Slots of the newest map that was heard of that are not among those that are `served` yet.
+    /// Returns the slots of the newest map received that are not among those `served`.
     pub(in crate::service) fn pending_slots(&self, served: &SlotSet) -> SlotSet {
         let wanted = self.wanted.as_ref();
         wanted.map_or_else(SlotSet::none, |(_, wanted)| wanted.with(served, |wanted, served| wanted & !served))
     }
 
-    /// What waits to be served will not be.
+    /// Forgets the map that waits to be served.
     pub(in crate::service) fn forget_wanted(&mut self) {
         self.wanted = None;
     }
 
-    /// What is void is gone: that is to be written down.
+    /// Notes that the void records are gone, which is to be recorded.
     pub(in crate::service) const fn note_sweep(&mut self) {
         self.dirty = true;
     }
 
-    /// What a first map lets be believed of what the device has. Reads the device's note once in an incarnation.
+    /// Decides, by the first map, which of the device's records can be trusted. Evaluates the device's ownership record
+    /// once in an incarnation.
     pub(in crate::service) fn restore(
         &mut self,
         ssd: &mut Ssd,
@@ -152,12 +155,12 @@ impl Reconciliation {
             self.state = standing.state;
         }
         ssd.doubts.heard(epoch, standing);
-        // An incarnation that was over before its first map knows nothing yet.
+        // An incarnation that ended before its first map knows nothing yet.
         if epoch == Epoch(0) || core::mem::replace(&mut self.restored, true) {
             return;
         }
         let note = ssd.tier.ownership();
-        // What was formatted just now has nothing that could be void.
+        // A newly formatted device has no records that could be void.
         let is_new = ssd.tier.incarnation() <= 1;
         let distrust = match note {
             Some(note) => distrust(note, epoch, standing),
@@ -181,8 +184,8 @@ impl Reconciliation {
         if standing.since <= note.epoch {
             doubts.set_bounds(note.doubt.floor, note.state);
             doubts.believe(note.epoch);
-            // A comparison that was cut short is not begun anew: the owner that was asked then tells this incarnation
-            // nothing.
+            // An interrupted reconciliation is not resumed: the owner that was asked then does not answer this
+            // incarnation.
             doubts.make_void(&owned.with(doubted, |owned, doubted| owned & doubted));
             shard.ownership.restore(owned);
             ssd.counters.slots_kept = owned.count();
@@ -192,7 +195,7 @@ impl Reconciliation {
         }
     }
 
-    /// Serves the slots of a map: at once, or when those that came are written down.
+    /// Serves the slots of a map: at once, or when the new ones are durable.
     pub(in crate::service) fn serve(&mut self, ssd: &Ssd, shard: &mut Shard, epoch: Epoch, slots: SlotSet) {
         self.dirty = true;
         if shard.ownership.gains(&slots) && !ssd.is_degraded() {
@@ -203,12 +206,12 @@ impl Reconciliation {
         shard.serve_slots(epoch, &slots);
     }
 
-    /// Writes down what is owned, when that has changed and can be said.
+    /// Writes the ownership record, if it is outdated and can be expressed.
     pub(in crate::service) fn write_note(&mut self, ssd: &mut Ssd, shard: &mut Shard, memory: &mut dyn Memory) -> bool {
         let Some(store) = &shard.store else { return false };
         if ssd.is_degraded() {
             let Some((epoch, owned)) = self.wanted.take() else { return false };
-            // What the device has of a slot that came may be void, and cannot be struck out any more.
+            // A gained slot's records may be void, and cannot be removed any more.
             let came = owned.with(shard.ownership.owned(), |wanted, owned| wanted & !owned);
             ssd.sweep.regain(&came, store.next_version());
             shard.serve_slots(epoch, &owned);
@@ -223,8 +226,8 @@ impl Reconciliation {
             owned.with(served, |wanted, served| wanted & !served).with(&ssd.sweep.slots, |came, void| came & void);
         let mut floor = ssd.sweep.floor;
         if !back.is_empty() {
-            // One floor is all that a note can say: the objects of the time before go first. Where they cannot, what
-            // was put since then in slots that came back before is void at the next start.
+            // A record has only one floor: the objects of the time before are removed first. If that is impossible,
+            // objects put since then in slots that were regained earlier are void at the next start.
             let sweeping = ssd.sweep.at.is_some();
             if sweeping && !ssd.sweep.regained.is_empty() && floor != store.next_version() {
                 return false;
@@ -244,7 +247,7 @@ impl Reconciliation {
         true
     }
 
-    /// A note is durable: what it says is served, if it is still wanted.
+    /// Serves the slots of an ownership record that is durable, if they are still wanted.
     pub(in crate::service) fn noted(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
         let Some(NoteWrite { epoch, regained }) = self.writing.take() else { return };
         let Some((_, owned)) = self.wanted.take_if(|(wanted, _)| *wanted == epoch) else { return };
@@ -254,10 +257,11 @@ impl Reconciliation {
     }
 }
 
-/// Why nothing of what a note says counts; `None` when it does, or what it says is to be compared.
+/// Returns the reason for which the records of a device with this ownership record are void; `None` if they are valid
+/// or are to be reconciled.
 fn distrust(note: &Note, epoch: Epoch, standing: MapStanding) -> Option<VoidCause> {
     let noted = note.epoch;
-    // 0 is no state.
+    // 0 means no state.
     if note.state == 0 || note.state != standing.state {
         return Some(VoidCause::OtherState);
     }

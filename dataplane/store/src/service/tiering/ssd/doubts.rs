@@ -1,21 +1,21 @@
-//! Slots in doubt: the SSD has objects of them, and others have had them since, or may have. What is still the newest
-//! there is counts when the slot is back; what was put or removed meanwhile does not.
+//! Slots in doubt: the SSD has objects of slots that other owners have had since, or may have had. Objects that are
+//! still the newest become visible when the slot is back; objects that were put or removed elsewhere meanwhile do not.
 //!
-//! A slot comes into doubt when a start does not find the device's note good any more, when this shard's incarnation
-//! was declared over, when it missed maps, or when it has no slots at all any more and the new owner may not ask it.
-//! Until it is resolved, what the SSD has of it from before is hidden: neither given nor struck out. So it stays while
-//! this shard owns nothing, as one that waits for its share does.
+//! A slot comes into doubt when a start cannot trust the device's record of ownership, when this shard's incarnation
+//! was declared dead, when it missed maps, or when it has no slots at all any more and the new owner cannot fetch from
+//! it. Until the doubt is resolved, its records from before are hidden: neither returned nor removed. This lasts while
+//! this shard owns nothing, as when it waits for its share.
 //!
-//! When a map gives the slot to this shard again, one of these holds:
-//! * Nobody else had it meanwhile, by what the map tells of the layout before. All counts.
-//! * Its former owner knows all that was changed since this shard had it, and the migration asks it for that. What it
-//!   tells of is struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed
-//!   here is newer.
-//! * Nobody knows. What the SSD has is void, and is removed bit by bit.
+//! When a map assigns the slot to this shard again, one of these holds:
+//! * No other owner had it meanwhile, by what the map tells of the layout before. All its records are valid.
+//! * Its former owner knows all changes since this shard had it, and migration requests them. Records of changed
+//!   objects are removed, the rest are valid. Reconciliation continues while the slot is served: objects that are put
+//!   and removed here are newer.
+//! * No shard knows the changes. The records are void, and are removed gradually.
 //!
-//! Objects of this incarnation have versions from `floor` on; they are never in doubt. The device's note says which
-//! slots are in doubt until what was struck out is on the device, so a start in between does not take the rest for
-//! good.
+//! Objects of this incarnation have versions from `floor` on; they are never in doubt. The device's record of ownership
+//! names the slots in doubt until the removals are durable, so that a start in between does not trust the other
+//! records.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,32 +25,32 @@ use kvplane_tier::{Doubt, RecordView, SlotSet};
 
 use crate::service::types::MapStanding;
 
-/// Slots in doubt, and how far each is.
+/// Slots in doubt, and the progress of each.
 #[derive(Debug)]
 pub(in crate::service) struct Doubts {
-    /// Which state of the control plane the epochs are of.
+    /// Cluster state that the epochs belong to.
     pub(in crate::service::tiering) state: u64,
-    /// All of them: by a map of which epoch this shard had each last.
+    /// All slots in doubt, each with the epoch of the last map by which this shard had it.
     pub(in crate::service::tiering) epochs: BTreeMap<Slot, Epoch>,
-    /// Those whose objects with lesser versions than `floor` are not given.
+    /// Slots whose records with versions below `floor` are hidden.
     pub(in crate::service::tiering) hidden: SlotSet,
     pub(in crate::service::tiering) floor: Version,
-    /// Of these, those whose former owner is asked.
+    /// Slots of these whose changes are requested from the former owner.
     pub(in crate::service::tiering) comparing: SlotSet,
-    /// Those of which nobody knows.
+    /// Slots whose changes no shard knows.
     pub(in crate::service::tiering) void: SlotSet,
-    /// How many of these the operator was not told of.
+    /// Number of void slots not yet reported to the operator.
     pub(in crate::service::tiering) untold: u64,
-    /// Those that will be shown when all is struck out that others changed.
+    /// Slots that become visible once all objects that others changed are removed.
     pub(in crate::service::tiering) known: SlotSet,
     pub(in crate::service::tiering) strikes: VecDeque<Digest>,
-    /// Those that are shown, while what was struck out may not be on the device yet.
+    /// Slots that are visible, while removals may not be durable yet.
     pub(in crate::service::tiering) shown: SlotSet,
-    /// Which sources of slots were looked at.
+    /// Generation of the slots' sources when they were last checked.
     pub(in crate::service::tiering) generation: u64,
-    /// The map of the note that was believed at the start: what was served is by that until there is another.
+    /// Epoch of the record that was trusted at the start: slots are served by that map until there is another.
     pub(in crate::service::tiering) noted: Epoch,
-    /// The map that was heard of last.
+    /// Newest map received.
     pub(in crate::service::tiering) standing: Option<(Epoch, MapStanding)>,
 }
 
@@ -77,12 +77,12 @@ impl Doubts {
         view.version < self.floor && self.hidden.has(view.digest.slot())
     }
 
-    /// Whether an object counts for nothing any more.
+    /// Returns true if a record is void.
     pub(in crate::service::tiering) fn is_void(&self, view: &RecordView) -> bool {
         view.version < self.floor && self.void.has(view.digest.slot())
     }
 
-    /// What a note says of them.
+    /// Returns the part of an ownership record that describes the slots in doubt.
     pub(in crate::service::tiering) fn note(&self) -> Doubt {
         let Some(epoch) = self.epochs.values().min() else { return Doubt::none() };
         let mut slots = SlotSet::none();
@@ -90,7 +90,7 @@ impl Doubts {
         Doubt { slots, epoch: *epoch, floor: self.floor }
     }
 
-    /// These slots were this shard's last by a map of this epoch.
+    /// Puts these slots in doubt, which this shard had last by a map of this epoch.
     pub(in crate::service::tiering) fn begin(&mut self, slots: impl Iterator<Item = Slot>, epoch: Epoch) {
         for slot in slots {
             let known = self.epochs.entry(slot).or_insert(epoch);
@@ -99,12 +99,12 @@ impl Doubts {
         }
     }
 
-    /// What is in doubt is from before this version, and its epochs are of this state.
+    /// Sets the version below which records are in doubt, and the cluster state of the epochs.
     pub(in crate::service::tiering) const fn set_bounds(&mut self, floor: Version, state: u64) {
         (self.floor, self.state) = (floor, state);
     }
 
-    /// A start believes its device's note, which is of this map.
+    /// Trusts the device's ownership record at a start; it belongs to this map.
     pub(in crate::service::tiering) const fn believe(&mut self, epoch: Epoch) {
         self.noted = epoch;
     }
@@ -113,7 +113,7 @@ impl Doubts {
         self.standing = Some((epoch, standing));
     }
 
-    /// Nobody knows of these slots.
+    /// Makes these slots void.
     pub(in crate::service::tiering) fn make_void(&mut self, slots: &SlotSet) {
         for slot in slots.iter().filter(|slot| self.epochs.contains_key(slot)) {
             [&mut self.comparing, &mut self.known, &mut self.shown].into_iter().for_each(|set| set.remove(slot));
@@ -122,7 +122,7 @@ impl Doubts {
         }
     }
 
-    /// A slot is not in doubt any more.
+    /// Ends the doubt about a slot.
     pub(in crate::service::tiering) fn forget(&mut self, slot: Slot) {
         if self.epochs.remove(&slot).is_some() {
             let sets = [&mut self.hidden, &mut self.comparing, &mut self.void, &mut self.known, &mut self.shown];
@@ -130,25 +130,25 @@ impl Doubts {
         }
     }
 
-    /// What was void is gone.
+    /// Ends the doubt about void slots, whose records are gone.
     pub(in crate::service::tiering) fn end_void(&mut self) {
         let void = core::mem::replace(&mut self.void, SlotSet::none());
         void.iter().for_each(|slot| self.forget(slot));
     }
 
-    /// Those that no map has given to this shard yet.
+    /// Returns the slots that no map has assigned to this shard yet.
     pub(in crate::service::tiering) fn waiting(&self) -> Vec<(Slot, Epoch)> {
         let begun =
             |slot: Slot| [&self.comparing, &self.void, &self.known, &self.shown].iter().any(|set| set.has(slot));
         self.epochs.iter().filter(|(slot, _)| !begun(**slot)).map(|(slot, epoch)| (*slot, *epoch)).collect()
     }
 
-    /// True for a slot that is in doubt, or was until a map gave it to this shard.
+    /// Returns true if a slot is in doubt, or was until a map assigned it to this shard.
     pub(in crate::service) fn has(&self, slot: Slot) -> bool {
         self.epochs.contains_key(&slot)
     }
 
-    /// True where anything of slots that are served is hidden that may yet be shown.
+    /// Returns true if records of served slots are hidden that reconciliation may yet make visible.
     pub(in crate::service::tiering) fn are_compared(&self) -> bool {
         !self.epochs.is_empty() && (!self.comparing.is_empty() || !self.known.is_empty())
     }

@@ -1,6 +1,7 @@
-//! Removals from the SSD: of what is removed, of what a put replaces, known or not, and of what is void.
+//! Removals from the SSD: of objects that are removed, of records that a put replaces, known or not, and of void
+//! records.
 //!
-//! A removal is answered when the tier has written that it happened. Until it is written it hides the object.
+//! A removal is answered when the tier has written it. Until then it hides the object.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,41 +14,41 @@ use super::Ssd;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::{DeferredItem, Replies};
 
-/// The most removals that wait to be written.
+/// Most removals that wait to be written.
 const REMOVALS_MOST: usize = 65_536;
 
-/// The reason for which the SSD is to remove an object, and the answer that waits for it.
+/// Reason for a removal, and the reply that waits for it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum Strike {
-    /// A peer removes it.
+    /// A peer removes the object.
     Asked(DeferredItem),
-    /// Its slot went to another owner, or others changed it there.
+    /// The object's slot went to another owner, or other owners changed the object there.
     Swept,
-    /// It was replaced by this version.
+    /// The object was replaced by this version.
     Replaced { digest: Digest, version: Version, told: Option<DeferredItem> },
 }
 
-/// Removals that wait to be given to the tier, and those that it has.
+/// Removals that wait to be passed to the tier, and those in flight there.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Removals {
     queue: VecDeque<(Digest, Strike)>,
-    /// Objects whose removal waits to be given to the tier.
+    /// Objects whose removals wait to be passed to the tier.
     waiting: BTreeSet<Digest>,
     calls: BTreeMap<u64, Strike>,
 }
 
 impl Removals {
-    /// True while the removal of an object waits to be given to the tier.
+    /// Returns true while the removal of an object waits to be passed to the tier.
     pub(in crate::service) fn has(&self, digest: Digest) -> bool {
         self.waiting.contains(&digest)
     }
 
-    /// Removals that wait.
+    /// Returns the number of waiting removals.
     pub(in crate::service::tiering) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// True where none waits and none is in flight.
+    /// Returns true if no removal waits or is in flight.
     pub(in crate::service::tiering) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.calls.is_empty()
     }
@@ -59,42 +60,43 @@ impl Removals {
 }
 
 impl Ssd {
-    /// A check that the SSD can strike out what a put, `replacing` or not, may have to have struck out.
+    /// Checks that the SSD can take the tombstones that a put, `replacing` or not, may need.
     pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
         let strikes = replacing || may_stand(&self.tier, digest);
         let is_full = strikes && self.removals.len() >= REMOVALS_MOST;
         let takes_none = self.is_degraded();
-        // What it takes no tombstone for has to be known first.
+        // A degraded tier takes no tombstones, so that recovery has to find its records before a put can be decided.
         let is_late = !replacing && takes_none && self.tier.is_recovering();
         if is_full || is_late {
             return Err(Status::Busy);
         }
-        // What is there can be neither struck out nor replaced: the put is refused before memory gives up what it has.
+        // The record can be neither removed nor replaced: the put is refused before memory loses the object that it
+        // has.
         if replacing && takes_none && self.tier.may_have(digest) { Err(Status::NoSpace) } else { Ok(()) }
     }
 
-    /// True where the SSD may have, or bring back later, what an object that was put, `replacing` or not, takes the
-    /// place of: perhaps without that anybody knew, as while it recovers.
+    /// Returns true if the SSD has, or may yet recover, a record that an object that was put, `replacing` or not, takes
+    /// the place of. Such a record may be unknown, as during recovery.
     pub(in crate::service) fn must_strike(&self, digest: Digest, replacing: bool) -> bool {
         match self.tier.degraded() {
-            // What is hidden, and what came to light while the put was in flight, is struck out too.
+            // Also removes hidden records, and those that recovery found while the put was in flight.
             None => replacing || may_stand(&self.tier, digest),
-            // One that takes no writes strikes nothing out: what it has, or may have, stands in the way.
+            // A degraded tier takes no tombstones: records that it has, or may have, are in the way.
             Some(_) => replacing && self.tier.may_have(digest),
         }
     }
 
-    /// Has an object removed, and hides it until then.
+    /// Enqueues the removal of an object, and hides the object until it is written.
     pub(in crate::service) fn queue_removal(&mut self, digest: Digest, strike: Strike) {
         self.removals.add(digest, strike);
     }
 
-    /// A check that so many removals more may wait.
+    /// Checks that this many more removals may be enqueued.
     pub(in crate::service) fn may_remove(&self, removals: usize) -> Result<(), Status> {
         if self.removals.len() + removals > REMOVALS_MOST { Err(Status::Busy) } else { Ok(()) }
     }
 
-    /// Removes objects; an item of an answer is settled with each that is gone for good.
+    /// Removes objects; an item of a reply is settled with each removal that is written.
     pub(in crate::service) fn remove(
         &mut self,
         shard: &mut Shard,
@@ -107,7 +109,7 @@ impl Ssd {
         digests.iter().for_each(|digest| self.tell_of(shard, *digest));
     }
 
-    /// Gives the tier the removals that wait, as far as it takes them. True where there was anything to do.
+    /// Passes waiting removals to the tier, as far as it accepts them. Returns true if there was any progress.
     pub(in crate::service::tiering) fn give_removals(&mut self, shard: &mut Shard, memory: &mut dyn Memory) -> bool {
         let mut progress = false;
         while let Some((digest, strike)) = self.removals.queue.front().copied() {
@@ -138,7 +140,7 @@ impl Ssd {
         progress
     }
 
-    /// The tier has written a removal, or cannot.
+    /// Handles the outcome of a removal in the tier.
     pub(in crate::service::tiering) fn removed(&mut self, shard: &mut Shard, token: Token, is_written: bool) {
         self.counters.removals_unwritten += u64::from(!is_written);
         if let Some(strike) = self.removals.calls.remove(&token.0) {
@@ -146,7 +148,7 @@ impl Ssd {
         }
     }
 
-    /// A removal that is not on the SSD may be undone by a restart: the answer that waits for it says so.
+    /// Ends a removal. One that is not on the SSD may be undone by a restart: the reply that waits for it fails.
     fn end_removal(&mut self, shard: &mut Shard, strike: Strike, is_written: bool) {
         match strike {
             Strike::Swept => self.sweep.waiting -= 1,
@@ -158,7 +160,7 @@ impl Ssd {
             Strike::Replaced { told: Some(item), .. } if is_written => shard.settle(item, |_, _| {}),
             Strike::Replaced { digest, version, told } => {
                 if !is_written {
-                    // The former version is on the SSD still, so this one does not take its place.
+                    // The former version is still on the SSD, so that this one cannot take its place.
                     shard.drop_version(digest, version);
                     self.tell_of(shard, digest);
                 }
@@ -168,7 +170,7 @@ impl Ssd {
     }
 }
 
-/// True where the SSD has a record of this digest, shown or hidden, or may bring one to light.
+/// Returns true if the SSD has a record of this digest, visible or hidden, or may yet recover one.
 fn may_stand(tier: &Tier, digest: Digest) -> bool {
     tier.may_find(digest) || tier.locate(digest).is_some()
 }

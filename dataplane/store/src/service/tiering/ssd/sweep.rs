@@ -1,7 +1,7 @@
-//! Slots that went to another owner: what the SSD has of them is hidden at once, then removed bit by bit.
+//! Sweep of slots that went to another owner: their records are hidden at once, then removed gradually.
 //!
 //! Objects that the tier does not know in this incarnation, because it could not read them, cannot be removed one by
-//! one. Where there may be such, the slots stay noted as void when the sweep is over, and the next start sweeps them
+//! one. If there may be such, the slots stay recorded as void when the sweep is over, and the next start sweeps them
 //! again.
 
 use kvplane_proto::Digest;
@@ -11,25 +11,25 @@ use kvplane_tier::{RecordView, SlotSet};
 use super::{Ssd, Strike};
 use crate::service::shard::Shard;
 
-/// Objects looked at in one round.
+/// Index entries that one step looks at.
 const STEP: usize = 256;
-/// Removals that may wait before the sweep goes on.
+/// Waiting removals above which the sweep pauses.
 const WAITING_MOST: usize = 256;
 
-/// Slots of which the SSD may have void objects, and how far these are removed.
+/// Slots of which the SSD may have void records, and the progress of their removal.
 #[derive(Debug)]
 pub(in crate::service) struct Sweep {
     pub(in crate::service::tiering) slots: SlotSet,
-    /// Those of them that are served again: their objects are void below `floor` only.
+    /// Slots of them that are served again: only their records below `floor` are void.
     pub(in crate::service::tiering) regained: SlotSet,
     pub(in crate::service::tiering) floor: Version,
-    /// Where in the tier's index the walk is; `None` when nothing that the tier knows is void.
+    /// Position in the tier's index; `None` if no record that the tier knows is void.
     pub(in crate::service::tiering) at: Option<usize>,
-    /// Whether this walk found anything.
+    /// True if this walk found any record.
     found: bool,
-    /// Removals that the SSD has not taken yet.
+    /// Removals that the SSD has not written yet.
     pub(in crate::service::tiering) waiting: usize,
-    /// The last sweep left nothing void: the note on the SSD has to say so.
+    /// True if the last sweep left no void record, which has to be recorded on the SSD.
     ended: bool,
 }
 
@@ -39,14 +39,14 @@ impl Sweep {
         Self { slots, regained, floor: Version(0), at: None, found: false, waiting: 0, ended: false }
     }
 
-    /// Whether an object is void.
+    /// Returns true if a record is void.
     pub(in crate::service::tiering) fn hides(&self, view: &RecordView) -> bool {
         self.at.is_some()
             && self.has(view.digest)
             && (view.version < self.floor || !self.regained.has(view.digest.slot()))
     }
 
-    /// True once after a sweep that left nothing void.
+    /// Returns true once after a sweep that left no void record.
     pub(in crate::service::tiering) const fn take_ended(&mut self) -> bool {
         core::mem::replace(&mut self.ended, false)
     }
@@ -55,7 +55,7 @@ impl Sweep {
         self.slots.has(digest.slot())
     }
 
-    /// These slots are served again: objects from `floor` on count.
+    /// Marks slots as served again: records from `floor` on are valid.
     pub(in crate::service::tiering) fn regain(&mut self, slots: &SlotSet, floor: Version) {
         let void = slots.with(&self.slots, |slots, void| slots & void);
         if !void.is_empty() {
@@ -66,7 +66,7 @@ impl Sweep {
 }
 
 impl Ssd {
-    /// A slot is another's from now on.
+    /// Makes the records of a slot void that belongs to another owner from now on.
     pub(in crate::service) fn lose_slot(&mut self, slot: Slot) {
         self.doubts.forget(slot);
         self.sweep.slots.insert(slot);
@@ -74,9 +74,9 @@ impl Ssd {
         self.sweep.at = Some(0);
     }
 
-    /// Removes some of what is void. True where there was anything to do.
+    /// Removes some void records. Returns true if there was any progress.
     pub(in crate::service::tiering) fn sweep_void(&mut self, shard: &mut Shard) -> bool {
-        // What recovery has not found yet would be missed.
+        // Records that recovery has not found yet would be missed.
         let Some(at) = self.sweep.at.filter(|_| self.tier.is_recovered()) else { return false };
         if self.removals.len() >= WAITING_MOST {
             return false;
@@ -94,7 +94,8 @@ impl Ssd {
                 void.push(view.digest);
             }
         }
-        // Objects move in the index while others are removed, so one was overlooked perhaps: until none is found.
+        // Entries move in the index while others are removed, so that a walk may miss one: repeat until a walk finds
+        // none.
         let again = core::mem::take(&mut self.sweep.found);
         self.sweep.found = again && next.is_some();
         self.sweep.at = next.or(Some(0));

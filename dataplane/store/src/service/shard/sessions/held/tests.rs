@@ -1,4 +1,4 @@
-//! The lists against plain vectors.
+//! Tests of the lists against plain vectors.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::{Deadlines, Handles, List};
 
 proptest! {
     #[test]
-    fn handles_are_with_those_who_hold_them(
+    fn handles_belong_to_their_holders(
         ops in prop::collection::vec((0..4u8, 0..3u32, 0..8u32, 0..3u32), 0..120),
     ) {
         let mut handles = Handles::new(0);
@@ -39,7 +39,7 @@ proptest! {
     }
 
     #[test]
-    fn deadlines_pass_in_order(ops in prop::collection::vec((0..3u8, 0..8u32, 1..5u64), 0..120)) {
+    fn deadlines_expire_in_order(ops in prop::collection::vec((0..3u8, 0..8u32, 1..5u64), 0..120)) {
         let mut deadlines = Deadlines::new(2);
         let mut model: Vec<(u64, u32)> = Vec::new();
         let mut now_ns = 0;

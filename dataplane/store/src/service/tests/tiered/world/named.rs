@@ -1,4 +1,4 @@
-//! Objects with names, and askers who may use one tenant's only.
+//! Objects with names, and clients whose tickets are for one tenant.
 
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
@@ -9,14 +9,14 @@ use super::super::super::rig::body_of;
 use super::{OpenRequest, Path, PayloadTo, PeerKey, ReceivedAnswer, World};
 
 impl World {
-    /// A welcomed peer whose ticket is for this tenant.
+    /// Opens a welcomed connection whose ticket is for this tenant.
     pub(in super::super) fn join_bound(&mut self, peer: PeerKey, tenant: u32) {
         self.join(peer, Path::Stream);
         self.hear();
         self.service.control().bind(peer, tenant);
     }
 
-    /// Puts an object: under a name, or, where that has no key, under a digest.
+    /// Puts an object: under a name, or, if the name has no key, under a digest.
     pub(in super::super) fn put_named(
         &mut self,
         peer: PeerKey,
@@ -48,7 +48,7 @@ impl World {
         self.answered.take().expect("it was answered").status
     }
 
-    /// Memory forgets objects that the SSD has.
+    /// Drops objects from memory that the SSD has.
     pub(in super::super) fn forget(&mut self, digests: &[Digest]) {
         for digest in digests {
             assert!(self.service.objects.local.on_ssd(*digest).is_some(), "the SSD has it");
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// Asks about many items.
+    /// Sends a request for many items.
     pub(in super::super) fn begin_bits(&mut self, peer: PeerKey, operation: Operation, (body, items): (&[u8], usize)) {
         let request = self.next_request();
         let header = Header::request(Kind::Request(operation), request).with_body(body, items);
@@ -64,12 +64,12 @@ impl World {
         self.service.request(peer, &header, body, self.now_ns);
     }
 
-    /// What was answered last, if anything.
+    /// Takes the last reply, if there is one.
     pub(in super::super) fn take_answered(&mut self) -> Option<ReceivedAnswer> {
         self.answered.take()
     }
 
-    /// The answer to a request of many items, with the bits in it.
+    /// Returns the bits of the reply to a request of many items.
     pub(in super::super) fn answer_bits(
         &mut self,
         peer: PeerKey,

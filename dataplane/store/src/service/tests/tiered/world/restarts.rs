@@ -1,4 +1,4 @@
-//! Processes that die and start again.
+//! Processes that die and restart.
 
 use crate::service::Tiering;
 use kvplane_proto::map::SlotOwners;
@@ -7,7 +7,7 @@ use kvplane_tier::Event;
 use super::{PEER, Path, World, service};
 
 impl World {
-    /// The process dies: what the device was not done with is done or not. The next one recovers.
+    /// Restarts after a crash: each operation in flight on the device is done or not. The next process recovers.
     pub(in super::super) fn restart(&mut self) {
         self.die();
         self.begin();
@@ -16,7 +16,7 @@ impl World {
         }
     }
 
-    /// As that, and callers come when the device has only just been opened.
+    /// Like [`Self::restart`], with requests as soon as the device was opened.
     pub(in super::super) fn restart_in_haste(&mut self) {
         self.die();
         while !matches!(self.service.tier_mut().and_then(Tiering::poll_notice), Some(Event::Opened { .. })) {
@@ -27,8 +27,8 @@ impl World {
         self.hear();
     }
 
-    /// As [`Self::restart`], into a cluster of these owners. What the next incarnation asks of others is not answered
-    /// yet.
+    /// Like [`Self::restart`], into a cluster of these owners. Requests of the next incarnation to other shards are not
+    /// answered yet.
     pub(in super::super) fn restart_among(&mut self, owners: &SlotOwners) {
         self.die();
         self.settle();
@@ -40,7 +40,7 @@ impl World {
         self.settle();
     }
 
-    /// The incarnation is declared over, and goes on as another.
+    /// Declares the incarnation dead and continues as another.
     pub(in super::super) fn begin_incarnation_among(&mut self, owners: &SlotOwners) {
         let incarnation = super::super::super::rig::identity().incarnation;
         self.service.begin_incarnation(incarnation);
@@ -55,7 +55,7 @@ impl World {
         while !self.ops.is_empty() {
             let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
             if self.rng.below(2) == 0 {
-                // Whoever would have been told is gone.
+                // The callers of its result are gone.
                 let _ = self.carry_out(&op);
             }
         }
