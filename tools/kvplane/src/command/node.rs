@@ -30,11 +30,11 @@ const WRITE_BACK_NS: u64 = 10_000_000_000;
 /// Use of RDMA by a node.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RdmaChoice {
-    /// Use the RDMA devices that are usable; run without RDMA where there are none.
+    /// RDMA if available.
     Auto,
-    /// Use no RDMA.
+    /// No RDMA.
     Never,
-    /// Fail at start if RDMA is not available.
+    /// RDMA, which must be available: else the start fails.
     Require,
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Shape {
         value_parser = clap::value_parser!(u64).range(0..=86_400_000)
     )]
     soft_pin_most_ms: u64,
-    /// Use of RDMA. auto: if available; never: not at all; require: fail at start if it is not available.
+    /// Use of RDMA.
     #[arg(long, value_enum, default_value = "auto")]
     rdma: RdmaChoice,
     /// RDMA devices to use, separated by commas. Each is connected to the device at the same position of the peer's
@@ -177,16 +177,13 @@ struct Ssd {
     /// object: with 4K, objects of 4 KiB fill the SSDs too, for eight times the memory that 32K takes.
     #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = object_bytes)]
     object_bytes: u32,
-    /// I/O path to the SSDs. auto: NVMe passthrough (/dev/ngXnY) for an NVMe drive, with completion polling where the
-    /// kernel has poll queues (nvme.poll_queues), else io_uring; the path in use is printed at start.
+    /// I/O path to the SSDs. The path in use is printed at start.
     #[arg(long = "ssd-io", value_enum, default_value = "auto")]
     io: IoArgument,
-    /// Write policy of the SSD tier. through: write-through; selective: write an object at its second put or access;
-    /// back: write-back, after at most 10 seconds and before eviction.
+    /// Write policy of the SSD tier.
     #[arg(long = "ssd-write", value_enum, default_value = "through", requires = "paths")]
     write: WriteChoice,
-    /// Acknowledgement level of puts that are written at once and request no level. memory: in memory; buffered:
-    /// written to the device, which outlives the process; durable: flushed, which outlives a power failure.
+    /// Acknowledgement level of puts that are written at once and request no level.
     #[arg(long = "ssd-ack", value_enum, default_value = "memory", requires = "paths")]
     ack: AckChoice,
     /// Number of recent accesses from which an object that was read from the SSD is promoted to memory.
@@ -213,7 +210,8 @@ struct Ssd {
 /// I/O path to the SSDs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum IoArgument {
-    /// The fastest path that the device offers.
+    /// NVMe passthrough (/dev/ngXnY) for an NVMe drive, with completion polling where the kernel has poll queues
+    /// (nvme.poll_queues); otherwise io_uring.
     Auto,
     /// io_uring with completions by interrupt.
     Uring,
@@ -226,11 +224,11 @@ enum IoArgument {
 /// Write policy of the SSD tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum WriteChoice {
-    /// Write-through: at commit.
+    /// Write-through: an object is written at its put.
     Through,
-    /// At the second put or access.
+    /// Selective: an object is written at its second put or access.
     Selective,
-    /// Write-back: after ten seconds, or earlier when the backlog is large.
+    /// Write-back: an object is written within ten seconds, and before its eviction; earlier when the backlog is large.
     Back,
 }
 

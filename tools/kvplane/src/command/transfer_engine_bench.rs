@@ -120,7 +120,7 @@ pub(crate) struct TransferEngineBench {
     /// Number of decimal places of the throughput.
     #[arg(long = "report_precision", default_value_t = 2, value_parser = clap::value_parser!(u8).range(..=17))]
     report_precision: u8,
-    /// Protocol of data connections to targets: kvplane where targets have it (also: classic, tent), or mooncake.
+    /// Protocol of data connections to targets. The names classic and tent mean kvplane.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     backend: Backend,
     /// Use GPU memory: not available, because this build has no driver of it.

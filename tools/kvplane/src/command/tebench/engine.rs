@@ -89,7 +89,7 @@ pub(super) struct EngineFlags {
     /// placement of devices and memory.
     #[arg(long = "nic_priority_matrix", default_value = "")]
     nic_priority_matrix: String,
-    /// Protocol of data connections to targets: kvplane where targets have it (also: classic, tent), or mooncake.
+    /// Protocol of data connections to targets. The names classic and tent mean kvplane.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     pub(super) backend: Backend,
     /// Loopback port that serves the engine's counters as Prometheus text at /metrics. 0: a free port is picked.
@@ -106,8 +106,7 @@ pub(super) struct EngineFlags {
     #[arg(long = "checksum", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     checksum: bool,
-    /// Zero-copy sends of long payloads over TCP. auto: to other hosts, as long as the kernel does not copy anyway;
-    /// never; always.
+    /// Use of zero-copy sends for long payloads over TCP.
     #[arg(long = "zerocopy", value_enum, default_value = "auto")]
     zerocopy: ZeroCopyChoice,
     /// Shortest piece of a payload that is sent by zero-copy, in bytes.

@@ -76,7 +76,7 @@ impl From<PacingChoice> for Pacing {
 pub(crate) enum ZeroCopyChoice {
     /// Never.
     Never,
-    /// If it can pay.
+    /// To other hosts, as long as the kernel does not copy anyway.
     Auto,
     /// Always.
     Always,
