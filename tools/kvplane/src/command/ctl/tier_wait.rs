@@ -127,10 +127,10 @@ mod tests {
         assert_eq!(look(&node(|shard| shard.wanted_free_segments = 2), RECLAIM), Ok(false));
         assert_eq!(look(&node(|_| {}), RECLAIM), Ok(true));
         assert_eq!(look(&TierNode { carried_out: 4, ..node(|_| {}) }, VERIFY), Ok(false));
-        let refused = || node(|shard| shard.state = "memory only for what is new: the device is gone".to_owned());
+        let refused = || node(|shard| shard.state = "degraded, memory only: the device is gone".to_owned());
         for (now, action, says) in [
-            (refused(), VERIFY, "not all records were read: memory only for what is new: the device is gone"),
-            (refused(), RECLAIM, "no segment can be reclaimed: memory only"),
+            (refused(), VERIFY, "not all records were read: degraded, memory only: the device is gone"),
+            (refused(), RECLAIM, "no segment can be reclaimed: degraded, memory only"),
             (node(|shard| shard.scrub = "paused".to_owned()), VERIFY, "verification was paused"),
             (TierNode { incarnation: 2, ..node(|_| {}) }, VERIFY, "restarted before it was done"),
             (TierNode { age_ns: SILENCE_NS + 1, ..node(|_| {}) }, RECLAIM, "has not reported for 60 s"),
