@@ -233,7 +233,7 @@ fn keys_of_what_only_the_ssd_has_are_listed_and_replacing_it_lasts() {
 
 #[test]
 fn objects_of_4_kib_take_4_kib_above_an_ssd_keys_and_all() {
-    // The memory has 4,096 units: one for each object, and the rest for their keys.
+    // The memory has 4,096 units: one for each object, and 93 for their keys.
     const OBJECTS: usize = 3900;
     let bed = crate::ssd::Bed::new("packedkeys", &[]);
     let dev = bed.start();
