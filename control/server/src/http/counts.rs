@@ -15,7 +15,7 @@ use crate::control::View;
 use crate::http::mooncake_metrics;
 
 /// States of a member in the order of the state table, so that an unused one shows as 0.
-const STATES: [&str; 5] = ["joining", "active", "suspect", "dead", "left"];
+const STATES: [&str; 6] = ["joining", "active", "suspect", "draining", "dead", "left"];
 
 #[derive(Default)]
 struct Numbers {
