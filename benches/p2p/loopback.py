@@ -1,11 +1,11 @@
-"""The P2P store on loopback, beside the transfer engine's own reads of as many bytes: what the catalog, the shards and their
-hashes cost where no link is in the way.
+"""P2P store on loopback, beside the transfer engine's own reads of the same size: the cost of the catalog, the shards and
+their hashes without a slow link.
 
     PYTHONPATH=target/python-stage python3 benches/p2p/loopback.py [--mib 512] [--rounds 7] target/release/kvplane
 
-`cargo x python` packs target/python-stage, of an optimised build. One process has the bytes; this one reads them by the
-engine, in one request for each shard, and fetches them by the store, in turns, into memory that was touched before. All
-bytes are compared.
+`cargo x python` packs target/python-stage, of an optimised build. One process serves the bytes; this one reads them with
+the engine, in one request for each shard, and fetches them with the store, in turns, into memory that was touched before.
+All bytes are compared.
 """
 
 import argparse
@@ -23,7 +23,7 @@ NAME = "bench/loopback"
 
 
 def pattern(size):
-    """Every word says where it is."""
+    """Fills a buffer whose words identify their location."""
     return array.array("Q", (at * 0x9E3779B97F4A7C15 & (1 << 64) - 1 for at in range(size // 8)))
 
 

@@ -1,11 +1,12 @@
-"""The P2P store between network namespaces whose links are shaped: who sends how much, and how long it takes.
+"""P2P store between network namespaces with shaped links: bytes sent by each member, and time to completion.
 
     sudo python3 benches/p2p/namespaces.py [--receivers 8] [--mbit 200] [--mib 64] [--ranks] target/release/kvplane [CASE ...]
 
 Cases: swarm, origin-killed, seed-killed, slow, late. Each has a source and receivers with a link of their own (tbf both
 ways) on one bridge, and a control plane beside them. Bytes are the kernel's counters of the links; times are from the
-start of the gets to the last one's end as each says it. What the processors did meanwhile is said beside it: the share
-of their time that was used, by the kernel's own counters, and the seconds that it was used for by whom. Namespaces and processes are gone at the end.
+start of the gets to the end of the last one, as each reports it. CPU use is printed too: the used fraction of the
+processors' time, by the kernel's counters, and the seconds of each kind of process. Namespaces and processes are removed
+at the end.
 """
 
 import argparse
@@ -27,27 +28,27 @@ def run(*words, check=True):
 
 
 def processors():
-    """Seconds of all processors together since the start: by what, and all."""
+    """Returns the seconds of all processors since the start: by kind of use, and in total."""
     names = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]
     line = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     return {name: int(ticks) / os.sysconf("SC_CLK_TCK") for name, ticks in zip(names, line)}
 
 
 def used(child):
-    """Seconds of processor time that a process has used."""
+    """Returns the CPU seconds of a process."""
     fields = pathlib.Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Bed:
-    """A bridge, the control plane's namespace, the source's and the receivers'."""
+    """A bridge, and the namespaces of the control plane, the origin and the receivers."""
 
     def __init__(self, arguments, work):
         self.arguments, self.work, self.children = arguments, work, []
         run("ip", "netns", "add", f"{PREFIX}hub")
         self.hub("ip", "link", "add", "br0", "type", "bridge")
         self.hub("ip", "link", "set", "br0", "up")
-        # Where a firewall looks at bridges, each packet would cost as much again.
+        # A firewall on bridges would double the cost of each packet.
         for table in ["iptables", "ip6tables", "arptables"]:
             run("ip", "netns", "exec", f"{PREFIX}hub", "sysctl", "-qw", f"net.bridge.bridge-nf-call-{table}=0", check=False)
         self.add("ctl", 1, None)
@@ -68,7 +69,7 @@ class Bed:
         run(*inside, "ip", "addr", "add", f"10.177.0.{address}/24", "dev", "eth0")
         run(*inside, "ip", "link", "set", "lo", "up")
         run(*inside, "ip", "link", "set", "eth0", "up")
-        # Large segments would be more than a bucket holds.
+        # Large segments would exceed the token bucket.
         run(*inside, "ip", "link", "set", "dev", "eth0", "gso_max_size", "16384", "gro_max_size", "16384", check=False)
         self.hub("ip", "link", "set", "dev", f"v{name}", "gso_max_size", "16384")
         if mbit:
@@ -143,7 +144,7 @@ def swarm(bed, arguments, work):
 
     def get(name):
         number, words = int(name[1:]), ["--seed", "600"]
-        # Who comes late is none of the ranks.
+        # A late receiver is not one of the ranks.
         if arguments.ranks and number < arguments.receivers:
             words += ["--rank", number, "--ranks", arguments.receivers]
         return p2p(name, 10 + number, "get", "o", work / f"copy-{name}", *words)
@@ -164,7 +165,7 @@ def swarm(bed, arguments, work):
                 time.sleep(0.005)
             gone = children["r1"]
             receivers.remove("r1")
-        # The child is `ip netns exec`, which has become the program.
+        # The child is `ip netns exec`, which has executed the program.
         gone.send_signal(signal.SIGKILL)
     ends, counted = {}, [name for name in receivers if not (arguments.case == "slow" and name == "r0")]
     while len(ends) < len(receivers):
@@ -175,9 +176,9 @@ def swarm(bed, arguments, work):
                 raise SystemExit(f"{name} ended: {(work / f'{name}.log').read_text()!r}")
         if time.monotonic() - start > 300:
             raise SystemExit(f"{sorted(set(receivers) - set(ends))} are not done after 300 s")
-        # It shares the processors with those whom it measures.
+        # This script shares the processors with the measured processes.
         time.sleep(0.02)
-    # Where some were killed, their time is not known any more.
+    # The CPU time of killed processes is unknown.
     running = [child for child in children.values() if child.poll() is None]
     spent = {name: is_now - were[name] for name, is_now in processors().items()}
     idle = spent["idle"] + spent["iowait"]
@@ -229,7 +230,7 @@ def main():
     parser.add_argument("--ranks", action="store_true", help="receivers are ranks of a job: a static schedule")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     arguments = parser.parse_args()
-    # Namespaces go also when it is told to stop.
+    # Namespaces are removed on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     arguments.binary = arguments.binary.resolve()
     for case in arguments.cases:

@@ -1,6 +1,6 @@
-"""What every peer's driver shares: memory, a timed loop, and the dialogue with `kvplane-bench peers`.
+"""Common parts of the peers' drivers: memory, a timed loop, and the protocol with `kvplane-bench peers`.
 
-A driver says it is ready with one JSON line, then answers each line `OP SIZE BATCH SECONDS` (OP: write or read) with one
+A driver reports that it is ready with one JSON line, then answers each line `OP SIZE BATCH SECONDS` (OP: write or read) with one
 JSON line: calls, secs, p50_us, p99_us, or error. It ends with its standard input. Standard library alone.
 """
 import ctypes
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-GAP = 64  # bytes between blocks, so that nobody can merge them
+GAP = 64  # bytes between blocks, so that no engine can merge them
 
 
 class Region:
@@ -37,7 +37,7 @@ def say(**fields):
 
 
 def timed(call, seconds, least=3, most=400_000):
-    """Calls for about `seconds` after a warm-up; `call` returns something true on failure."""
+    """Repeats a call for about `seconds` after a warm-up; `call` returns a true value on failure."""
     clock = time.perf_counter
     start = clock()
     for _ in range(2000):
@@ -72,12 +72,12 @@ def serve(measure, version, pids):
         try:
             op, size, batch, seconds = line.split()
             say(**measure(op, int(size), int(batch), float(seconds)))
-        except Exception as problem:  # the other side decides what an error means
+        except Exception as problem:  # the benchmark decides what an error means
             say(error=repr(problem)[:200])
 
 
 def other_side(*extra):
-    """This script again as the target: the process, and what its first JSON line says."""
+    """Starts this script again as the target; returns the process, and its first JSON line."""
     words = [sys.executable, os.path.abspath(sys.argv[0]), "--target", *sys.argv[1:], *extra]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for line in child.stdout:

@@ -1,7 +1,7 @@
 """Gloo (torch.distributed, CPU tensors) between two processes over loopback. usage: gloo_driver.py BUFFER_BYTES
 
-Two-sided: both ends know beforehand how many calls come. A call is complete when the receiver has everything: a write
-ends with the peer's answer of 8 bytes, a read begins with a question of 8 bytes.
+Two-sided: both ends know the number of calls beforehand. A call is complete when the receiver has all bytes: a write
+ends with the peer's reply of 8 bytes, a read begins with a request of 8 bytes.
 """
 import os
 import sys
@@ -54,7 +54,7 @@ def answer_commands():
 def run(op, size, batch, calls, blocks):
     command[:] = torch.tensor([op, size, batch, calls])
     dist.send(command, 1)
-    time.sleep(0.005)  # the other side makes its tensors
+    time.sleep(0.005)  # the other side creates its tensors
     samples, begin = [], time.perf_counter()
     for _ in range(calls):
         before = time.perf_counter()

@@ -4,8 +4,8 @@ usage: interop.py run KVPLANE [SEED]       all stages, both directions, protocol
        interop.py initiator NAME BYTES SEED
        interop.py target BYTES             a stock target that obeys `fill`, `zero` and `check` on standard input
 
-Runs in a network namespace of its own, for the stock engine listens on every address. The bytes are those of
-`kvplane tebench --op_type write_seed`: each word follows from where it lies in the target, so what is misplaced is seen.
+Runs in a network namespace of its own, because the stock engine listens on every address. The bytes are those of
+`kvplane tebench --op_type write_seed`: each word follows from its offset in the target, so misplaced bytes are detected.
 """
 import json
 import os
@@ -34,7 +34,7 @@ def mix(word):
 
 
 def pattern(seed, at, size):
-    """`size` bytes of the pattern from position `at` on."""
+    """Returns `size` bytes of the pattern from offset `at` on."""
     start, first, last = mix(seed ^ 0x6B76706C616E6531), at // 8, (at + size + 7) // 8
     index = np.arange(last - first, dtype=np.uint64) + np.uint64(first)
     word = np.uint64(start) + index * np.uint64(STEP)
@@ -64,14 +64,14 @@ def engine_with(memory, port):
 
 
 def ranges(rng, size, largest=1 << 20):
-    """A random range: small ones, large ones, odd ones."""
+    """Draws a random range: small, large or odd."""
     length = min(size, 1 << rng.randrange(1, largest.bit_length())) - rng.randrange(2)
     length = max(1, length)
     return rng.randrange(size - length + 1), length
 
 
 def cuts(rng, size):
-    """All of it in random pieces, in random order."""
+    """Splits the whole range in random pieces, in random order."""
     points = sorted({0, size, *(rng.randrange(1, size) for _ in range(200))})
     pieces = [(a, b - a) for a, b in zip(points, points[1:])]
     rng.shuffle(pieces)
@@ -84,7 +84,7 @@ def expect(what, good):
 
 
 def expect_soon(what, good):
-    """Version 1 answers no write, so its bytes may still be on their way when the writer is done."""
+    """Waits for bytes: version 1 acknowledges no write, so they may still be in flight when the writer is done."""
     end = time.monotonic() + (2.0 if os.environ.get("MC_TCP_PROTO") == "1" else 0.0)
     while not good():
         expect(what, time.monotonic() < end)
@@ -92,7 +92,7 @@ def expect_soon(what, good):
 
 
 def initiator(name, size, seed):
-    """The stock engine against a target that holds the pattern; leaves the target with the pattern again."""
+    """Tests the stock engine against a target with the pattern, which has the pattern again at the end."""
     rng, memory = random.Random(seed), Memory(size)
     engine = engine_with(memory, 17002)
     expect(f"no probe of {name}", engine.send_probe(name) == 0)
@@ -128,7 +128,7 @@ def initiator(name, size, seed):
 
     expect_soon("a batch came back wrong", all_is_back)
     outside = engine.transfer_sync_write(name, memory.addr, base + size, 64)
-    # Version 1 has no answer to a write: there the stock engine cannot know.
+    # Version 1 has no reply to a write, so the stock engine cannot notice the failure.
     expect("a write beyond the buffer was taken", outside != 0 or os.environ.get("MC_TCP_PROTO") == "1")
     os._exit(0)
 
@@ -158,7 +158,7 @@ def target(size):
 
 
 class Child:
-    """A process, and its answers with a deadline."""
+    """A process whose replies have a deadline."""
 
     def __init__(self, words):
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

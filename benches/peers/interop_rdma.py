@@ -3,9 +3,9 @@
 usage: interop_rdma.py run LIBRARY OURS THEIRS [SEED]   both directions; exit status 1 on a difference
        interop_rdma.py stock THEIRS BYTES               a stock engine that obeys the lines of its standard input
 
-OURS and THEIRS are an address and devices: `10.77.0.1,rxe0,rxe2 10.77.0.2,rxe1,rxe3`; all of them must be used. Each word of a buffer follows from its
-own address and a seed, so what is misplaced is seen. The stock engine listens on every address: run it in a machine of
-its own (`cargo x rig`).
+OURS and THEIRS are an address and devices: `10.77.0.1,rxe0,rxe2 10.77.0.2,rxe1,rxe3`; all of them must be used. Each
+word of a buffer follows from its own address and a seed, so misplaced bytes are detected. The stock engine listens on
+every address: run it in a machine of its own (`cargo x rig`).
 """
 import ctypes
 import json
@@ -30,7 +30,7 @@ PATIENCE_S = 600
 
 
 class Memory:
-    """Pages of their own, as NICs want them."""
+    """Page-aligned memory, as NICs require."""
 
     def __init__(self, size):
         self.pages = mmap.mmap(-1, size)
@@ -120,7 +120,7 @@ class Ours:
         expect(f"{name} cannot be opened: {self.peer}", self.peer > 0)
 
     def transfer(self, opcode, triples):
-        """Whether all of it was done."""
+        """Returns true if the whole batch completed."""
         requests = (Request * len(triples))(
             *[Request(opcode, self.memory.addr + at, self.peer, to, length) for at, to, length in triples])
         batch = ctypes.c_uint64(self.c.allocateBatchID(self.engine, ctypes.c_size_t(len(triples))))
@@ -140,7 +140,7 @@ class Ours:
 
 
 class Child:
-    """The stock engine in a process of its own, and its answers with a deadline."""
+    """The stock engine in a process of its own, whose replies have a deadline."""
 
     def __init__(self, words):
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -160,7 +160,7 @@ class Child:
 
 
 def slots(rng, count):
-    """Random lengths and places, in slots that do not overlap: (here, there, length)."""
+    """Draws random lengths and offsets, in slots that do not overlap: (local, remote, length)."""
     for slot in rng.sample(range(BYTES // SLOT), count):
         length = max(1, (1 << rng.randrange(1, SLOT.bit_length() - 1)) - rng.randrange(2))
         yield slot * SLOT + rng.randrange(SLOT - length + 1), slot * SLOT + rng.randrange(SLOT - length + 1), length

@@ -1,8 +1,8 @@
 """Stock Mooncake's store from its wheel. usage: mooncake_store.py serve POOL_BYTES DIRECTORY
        mooncake_store.py client SERVER INDEX BUFFER_BYTES remote|dummy (stores.py)
 
-The server is a master and one `mooncake_client` that has the memory: `remote` clients, which have none of their own, reach
-it over TCP, and `dummy` clients share memory with it.
+The server is a master and one `mooncake_client` with the memory: `remote` clients, without memory of their own, connect
+to it over TCP, and `dummy` clients share memory with it.
 """
 import os
 import sys
@@ -60,7 +60,7 @@ class Mooncake(Store):
 
 
 def touch(pool_bytes):
-    """Fills the memory once, so that no put pays for its first touch."""
+    """Fills the memory once, so that no put touches a page first."""
     size = 16 << 20
     client = Mooncake(90, size, "remote")
     count = 0

@@ -1,7 +1,7 @@
 """NIXL's agent with its UCX backend between two processes. usage: nixl_driver.py BUFFER_BYTES tcp|auto
 
-One handle for a cell, posted again and again: its fast path. The initiator drives its own progress; the target needs
-NIXL's spinning progress thread, as nobody else would drive it.
+One handle for a cell is posted repeatedly, which is NIXL's fast path. The initiator drives its own progress; the target
+needs NIXL's spinning progress thread, because nothing else would drive it.
 """
 import base64
 import os

@@ -1,15 +1,15 @@
-"""What the drivers of other stores share: memory with bytes that say where they belong, timed loops, the dialogue.
+"""Common parts of the drivers of other stores: memory with bytes that identify their location, timed loops, the protocol.
 
 `kvplane-bench stores` starts a script as `serve POOL_BYTES DIRECTORY` once, and as `client SERVER INDEX BUFFER_BYTES
-[WAY]` for each client; SERVER is what the server said. Both say one JSON line when they are ready, with the processes
-whose CPU counts. A client answers each line on standard input with one JSON line:
+[WAY]` for each client; SERVER is the server's JSON line. Both print one JSON line when they are ready, with the processes
+whose CPU time counts. A client answers each line on standard input with one JSON line:
 
   put SIZE BATCH SECONDS MOST ROUND   new keys, at most MOST calls    -> calls, begin, end, p50_us, p99_us, p999_us
   get SIZE BATCH SECONDS              the keys put last, in turns     -> the same
   check SIZE BATCH                    reads some calls' keys again    -> checked_bytes, or error
-  clear                               removes what was put
+  clear                               removes the objects
 
-Keys and lists of addresses are made before the clock starts. Standard library alone.
+Keys and lists of addresses are created before the clock starts. Standard library alone.
 """
 import ctypes
 import gc
@@ -23,7 +23,7 @@ import time
 from array import array
 
 LINE = 64
-SHIFTS = 61  # each call begins some lines further on, so that no call's bytes are those of the one before it
+SHIFTS = 61  # each call begins some lines further on, so that its bytes differ from those of the call before
 MARGIN = LINE * SHIFTS
 CHECKED_BYTES = 512 << 20
 MOST_SOURCE_BYTES = 128 << 20
@@ -32,7 +32,7 @@ libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Memory:
-    """A range of memory by address, and as a view. Anonymous unless somebody else has it already."""
+    """A range of memory by address, and as a view. Anonymous unless it exists already."""
 
     def __init__(self, size, addr=None):
         if addr is None:
@@ -44,7 +44,7 @@ class Memory:
         ctypes.memset(addr, 1, size)
 
     def fill(self, index):
-        """Every word says which client's it is and where it lies."""
+        """Fills the memory; every word identifies the client and its offset."""
         step = 8 << 20
         for at in range(0, self.size, step):
             size = min(step, self.size - at)
@@ -53,7 +53,7 @@ class Memory:
 
 
 class Store:
-    """One client. Subclasses say how to put, get and remove; `slack` is room in `found` beside the values."""
+    """One client. Subclasses implement put, get and remove; `slack` is space in `found` beside the values."""
 
     slack = 0
 
@@ -67,16 +67,16 @@ class Store:
         return Memory(size)
 
     def prepare(self, keys, size):
-        """What a call needs beside addresses, made before the clock starts."""
+        """Prepares the arguments of a call beside addresses, before the clock starts."""
         return keys
 
     def places(self, size, batch, call):
-        """Where in the source a call's values lie. Items beyond its end use it again."""
+        """Returns the offsets of a call's values in the source. Items beyond its end reuse it."""
         slots, shift = self.source_bytes // size, LINE * (call % SHIFTS)
         return [shift + (item % slots) * size for item in range(batch)]
 
     def place_found(self, size, item):
-        """Where in `found` an item of a batch comes to lie."""
+        """Returns the offset of a batch's item in `found`."""
         return item * size
 
     def run(self, words):
@@ -118,7 +118,7 @@ class Store:
 
 
 def timed(call, most, seconds):
-    """Calls until the time is over; `call` gets its number and returns something true on failure."""
+    """Repeats a call until the time is over; `call` gets its number and returns a true value on failure."""
     clock, samples = time.perf_counter, []
     gc.disable()
     begin, start = time.time(), clock()
@@ -148,7 +148,7 @@ def serve_client(store):
     for line in sys.stdin:
         try:
             say(**store.run(line.split()))
-        except Exception as problem:  # the other side decides what an error means
+        except Exception as problem:  # the benchmark decides what an error means
             say(error=repr(problem)[:200])
     os._exit(0)
 

@@ -1,9 +1,9 @@
-"""redis and memcached over TCP, in the shape that suits them best. usage: text_stores.py redis|memcached ... (stores.py)
+"""redis and memcached over TCP, at their fastest. usage: text_stores.py redis|memcached ... (stores.py)
 
-A batch is a pipeline of SETs or GETs, for memcached one multi-key `get`; the commands are made before the clock starts,
-values leave with sendmsg straight from their memory, and answers are received in one piece into memory that is there
-already. No client library is faster. Large batches go in pieces of 8 MiB, the next asked for before one has come: with
-all at once redis would copy them all into its answer first.
+A batch is a pipeline of SETs or GETs, for memcached one multi-key `get`; the commands are built before the clock starts,
+values are sent with sendmsg directly from their memory, and replies are received in one piece into preallocated memory.
+No client library is faster. Large batches are sent in pieces of 8 MiB, the next requested before one has arrived: with
+all at once redis would first copy them all into its reply.
 """
 import os
 import socket
@@ -143,7 +143,7 @@ if ROLE == "client":
 pool_bytes, folder, port = int(sys.argv[3]), sys.argv[4], PORTS[KIND]
 if KIND == "redis":
     version = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout.split()[2]
-    # Memory that was freed stays with the process, as that of the others does.
+    # Freed memory stays with the process, as in the other stores.
     os.environ["MALLOC_CONF"] = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
     words = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", folder]
     server = child(["redis-server", *words, "--protected-mode", "no"], f"{folder}/redis.log")

@@ -1,4 +1,4 @@
-//! Gets of what is on the SSD only, with and without the exists before them having said that it is wanted next.
+//! Gets of objects that only the SSD has, with and without a prefetch by the exists before them.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,11 @@ use crate::rounds::{Series, median};
 
 const POOL_BYTES: u64 = 64 << 20;
 const SSD_BYTES: u64 = 1 << 30;
-/// Eight times as much as memory holds, so that what was not asked for lately is on the SSD only.
+/// Eight times the memory, so that objects that were not accessed lately are on the SSD only.
 const STORED_BYTES: u64 = 8 * POOL_BYTES;
-/// Gets of a kind in a round.
+/// Number of gets of a kind in a round.
 const GETS: usize = 100;
-/// Between exists and get: what an engine takes to schedule a request.
+/// Time between exists and get: that of an engine that schedules a request.
 const LEAD: Duration = Duration::from_millis(10);
 const WAY: &str = "shm";
 
@@ -44,7 +44,7 @@ fn of_size(bytes: usize, rounds: usize) -> Result<(), Failure> {
             word.copy_from_slice(&(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64).to_le_bytes());
         });
         client.put(&key.to_le_bytes(), &value)?;
-        // No faster than the device, so that nothing stays unwritten.
+        // Puts are no faster than the device, so that all objects are written.
         while bed.node.snapshots()?.iter().any(|one| one.tier.is_some_and(|tier| tier.backlog > 8)) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -66,7 +66,7 @@ fn of_size(bytes: usize, rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The median of gets of objects in turn, in microseconds: each was last asked for when all others had been since.
+/// Returns the median latency of gets in turn, in microseconds: each object was accessed last before all others.
 fn gets(
     client: &mut Client,
     buffer: &Buffer,
@@ -81,14 +81,14 @@ fn gets(
         *next += 1;
         let there = if ahead { client.batch_exists_ahead(&[key])? } else { client.batch_exists(&[key])? };
         if !there[0] {
-            return Err("an object is gone".into());
+            return Err("an object is missing".into());
         }
         std::thread::sleep(LEAD);
         let start = Instant::now();
         let got = client.get_into(&key, buffer.slice(0, bytes))?;
         times.push(start.elapsed().as_nanos() as f64 / 1e3);
         if got.is_none_or(|got| got.bytes != bytes as u64) {
-            return Err("an object is gone or has changed".into());
+            return Err("an object is missing or has changed".into());
         }
     }
     Ok(median(&mut times))

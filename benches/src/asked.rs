@@ -1,4 +1,4 @@
-//! What small questions to the store cost: a put of 4 KiB beside a get of it, and exists one by one and in batches.
+//! Cost of small requests to the store: a put of 4 KiB beside a get of it, and exists one by one and in batches.
 
 use std::time::Instant;
 
@@ -11,15 +11,15 @@ use crate::rounds::{Series, median};
 
 const BYTES: usize = 4096;
 const CALLS: usize = 5_000;
-/// Keys that are there, of which every second one that is asked for is one.
+/// Number of existing keys; half of the requested keys exist.
 const KEYS: u64 = 1_000_000;
 const OBJECT_BYTES: u64 = 200;
-/// What it takes with its key behind it, in the pool's units.
+/// Size of an object with its key, in the pool's units.
 const TAKEN_BYTES: u64 = 256;
 const ASKED: u64 = 1 << 20;
 const ASKED_SINGLY: u64 = 20_000;
 
-/// The p50 of a put of 4 KiB against that of a get, in turns.
+/// Measures the p50 of a put of 4 KiB against that of a get, in turns.
 pub(crate) fn put_latency(rounds: usize) -> Result<(), Failure> {
     println!("put-latency: p50 of a put of 4 KiB against a get of as much, one client");
     for way in ["tcp", "shm"] {
@@ -32,7 +32,7 @@ pub(crate) fn put_latency(rounds: usize) -> Result<(), Failure> {
             let keys: Vec<String> = (0..CALLS).map(|call| format!("{round}-{call}")).collect();
             puts_us.clear();
             gets_us.clear();
-            // By turns in short runs, so that both meet the same neighbours.
+            // Short runs alternate, so that both kinds meet the same background load.
             for some in keys.chunks(100) {
                 for key in some {
                     puts_us.push(us(|| client.put_from(key.as_bytes(), slice).map(|_| true).map_err(Into::into))?);
@@ -51,16 +51,16 @@ pub(crate) fn put_latency(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long a call took that says whether it did what it should.
+/// Returns the time of a call, which returns true if it succeeded.
 fn us(call: impl FnOnce() -> Result<bool, Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     if !call()? {
-        return Err("an object is gone".into());
+        return Err("an object is missing".into());
     }
     Ok(start.elapsed().as_nanos() as f64 / 1e3)
 }
 
-/// Exists of a million keys, half of what is asked for among them.
+/// Measures exists of a million keys, half of the requested ones.
 pub(crate) fn exists(rounds: usize) -> Result<(), Failure> {
     println!("exists: of {KEYS} keys and as many that are not there, one thread");
     for way in ["tcp", "shm"] {
@@ -95,7 +95,7 @@ fn fill(client: &mut Client, memory: &Buffer) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Thousands of keys asked for in a second; every answer is looked at.
+/// Returns thousands of keys checked per second; every answer is verified.
 fn rate(client: &mut Client, batch: usize, round: u64) -> Result<f64, Failure> {
     let asked = if batch == 1 { ASKED_SINGLY } else { ASKED };
     let numbers: Vec<u64> = (0..asked).map(|n| mix64(round << 40 | n) % (2 * KEYS)).collect();

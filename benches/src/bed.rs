@@ -1,4 +1,4 @@
-//! What benchmarks run against: a control plane and a node in this process, and engines.
+//! Test bed of benchmarks: a control plane and a node in this process, and engines.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::Failure;
 
 pub(crate) const CLUSTER: &str = "bench";
 
-/// A directory that goes with this value.
+/// Directory that is removed on drop.
 pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
@@ -37,7 +37,7 @@ impl Drop for Directory {
     }
 }
 
-/// A control plane and a node. The node leaves first.
+/// Control plane and node. The node leaves first.
 pub(crate) struct Bed {
     pub(crate) node: Node,
     _control: ControlHandle,
@@ -49,12 +49,12 @@ impl Bed {
         Self::start_with(pool_bytes, pacing, |config, _| config)
     }
 
-    /// A node whose memory may hold so many objects.
+    /// Starts a node whose memory may hold this number of objects.
     pub(crate) fn with_objects(pool_bytes: u64, max_objects: Option<u64>, pacing: &str) -> Result<Self, Failure> {
         Self::start_with(pool_bytes, pacing, |config, _| NodeConfig { max_objects, ..config })
     }
 
-    /// With settings changed; the directory goes with the bed.
+    /// Starts with changed settings; the directory is removed with the bed.
     pub(crate) fn start_with(
         pool_bytes: u64,
         pacing: &str,
@@ -75,7 +75,7 @@ impl Bed {
     }
 }
 
-/// One more node of a bed's cluster, which leaves it when it is dropped.
+/// Starts another node of a bed's cluster, which leaves on drop.
 pub(crate) fn another_node(directory: &Path, pool_bytes: u64) -> Result<Node, Failure> {
     Ok(Node::start(&NodeConfig {
         control: control_of(directory),
@@ -92,7 +92,7 @@ pub(crate) fn pacing_of(word: &str) -> Result<Pacing, Failure> {
     match word {
         "spin" => Ok(Pacing::Spin),
         "adaptive" => Ok(Pacing::default()),
-        // Spins while something is under way, also where that takes long, and parks who has nothing to wait for.
+        // Spins while a request is in flight, even a long one, and parks otherwise.
         "patient" => Ok(Pacing::Adaptive { window_ns: 5_000_000 }),
         "park" => Ok(Pacing::Park),
         _ => Err(format!("unknown pacing {word:?}").into()),
@@ -120,7 +120,7 @@ pub(crate) fn engine_config(way: &str, pacing: &str, directory: &str) -> Result<
     })
 }
 
-/// A shard without objects: for those who measure segments below the public crate.
+/// Starts a shard without objects, for benchmarks of segments below the public crate.
 pub(crate) fn shard(pacing: Pacing, listen: Listen) -> Result<ShardHandle, Failure> {
     let identity = Identity {
         cluster: CLUSTER.to_owned(),

@@ -1,5 +1,5 @@
-//! What TLS on data connections costs: the same operations over TCP with a node that wants it and one that does not,
-//! in turns.
+//! Cost of TLS on data connections: the same operations over TCP with a node that requires it and with one that does
+//! not, in turns.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use crate::Failure;
 use crate::bed::{Bed, client_config};
 use crate::rounds::{Series, median};
 
-/// Bytes of an object, and how many there are.
+/// Size of an object, and number of objects.
 const SHAPES: [(&str, usize, usize); 3] = [("4 KiB", 4 << 10, 2000), ("64 KiB", 64 << 10, 512), ("1 MiB", 1 << 20, 64)];
 const POOL_BYTES: u64 = 256 << 20;
 const CONNECTS: usize = 20;
 
-/// A node and a client, both plain or both sealed.
+/// Node and client, both with or both without TLS.
 struct Side {
     name: &'static str,
     client: Client,
@@ -35,7 +35,7 @@ fn connect(bed: &Bed, tls: DataTls) -> Result<Client, Failure> {
     Ok(Client::connect(&kvplane::ClientConfig { data_tls: tls, ..config })?)
 }
 
-/// Puts and gets of each length, one at a time, and what it takes until a new client has its first answer.
+/// Measures puts and gets of each length, one at a time, and the time until a new client has its first reply.
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     println!("data-tls: TLS 1.3 on TCP data connections against none, one client, one operation at a time, spinning");
     let mut sides = [Side::start("sealed", DataTls::Require)?, Side::start("plain", DataTls::Off)?];
@@ -72,7 +72,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The p50 of puts and of gets, by turns in short runs, so that both meet the same neighbours.
+/// Returns the p50 of puts and of gets; short runs alternate, so that both meet the same background load.
 fn measure(side: &mut Side, bytes: usize, count: usize, round: usize) -> Result<(f64, f64), Failure> {
     let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("data-tls", bytes) };
     let memory = side.client.register(Region::allocate(&options)?);
@@ -87,7 +87,7 @@ fn measure(side: &mut Side, bytes: usize, count: usize, round: usize) -> Result<
         }
         for key in some {
             let start = Instant::now();
-            side.client.get_into(key.as_bytes(), slice)?.ok_or("an object is gone")?;
+            side.client.get_into(key.as_bytes(), slice)?.ok_or("an object is missing")?;
             gets_us.push(start.elapsed().as_nanos() as f64 / 1e3);
         }
     }

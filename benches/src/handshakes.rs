@@ -1,4 +1,4 @@
-//! What an idle, a half-open and a garbage connection to the handshake port cost other peers.
+//! Cost of an idle, a half-open and a garbage connection to the handshake port for other peers.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,10 +10,10 @@ use crate::Failure;
 use crate::bed::Directory;
 use crate::rounds::Series;
 
-/// Probes of one round.
+/// Number of probes of one round.
 const PROBES: usize = 200;
 
-/// The slowest probe of a round, in milliseconds.
+/// Returns the slowest probe of a round, in milliseconds.
 fn slowest_ms(asker: &TransferEngine, name: &str) -> Result<f64, Failure> {
     let mut slowest = 0f64;
     for _ in 0..PROBES {
@@ -37,7 +37,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         alone.push(slowest_ms(&asker, target.name())?);
         let idle = TcpStream::connect(address)?;
         let mut half = TcpStream::connect(address)?;
-        // A length and no message.
+        // A length without a message.
         half.write_all(&100u64.to_le_bytes())?;
         let mut garbage = TcpStream::connect(address)?;
         garbage.write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")?;

@@ -1,5 +1,5 @@
-//! Costs of hedging while all is well: gets by clients that leave a silent owner and by clients that do not, in
-//! turns, from three nodes with two owners of each slot; how long they take, and how many ask twice.
+//! Costs of hedging in normal operation: gets by clients that hedge and by clients that do not, in turns, from three
+//! nodes with two owners of each slot; their latencies, and the number of hedged requests.
 
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,19 @@ use crate::rounds::{Series, median};
 const NODES: usize = 3;
 const POOL_BYTES: u64 = 192 << 20;
 const KEYS: usize = 64;
-/// Gets of one client before the other has its turn.
+/// Number of gets of one client before the other has its turn.
 const TURN: usize = 20;
 const SIDES: [&str; 2] = ["hedged", "not hedged"];
-/// How long copies may take to be there.
+/// Time limit for the replicas to exist.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Name, bytes of an object, clients at the same time, and gets of each.
+/// Name, size of an object, number of concurrent clients, and gets of each.
 const SHAPES: [(&str, usize, usize, usize); 3] = [
     ("4 KiB, one client", 4 << 10, 1, 10_000),
     ("4 KiB, 16 clients", 4 << 10, 16, 1_000),
     ("1 MiB, 4 clients", 1 << 20, 4, 250),
 ];
 
-/// Nodes go before their control plane.
+/// Three nodes, which stop before their control plane.
 struct Three {
     nodes: Vec<Node>,
     _control: ControlHandle,
@@ -43,7 +43,7 @@ impl Three {
         Ok(Self { nodes, _control: control, directory })
     }
 
-    /// Requests that all shards took until now.
+    /// Returns the number of requests that all shards have received.
     fn requests(&self) -> Result<u64, Failure> {
         let mut requests = 0;
         for node in &self.nodes {
@@ -94,13 +94,13 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Two nodes have each object.
+/// Puts each object to two nodes.
 fn fill(directory: &Directory, keys: &[String], bytes: usize) -> Result<(), Failure> {
     let (mut client, value) = (client(directory, Duration::ZERO)?, vec![0x5a; bytes]);
     let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
     let begun = Instant::now();
     for key in keys {
-        // The first ones may come before nodes have heard of each other.
+        // The first puts may come before the nodes know each other.
         while client.put_replicas(key.as_bytes(), &value, &twice)?.1 < 2 {
             if begun.elapsed() > PATIENCE {
                 return Err(format!("{key} has no second copy after {} s", PATIENCE.as_secs()).into());
@@ -110,9 +110,9 @@ fn fill(directory: &Directory, keys: &[String], bytes: usize) -> Result<(), Fail
     Ok(())
 }
 
-/// How long each get took, in microseconds, of those that were hedged and of those that were not, and how many of the
-/// former asked a second owner. Threads with a client of each kind ask with one and with the other, a few gets each:
-/// so both meet the same neighbours.
+/// Returns the time of each get in microseconds, of hedging clients and of others, and the number of requests that the
+/// former sent to a replica owner. Threads with a client of each kind use both in turn, a few gets each, so that both
+/// meet the same background load.
 fn gets_of(
     directory: &Directory,
     keys: &[String],
@@ -134,7 +134,7 @@ fn gets_of(
                 for get in 0..TURN {
                     let key = &keys[(turn * TURN + get + number * 7) % keys.len()];
                     let begun = Instant::now();
-                    client.get_into(key.as_bytes(), *slice)?.ok_or("an object is gone")?;
+                    client.get_into(key.as_bytes(), *slice)?.ok_or("an object is missing")?;
                     took_us[at].push(begun.elapsed().as_nanos() as f64 / 1e3);
                 }
             }

@@ -1,4 +1,4 @@
-//! What an idle `kvplane dev` costs.
+//! CPU cost of an idle `kvplane dev`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -38,7 +38,7 @@ fn watch(child: &mut std::process::Child) -> Result<f64, Failure> {
     Ok((cpu_s(child.id())? - before_s) / start.elapsed().as_secs_f64())
 }
 
-/// CPU seconds of a process from its threads' schedstat, which counts in nanoseconds.
+/// Returns the CPU seconds of a process from its threads' schedstat, which counts in nanoseconds.
 fn cpu_s(pid: u32) -> Result<f64, Failure> {
     let mut ns = 0.0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {

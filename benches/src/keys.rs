@@ -1,8 +1,7 @@
-//! Ten million keys on one node: what each costs in memory, and whether looking one up takes longer than among a
-//! hundred thousand.
+//! Ten million keys on one node: the memory of each, and the latency of lookups compared with a hundred thousand keys.
 //!
-//! The memory is the process's own, as the kernel counts it (`RssAnon`, which leaves out the shared memory that objects
-//! lie in), before and after the keys came. Lookups ask for keys in an order that no cache can guess: one by one and in
+//! The memory is the process's own, as the kernel counts it (`RssAnon`, which excludes the shared memory of objects),
+//! before and after the keys are put. Lookups access keys in an order that no cache can predict: one by one and in
 //! batches through a client over shared memory, and in the store alone.
 
 use std::time::Instant;
@@ -18,14 +17,14 @@ use crate::rounds::Series;
 
 const FEW: u64 = 100_000;
 const MANY: u64 = 10_000_000;
-/// An object's share of the pool: the least there is.
+/// Size of an object in the pool: the minimum.
 const OBJECT_BYTES: u64 = 256;
-/// What is put, so that its key has room behind it.
+/// Size of a value, which leaves space for its key behind it.
 const VALUE_BYTES: usize = 200;
 const BATCH: usize = 1024;
-/// Keys asked for in one measurement.
+/// Number of keys looked up in one measurement.
 const ASKED: u64 = 200 * BATCH as u64;
-/// Keys asked for one by one.
+/// Number of keys looked up one by one.
 const ASKED_SINGLY: u64 = 20_000;
 
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
@@ -51,7 +50,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rates, and each of the many as a share of that of the few.
+/// Prints the rates, and each with many keys as a fraction of that with few.
 fn show(series: &[Series]) {
     series.iter().for_each(Series::show);
     for pair in series.chunks(2) {
@@ -59,7 +58,7 @@ fn show(series: &[Series]) {
     }
 }
 
-/// The store without a node around it.
+/// Measures the store without a node around it.
 fn store_alone(rounds: usize) -> Result<(), Failure> {
     let (few, many) = (filled(FEW)?, filled(MANY)?);
     let mut series = [
@@ -96,17 +95,17 @@ fn filled(keys: u64) -> Result<Store, Failure> {
     Ok(store)
 }
 
-/// As spread as that of any key.
+/// Returns a digest that is as random as that of any key.
 fn digest(key: u64) -> Digest {
     Digest(u128::from(mix64(key)) << 64 | u128::from(mix64(!key)))
 }
 
-/// One of `keys` keys, in no order.
+/// Returns one of `keys` keys, in random order.
 const fn pick(round: u64, n: u64, keys: u64) -> u64 {
     mix64(round << 40 | n) % keys
 }
 
-/// Thousands of keys found in a second; every one must be there.
+/// Returns thousands of keys found per second; every one must exist.
 fn rate(asked: u64, ask: impl FnOnce() -> Result<u64, Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     let there = ask()?;
@@ -117,7 +116,7 @@ fn rate(asked: u64, ask: impl FnOnce() -> Result<u64, Failure>) -> Result<f64, F
     Ok(asked as f64 / elapsed_s / 1e3)
 }
 
-/// A node that holds keys, and a client of it.
+/// Node that holds keys, and a client of it.
 struct Node {
     client: Client,
     keys: u64,
@@ -127,13 +126,13 @@ struct Node {
 
 impl Node {
     fn with(keys: u64) -> Result<Self, Failure> {
-        // Keys fall to shards by chance: some room, so that none is evicted.
+        // Keys fall to shards at random: a margin keeps any from being evicted.
         let room = keys + keys / 50;
         let bed = Bed::with_objects(room * OBJECT_BYTES, Some(room), "adaptive")?;
         let mut client = Client::connect(&client_config("shm", "adaptive", bed.directory.text())?)?;
         let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("bench-keys", 1 << 20) };
         let memory = client.register(Region::allocate(&options)?);
-        // What the client and the shard need whatever they hold is there before.
+        // A first batch allocates the memory that client and shard need regardless of the keys.
         let warm: Vec<String> = (0..BATCH as u64).map(key).collect();
         client.batch_exists(&warm)?;
         let before_bytes = anonymous_bytes()?;
@@ -176,7 +175,7 @@ fn key(number: u64) -> String {
     format!("key-{number:08}")
 }
 
-/// Memory of this process that is in no file and shared with nobody.
+/// Returns the anonymous private memory of this process.
 fn anonymous_bytes() -> Result<f64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("the kernel tells no RssAnon")?;

@@ -1,4 +1,4 @@
-//! How soon the space and the pins of a killed client come back, while another client goes on.
+//! Time until the memory and the pins of a killed client are released, while another client works.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
 fn kills(bed: &Bed, way: &str, kills: usize, series: &mut Series, caught: &mut u32) -> Result<(), Failure> {
     for round in 0..kills {
         let mut victim = Peer::start(&["victim", way, bed.directory.text()])?;
-        // Later and later into its work, by odd steps.
+        // Each victim is killed later in its work, by odd steps.
         std::thread::sleep(Duration::from_micros(20_000 + round as u64 * 1_370));
         victim.kill();
         let start = Instant::now();
@@ -58,7 +58,7 @@ fn kills(bed: &Bed, way: &str, kills: usize, series: &mut Series, caught: &mut u
     Ok(())
 }
 
-/// Bytes of objects above the bystander's size that are pinned or reserved.
+/// Returns the bytes of objects above the bystander's size that are pinned or reserved.
 fn held_bytes(bed: &Bed) -> Result<u64, Failure> {
     let stores = bed.node.snapshots()?.into_iter().filter_map(|snapshot| snapshot.store);
     let held: u64 = stores.map(|s| s.pinned_bytes + s.reserved_bytes + s.quarantined_bytes).sum();
@@ -80,7 +80,7 @@ fn bystander(way: &str, directory: &str, stop: &AtomicBool, calls: &AtomicU64) -
         memory.region().fill_with(0, SMALL_BYTES, &mut |_, part| part.fill(number as u8 ^ 0x5a));
         client.put_from(key.as_bytes(), slice)?;
         memory.region().fill_with(0, SMALL_BYTES, &mut |_, part| part.fill(0));
-        // It may have been evicted by the victim's flood; what is there must be right.
+        // The object may have been evicted by the victim's puts; if it exists, it must be right.
         if client.get_into(key.as_bytes(), slice)?.is_some() {
             let mut wrong = false;
             memory.region().read_with(0, SMALL_BYTES, &mut |_, part| {

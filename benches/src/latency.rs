@@ -1,4 +1,4 @@
-//! Small messages: TCP against a raw socket ping-pong, shared memory against TCP.
+//! Latency of small messages: TCP against a raw socket ping-pong, shared memory against TCP.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -11,22 +11,22 @@ use crate::peer::{Peer, receive, send};
 use crate::rounds::{Series, median};
 
 const BYTES: usize = 4096;
-/// What a read of 4 KiB sends and gets on our wire: header and item, header and payload.
+/// Bytes of the request and the reply of a read of 4 KiB on kvplane's wire: header and item, header and payload.
 const QUESTION_BYTES: usize = 64 + 32;
 const ANSWER_BYTES: usize = 64 + BYTES;
 const CALLS: usize = 20_000;
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// 4 KiB by TCP against a raw ping-pong of as many bytes, spinning against spinning and parked against parked.
+/// Measures 4 KiB by TCP against a raw ping-pong of the same size, spinning against spinning and parked against parked.
 ///
-/// Left alone, the kernel sometimes puts both ends of a parked ping-pong on one core, where no core has to be woken,
-/// and sometimes not: the figures then differ twentyfold by its choice. So every thread has its place here: on two
-/// cores, as a client and a shard have, and parked ones on one core too.
+/// By itself, the kernel sometimes puts both ends of a parked ping-pong on one core, where no core has to be woken, and
+/// sometimes not: the figures then differ twentyfold by its choice. So every thread is pinned here: on two cores, as a
+/// client and a shard are, and parked ones on one core too.
 pub(crate) fn tcp(rounds: usize) -> Result<(), Failure> {
     println!("tcp-latency: 4 KiB, p50, against a raw socket ping-pong of as many bytes between two processes");
     let cores = cpu::allowed_cores();
     let (Some(&ours), Some(&theirs)) = (cores.first(), cores.last()) else { return Err("no core".into()) };
-    // On a thread of its own, as the place stays with the thread.
+    // A thread of its own, because the affinity stays with the thread.
     std::thread::scope(|scope| {
         let pinned = scope.spawn(move || {
             cpu::pin_current_thread(ours).map_err(|error| error.to_string())?;
@@ -65,7 +65,7 @@ fn compare(rounds: usize, way: &str, pacing: &str, (place, core): (&str, usize),
     Ok(())
 }
 
-/// A get of 4 KiB from the store, by shared memory and by TCP.
+/// Measures a get of 4 KiB from the store, by shared memory and by TCP.
 pub(crate) fn shm(rounds: usize) -> Result<(), Failure> {
     println!("shm-latency: get of 4 KiB from the store, p50, shared memory against TCP, spinning");
     let bed = Bed::start(64 << 20, "spin")?;
@@ -77,7 +77,7 @@ pub(crate) fn shm(rounds: usize) -> Result<(), Failure> {
             let slice = memory.slice(0, BYTES);
             client.put_from(b"small", slice)?;
             series.push(p50_us(CALLS, || {
-                client.get_into(b"small", slice)?.ok_or("the object is gone")?;
+                client.get_into(b"small", slice)?.ok_or("the object is missing")?;
                 Ok(())
             })?);
         }
@@ -136,7 +136,7 @@ struct Ours {
 
 impl Ours {
     fn start(way: &str, pacing: &str, core: usize, directory: &Directory) -> Result<Self, Failure> {
-        // The shard's thread inherits the place of the thread that starts it.
+        // The shard's thread inherits the affinity of the thread that starts it.
         let target = Peer::start(&["on-core", &core.to_string(), "target", way, pacing, directory.text()])?;
         let config = engine_config(way, pacing, directory.text())?;
         let engine = TransferEngine::start(kvplane::TransferEngineConfig { pacing: Pacing::Park, ..config })?;

@@ -1,7 +1,7 @@
-//! Benchmarks whose figures stand in docs/performance.md.
+//! Benchmarks with the figures of docs/performance.md.
 //!
-//! Each compares us with a yardstick in the same run, in turns: ours, theirs, ours, theirs. What counts is the median
-//! of the rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is
+//! Each compares kvplane with a yardstick in the same run, in turns: ours, theirs, ours, theirs. The median of the
+//! rounds' ratios counts; the machines are shared and noisy, so absolute figures are for orientation. Spinning is
 //! compared with spinning, parked with parked.
 
 #![forbid(unsafe_code)]
@@ -41,7 +41,7 @@ const USAGE: &str =
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
-/// What runs when nothing is named: all that needs nothing but this machine.
+/// Benchmarks that run by default: all that need only this machine.
 const ALL: [&str; 18] = [
     "tcp-stream",
     "tcp-latency",
@@ -63,7 +63,7 @@ const ALL: [&str; 18] = [
     "schedule",
 ];
 
-/// What a benchmark says when it cannot go on.
+/// Error of a benchmark that cannot continue.
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {

@@ -1,7 +1,7 @@
-//! A thousand peers on one node: what each costs at rest, on both sides, and whether a slice costs more for it.
+//! A thousand peers of one node: the cost of each at rest, on both sides, and the effect on the cost of a slice.
 //!
 //! The other process is one shard that listens on every loopback address; each address is a peer of its own to the
-//! asking side, with connections of its own. So the peers are real connections, and only their engines are shared.
+//! initiator, with connections of its own. So the peers are real connections, and only their engines are shared.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const SMALL_BYTES: u64 = 4096;
 const SMALL_TIMES: usize = 5_000;
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The other process: one region.
+/// Starts the other process: one region.
 pub(crate) fn owner() -> Result<ShardHandle, Failure> {
     let shard = bed::shard(Pacing::Spin, Listen { tcp: (Ipv4Addr::UNSPECIFIED, 0).into(), shm: None, mooncake: None })?;
     let region = memory()?;
@@ -63,7 +63,7 @@ impl Asker {
         Ok(asker)
     }
 
-    /// The n-th peer: another loopback address of the same shard.
+    /// Returns the n-th peer: another loopback address of the same shard.
     fn peer(&mut self, number: usize) -> PeerId {
         let ip = Ipv4Addr::new(127, 1, (number / 250) as u8, (number % 250 + 1) as u8);
         self.initiator.open_peer(PeerAddress::native(SocketAddr::new(IpAddr::V4(ip), self.port), None))
@@ -85,7 +85,7 @@ impl Asker {
         if status == Status::Ok { Ok(()) } else { Err(status.into()) }
     }
 
-    /// Microseconds of a read from one peer, half of them faster.
+    /// Returns the median time of a read from one peer, in microseconds.
     fn p50_us(&mut self, peer: PeerId) -> Result<f64, Failure> {
         let mut times = Vec::with_capacity(SMALL_TIMES);
         for _ in 0..SMALL_TIMES {
@@ -97,7 +97,7 @@ impl Asker {
     }
 }
 
-/// Memory of a process that is its own alone, in bytes: private pages, shared libraries left out.
+/// Returns the private memory of a process in bytes, without shared libraries.
 fn private_bytes(process: &str) -> Result<u64, Failure> {
     let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
     let kib = |line: &str| line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);

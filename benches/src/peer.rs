@@ -1,4 +1,4 @@
-//! The other process: this program again, in another role.
+//! Peer process: this program again, in another role.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,13 +13,13 @@ use crate::tails;
 
 /// First argument of a process in another role.
 pub(crate) const ROLE: &str = "--role";
-/// Bytes of the segment that a target serves.
+/// Size of the segment that a target serves, in bytes.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 20;
 
-/// A running peer. Dropping it ends it.
+/// Running peer process, ended on drop.
 pub(crate) struct Peer {
     child: Child,
-    /// What it said first: where it listens.
+    /// Its first line: the address that it listens on.
     pub(crate) said: String,
     stdin: Option<ChildStdin>,
 }
@@ -39,7 +39,7 @@ impl Peer {
         Ok(Self { child, said: said.trim().to_owned(), stdin })
     }
 
-    /// Gives it an order.
+    /// Sends it a command.
     pub(crate) fn tell(&mut self, line: &str) -> Result<(), Failure> {
         let stdin = self.stdin.as_mut().ok_or("the peer's input was to be a pipe")?;
         writeln!(stdin, "{line}")?;
@@ -51,7 +51,7 @@ impl Peer {
     }
 
     pub(crate) fn kill(&mut self) {
-        // Harmless when it has ended by itself.
+        // Both calls are harmless if it has ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -63,7 +63,7 @@ impl Drop for Peer {
     }
 }
 
-/// Runs a role until the parent goes.
+/// Runs a role until the parent ends.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
     if let ["on-core", core, ..] = words.as_slice() {
@@ -99,7 +99,7 @@ pub(crate) fn say(line: &str) -> Result<(), Failure> {
     Ok(std::io::stdout().flush()?)
 }
 
-/// The parent's end of our input closes with the parent.
+/// Waits for the end of the input, which closes with the parent.
 fn wait_for_parent() {
     let mut rest = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut rest);
@@ -133,7 +133,7 @@ fn echo(spin: bool, sent: usize, answered: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fills `bytes` from a socket that may be nonblocking: then it spins. False at the end.
+/// Fills `bytes` from a socket, spinning if it is nonblocking. Returns false at the end.
 pub(crate) fn receive(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<bool> {
     let mut at = 0;
     while at < bytes.len() {
@@ -168,7 +168,7 @@ fn victim(way: &str, directory: &str) -> Result<(), Failure> {
     for round in 0u64.. {
         let keys: Vec<String> = (0..count).map(|n| format!("victim-{}-{round}-{n}", std::process::id())).collect();
         let items: Vec<_> = keys.iter().enumerate().map(|(n, key)| (key, memory.slice(n * bytes, bytes))).collect();
-        // The pool is smaller than what is put in time, so outcomes vary; only the traffic matters.
+        // The pool is smaller than the objects put over time, so outcomes vary; only the traffic matters.
         drop(client.batch_put_from(&items)?);
         drop(client.batch_get_into(&items)?);
     }

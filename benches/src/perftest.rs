@@ -1,14 +1,14 @@
-//! One RDMA device against perftest's programs on the same device, in turns: bandwidth of large writes and reads, and
-//! the time of small writes.
+//! Benchmark of one RDMA device against perftest's programs on the same device, in turns: bandwidth of large writes and
+//! reads, and latency of small writes.
 //!
-//! Both run between two processes with a device each. Bandwidth: messages of one length, 128 of them under way, their
-//! sender spinning and their receiver asleep, as `ib_write_bw` and `ib_read_bw` have it.
+//! Both run between two processes with a device each. Bandwidth: messages of one length, 128 of them in flight, with a
+//! spinning sender and a sleeping receiver, as in `ib_write_bw` and `ib_read_bw`.
 //!
-//! Latency: both ends spin on the last word of what the other writes, write back, and spin until the device says that
-//! this write is over, before they look for the next: that is what `ib_write_lat` does, and half of the time there and
-//! back counts for both. Ours is measured by the transfer engine, which any thread may use, and by a session, which is
-//! one thread's own. Beside it stands the time from a write's submission to its completion, which perftest does not
-//! measure: the answer of the other device is in it.
+//! Latency: both ends spin on the last word of the other's write, write back, and spin until the device completes this
+//! write, before they wait for the next: that is the method of `ib_write_lat`, and half of the round trip counts for
+//! both. kvplane is measured by the transfer engine, which any thread may use, and by a session, which one thread owns.
+//! Beside it stands the time from a write's submission to its completion, which perftest does not measure: it includes
+//! the acknowledgement of the other device.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -25,24 +25,24 @@ use crate::bed::{Directory, pacing_of};
 use crate::peer::Peer;
 use crate::rounds::{Series, median};
 
-/// Devices of who asks and of who serves, where none are named.
+/// Devices of initiator and target, if none are named.
 const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
-/// Messages under way.
+/// Number of messages in flight.
 const DEPTH: usize = 128;
-/// Messages of one batch: as many batches are under way as make up the depth.
+/// Number of messages of one batch; as many batches are in flight as make up the depth.
 const BATCH: usize = 32;
-/// Bytes that one round of a bandwidth moves.
+/// Bytes that one round of a bandwidth measurement moves.
 const ROUND_BYTES: usize = 48 << 20;
 /// Memory of either side: a batch of the longest messages, as reads of one batch must not overlap.
 const REGION_BYTES: usize = BATCH << 20;
-/// Writes there and back of one round of a latency.
+/// Number of round trips of one round of a latency measurement.
 const CALLS: usize = 1500;
-/// Where the other side writes, in either memory.
+/// Offset in either memory that the other side writes to.
 const INBOX: usize = 64 << 10;
-/// How long one program may take.
+/// Time limit of one program.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether every device that is named is there.
+/// Checks that all named devices exist.
 fn present(devices: [&str; 2]) -> Result<(), Failure> {
     for device in devices {
         if !std::path::Path::new("/sys/class/infiniband").join(device).exists() {
@@ -55,7 +55,7 @@ fn present(devices: [&str; 2]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is measured.
+/// Part of the benchmark.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     All,
@@ -121,18 +121,18 @@ fn latencies(rounds: usize, devices: [&str; 2]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A program of perftest that ends with this value.
+/// Program of perftest, ended on drop.
 struct Tool(Child);
 
 impl Drop for Tool {
     fn drop(&mut self) {
-        // Harmless when it has ended by itself.
+        // Both calls are harmless if it has ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs a program of perftest between the devices; a column of its figures.
+/// Runs a program of perftest between the devices; returns a column of its figures.
 fn perftest(program: &str, devices: [&str; 2], bytes: usize, count: usize, column: usize) -> Result<f64, Failure> {
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let command = |device: &str| {
@@ -173,7 +173,7 @@ fn wait_until(program: &str, mut over: impl FnMut() -> Result<bool, Failure>) ->
     Ok(())
 }
 
-/// Whether somebody listens on this port. Connecting to it would be taken for a client.
+/// Returns true if a process listens on this port. A connection would be taken for a client.
 fn listens(port: u16) -> Result<bool, Failure> {
     let port = format!(":{port:04X}");
     let mut found = false;
@@ -205,7 +205,7 @@ fn engine(device: &str, pacing: Pacing, directory: &str) -> Result<(TransferEngi
     Ok((engine, region))
 }
 
-/// What writes.
+/// Interface that writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The transfer engine, for any number of threads.
@@ -229,14 +229,14 @@ impl Way {
     }
 }
 
-/// One thread's own way to the other side.
+/// Session of one thread to the other side.
 struct Alone {
     session: Session,
     buffer: Buffer,
     segment: Segment,
 }
 
-/// One side of the ping-pong.
+/// Side of the ping-pong.
 struct Side {
     engine: TransferEngine,
     region: Arc<Region>,
@@ -256,7 +256,7 @@ impl Side {
         }
     }
 
-    /// Opens a session where there is to be one and is none yet.
+    /// Opens a session if one is needed and missing.
     fn prepare(&mut self, way: Way, peer: &str) -> Result<(), Failure> {
         if way == Way::Session && self.alone.is_none() {
             let mut session = self.engine.session()?;
@@ -267,7 +267,7 @@ impl Side {
         Ok(())
     }
 
-    /// Writes a message that ends with this number to where the other side waits for it, and waits until that is over.
+    /// Writes a message that ends with this number to the other side's inbox, and waits for its completion.
     fn send(&mut self, way: Way, bytes: usize, number: u64) -> Result<(), Failure> {
         self.region.copy_in(bytes - 8, &number.to_ne_bytes());
         if let (Way::Session, Some(alone)) = (way, &mut self.alone) {
@@ -282,7 +282,7 @@ impl Side {
         }
     }
 
-    /// Spins until the other side's message with this number is here.
+    /// Spins until the other side's message with this number arrives.
     fn receive(&self, bytes: usize, number: u64) -> Result<(), Failure> {
         let start = Instant::now();
         let mut looks = 0u32;
@@ -290,15 +290,15 @@ impl Side {
             std::hint::spin_loop();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 16) && start.elapsed() > PATIENCE {
-                return Err(format!("message {number} did not come").into());
+                return Err(format!("message {number} did not arrive").into());
             }
         }
         Ok(())
     }
 }
 
-/// The other process: serves memory, and for each line `PEER ADDRESS WAY BYTES FIRST COUNT` writes back so many
-/// messages.
+/// Runs the other process: serves memory, and for each line `PEER ADDRESS WAY BYTES FIRST COUNT` writes this number of
+/// messages back.
 pub(crate) fn serve(device: &str, pacing: &str, directory: &str) -> Result<(), Failure> {
     let (engine, region) = engine(device, pacing_of(pacing)?, directory)?;
     crate::peer::say(&format!("{} {}", engine.name(), region.address()))?;
@@ -307,9 +307,9 @@ pub(crate) fn serve(device: &str, pacing: &str, directory: &str) -> Result<(), F
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
         let [peer, there, way, bytes, first, count] = words[..] else {
-            return Err(format!("{line:?} is no order").into());
+            return Err(format!("{line:?} is not a command").into());
         };
-        let way = Way::of(way).ok_or("there is no such way")?;
+        let way = Way::of(way).ok_or("unknown way")?;
         (side.peer, side.there) = (side.engine.open_segment(peer)?, there.parse()?);
         side.prepare(way, peer)?;
         let (bytes, first, count): (usize, u64, u64) = (bytes.parse()?, first.parse()?, count.parse()?);
@@ -321,7 +321,7 @@ pub(crate) fn serve(device: &str, pacing: &str, directory: &str) -> Result<(), F
     Ok(())
 }
 
-/// Both sides of ours.
+/// Both sides of kvplane.
 struct Bed {
     side: Side,
     number: u64,
@@ -330,7 +330,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// The side that asks spins; the other waits as it is told.
+    /// Starts both sides: the initiator spins, the other waits as requested.
     fn start(devices: [&str; 2], pacing: &str) -> Result<Self, Failure> {
         let directory = Directory::new()?;
         let other = Peer::start(&["perftest", devices[1], pacing, directory.text()])?;
@@ -341,7 +341,7 @@ impl Bed {
         Ok(Self { side, number: 0, other, _directory: directory })
     }
 
-    /// Moves a round's bytes in messages of this length, in MiB per second.
+    /// Returns the bandwidth of a round in messages of this length, in MiB per second.
     fn bandwidth(&self, opcode: Opcode, bytes: usize) -> Result<f64, Failure> {
         let places = REGION_BYTES / bytes;
         let request = |number: usize| {
@@ -367,7 +367,7 @@ impl Bed {
         Ok((messages.len() * bytes) as f64 / f64::from(1 << 20) / start.elapsed().as_secs_f64())
     }
 
-    /// Median microseconds of half a message there and back, and of one message to its completion.
+    /// Returns the median of half a round trip, and of one message to its completion, in microseconds.
     fn ping(&mut self, way: Way, bytes: usize) -> Result<(f64, f64), Failure> {
         let warm_up = CALLS / 10;
         let (first, count) = (self.number + 1, CALLS + warm_up);

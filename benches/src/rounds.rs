@@ -1,6 +1,6 @@
-//! Paired rounds and what is said of them.
+//! Paired rounds and their summary.
 
-/// The figures of one quantity, a value for each round.
+/// Figures of one quantity, a value for each round.
 pub(crate) struct Series {
     name: String,
     unit: &'static str,
@@ -21,7 +21,7 @@ impl Series {
         println!("  {:44} {median:9.3} {}  ({least:.3} .. {most:.3})", self.name, self.unit);
     }
 
-    /// Ratios of this to another, round by round.
+    /// Prints the ratios of this series to another, round by round.
     pub(crate) fn show_ratio(&self, other: &Self, wanted: &str) {
         let ratios: Vec<f64> = self.values.iter().zip(&other.values).map(|(ours, theirs)| ours / theirs).collect();
         let (least, median, most) = spread(&ratios);
@@ -32,7 +32,7 @@ impl Series {
     }
 }
 
-/// Least, median and most.
+/// Returns minimum, median and maximum.
 pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -40,7 +40,7 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     (least, sorted[sorted.len() / 2], most)
 }
 
-/// The value below which half of them lie.
+/// Returns the median.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

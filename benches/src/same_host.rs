@@ -1,5 +1,5 @@
-//! Segments of another process on this host: through a mapping and by the kernel's copies (cma), against memcpy of a
-//! cold working set by one thread; and the time of 4 KiB alone, by one thread that spins.
+//! Segments of another process on this host: through a mapping and by the kernel's copies (CMA), against memcpy of a
+//! cold working set by one thread; and the latency of 4 KiB alone, by one spinning thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::bed::{self, Directory};
 use crate::peer::Peer;
 use crate::rounds::{Series, median};
 
-/// Of each region: far larger than what a core's caches hold.
+/// Size of each region, in bytes: far larger than a core's caches.
 const BYTES: usize = 512 << 20;
-/// Lengths of one request, with how many go in one batch.
+/// Lengths of one request, with the number of requests of one batch.
 const BLOCKS: [(usize, usize); 3] = [(1 << 20, 8), (64 << 10, 128), (4 << 10, 128)];
 const SMALL_BYTES: u64 = 4096;
 const SMALL_TIMES: usize = 50_000;
@@ -30,7 +30,7 @@ fn region(shared: bool) -> Result<Arc<Region>, Failure> {
     Ok(Region::allocate(&options)?)
 }
 
-/// The other process: two regions, one that can be mapped and one that cannot.
+/// Runs the other process: two regions, one that can be mapped and one that cannot.
 pub(crate) fn owner(directory: &str) -> Result<ShardHandle, Failure> {
     let shm = std::path::Path::new(directory).join("same-host.sock");
     let listen = Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm), mooncake: None };
@@ -53,7 +53,7 @@ struct Asker {
     initiator: Initiator,
     peer: PeerId,
     buffer: u32,
-    /// The region that can be mapped, and the one that cannot.
+    /// Region that can be mapped, and one that cannot.
     segments: [SegmentId; 2],
 }
 
@@ -93,7 +93,7 @@ impl Asker {
         failed.map_or(Ok(()), |status| Err(status.into()))
     }
 
-    /// GB/s of one pass over everything.
+    /// Returns the GB/s of one pass over everything.
     fn pass(&mut self, mapped: bool, write: bool, block: usize, batch: usize) -> Result<f64, Failure> {
         let start = Instant::now();
         for first in (0..BYTES).step_by(block * batch) {
@@ -104,7 +104,7 @@ impl Asker {
         Ok(BYTES as f64 / 1e9 / start.elapsed().as_secs_f64())
     }
 
-    /// Microseconds of one small request alone, half of them faster.
+    /// Returns the median time of one small request alone, in microseconds.
     fn small(&mut self, mapped: bool, write: bool) -> Result<f64, Failure> {
         let mut times = Vec::with_capacity(SMALL_TIMES);
         for _ in 0..SMALL_TIMES {
@@ -132,7 +132,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         println!(" {batch} x {} KiB at a time", block >> 10);
         let mut memcpy = Series::new("memcpy", "GB/s");
         let mut series: Vec<Series> = ways.iter().map(|&way| Series::new(name(way), "GB/s")).collect();
-        // The first pass maps and touches everything.
+        // The first pass maps and touches all pages.
         for &(mapped, write) in &ways {
             asker.pass(mapped, write, block, batch)?;
         }

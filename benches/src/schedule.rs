@@ -1,12 +1,13 @@
-//! Asking the Conductor over QUIC on loopback: how long an answer takes at a given number of requests a second.
+//! Conductor over QUIC on loopback: latency of placements at a given rate of requests.
 //!
-//! The control plane, Conductor included, is one thread; the asking side is another, which sends when a request is due
-//! and does not wait for answers before it. Each request is booked behind others and released as soon as it is
-//! answered, so the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24
-//! blocks of 512 tokens, and half of each is known of some instance.
+//! The control plane, Conductor included, is one thread; the client is another, which sends a request when it is due,
+//! without waiting for earlier replies. Each request is booked behind others and released as soon as it is answered, so
+//! the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24 blocks of 512
+//! tokens, and half of each is in the prefix index.
 //!
-//! Each side has a core of its own. What the kernel says of both is printed too, for a control plane that is kept off
-//! its core for three milliseconds has thirty requests behind it, and its p99 is that of the machine's other programs.
+//! Each side has a core of its own. The kernel's scheduling statistics of both are printed too, because a control plane
+//! that is kept off its core for three milliseconds has thirty requests queued, and its p99 is then that of the
+//! machine's other programs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,16 +25,16 @@ use kvplane_sys::cpu;
 
 use crate::Failure;
 
-/// The thread of the control plane.
+/// Name of the control plane's thread.
 const SERVER: &str = "kvplane-control";
-/// Requests a second.
+/// Requests per second.
 const RATE: u64 = 10_000;
 const SECONDS: u64 = 3;
 const PREFILLS: u64 = 8;
 const DECODES: u64 = 8;
 const BLOCKS: u64 = 24;
 const BLOCK_TOKENS: u32 = 512;
-/// Prompts whose beginnings instances have.
+/// Number of prompts whose prefixes instances have.
 const KNOWN: u64 = 10_000;
 
 fn context() -> PromptContext {
@@ -41,7 +42,7 @@ fn context() -> PromptContext {
 }
 
 fn prompt(seed: u64) -> Vec<u64> {
-    // The second half is each request's own.
+    // The second half is unique to each request.
     let known = (0..BLOCKS / 2).map(|at| mix64((seed % KNOWN) << 8 | at));
     known.chain((BLOCKS / 2..BLOCKS).map(|at| mix64(seed << 40 | at))).collect()
 }
@@ -59,7 +60,7 @@ fn ask(seed: u64) -> Schedule {
     }
 }
 
-/// Asks in turns at [`RATE`].
+/// Sends requests in turns at [`RATE`].
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     println!(
         "schedule: Schedule over QUIC on loopback, {RATE} requests a second for {SECONDS} s, {PREFILLS} instances"
@@ -67,7 +68,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     let mut config = ControlConfig::new("bench");
     config.conductor = Some(ConductorConfig::default());
     config.limits = Limits { calls_per_connection: 4_096, ..config.limits };
-    // The asking side never sleeps: on one core with it, the other would wait for it.
+    // The client never sleeps: on the same core, the control plane would wait for it.
     let cores = cpu::allowed_cores();
     let (Some(&ours), Some(&theirs)) = (cores.first(), cores.last()) else { return Err("no core".into()) };
     cpu::pin_current_thread(theirs)?;
@@ -114,7 +115,7 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the kernel says of a thread, where it counts: time on a core, and time that it could have run and did not.
+/// Scheduling statistics of a thread, if the kernel counts them: time on a core, and time waiting for a core.
 #[derive(Clone, Copy, Default)]
 struct ThreadTimes {
     on_core_ns: u64,
@@ -122,12 +123,12 @@ struct ThreadTimes {
 }
 
 impl ThreadTimes {
-    /// Of the calling thread.
+    /// Reads those of the calling thread.
     fn here() -> Self {
         Self::read(Path::new("/proc/thread-self")).unwrap_or_default()
     }
 
-    /// Of the control plane's.
+    /// Reads those of the control plane's thread.
     fn server() -> Self {
         let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
         let named = |thread: &std::fs::DirEntry| {
@@ -149,7 +150,7 @@ impl ThreadTimes {
     }
 }
 
-/// Datagrams that this machine's sockets had no room for.
+/// Returns the datagrams that this machine's sockets dropped for lack of buffer space.
 fn dropped() -> u64 {
     let text = std::fs::read_to_string("/proc/net/snmp").unwrap_or_default();
     let mut lines = text.lines().filter(|line| line.starts_with("Udp:")).map(|line| line.split_whitespace());
@@ -168,7 +169,7 @@ async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
     for at in 0..count {
         let due = start + Duration::from_nanos(at * 1_000_000_000 / RATE);
         while Instant::now() < due {
-            // Answers are taken meanwhile.
+            // Replies are read meanwhile.
             tokio::task::yield_now().await;
         }
         late_ns.push(due.elapsed().as_nanos() as u64);

@@ -9,7 +9,7 @@ use crate::bed::{Bed, client_config};
 use crate::rounds::Series;
 
 const BLOCK_BYTES: usize = 1 << 20;
-/// The working set: far larger than what a core's caches hold.
+/// Number of blocks of the working set: far larger than a core's caches.
 const BLOCKS: usize = 512;
 const BATCH: usize = 8;
 
@@ -57,7 +57,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// GB/s of one pass over the working set.
+/// Returns the GB/s of one pass over the working set.
 fn rate(pass: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     pass()?;
@@ -78,7 +78,7 @@ fn get(client: &mut Client, memory: &Buffer, keys: &[String]) -> Result<(), Fail
     for (at, part) in keys.chunks(BATCH).enumerate() {
         let items: Vec<_> = part.iter().enumerate().map(|(n, key)| (key, slice(memory, at * BATCH + n))).collect();
         for outcome in client.batch_get_into(&items)? {
-            outcome?.ok_or("an object is gone")?;
+            outcome?.ok_or("an object is missing")?;
         }
     }
     Ok(())

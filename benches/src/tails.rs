@@ -1,4 +1,4 @@
-//! The slowest gets beside the usual ones: alone, while evictions run at full speed, while a node joins and leaves.
+//! Tail latency of gets: alone, during evictions at full speed, and while a node joins and leaves.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::bed::{Bed, another_node, client_config};
 use crate::peer::{Peer, say};
 use crate::rounds::spread;
 
-/// First word of the role that puts for ever.
+/// First word of the role that puts without end.
 pub(crate) const ROLE_CHURN: &str = "churn";
 const BYTES: usize = 4096;
 const HOT: usize = 1_000;
@@ -21,7 +21,7 @@ const CHURNED_BYTES: usize = 64 << 10;
 const CHURNED: usize = 16;
 const STAY: Duration = Duration::from_millis(300);
 
-/// What goes on meanwhile.
+/// Background activity.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
@@ -66,7 +66,7 @@ fn round(bed: &Bed, way: &str, meanwhile: Meanwhile) -> Result<Round, Failure> {
     let memory = client.register(Region::allocate(&RegionOptions::new("tails", BYTES))?);
     let slice = memory.slice(0, BYTES);
     let keys: Vec<String> = (0..HOT).map(|n| format!("hot-{n}")).collect();
-    // It says when each of its puts evicts.
+    // It reports when each of its puts evicts.
     let churn = match meanwhile {
         Meanwhile::Evictions => Some(Peer::start(&[ROLE_CHURN, way, bed.directory.text()])?),
         _ => None,
@@ -103,13 +103,13 @@ fn round(bed: &Bed, way: &str, meanwhile: Meanwhile) -> Result<Round, Failure> {
     Ok(Round { p50_us: at(0.5), p999_us: at(0.999), notes })
 }
 
-/// Objects that the node evicted until now.
+/// Returns the number of objects that the node has evicted.
 fn counted(bed: &Bed) -> Result<u64, Failure> {
     let stores = bed.node.snapshots()?.into_iter().filter_map(|shard| shard.store);
     Ok(stores.map(|store| store.evictions).sum())
 }
 
-/// Another node of the cluster comes and goes until it is told to stop.
+/// Lets another node join and leave the cluster until `stop`.
 fn join_and_leave(directory: &Path, stop: &AtomicBool) -> Result<u32, Failure> {
     let mut joins = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -135,7 +135,7 @@ pub(crate) fn churn(way: &str, directory: &str) -> Result<(), Failure> {
             outcome?;
         }
         batches += 1;
-        // From when on the pool is full and each put evicts.
+        // The pool is full from here on, and each put evicts.
         if batches == 2 * POOL_BYTES / (CHURNED * CHURNED_BYTES) as u64 {
             say("full")?;
         }

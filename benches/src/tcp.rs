@@ -12,7 +12,7 @@ use crate::peer::Peer;
 use crate::rounds::Series;
 
 const BLOCK_BYTES: usize = 1 << 20;
-/// Blocks in flight.
+/// Number of blocks in flight.
 const BATCH: usize = 8;
 const ROUND: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A target in another process and a session to it.
+/// Target in another process and a session to it.
 struct Ours {
     session: Session,
     segment: Segment,
@@ -64,9 +64,9 @@ struct Ours {
 
 impl Ours {
     fn start(way: &str, directory: &Directory) -> Result<Self, Failure> {
-        // Two targets are there in turns: one that spins while the other is measured would take its core.
+        // The two targets exist in turns: one that spins while the other is measured would take its core.
         let target = Peer::start(&["target", way, "adaptive", directory.text()])?;
-        // Our own serving thread has nothing to do here and would only spin.
+        // The local serving thread has nothing to do here and would only spin.
         let engine = TransferEngine::start(engine_config(way, "park", directory.text())?)?;
         let mut session = engine.session_with(kvplane::Pacing::Spin)?;
         let segment = session.open_segment(&target.said, DEADLINE)?;
@@ -100,7 +100,7 @@ impl Ours {
     }
 }
 
-/// An iperf3 server.
+/// Server of iperf3.
 struct Iperf {
     server: Child,
     port: u16,
@@ -124,7 +124,7 @@ impl Iperf {
         }
     }
 
-    /// Received GB/s of one stream.
+    /// Returns the received GB/s of one stream.
     fn measure(&self, write_bytes: &str) -> Result<f64, Failure> {
         let seconds = ROUND.as_secs().to_string();
         let port = self.port.to_string();

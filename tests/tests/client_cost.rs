@@ -1,4 +1,4 @@
-//! What a small request costs in the client alone: printed, not asserted, because it depends on the machine.
+//! Cost of a small request in the client alone: printed, not asserted, because it depends on the machine.
 //!
 //! `cargo test --release -p kvplane-tests --test client_cost -- --nocapture` prints it.
 
@@ -20,7 +20,7 @@ fn answer(client: &mut Client, lane: LaneId, request: RequestId, bytes: u64, now
     }
 }
 
-/// Serves what the client puts out at once.
+/// Answers the client's outputs at once.
 fn serve(client: &mut Client, asked: &mut Vec<(LaneId, RequestId, u64)>, now_ns: u64) {
     while let Some(output) = client.poll_output() {
         match output {

@@ -1,4 +1,4 @@
-//! A scheduler's line to the Conductor: booked while it is there, by the last table while it is not.
+//! Tests of a scheduler's connection to the Conductor: placement by the Conductor, and by the last table without it.
 
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ fn without_the_conductor_requests_go_by_the_last_table() {
     let decision = scheduler.schedule(request("2"), PATIENCE).expect("decided here");
     let Decision::Local { prefill, decode } = &decision else { panic!("nobody to ask: {decision:?}") };
     assert!(["a", "b"].contains(&prefill.as_str()) && decode.is_some());
-    // What is under way counts, so that the second of two that begin alike goes elsewhere.
+    // Requests in flight count, so that the second of two with the same prefix is placed elsewhere.
     let other = scheduler.schedule(Schedule { barred: vec![], ..request("3") }, PATIENCE).expect("decided here");
     let Decision::Local { prefill: elsewhere, .. } = &other else { panic!("nobody to ask: {other:?}") };
     scheduler.ended(&decision);
@@ -86,7 +86,7 @@ fn without_the_conductor_requests_go_by_the_last_table() {
 }
 
 #[test]
-fn who_waits_is_told_and_who_waits_too_long_is_refused() {
+fn queued_requests_are_placed_and_late_ones_are_rejected() {
     let handle = start();
     let engine = ControlLink::to(&control(&handle, Role::Client), Role::Client).expect("a line");
     engine.call(register("a")).expect("room");
@@ -104,7 +104,8 @@ fn who_waits_is_told_and_who_waits_too_long_is_refused() {
     });
 }
 
-/// What connectors put into the store counts for schedulers, whether it was put before or after the model came.
+/// Blocks that connectors put into the store are known to schedulers, whether they were put before or after the model
+/// registered.
 #[test]
 fn blocks_in_the_store_are_known() {
     let bed = Bed::start(1, 16 << 20);
@@ -139,12 +140,12 @@ fn blocks_in_the_store_are_known() {
     until(2);
 }
 
-/// What many requests fetch from one node is copied to a second one, without anybody asking for it.
+/// A prefix that many requests fetch from one node is replicated to a second one automatically.
 #[test]
-fn a_prefix_that_many_fetch_from_the_store_is_copied() {
+fn a_hot_prefix_is_replicated() {
     let bed = Bed::start_with(2, 16 << 20, |config| {
         config.cluster.replicas = 2;
-        // A block of 1 MiB takes a sixth of a second.
+        // The transfer of a block of 1 MiB takes a sixth of a second.
         config.conductor.iter_mut().for_each(|conductor| conductor.scheduler.nic_bytes_s = 6 << 20);
     });
     let mut client = Client::connect(&bed.client_config(false)).expect("a client");
@@ -180,7 +181,7 @@ fn a_prefix_that_many_fetch_from_the_store_is_copied() {
         assert!(Instant::now() < end, "no copy was made: {shown:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // It is the store's own task that did it.
+    // The replication was done by a task of the store.
     let tasks = router.call(ListTasks { tenant: None, id: None, after: 0 }).expect("a control plane").tasks;
     assert_eq!((tasks.len(), tasks[0].state, tasks[0].copied), (1, TaskState::Succeeded, 1), "{tasks:?}");
 }

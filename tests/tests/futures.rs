@@ -1,5 +1,5 @@
-//! What the client for futures does in several trips: lists, sessions, objects in pieces and in stripes, beside batches
-//! of others that are under way.
+//! Tests of the async client's operations of several round trips: lists, sessions, objects in ranges and in stripes,
+//! beside in-flight batches of other futures.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn striped_objects_are_put_got_and_removed_as_any_others() {
             let got = client.batch_get_into(&into).await.expect("a batch");
             assert!(matches!(&got[1], Ok(Some(got)) if got.bytes == long.len() as u64), "{got:?}");
             assert!(read(&memory, 8 * MIB, long.len()) == long && read(&memory, 0, 1000) == short);
-            // A range over the border of two stripes, beside one of an object in one piece.
+            // A range across the border of two stripes, beside one of an object without stripes.
             let ranges = [
                 ObjectRange { key: b"long", offset: MIB as u64 - 50, into: memory.slice(0, 100) },
                 ObjectRange { key: b"short", offset: 10, into: memory.slice(200, 20) },
@@ -68,14 +68,14 @@ fn striped_objects_are_put_got_and_removed_as_any_others() {
 }
 
 #[test]
-fn lists_pieces_and_sessions_go_beside_batches_that_are_under_way() {
+fn lists_ranges_and_sessions_run_beside_batches_in_flight() {
     let bed = Bed::start(2, 32 * MIB as u64);
     for shared in [true, false] {
         let (client, memory) = client(&bed, shared);
         memory.region().copy_in(0, &value(9, 100_000));
         let whole = value(9, 100_000);
         wait(async {
-            // Others ask all the while, and each gets its own answer.
+            // Other futures send requests all the time, and each gets its own reply.
             let others: Vec<_> = (0..64)
                 .map(|n: usize| {
                     let (client, memory) = (client.clone(), memory.clone());

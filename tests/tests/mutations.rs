@@ -1,9 +1,9 @@
-//! Do the checkers bite? Each test puts one bug into a host of the world and wants a checker to find it within a few
-//! seeds, for the right reason. The pure code is untouched.
+//! Tests of the checkers: each test puts one bug into a host of the World and requires a checker to find it within a
+//! few seeds, for the right reason. The pure code is untouched.
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, run};
 
-/// Seeds that are tried; most bugs show in the first few.
+/// Number of seeds to try; most bugs show in the first few.
 const SEEDS: u64 = 400;
 
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.
@@ -82,7 +82,7 @@ fn a_map_that_is_published_before_it_is_durable() {
 }
 
 #[test]
-fn a_timer_that_nobody_calls() {
+fn a_timer_that_is_never_called() {
     caught(Mischief::ForgetTimer, &[Rule::Deadline, Rule::Liveness]);
 }
 
@@ -92,35 +92,35 @@ fn a_batch_that_completes_twice() {
 }
 
 #[test]
-fn a_fence_that_is_answered_and_not_heeded() {
+fn a_fence_that_is_acknowledged_and_ignored() {
     caught(Mischief::SwallowFence, &[Rule::Bytes]);
 }
 
 #[test]
-fn a_connection_that_goes_on_after_a_fence() {
+fn a_connection_that_receives_after_a_fence() {
     caught(Mischief::GoOnAfterFence, &[Rule::Bytes]);
 }
 
 #[test]
-fn a_put_that_replaces_without_being_asked() {
+fn a_put_that_replaces_without_the_option() {
     caught(Mischief::ReplaceAlways, &[Rule::Commit]);
 }
 
 #[test]
-fn a_put_that_is_taken_where_its_slot_has_left() {
+fn a_put_that_is_accepted_after_its_slot_migrated() {
     caught(Mischief::KeepSlots, &[Rule::Commit]);
 }
 
-/// Not a host's bug at one instant but a rule that hosts owe: a shard that missed a map must not keep what it has.
+/// The bug is not a single wrong action but a duty of hosts: a shard that missed a map must not keep its objects.
 #[test]
 fn an_epoch_that_the_host_skips_is_noticed_by_the_shard() {
-    // Found by the seeds 4 and later before `Service::set_owned` looked for gaps: a slot left and came back unseen.
+    // Seeds from 4 on found this before `Service::set_owned` looked for gaps: a slot migrated away and back unseen.
     for seed in 0..30 {
         run(Scenario::with_mischief(seed, Mischief::SkipEpochs)).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
-/// The same scenario without the bug.
+/// Runs the same scenario without the bug.
 #[test]
 fn missed_epochs_do_no_harm_where_they_are_noticed() {
     for seed in 0..20 {

@@ -1,5 +1,5 @@
-//! Objects from and into many pieces of memory, and object sessions: over shared memory and over the network, against a
-//! real node.
+//! Tests of objects from and into many pieces of memory, and of object sessions: over shared memory and over the
+//! network, with a real node.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn read(buffer: &Buffer, offset: usize, bytes: usize) -> Vec<u8> {
     found
 }
 
-/// Bytes in the memory of the only node's store that are not free.
+/// Returns the bytes in the memory of the only node's store that are not free.
 fn in_use(bed: &Bed) -> (u64, u64) {
     let store = bed.nodes[0].snapshots().expect("a living node")[0].store.expect("a store");
     (store.reserved_bytes + store.quarantined_bytes, store.objects)
@@ -55,7 +55,7 @@ fn an_object_is_put_from_and_read_into_many_pieces() {
         }
         assert_eq!(client.get(keys[0].as_bytes()).expect("a get").as_deref(), Some(&whole[..]), "over {shared}");
 
-        // Into pieces that are cut elsewhere, and of which the last is longer than what is left.
+        // The destination pieces have other borders, and the last is longer than the rest of the object.
         let cuts = [1, 5000, 100_000, whole.len()];
         let mut at = 0;
         let targets: Vec<Slice> = cuts
@@ -116,7 +116,7 @@ fn layers_are_written_and_read_as_they_come() {
         from.region().copy_in(0, &whole);
         assert_eq!(outcome(&mut reader, &key, 0, into.slice(0, 10)), RangeOutcome::Missing);
         let session = begin(&mut writer, &key, LAYERS * LAYER, &PutOptions::default(), IDLE);
-        // In no order: layers of even numbers first.
+        // The order of layers is mixed: even numbers first.
         for (nth, layer) in (0..LAYERS).step_by(2).chain((1..LAYERS).step_by(2)).enumerate() {
             let (at, next) = (layer * LAYER, (layer + 1) % LAYERS * LAYER);
             assert_eq!(outcome(&mut reader, &key, at, into.slice(at, LAYER)), RangeOutcome::Pending, "layer {layer}");
@@ -150,7 +150,7 @@ fn layers_are_written_and_read_as_they_come() {
         let stale = reader.read_session(&mut session, &[range(9)]).expect_err("it was replaced");
         assert_eq!(stale.status(), Some(Status::Stale));
 
-        // It is replaced before the first range by a longer one, of which the session knows no length.
+        // The object is replaced before the first range by a longer one, whose length the session does not know.
         let mut session = reader.get_session(key.as_bytes()).expect("an answer").expect("the object");
         writer.upsert(key.as_bytes(), &value(5, LAYERS * LAYER + 1)).expect("a longer version");
         for _ in 0..2 {
@@ -192,7 +192,7 @@ fn bad_ranges_of_sessions_are_refused_and_nothing_is_left() {
         client.put(b"there", b"value").expect("a put");
         let there = client.put_session(b"there", 10, &PutOptions::default(), IDLE).expect("an answer");
         assert!(matches!(there, BeginOutcome::Exists));
-        // One that replaces: what was there stays until the commit.
+        // A replacing put: the former object stays until the commit.
         let replace = PutOptions { replace: true, ..PutOptions::default() };
         let session = begin(&mut client, "there", 100, &replace, IDLE);
         let all = Fill { session: &session, offset: 0, from: ours.slice(0, 100) };
@@ -216,7 +216,7 @@ fn a_session_whose_writer_is_gone_or_idle_is_given_up() {
         let fill = Fill { session: &left, offset: 0, from: buffer.slice(0, 4096) };
         writer.fill(&[fill]).expect("a batch").pop().expect("one").expect("a fill");
         assert!(in_use(&bed).0 >= 1 << 20);
-        // What is written while it is given up goes nowhere: one of these fills comes too late.
+        // Writes to an aborted session have no effect: one of these fills comes too late.
         let mut offset = 4096;
         let late = loop {
             std::thread::sleep(Duration::from_millis(if offset > 20_000 { 400 } else { 20 }));
@@ -230,7 +230,7 @@ fn a_session_whose_writer_is_gone_or_idle_is_given_up() {
         assert_eq!(late.status(), Some(Status::Stale), "{late}");
         assert_eq!(in_use(&bed), (0, 0));
         assert_eq!(writer.commit_session(&left).expect_err("it is over").status(), Some(Status::Stale));
-        // A writer that is gone altogether.
+        // A writer that has disconnected.
         let session = begin(&mut writer, "gone", 1 << 20, &PutOptions::default(), idle);
         assert!(in_use(&bed).0 >= 1 << 20);
         let _ = session;
@@ -253,7 +253,7 @@ fn large_objects_lie_in_stripes_and_behave_as_others() {
     for shared in [true, false] {
         let config = ClientConfig { stripe_bytes: 1 << 20, ..bed.client_config(shared) };
         let mut client = Client::connect(&config).expect("a client");
-        // Another one stripes later than that, and reads what the first has put all the same.
+        // Another client stripes only above a larger size, and reads the first client's objects all the same.
         let mut other = Client::connect(&bed.client_config(shared)).expect("a client");
         let (from, into) = (memory(&mut client, 8 << 20), memory(&mut client, 8 << 20));
         let bytes = (7 << 20) + 12_345;
@@ -287,28 +287,28 @@ fn large_objects_lie_in_stripes_and_behave_as_others() {
         }
         let listed: Vec<(&[u8], u64)> = keys.iter().map(|key| (&key.key[..], key.bytes)).collect();
         assert_eq!(listed, [(&b"large"[..], bytes as u64)], "one object, not its stripes");
-        // Replaced by another large one, and that by a small one.
+        // The object is replaced by another large one, and that by a small one.
         let options = PutOptions { replace: true, ..PutOptions::default() };
         let shorter = 3 << 20;
         assert!(matches!(client.put_from_with(b"large", from.slice(4096, shorter), &options), Ok(Put::Stored(_))));
         assert!(other.get(b"large").expect("a get").as_deref() == Some(&whole[4096..4096 + shorter]));
-        // From the client's own memory too, where the former head must not get into the way.
+        // The same from the client's own memory, where the former stripe head must not interfere.
         let again = value(12, 5 << 20);
         assert!(matches!(client.put_with(b"large", &again, &options), Ok(Put::Stored(_))));
         assert!(other.get(b"large").expect("a get").as_deref() == Some(&again[..]));
         assert!(client.remove(b"large").expect("an answer"));
         assert!(!client.remove(b"large").expect("an answer") && !client.exists(b"large").expect("an answer"));
         assert_eq!(objects(&bed), 0, "stripes go with their object");
-        // Of what does not fit, nothing stays.
+        // A put that does not fit leaves nothing behind.
         let error = client.put(b"huge", &vec![7; 60 << 20]).expect_err("more than both nodes");
         assert_eq!(error.status(), Some(Status::TooLarge), "{error}");
         assert_eq!(objects(&bed), 0, "nor of what was refused");
     }
 }
 
-/// What is left of a large object that lost stripes with a node is a miss, and in nobody's way.
+/// A large object that lost stripes with a node is a miss, and its remains block no new put.
 #[test]
-fn what_lost_its_stripes_is_put_anew() {
+fn an_object_that_lost_stripes_can_be_put_again() {
     const LENGTH: usize = (2 << 20) + 77;
     for shared in [true, false] {
         let mut bed = Bed::start(2, 24 << 20);
@@ -331,7 +331,7 @@ fn what_lost_its_stripes_is_put_anew() {
                 continue;
             }
             assert!(!there[n], "{key} exists for nobody who cannot get it");
-            // The get removes the head, where that is left, and the stripes that it names.
+            // The get removes the stripe head, if it is left, and the stripes that it names.
             let removed = objects(&bed) < before;
             headed += u32::from(removed);
             headless += u64::from(!removed);
@@ -353,14 +353,14 @@ fn what_lost_its_stripes_is_put_anew() {
     }
 }
 
-/// Objects on all nodes.
+/// Returns the number of objects on all nodes.
 fn objects(bed: &Bed) -> u64 {
     let stores = bed.nodes.iter().map(|node| node.snapshots().expect("a living node")[0].store.expect("a store"));
     stores.map(|store| store.objects).sum()
 }
 
 #[test]
-fn thousands_of_questions_are_one_request() {
+fn thousands_of_lookups_are_one_request() {
     let bed = Bed::start(1, 16 << 20);
     for shared in [true, false] {
         let mut client = Client::connect(&bed.client_config(shared)).expect("a client");
@@ -373,7 +373,7 @@ fn thousands_of_questions_are_one_request() {
         let there = client.batch_exists(&keys).expect("answers");
         assert!(there.iter().enumerate().all(|(n, there)| *there == (n % 1000 == 0)));
         let frames = asked(&bed) - before;
-        // Over a network, one on each lane.
+        // Over a network there is one request on each lane.
         assert!(frames <= if shared { 1 } else { 2 }, "{frames} requests");
         let sizes = client.batch_size(&keys).expect("answers");
         assert_eq!(sizes.iter().flatten().count(), 33);
@@ -383,7 +383,7 @@ fn thousands_of_questions_are_one_request() {
 }
 
 #[test]
-fn many_questions_have_answers_also_when_an_owner_is_gone_and_another_has_come() {
+fn lookups_are_answered_after_an_owner_left_and_another_joined() {
     for shared in [true, false] {
         let mut bed = Bed::start(2, 16 << 20);
         let mut client = Client::connect(&bed.client_config(shared)).expect("a client");
@@ -393,7 +393,7 @@ fn many_questions_have_answers_also_when_an_owner_is_gone_and_another_has_come()
         }
         let kept: Vec<bool> = client.batch_exists(&keys).expect("answers");
         assert!(kept.iter().enumerate().all(|(n, there)| *there == (n % 2 == 0)));
-        // Its connections end, and the map that the client has still names it.
+        // The node's connections end, but the client's map still names it.
         let gone = bed.nodes.remove(0);
         let owners = client.owners(&keys).expect("a map");
         let left = bed.nodes[0].snapshots().expect("a living node")[0].store.expect("a store").objects;
@@ -401,13 +401,13 @@ fn many_questions_have_answers_also_when_an_owner_is_gone_and_another_has_come()
         let digests: Vec<Digest> = keys.iter().map(|key| client.digest(key.as_bytes()).expect("a key")).collect();
         for found in [client.batch_exists(&keys), client.batch_exists_by_digest(&digests)] {
             let found = found.expect("the owners of the next map answer");
-            // Those of the node that is left, and whatever it may have fetched from the other.
+            // The objects of the remaining node are found, and any that it fetched from the other.
             assert!(found.iter().filter(|there| **there).count() as u64 >= left);
             assert!(found.iter().zip(&kept).all(|(found, kept)| *kept || !*found));
         }
         let third = Node::start(&bed.node_config(3, 16 << 20)).expect("a node");
         bed.nodes.push(third);
-        // Slots go to who comes, by the time of its map, and it asks for what it does not have.
+        // Slots migrate to the new node once its map is published, and it fetches objects that it does not have.
         let until = Instant::now() + Duration::from_secs(60);
         while client.owners(&keys).expect("a map").iter().flatten().collect::<BTreeSet<_>>().len() < 2 {
             assert!(Instant::now() < until, "no map with the third node came; before: {owners:?}");

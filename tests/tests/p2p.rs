@@ -1,4 +1,4 @@
-//! The P2P store from end to end: real engines, a real control plane, bytes over loopback TCP.
+//! End-to-end tests of the P2P store: real engines, a real control plane, bytes over loopback TCP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,7 +28,7 @@ use bed::Bed;
 
 const KIB: usize = 1 << 10;
 const SHARD: usize = 64 * KIB;
-/// Two buffers, neither of them a multiple of the shard.
+/// Sizes of two buffers, neither of them a multiple of the shard size.
 const SIZES: [usize; 2] = [3 << 20, (1 << 20) + 12_345];
 
 fn store(bed: &Bed, host: &str) -> P2pStore {
@@ -51,7 +51,7 @@ fn regions() -> Vec<Arc<Region>> {
     SIZES.into_iter().map(region).collect()
 }
 
-/// Bytes that say where they belong.
+/// Returns a byte that identifies its location.
 fn byte(seed: u64, buffer: usize, at: u64) -> u8 {
     let mixed = (seed ^ (buffer as u64) << 40 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
@@ -90,7 +90,7 @@ fn total() -> u64 {
 }
 
 #[test]
-fn everybody_gets_all_of_it_and_the_origin_sends_it_about_once() {
+fn all_members_get_the_object_and_the_origin_sends_it_about_once() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     let memory = filled(1);
@@ -113,7 +113,7 @@ fn everybody_gets_all_of_it_and_the_origin_sends_it_about_once() {
     let sent = origin.engine().snapshot().expect("its figures").service.read_bytes;
     println!("the origin sent {:.3} x the object", sent as f64 / total() as f64);
     assert!(sent as f64 <= 1.5 * total() as f64, "the origin sent {sent} of {} bytes", total());
-    // Without it, one who comes late fetches from the others.
+    // After the origin has left, a late member fetches from the others.
     origin.unregister(name, None).expect("nobody reads");
     let late = store(&bed, "late");
     let memory = regions();
@@ -135,7 +135,7 @@ fn a_source_whose_bytes_changed_is_excluded_and_named() {
     let object = receiver.find("o", None).expect("there");
     let error = get(&receiver, &object, &regions()).expect_err("a shard is nowhere").to_string();
     assert!(error.contains("is not what its hash says") && error.contains(origin.name()), "{error}");
-    // One who has the right bytes is enough; what was right before is not fetched again.
+    // One member with the right bytes is enough; shards that were right before are not fetched again.
     let other = store(&bed, "c");
     other.register("o", &filled(2), &publish()).expect("the same object");
     let memory = regions();
@@ -143,7 +143,7 @@ fn a_source_whose_bytes_changed_is_excluded_and_named() {
     check(&memory, 2);
 }
 
-/// Shards of several pieces, over TCP and by copies of the kernel's: a byte of the last piece is looked at, too.
+/// Shards of several pieces, over TCP and by CMA: a byte of the last piece is verified, too.
 #[test]
 fn shards_of_several_pieces_are_checked_to_their_last_byte() {
     let bed = Bed::start(0, 0);
@@ -170,7 +170,7 @@ fn shards_of_several_pieces_are_checked_to_their_last_byte() {
 }
 
 #[test]
-fn a_get_goes_on_where_another_ended_and_takes_what_is_wanted() {
+fn a_get_resumes_an_interrupted_one_and_fetches_selected_shards() {
     let bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     origin.register("o", &filled(3), &publish()).expect("published");
@@ -191,7 +191,7 @@ fn a_get_goes_on_where_another_ended_and_takes_what_is_wanted() {
 }
 
 #[test]
-fn versions_do_not_mix_and_what_makes_no_sense_is_refused() {
+fn versions_do_not_mix_and_invalid_calls_are_refused() {
     let bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     let (one, two) = (filled(4), filled(5));
@@ -208,7 +208,7 @@ fn versions_do_not_mix_and_what_makes_no_sense_is_refused() {
     get(&receiver, &newest, &other).expect("the second version");
     check(&memory, 4);
     check(&other, 5);
-    // The same version with other bytes, a version that is held, other sizes, and nobody's object.
+    // The same version with other bytes, a version that is held, other sizes, and an unknown object.
     let again = PublishOptions { version: Some(1), ..publish() };
     assert!(origin.register("o", &two, &again).unwrap_err().to_string().contains("objects do not change"));
     assert!(origin.register("o", &one, &again).unwrap_err().to_string().contains("held here already"));
@@ -222,9 +222,9 @@ fn versions_do_not_mix_and_what_makes_no_sense_is_refused() {
     assert!(origin.unregister("o", None).is_err(), "it is not held any more");
 }
 
-/// The catalog is in memory: a control plane that starts anew hears of everything again.
+/// The catalog is in memory: a restarted control plane is informed of everything again.
 #[test]
-fn a_control_plane_that_starts_again_learns_what_there_is() {
+fn a_restarted_control_plane_relearns_the_catalog() {
     let mut bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     origin.register("o", &filled(6), &publish()).expect("published");
@@ -242,9 +242,9 @@ fn a_control_plane_that_starts_again_learns_what_there_is() {
     check(&memory, 6);
 }
 
-/// With tickets nobody is let in who has none, or one of another tenant; and keys change while peers fetch.
+/// With tickets, peers without one, or with one of another tenant, are rejected; and keys change while peers fetch.
 #[test]
-fn peers_prove_tickets_and_strangers_read_nothing() {
+fn peers_prove_tickets_and_others_read_nothing() {
     let tickets = TicketConfig { lifetime_s: 3, ..TicketConfig::default() };
     let bed = Bed::start_with(0, 0, |config| config.tickets = Some(tickets));
     let of = |tenant: &str, host: &str, shared: bool| {
@@ -264,11 +264,11 @@ fn peers_prove_tickets_and_strangers_read_nothing() {
         check(&memory, 7);
         operator.call(RotateTickets).expect("another key");
     }
-    // Longer than a ticket is good: this one's was renewed, and it knows the newer keys.
+    // The wait is longer than a ticket's lifetime: this member's ticket was renewed, and it knows the newer keys.
     std::thread::sleep(Duration::from_secs(4));
     let late = of("one", "c", false);
     get(&late, &late.find("o", None).expect("there"), &regions()).expect("with a ticket under the newest key");
-    // The same bytes for another tenant, whose peers know where the first one's memory is.
+    // The same bytes for another tenant, whose peers know the addresses of the first one's memory.
     let other = of("two", "d", false);
     assert!(other.find("o", None).is_err(), "its catalog is another one");
     assert!(other.engine().open_segment(origin.name()).is_err(), "its tickets are those of another tenant");
@@ -323,7 +323,7 @@ fn names_and_sizes_may_be_odd() {
     assert!(origin.register("o", &[region(1)], &none).unwrap_err().to_string().contains("shards of 0 bytes"));
 }
 
-/// Memory that overlaps memory of another object is refused, and both objects are as they were.
+/// Memory that overlaps memory of another object is refused, and both objects stay as they were.
 #[test]
 fn overlapping_memory_is_refused() {
     let bed = Bed::start(0, 0);
@@ -348,10 +348,10 @@ fn overlapping_memory_is_refused() {
     check(&own, 8);
 }
 
-/// Who unregisters while others pull waits for those who were told to read there; the others go elsewhere, or are told
-/// that nothing is left. Nobody has wrong bytes.
+/// Unregistering during a fetch waits for peers that were directed to this member; the others fetch elsewhere, or learn
+/// that no member is left. No peer gets wrong bytes.
 #[test]
-fn unregistering_during_a_pull_waits_and_mixes_nothing() {
+fn unregistering_during_a_fetch_waits_and_mixes_no_versions() {
     let bed = Bed::start(0, 0);
     let (origin, other) = (store(&bed, "a"), store(&bed, "b"));
     let memory = filled(9);
@@ -377,16 +377,16 @@ fn unregistering_during_a_pull_waits_and_mixes_nothing() {
             std::thread::yield_now();
         }
         origin.unregister("o", None).expect("who reads is waited for");
-        // Nobody reads it any more, whatever is written there now.
+        // No peer reads the memory any more, so it may be overwritten.
         memory.iter().for_each(|region| region.fill_with(0, region.bytes(), &mut |_, part| part.fill(0xee)));
     });
     assert!(origin.unregister("o", None).is_err(), "it is gone");
 }
 
-/// Ranges are read from the nearest who have the buffer, in turn. They stop holding it and put other bytes there before
-/// the second of them is asked, who then serves these: they are not believed.
+/// Ranges are read from the nearest members that have the buffer, in turn. The members stop holding it and write other
+/// bytes into it before the second of them is read, which then serves these: they are not accepted.
 #[test]
-fn ranges_are_not_those_of_who_went_meanwhile() {
+fn ranges_of_departed_members_are_not_accepted() {
     let bed = Bed::start(0, 0);
     let near = [store(&bed, "here"), store(&bed, "here")];
     let (far, reader) = (store(&bed, "elsewhere"), store(&bed, "here"));
@@ -396,7 +396,7 @@ fn ranges_are_not_those_of_who_went_meanwhile() {
     }
     far.register("o", &filled(4), &publish()).expect("the same");
     let object = reader.find("o", None).expect("there");
-    // More copies than are asked for at a time, from the end to the beginning, with gaps.
+    // There are more copies than are read at a time, from the end to the beginning, with gaps.
     let copies: Vec<reshard::Copy> = (0..5000u64)
         .map(|number| reshard::Copy { source_offset: (5000 - number) * 40, target_offset: number * 24, bytes: 24 })
         .collect();
@@ -424,7 +424,7 @@ fn ranges_are_not_those_of_who_went_meanwhile() {
     let beyond = [reshard::Copy { source_offset: SIZES[1] as u64, target_offset: 0, bytes: 1 }];
     let error = reader.read_ranges(&object, 1, &beyond, &into, &options).expect_err("beyond").to_string();
     assert!(error.contains("buffer 1 of \"o\" has"), "{error}");
-    // Without anybody who has it.
+    // No member has the object any more.
     far.unregister("o", None).expect("nobody reads");
     assert!(reader.read_ranges(&object, 0, &copies, &into, &ReadOptions::default()).is_err());
 }
@@ -436,8 +436,8 @@ fn read_all(reader: &P2pStore, object: &Object, copies: &[reshard::Copy]) -> Res
     Ok((read, into))
 }
 
-/// What is read in ranges is compared with hashes where a shard is whole, whatever the order of its pieces: one of two
-/// sources with wrong bytes is found and left alone, and without another one nothing is believed.
+/// Ranges are compared with hashes where they cover a whole shard, whatever the order of its pieces: one of two sources
+/// with wrong bytes is detected and avoided, and without another source no bytes are accepted.
 #[test]
 fn whole_shards_among_ranges_are_checked() {
     let bed = Bed::start(0, 0);
@@ -461,7 +461,7 @@ fn whole_shards_among_ranges_are_checked() {
     right.unregister("o", None).expect("nobody is told to fetch there");
     let error = read_all(&reader, &object, &copies).expect_err("only the wrong one is left");
     assert!(error.contains("shard 3 from") && error.contains(wrong.name()), "{error}");
-    // Without the shard's last byte it cannot be known.
+    // Without the shard's last byte it cannot be verified.
     let some: Vec<reshard::Copy> = copies.iter().copied().filter(|copy| copy.source_offset < place as u64).collect();
     let (read, _) = read_all(&reader, &object, &some).expect("read");
     assert_eq!(read.checked, 3 * SHARD as u64);

@@ -1,5 +1,5 @@
-//! The P2P store from C: `tools/capi/tests/p2p_stores.c`, compiled against the header and the library, and run against
-//! a real control plane.
+//! Test of the P2P store from C: `tools/capi/tests/p2p_stores.c`, compiled against the header and the library, and run
+//! with a real control plane.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A control plane, nodes and clients in one process: every form of the public API, over both paths.
+//! Tests of every form of the public API, over both paths: a control plane, nodes and clients in one process.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn batches_are_started_and_finished_later() {
         let options = PutOptions::default();
         let puts: Vec<Open> = (0..8).map(|n| client.start_puts(&batch(n * 8, 0), &options).expect("a start")).collect();
         assert_eq!(client.open_batches(), 8);
-        // Calls that wait take nothing from those that are open.
+        // Blocking calls take no results of open batches.
         assert!(!client.exists(b"nothing").expect("an answer"));
         let mut seen = Vec::new();
         while let Some((open, finished)) = client.next_finished().expect("a batch ends") {
@@ -106,7 +106,7 @@ fn registered_memory_and_its_limits() {
     let empty = client.put(b"empty", b"").expect_err("nothing to store");
     assert_eq!(empty.status(), Some(Status::Empty));
     assert!(client.put(b"", b"value").expect_err("no key").to_string().contains("key"));
-    // A refusal leaves nothing behind.
+    // A refused put leaves nothing behind.
     assert!(client.exists(b"one").expect("an answer"));
     let stats = bed.nodes[0].snapshots().expect("a living node")[0].store.expect("a store");
     assert_eq!((stats.objects, stats.reserved_bytes), (1, 0));

@@ -1,5 +1,5 @@
-//! Seeds of the simulated world in which slots have two owners, and bugs that its checkers must find. `KVPLANE_SEEDS`
-//! says how many (20), `KVPLANE_SEED` the first (0).
+//! Seeds of the World in which slots have two owners, and bugs that its checkers must find. `KVPLANE_SEEDS` sets their
+//! number (20), `KVPLANE_SEED` the first (0).
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, number, run, run_seeds};
 
@@ -12,7 +12,7 @@ fn seeds() {
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
 }
 
-/// Copies that puts did not ask for.
+/// Replicas that are requested after the puts.
 #[test]
 fn copies_that_are_wished_for_later() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
@@ -24,7 +24,7 @@ fn copies_that_are_wished_for_later() {
     caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_wishes_with);
 }
 
-/// Objects that many read are read from both owners, and no copy is older than what was acknowledged.
+/// Objects with many readers are read from both owners, and no replica is older than the acknowledged versions.
 #[test]
 fn hot_objects() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
@@ -34,10 +34,10 @@ fn hot_objects() {
     assert!(count < 10 || total.chosen > total.hits / 50, "few were read from second owners: {total}");
 }
 
-/// One node dies, and nothing that two nodes were said to have is missing, then or later.
+/// One node dies, and no object acknowledged with two replicas is missing, then or later.
 #[test]
 fn losses() {
-    // Not KVPLANE_SEEDS: these are several times as slow.
+    // The number is not KVPLANE_SEEDS, because these seeds are several times as slow.
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
     let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_losses, |_, _| {});
     println!("{total}; {} objects with two owners", total.doubled);
@@ -45,7 +45,8 @@ fn losses() {
     assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
 }
 
-/// The control plane loses all that it remembers while members live on, and nothing that they have is missing for it.
+/// The control plane loses its whole state while members stay alive, and none of their objects is missing because of
+/// that.
 #[test]
 fn a_control_plane_that_loses_its_state_loses_no_object() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
@@ -58,19 +59,19 @@ fn a_control_plane_that_loses_its_state_loses_no_object() {
 /// Seeds that found a bug once.
 #[test]
 fn seeds_that_failed_once() {
-    // Slots that moved on before what was in them had come; a node that died while they moved to it.
+    // Slots that migrated on before their objects were imported; a node that died while they migrated to it.
     for seed in [103, 120, 149, 165, 166, 172, 181, 543, 7663] {
         run(Scenario::of_losses(seed).undisturbed()).unwrap_or_else(|failure| panic!("{failure}"));
     }
-    // Slots that lost their second owner, five times; one that was back with its former one when that was waited out.
-    // What was sent late to a second owner, by the map of its time: it had another first owner by then.
+    // Slots that lost their replica owner, five times; one that was back with its former replica owner when the wait
+    // for that ended. A late push to a replica owner, by an outdated map: it had another owner by then.
     for seed in [115, 147, 177, 235, 261, 32, 2922] {
         run(Scenario::of_hot(seed).undisturbed()).unwrap_or_else(|failure| panic!("{failure}"));
     }
     for seed in [1022, 1090, 1157, 1159, 1165, 1168, 1178, 1196, 1226, 1076] {
         run(Scenario::of_replicas(seed).undisturbed()).unwrap_or_else(|failure| panic!("{failure}"));
     }
-    // A copy that was wished for while an older version was on its way.
+    // A replication that was requested while an older version was in flight.
     run(Scenario::of_wishes(69).undisturbed()).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
@@ -88,7 +89,7 @@ fn caught(mischief: Mischief, rules: &[Rule], scenario: fn(u64, Mischief) -> Sce
 }
 
 #[test]
-fn a_copy_that_is_said_to_be_gone_and_is_not() {
+fn a_replica_that_is_reported_dropped_and_kept() {
     caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_replicas_with);
 }
 

@@ -1,5 +1,5 @@
-//! A cluster whose shards want tickets: clients and nodes have them without settings, keys change while they work, and
-//! without a control plane everything goes on.
+//! Tests of a cluster whose shards require tickets: clients and nodes have them without settings, keys change while
+//! they work, and without a control plane operations continue.
 
 mod bed;
 
@@ -13,7 +13,7 @@ use kvplane_server::TicketConfig;
 
 const BYTES: usize = 4096;
 
-/// Tickets that end soon.
+/// Returns a configuration of tickets that expire soon.
 fn short() -> TicketConfig {
     TicketConfig { lifetime_s: 3, ..TicketConfig::default() }
 }
@@ -34,7 +34,7 @@ fn counted(bed: &Bed, of: impl Fn(&kvplane::ShardSnapshot) -> u64) -> u64 {
 }
 
 #[test]
-fn nobody_has_to_set_anything() {
+fn tickets_need_no_settings() {
     let bed = guarded(2);
     for shared_memory in [true, false] {
         let mut client = Client::connect(&bed.client_config(shared_memory)).expect("a client");
@@ -50,7 +50,7 @@ fn keys_change_and_tickets_are_renewed_while_clients_work() {
     let operator = ControlLink::to(&bed.control_name(), Role::Admin).expect("an operator");
     let mut client = Client::connect(&bed.client_config(false)).expect("a client");
     let (start, mut number) = (Instant::now(), 0);
-    // Twice as long as a ticket is good.
+    // The loop runs for twice a ticket's lifetime.
     while start.elapsed() < Duration::from_secs(6) {
         if number % 100 == 0 {
             operator.call(RotateTickets).expect("a new key");
@@ -59,13 +59,13 @@ fn keys_change_and_tickets_are_renewed_while_clients_work() {
         number += 1;
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Another client comes, with a ticket under the newest key.
+    // Another client connects, with a ticket under the newest key.
     round_trip(&mut Client::connect(&bed.client_config(false)).expect("a client"), 1_000_000);
     assert_eq!(counted(&bed, |shard| shard.service.tickets_ended), 0);
 }
 
 #[test]
-fn with_the_control_plane_gone_data_goes_on() {
+fn data_operations_continue_without_the_control_plane() {
     let mut bed = guarded(1);
     let mut clients: Vec<Client> =
         (0..2).map(|_| Client::connect(&bed.client_config(false)).expect("a client")).collect();
@@ -78,7 +78,7 @@ fn with_the_control_plane_gone_data_goes_on() {
         number += 1;
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Also on a connection that is made now, with a ticket that has ended: nobody could renew it.
+    // A new connection with an expired ticket works too: no control plane could renew it.
     round_trip(&mut clients[1], 1_000_000);
 }
 
@@ -94,7 +94,7 @@ fn data_ports_are_beyond_loopback_only_with_tickets() {
     let guarded = guarded(0);
     let said = start(&guarded, [0, 0, 0, 0]);
     assert!(said.contains("name the address"), "{said}");
-    // An address of no host: it is tried, and the system says so.
+    // No host has this address: the bind is tried, and the system refuses it.
     let said = start(&guarded, [192, 0, 2, 1]);
     assert!(!said.contains("without authentication"), "{said}");
 }

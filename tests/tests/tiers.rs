@@ -1,10 +1,9 @@
-//! Seeds of the simulated world whose shards have disks: crashes between any two operations of a disk, power failures,
-//! and disks that fail and lie. `KVPLANE_TIER_SEEDS`, or `KVPLANE_SEEDS`,
-//! says how many (12), `KVPLANE_SEED` the first (0).
+//! Seeds of the World whose shards have disks: crashes between any two operations of a disk, power failures, and disks
+//! that fail and lie. `KVPLANE_TIER_SEEDS`, or `KVPLANE_SEEDS`, sets their number (12), `KVPLANE_SEED` the first (0).
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds, run_with_lines};
 
-/// Runs seeds of a kind, as many as were asked for: what happened.
+/// Runs as many seeds of a kind as requested; returns their number and statistics.
 fn run_all(of: fn(u64) -> Scenario) -> (u64, Statistics) {
     run_some(number("KVPLANE_TIER_SEEDS", number("KVPLANE_SEEDS", 12)), of)
 }
@@ -34,22 +33,22 @@ fn seeds() {
     assert!(count < 10 || total.audited > 0 && total.crashes > count, "nothing was put to the test: {total}");
 }
 
-/// Nodes that were away with their disks: what others removed or replaced meanwhile stays so.
+/// Nodes that were away with their disks: removals and replacements of others meanwhile persist.
 #[test]
 fn absences() {
-    // A number of its own: these are slow.
+    // The number has a variable of its own, because these seeds are slow.
     let (count, total) = run_some(number("KVPLANE_ABSENCE_SEEDS", 60), Scenario::of_absences);
     assert!(count < 10 || total.kept.0 > 0, "no slot was compared: {total}");
 }
 
-/// What was promised is there when its node is back.
+/// Promised objects exist when their node is back.
 #[test]
 fn returns() {
     let (count, total) = run_all(Scenario::of_returns);
     assert!(count < 10 || total.kept.0 > 0 && total.audited > 0, "nothing was put to the test: {total}");
 }
 
-/// Nodes join shortly after each other, while some of them cannot reach others: nothing is lost by that.
+/// Nodes join shortly after each other, while some of them cannot reach others, without loss.
 #[test]
 fn joins() {
     let (count, total) = run_all(Scenario::of_joins);
@@ -57,7 +56,7 @@ fn joins() {
     caught_among(Scenario::of_joins_with, Mischief::SettleEarly, &[Rule::Durable], &[]);
 }
 
-/// All nodes leave within moments, drained or not, and come back: nothing is lost by that.
+/// All nodes leave within moments, drained or not, and come back, without loss.
 #[test]
 fn departures() {
     let (count, total) = run_all(Scenario::of_departures);
@@ -72,34 +71,35 @@ fn a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object() {
     assert!(count < 10 || total.adoptions > 0 && total.audited > 0, "nothing was put to the test: {total}");
 }
 
-/// All nodes die at once and come back: what was promised two copies has them again.
+/// All nodes die at once and come back: objects promised with two replicas have both again.
 #[test]
 fn copies_are_made_again_when_all_nodes_died() {
     let (count, total) = run_all(Scenario::of_copies_again);
-    // Where they are expelled together, nothing needs comparing: only a few seeds do that otherwise.
+    // Nodes that are expelled together need no reconciliation: only a few seeds reconcile otherwise.
     let compares = count < 50 || total.kept.0 > 0;
     assert!(count < 10 || compares && total.audited > 0, "nothing was put to the test: {total}");
 }
 
-/// Disks that lose writes of records: a removal that is lost is noticed where it can be, and nothing comes back.
+/// Disks that lose writes of records: a lost removal is noticed if possible, and no removed object comes back.
 #[test]
 fn lost_writes() {
     let (count, total) = run_all(Scenario::of_lost_writes);
     assert!(count < 10 || total.crashes > count, "nothing was put to the test: {total}");
 }
 
-/// Disks that lose their power between a flush and what comes after it: what was acknowledged as durable is there, and
-/// no start takes a removal for lost that was not to be there yet.
+/// Disks that lose power between a flush and later writes: objects acknowledged as durable exist, and no recovery
+/// reports a removal as lost that was not durable yet.
 #[test]
 fn power_failures() {
     let (count, total) = run_all(Scenario::of_power_failures);
     assert!(count < 10 || total.audited > 0 && total.crashes > 4 * count, "nothing was put to the test: {total}");
 }
 
-/// Seeds of absences that failed once: removals that are carried out late, and slots that go on before they are served.
+/// Seeds of absences that failed once: removals that are carried out late, and slots that migrate on before they are
+/// served.
 const ABSENCES_FAILED_ONCE: [u64; 4] = [32, 43, 220, 475];
 
-/// Seeds that failed once, in this tree or in one before it. What was wrong stands in docs/testing.md.
+/// Seeds that failed once, in this tree or in one before it. The bugs are described in docs/testing.md.
 const FAILED_ONCE: [u64; 14] = [293, 598, 694, 1147, 2285, 3102, 3524, 4026, 4408, 4965, 8260, 8817, 9489, 19736];
 
 #[test]
@@ -123,7 +123,8 @@ fn caught(mischief: Mischief, rules: &[Rule]) {
     caught_among(Scenario::of_tiers_with, mischief, rules, &[]);
 }
 
-/// The same of any kind of seeds; a seed that breaks one of the rules of `beside` shows another consequence of the bug.
+/// Like [`caught`], for any kind of seeds; a seed that breaks one of the rules of `beside` shows another consequence of
+/// the bug.
 fn caught_among(of: fn(u64, Mischief) -> Scenario, mischief: Mischief, rules: &[Rule], beside: &[Rule]) {
     for seed in 0..100 {
         let Err(failure) = run(of(seed, mischief)) else { continue };
@@ -142,8 +143,8 @@ fn caught_among(of: fn(u64, Mischief) -> Scenario, mischief: Mischief, rules: &[
 
 #[test]
 fn a_flush_that_is_acknowledged_and_not_done() {
-    // A disk that lost its superblocks is refused, so its node never comes back. A note of slots that was lost costs
-    // nothing by itself, since what a disk has is compared.
+    // A disk that lost its superblocks is refused, so its node never comes back. A lost note of slots costs nothing by
+    // itself, since the objects on a disk are reconciled.
     caught_among(Scenario::of_tiers_with, Mischief::SkipFlush, &[Rule::Durable], &[Rule::Liveness]);
 }
 
@@ -158,16 +159,16 @@ fn tombstones_that_are_not_written() {
 }
 
 #[test]
-fn a_disk_that_is_believed_although_its_slots_changed_hands() {
+fn a_disk_that_is_trusted_although_its_slots_changed_owners() {
     caught(Mischief::BelieveDisks, &[Rule::Removed]);
 }
 
 #[test]
-fn an_incarnation_without_its_disk_that_nobody_hears_of() {
+fn an_unreported_incarnation_without_its_disk() {
     caught(Mischief::HideDisks, &[Rule::Removed]);
 }
 
 #[test]
-fn changes_that_whoever_comes_back_does_not_hear_of() {
+fn changes_that_a_returning_node_does_not_learn() {
     caught_among(Scenario::of_absences_with, Mischief::HideChanges, &[Rule::Removed], &[]);
 }

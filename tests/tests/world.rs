@@ -1,4 +1,4 @@
-//! Seeds of the simulated world. `KVPLANE_SEEDS` says how many (20), `KVPLANE_SEED` the first (0).
+//! Seeds of the World. `KVPLANE_SEEDS` sets their number (20), `KVPLANE_SEED` the first (0).
 
 use kvplane_tests::world::{Scenario, number, run, run_seeds, run_with_lines};
 
@@ -16,7 +16,7 @@ fn seeds() {
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above with the command that repeats it");
 }
 
-/// Clocks that differ and jump shut nobody out.
+/// Clocks that differ and jump lock out no client.
 #[test]
 fn clocks() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
@@ -26,7 +26,7 @@ fn clocks() {
     assert!(count < 10 || total.hits > 0, "nothing was read: {total}");
 }
 
-/// Shards that miss maps, while slots go away and come back.
+/// Shards miss maps, while slots migrate away and back.
 #[test]
 fn missed_epochs() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));

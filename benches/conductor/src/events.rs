@@ -1,25 +1,25 @@
-//! The load: prompts of a trace as hashes, and who stores what of them.
+//! Load of the benchmark: prompts of a trace as hashes, and the workers that store parts of them.
 
 use std::fs;
 
 use kvplane_proto::rng::{Rng, mix64};
 
-/// What a load is made of.
+/// Parameters of a load.
 pub(crate) struct Shape {
-    /// Into how many blocks each block of the trace, of 512 tokens, is split.
+    /// Number of blocks into which each block of the trace, of 512 tokens, is split.
     pub split: usize,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
 }
 
-/// A worker has the first blocks of a prompt.
+/// Event of a worker that stores the first blocks of a prompt.
 pub(crate) struct Store {
     pub worker: u32,
     pub prompt: usize,
     pub blocks: usize,
 }
 
-/// A load, ready to be given to anybody.
+/// Load that is replayed to each index.
 pub(crate) struct Load {
     /// Rolling hashes of each prompt.
     pub prompts: Vec<Vec<u64>>,
@@ -30,7 +30,7 @@ pub(crate) struct Load {
     pub stored_blocks: usize,
 }
 
-/// The ids of blocks of each request.
+/// Reads the ids of blocks of each request.
 pub(crate) fn read(path: &str) -> Result<Vec<Vec<u64>>, Box<dyn std::error::Error>> {
     let mut prompts = Vec::new();
     for line in fs::read_to_string(path)?.lines() {
@@ -62,7 +62,7 @@ impl Load {
         for (prompt, hashes) in prompts.iter().enumerate() {
             let worker = rng.below(shape.workers as u64) as u32;
             stores.push(Store { worker, prompt, blocks: hashes.len() });
-            // A prompt of which the first half came to another worker too, as replicas do.
+            // The first half of a prompt comes to another worker too, as a replica.
             if rng.chance(0.25) {
                 let worker = rng.below(shape.workers as u64) as u32;
                 stores.push(Store { worker, prompt, blocks: hashes.len().div_ceil(2) });

@@ -1,9 +1,9 @@
 //! `cargo x bench conductor-index`: the prefix index beside `kv-index` and `dynamo-kv-router`, on one core.
 //!
-//! All get the same events: each request of a trace is stored by one worker, chosen by its number, and in part by
-//! others; each is then asked for every request once. Ours answers with the eight deepest holders, the others score
-//! every worker that holds anything, because that is what they offer. Rounds take turns, the median of the rounds'
-//! ratios counts. What all answer for the deepest holder is compared, so that nobody is fast by being wrong.
+//! All indexes get the same events: each request of a trace is stored by one worker, chosen by its number, and in part
+//! by others; then each index is queried for every request once. kvplane's answers with the eight deepest holders, the
+//! others score every worker that holds a block, because that is their interface. Rounds alternate, and the median of
+//! the rounds' ratios counts. The answers for the deepest holder are compared, so that no index is fast by being wrong.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use std::time::Instant;
 use events::{Load, Shape};
 use subjects::{Subject, all};
 
-/// What was measured of one subject in one round.
+/// Measurements of one index in one round.
 #[derive(Clone, Debug, Default)]
 struct Cell {
     lookups_s: f64,
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Measures all subjects with one load and prints a row for each.
+/// Measures all indexes with one load and prints a row for each.
 fn compare(shape: &Shape, prompts: &[Vec<u64>], rounds: usize) {
     let load = Load::new(shape, prompts);
     println!(
@@ -109,7 +109,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Stores everything, asks for everything, removes a fifth of it from the end of prompts.
+/// Stores all blocks, queries all prompts, removes a fifth of the blocks from the ends of prompts.
 fn measure(subject: &mut dyn Subject, load: &Load) -> (Cell, u64, Option<String>) {
     let started = Instant::now();
     for event in &load.stores {
@@ -118,7 +118,7 @@ fn measure(subject: &mut dyn Subject, load: &Load) -> (Cell, u64, Option<String>
     let store_ns = started.elapsed().as_nanos() as f64 / load.stored_blocks as f64;
     let mut sum = 0;
     let mut times = Vec::with_capacity(load.prompts.len());
-    // Once to warm up, as caches of the processor are in a running scheduler.
+    // One pass to warm up the processor's caches, as in a running scheduler.
     (0..load.prompts.len() / 4).for_each(|prompt| sum += subject.deepest(prompt));
     sum = 0;
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Other projects' indexes behind the same four calls.
+//! Indexes of other projects behind the same four calls.
 
 use dynamo_kv_router::RadixTree;
 use dynamo_kv_router::protocols::{
@@ -10,7 +10,7 @@ use kv_index::{ChainBlockMap, ChainIndex, ContentHash, SequenceHash, StoredBlock
 use crate::events::Load;
 use crate::subjects::Subject;
 
-/// `kv-index`: its run-length index, one map of blocks for each worker as it asks for.
+/// Index of `kv-index`: its run-length index, with the map of blocks for each worker that it requires.
 pub(crate) struct ChainIndexOf<'a> {
     load: &'a Load,
     index: ChainIndex,
@@ -58,7 +58,7 @@ impl Subject for ChainIndexOf<'_> {
     }
 }
 
-/// `dynamo-kv-router`: its tree for one thread.
+/// Index of `dynamo-kv-router`: its tree for one thread.
 pub(crate) struct RadixTreeOf<'a> {
     load: &'a Load,
     tree: RadixTree,
@@ -73,7 +73,7 @@ impl<'a> RadixTreeOf<'a> {
     fn apply(&mut self, worker: u32, data: KvCacheEventData) {
         self.events += 1;
         let event = KvCacheEvent { event_id: self.events, data, dp_rank: 0 };
-        // A removal of what an earlier one took along is refused; that costs little and changes nothing.
+        // A removal of a block that an earlier one removed too is refused; that costs little and changes nothing.
         let _ = self.tree.apply_event(RouterEvent::new(u64::from(worker), event));
     }
 }

@@ -1,19 +1,19 @@
-//! Who is measured, and our index as one of them.
+//! Indexes under measurement, and kvplane's as one of them.
 
 use kvplane_conductor::index::{ContextId, ContextKey, HolderId, IndexConfig, PrefixIndex, PrefixMatches, Tier, Tiers};
 
 use crate::events::Load;
 use crate::rivals::{ChainIndexOf, RadixTreeOf};
 
-/// An index under measurement.
+/// Index under measurement.
 pub(crate) trait Subject {
-    /// A worker stored the first `blocks` of a prompt.
+    /// Records that a worker stored the first `blocks` of a prompt.
     fn store(&mut self, worker: u32, prompt: usize, blocks: usize);
-    /// It evicted the blocks `from..to` of it, the last first.
+    /// Records that a worker evicted the blocks `from..to` of a prompt, the last first.
     fn remove(&mut self, worker: u32, prompt: usize, from: usize, to: usize);
-    /// The most blocks of a prompt that any worker has.
+    /// Returns the most blocks of a prompt that any worker has.
     fn deepest(&mut self, prompt: usize) -> u64;
-    /// Words about its memory.
+    /// Describes its memory.
     fn memory(&self) -> Option<String> {
         None
     }
@@ -21,7 +21,7 @@ pub(crate) trait Subject {
 
 type Make = for<'a> fn(usize, &'a Load) -> Box<dyn Subject + 'a>;
 
-/// All of them, ours first.
+/// Returns all indexes, kvplane's first.
 pub(crate) fn all() -> [(&'static str, Make); 3] {
     [
         ("kvplane", |workers, load| Box::new(Ours::new(workers, load))),

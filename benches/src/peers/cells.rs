@@ -1,6 +1,6 @@
-//! What is measured: operation, block size and batch, as Mooncake's tebench counts them.
+//! Cells of the comparison: operation, block size and batch, as Mooncake's tebench counts them.
 
-/// Bytes of a side's buffer: blocks times batch beyond it are skipped.
+/// Size of a side's buffer, in bytes: cells whose blocks times batch exceed it are skipped.
 pub(crate) const BUFFER_BYTES: u64 = 1 << 30;
 /// The scatter case: many small ranges of one peer in one batch.
 pub(crate) const SCATTER: (u64, u64) = (4 << 10, 1024);
@@ -25,12 +25,12 @@ impl Op {
     }
 }
 
-/// One measured point.
+/// Measured point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub(crate) op: Op,
     pub(crate) block_bytes: u64,
-    /// Blocks of one call.
+    /// Number of blocks of one call.
     pub(crate) batch: u64,
 }
 
@@ -46,7 +46,7 @@ impl std::fmt::Display for Cell {
     }
 }
 
-/// The cells of one block size, and a line for each batch that does not fit in the buffer.
+/// Returns the cells of one block size, and a line for each batch that does not fit in the buffer.
 pub(crate) fn of_size(block_bytes: u64, batches: &[u64], buffer_bytes: u64) -> (Vec<Cell>, Vec<String>) {
     let mut cells = Vec::new();
     let mut skipped = Vec::new();
@@ -61,7 +61,7 @@ pub(crate) fn of_size(block_bytes: u64, batches: &[u64], buffer_bytes: u64) -> (
     (cells, skipped)
 }
 
-/// A size as people say it: `4 KiB`.
+/// Formats a size: `4 KiB`.
 pub(crate) fn human(bytes: u64) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
@@ -70,7 +70,7 @@ pub(crate) fn human(bytes: u64) -> String {
     }
 }
 
-/// A size as typed: `4K`, `1M`, `65536`.
+/// Parses a size: `4K`, `1M`, `65536`.
 pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix(['K', 'M', 'G']) {
         Some(digits) => (digits, text.chars().last()?),
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn batches_beyond_the_buffer_are_reported() {
         let (cells, skipped) = of_size(64 << 20, &[1, 16, 128], BUFFER_BYTES);
         assert_eq!(cells.len(), 4);
         assert_eq!(cells[3].to_string(), "64 MiB x 16 read");

@@ -1,4 +1,4 @@
-//! A peer that is driven from Python: one of the scripts in `benches/peers`, kept halted between measurements.
+//! Peer that is driven from Python by one of the scripts in `benches/peers`, and halted between measurements.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -15,7 +15,7 @@ use crate::Failure;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A script with its interpreter.
+/// Script with its interpreter.
 pub(crate) struct Driver {
     pub(crate) python: PathBuf,
     pub(crate) script: PathBuf,
@@ -32,7 +32,7 @@ impl Driver {
 impl Side for Driver {
     fn start(&mut self, buffer_bytes: u64) -> Result<String, Failure> {
         let mut command = process::tied(&self.python);
-        // Peers write of their internals to standard error; what counts comes as an answer.
+        // Peers write debug output to standard error; results come as replies.
         command.arg(&self.script).arg(buffer_bytes.to_string()).args(self.arguments).stderr(Stdio::null());
         let mut process = Process::start(&mut command)?;
         let ready = process.expect(PATIENCE, json).map_err(|error| format!("{}: {error}", self.script.display()))?;

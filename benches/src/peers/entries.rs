@@ -1,4 +1,4 @@
-//! The sides of a run: ours, and each peer that was asked for and whose programs are there.
+//! Sides of a run: kvplane's, and each requested peer whose programs are installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +11,10 @@ use super::raw::{Memcpy, PingPong};
 use super::side::Entry;
 use crate::Failure;
 
-/// A system's Python, which has the distribution's torch.
+/// Python of the system, which has the distribution's torch.
 const SYSTEM_PYTHON: &str = "/usr/bin/python3";
 
-/// All sides. Peers that are missing are said on standard output.
+/// Returns all sides. Missing peers are reported on standard output.
 pub(crate) fn of(options: &Options) -> Result<Vec<Entry>, Failure> {
     let mut entries = ours(options)?;
     for (peer, problem, sides) in peers(options) {
@@ -24,7 +24,7 @@ pub(crate) fn of(options: &Options) -> Result<Vec<Entry>, Failure> {
             None => entries.extend(sides),
         }
     }
-    // In the order of the tables, so that like is measured beside like.
+    // The order of the tables puts comparable sides next to each other.
     entries.sort_by_key(|entry| super::NAMES.iter().position(|name| *name == entry.name));
     Ok(entries)
 }
@@ -58,7 +58,7 @@ fn ours(options: &Options) -> Result<Vec<Entry>, Failure> {
     Ok(entries)
 }
 
-/// Each peer with what is missing for it, and its sides.
+/// Returns each peer with its missing part, and its sides.
 fn peers(options: &Options) -> Vec<(&'static str, Option<String>, Vec<Entry>)> {
     let python = |venv: &str| options.folder.join(venv).join("bin/python");
     let driver = |python: &Path, script: &str, arguments| {

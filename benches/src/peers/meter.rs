@@ -1,7 +1,7 @@
-//! CPU time of processes and of the whole machine, sampled while something runs and asked for afterwards.
+//! CPU meter of processes and of the whole machine, which samples during a run and is read afterwards.
 //!
-//! A program that we only start and wait for says how long it measured, not when. So a thread samples every ten
-//! milliseconds, and the window is cut out when the end is known.
+//! An external program reports how long it measured, not when. So a thread samples every ten milliseconds, and the
+//! window is cut out when its end is known.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Samples kept: ten minutes.
+/// Number of samples kept: ten minutes.
 const MOST_SAMPLES: usize = 60_000;
 /// Kernel ticks per second of the figures in `/proc/stat`, fixed on Linux.
 const TICKS_PER_S: f64 = 100.0;
@@ -23,12 +23,12 @@ struct Sample {
     steal_s: f64,
 }
 
-/// What a window of time cost.
+/// CPU cost of a window of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Usage {
     /// CPU seconds of the watched processes.
     pub(crate) own_s: f64,
-    /// Cores that anybody else used meanwhile.
+    /// Cores that other processes used meanwhile.
     pub(crate) foreign_cores: f64,
     /// Cores that the hypervisor gave to other machines.
     pub(crate) steal_cores: f64,
@@ -38,7 +38,7 @@ pub(crate) struct Usage {
 const NOISY_CORES: f64 = 0.25;
 
 impl Usage {
-    /// Whether others left the machine alone meanwhile.
+    /// Returns true if other processes and machines used little CPU meanwhile.
     pub(crate) fn is_quiet(&self) -> bool {
         self.foreign_cores + self.steal_cores <= NOISY_CORES
     }
@@ -51,7 +51,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Watches these processes from now on.
+    /// Starts to watch these processes.
     pub(crate) fn start(pids: &[u32]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, pids) = (Arc::clone(&stop), pids.to_vec());
@@ -70,7 +70,7 @@ impl Meter {
         Self { stop, thread }
     }
 
-    /// What the last `seconds` before `end` cost.
+    /// Returns the cost of the last `seconds` before `end`.
     pub(crate) fn finish(self, end: Instant, seconds: f64) -> Usage {
         self.stop.store(true, Ordering::Relaxed);
         let samples = self.thread.join().unwrap_or_default();
@@ -78,7 +78,7 @@ impl Meter {
     }
 }
 
-/// The totals of one moment, for what begins and ends when we say so.
+/// Totals at one moment, for measurements whose begin and end are known.
 pub(crate) struct Mark {
     sample: Sample,
     threads: HashMap<String, f64>,
@@ -90,7 +90,7 @@ impl Mark {
         Self { sample: sample(pids, &mut threads), threads }
     }
 
-    /// What it cost since.
+    /// Returns the cost since then.
     pub(crate) fn until_now(mut self, pids: &[u32]) -> Usage {
         let end = sample(pids, &mut self.threads);
         let seconds = (end.at - self.sample.at).as_secs_f64();
@@ -109,7 +109,7 @@ fn window(samples: &[Sample], end: Instant, seconds: f64) -> Usage {
     Usage { own_s, foreign_cores: foreign_s * per_s, steal_cores }
 }
 
-/// A running total at a moment, between the samples around it.
+/// Returns a running total at a moment, interpolated between the samples around it.
 fn at(samples: &[Sample], moment: Instant, value: fn(&Sample) -> f64) -> f64 {
     let after = samples.partition_point(|sample| sample.at < moment);
     match (after.checked_sub(1).and_then(|before| samples.get(before)), samples.get(after)) {
@@ -122,7 +122,7 @@ fn at(samples: &[Sample], moment: Instant, value: fn(&Sample) -> f64) -> f64 {
     }
 }
 
-/// Totals now. Threads that ended keep what they had, or their time would be taken back.
+/// Returns the totals now. Ended threads keep their totals, which would decrease otherwise.
 fn sample(pids: &[u32], threads: &mut HashMap<String, f64>) -> Sample {
     for pid in pids {
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
@@ -138,7 +138,7 @@ fn sample(pids: &[u32], threads: &mut HashMap<String, f64>) -> Sample {
     Sample { at: Instant::now(), own_s: threads.values().sum(), busy_s, steal_s }
 }
 
-/// Busy and stolen core seconds of the whole machine since it started.
+/// Returns busy and stolen core seconds of the whole machine since it started.
 fn machine() -> (f64, f64) {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! `kvplane-bench peers`: our transfer engine beside those of others, same sizes, same run, in turns.
+//! `kvplane-bench peers`: kvplane's transfer engine beside others, same sizes, same run, in turns.
 //!
-//! For each cell ours and every peer are measured one after the other, and that several times; what is compared is the
-//! median of the rounds' ratios. Whoever is not being measured is halted, for some of them spin. `cargo x peers`
+//! For each cell kvplane and every peer are measured one after the other, several times; the median of the rounds'
+//! ratios is compared. Sides that are not being measured are halted, because some of them spin. `cargo x peers`
 //! installs the peers and starts this in a network namespace of its own.
 
 pub(crate) mod cells;
@@ -29,7 +29,7 @@ use report::Results;
 use row::{Figures, Row};
 use side::Entry;
 
-/// The sides in the order of the table.
+/// Sides in the order of the table.
 pub(crate) const NAMES: [&str; 16] = [
     "ours tcp",
     "ours tcp checked",
@@ -83,7 +83,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts a side, or says why it is not in this run.
+/// Starts a side, or reports why it is not in this run.
 fn start(entry: &mut Entry, buffer_bytes: u64) {
     match entry.side.start(buffer_bytes) {
         Ok(version) => entry.version = version,
@@ -101,7 +101,7 @@ fn measure(
     options: &Options,
     keep: &mut dyn FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    // No version: it did not start.
+    // A side without a version did not start.
     if entry.version.is_empty() {
         return Ok(());
     }
@@ -136,11 +136,11 @@ fn finish(options: &Options, results: &Results) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes of buffer, in whole MiB, of which the sides keep so many without the machine running out of memory.
+/// Returns a buffer size, in whole MiB, at which the sides' buffers fit in the machine's memory.
 fn affordable_bytes(buffers: u64) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
-    // Two more come and go with whoever is being measured; a tenth stays free.
+    // Two more buffers exist while a side is measured; a tenth of the memory stays free.
     ((kib << 10) / 10 * 9 / (buffers + 2)) >> 20 << 20
 }

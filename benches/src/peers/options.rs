@@ -1,34 +1,34 @@
-//! The command line of `kvplane-bench peers`, which is that of `cargo x peers` after its installation.
+//! Command line of `kvplane-bench peers`: that of `cargo x peers` after its installation.
 
 use std::path::PathBuf;
 
 use super::cells::{SCATTER, parse_size};
 use crate::Failure;
 
-/// What to run.
+/// Options of a run.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Where the peers are installed and the rows go.
+    /// Folder of the installed peers and of the result rows.
     pub(crate) folder: PathBuf,
-    /// Where the peers' drivers are.
+    /// Folder of the peers' drivers.
     pub(crate) scripts: PathBuf,
     pub(crate) quick: bool,
-    /// Peers to run; all where empty.
+    /// Peers to run; all if empty.
     pub(crate) only: Vec<String>,
-    /// Sides of ours to run, as `tcp`, `tcp-parked`, `shm`; all where empty.
+    /// Sides of kvplane to run, as `tcp`, `tcp-parked`, `shm`; all if empty.
     pub(crate) ours: Vec<String>,
     pub(crate) sizes: Vec<u64>,
     batches: Vec<u64>,
     pub(crate) rounds: usize,
-    /// For each side, cell and round.
+    /// Seconds for each side, cell and round.
     pub(crate) seconds: f64,
-    /// How often a figure with foreign load beside it is taken again; the quietest is kept.
+    /// Number of retries of a figure with foreign load beside it; the quietest is kept.
     pub(crate) retries: usize,
     pub(crate) markdown: Option<PathBuf>,
 }
 
 impl Options {
-    /// The batches of one block size: the scatter case belongs to one of them.
+    /// Returns the batches of one block size: the scatter case belongs to one of them.
     pub(crate) fn batches_of(&self, block_bytes: u64) -> Vec<u64> {
         let scatter = (block_bytes == SCATTER.0 && self.batches.len() > 1).then_some(SCATTER.1);
         self.batches.iter().copied().chain(scatter).collect()
@@ -44,7 +44,7 @@ const USAGE: &str = "\
   --rounds N, --seconds S, --retries N   how often, how long, and how often noisy figures are taken again
   --quick            fewer sizes, shorter;  --markdown FILE  the tables for docs/performance.md";
 
-/// Reads the words. The error names the word that makes no sense.
+/// Parses the words. The error names the invalid word.
 pub(crate) fn parse(words: &[String]) -> Result<Options, Failure> {
     let mut options = Options {
         folder: PathBuf::from("target/peers"),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_words_are_named() {
         for (line, word) in [("--fast", "--fast"), ("--sizes 4Q", "4Q"), ("--rounds 0", "0"), ("--fast 1", "--fast")] {
             assert!(parsed(line).unwrap_err().to_string().contains(word), "{line}");
         }

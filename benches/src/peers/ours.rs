@@ -1,4 +1,4 @@
-//! Our side: `kvplane tebench`, a target that stays and an initiator for each cell.
+//! kvplane's side: `kvplane tebench`, with a target that stays and an initiator for each cell.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,10 +15,10 @@ use crate::Failure;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Our engine over one transport with one pacing.
+/// kvplane's engine over one transport with one pacing.
 pub(crate) struct Ours {
     pub(crate) binary: PathBuf,
-    /// What `--xport_type` is given.
+    /// Value of `--xport_type`.
     pub(crate) transport: &'static str,
     pub(crate) pacing: &'static str,
     pub(crate) checksum: bool,
@@ -56,7 +56,7 @@ impl Side for Ours {
     fn measure(&mut self, cell: Cell, seconds: f64, _round: usize) -> Result<Option<(Figures, Usage)>, Failure> {
         let target = self.target.as_ref().ok_or("it was not started")?;
         let (block, batch) = (cell.block_bytes, cell.batch);
-        // No more memory than the cell needs: filling it takes longer than measuring does.
+        // No more memory than the cell needs, because filling it takes longer than measuring.
         let mut command = self.tebench(cell.bytes().max(1 << 20).min(target.buffer_bytes));
         command.arg(format!("--target_seg_name={}", target.name)).args(["--json", "-", "--op_type", cell.op.word()]);
         command.arg(format!("--start_block_size={block}")).arg(format!("--max_block_size={block}"));
@@ -81,7 +81,7 @@ impl Side for Ours {
     }
 }
 
-/// The initiator's JSON and when it came: the measurement ended just before.
+/// Returns the initiator's JSON and the time of its arrival: the measurement ended just before.
 fn answer(initiator: &mut Process) -> Result<(String, Instant), Failure> {
     let mut text = initiator.expect(PATIENCE, |line| line.starts_with('{').then(|| line.to_owned()))?;
     let end = Instant::now();

@@ -1,4 +1,4 @@
-//! Child processes with a deadline on every answer, halted while others are measured.
+//! Child processes with a deadline on every reply, halted while others are measured.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 
-/// A command whose process ends with ours, also when we are killed: groups of their own hear of no Ctrl-C. Where
-/// util-linux has no `setpriv`, those that do not watch their input would stay.
+/// Returns a command whose process ends with this one, also when this one is killed: process groups of their own get no
+/// Ctrl-C. Without util-linux's `setpriv`, processes that do not watch their input would stay.
 pub(crate) fn tied(program: impl AsRef<OsStr>) -> Command {
     let mut probe = Command::new("setpriv");
     probe.args(["--pdeathsig", "KILL", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -22,7 +22,7 @@ pub(crate) fn tied(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A process of its own group. Dropping it ends the whole group.
+/// Process in a group of its own; dropping it ends the whole group.
 pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -40,7 +40,7 @@ impl Process {
             .map_err(|error| format!("{shown}: {error}"))?;
         let (sender, lines) = channel();
         if let Some(stdout) = child.stdout.take() {
-            // Ends with the process' output.
+            // The thread ends with the process's output.
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     if sender.send(line).is_err() {
@@ -57,7 +57,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits for a line that `wanted` turns into something.
+    /// Waits for a line that `wanted` converts to a value.
     pub(crate) fn expect<T>(&mut self, patience: Duration, wanted: impl Fn(&str) -> Option<T>) -> Result<T, Failure> {
         let end = Instant::now() + patience;
         loop {
@@ -79,7 +79,7 @@ impl Process {
         Ok(stdin.flush()?)
     }
 
-    /// Halts the group, so that what spins in it leaves the cores to others.
+    /// Halts the group, so that spinning threads leave the cores to others.
     pub(crate) fn halt(&self) -> Result<(), Failure> {
         self.signal("STOP")
     }
@@ -89,7 +89,7 @@ impl Process {
     }
 
     fn signal(&self, name: &str) -> Result<(), Failure> {
-        // The shell's own kill: signals have no safe call in the standard library.
+        // The shell's own kill is used because the standard library has no safe call for signals.
         let script = format!("kill -s {name} -- -{}", self.pid());
         let status = Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).status()?;
         if status.success() { Ok(()) } else { Err(format!("`{script}` failed").into()) }
@@ -99,14 +99,14 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.stdin.take());
-        // Harmless when they have ended by themselves.
+        // Both calls are harmless if they have ended by themselves.
         let _ = self.signal("KILL");
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Runs a program to its end and returns what it printed; kills it after `patience`.
+/// Runs a program to its end and returns its output; kills it after `patience`.
 pub(crate) fn output(child: &mut Child, patience: Duration) -> Result<String, Failure> {
     let stdout = child.stdout.take().ok_or("the program's output was to be a pipe")?;
     let (sender, received) = channel();
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_halted_process_answers_when_it_goes_on() {
+    fn a_halted_process_answers_when_it_continues() {
         let mut process = Process::start(&mut tied("cat")).unwrap();
         process.halt().unwrap();
         process.say("hello").unwrap();

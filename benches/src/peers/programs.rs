@@ -1,4 +1,4 @@
-//! Peers that are programs of their own: UCX's perftest and iperf3. Both stream, so one figure serves many batches.
+//! Peers that are external programs: UCX's perftest and iperf3. Both stream, so one figure serves many batches.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -23,12 +23,12 @@ fn free_port() -> Result<String, Failure> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string())
 }
 
-/// `ucx_perftest`: a stream of puts for writes, one blocking get after the other for reads.
+/// UCX's `ucx_perftest`: a stream of puts for writes, one blocking get after the other for reads.
 pub(crate) struct Perftest {
-    /// The unpacked package, with `bin` and `lib`.
+    /// Unpacked package, with `bin` and `lib`.
     root: PathBuf,
     transports: &'static str,
-    /// The round's puts, which do not depend on the batch.
+    /// Puts of the round, which do not depend on the batch.
     puts: Option<(usize, u64, (Figures, Usage))>,
 }
 
@@ -94,7 +94,7 @@ impl Side for Perftest {
     fn stop(&mut self) {}
 }
 
-/// Iterations, median and overall mean in µs from the last line of a test, which only some tests label.
+/// Parses iterations, median and overall mean in µs from the last line of a test, which only some tests label.
 fn perftest_line(line: &str) -> Option<(u64, f64, f64)> {
     let line = line.trim_start();
     let mut words = line.strip_prefix("Final:").unwrap_or(line).split_whitespace();
@@ -104,7 +104,7 @@ fn perftest_line(line: &str) -> Option<(u64, f64, f64)> {
     (figures.len() >= 5 && *overall > 0.0).then_some((iterations, *median, *overall))
 }
 
-/// `iperf3` with one stream: the better of writes of 128 KiB and of 1 MiB.
+/// Side of `iperf3` with one stream: the better of writes of 128 KiB and of 1 MiB.
 pub(crate) struct Iperf {
     server: Option<(Process, String)>,
     known: Option<(usize, (Figures, Usage))>,

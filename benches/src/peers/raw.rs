@@ -1,4 +1,4 @@
-//! What the machine can do: a raw socket ping-pong of as many bytes, and one thread's memcpy of the same working set.
+//! Limits of the machine: a raw socket ping-pong of the same size, and one thread's memcpy of the same working set.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use super::side::Side;
 use crate::Failure;
 use crate::peer::{Peer, receive, send};
 
-/// What a transfer's question and answer carry besides the payload on our wire: a header and an item, a header.
+/// Bytes of a transfer's request and reply besides the payload on kvplane's wire: a header and an item, a header.
 const QUESTION_BYTES: u64 = 64 + 32;
 const ANSWER_BYTES: u64 = 64;
-/// Larger messages are no ping-pong any more.
+/// Largest message for which a ping-pong makes sense, in bytes.
 const LARGEST_PING_BYTES: u64 = 64 << 10;
-/// Below this a copy stays in the caches of one core, and says nothing of memory.
+/// Size below which a copy stays in the caches of one core, and says nothing about memory.
 const SMALLEST_COPY_BYTES: u64 = 1 << 20;
 
 type Measurement = Option<(Figures, Usage)>;
 
-/// Calls for `seconds` after a warm-up of a tenth of it.
+/// Repeats a call for `seconds` after a warm-up of a tenth of it.
 fn timed(
     seconds: f64,
     bytes: u64,
@@ -44,7 +44,7 @@ fn timed(
     Ok((Figures { calls: calls as u64, seconds, gb_s, p50_us: at(0.5), p99_us: at(0.99) }, end))
 }
 
-/// A ping-pong over one socket, spinning or blocking.
+/// Ping-pong over one socket, spinning or blocking.
 pub(crate) struct PingPong {
     pub(crate) pacing: &'static str,
 }
@@ -79,7 +79,7 @@ impl Side for PingPong {
     fn stop(&mut self) {}
 }
 
-/// One thread's memcpy, block by block over as many bytes as a call moves.
+/// Memcpy by one thread, block by block over as many bytes as a call moves.
 #[derive(Default)]
 pub(crate) struct Memcpy {
     source: Vec<u8>,

@@ -1,11 +1,11 @@
-//! The one table: ours and theirs for each cell, medians over the rounds, and the same as Markdown.
+//! Table of the results: kvplane and peers for each cell, medians over the rounds, and the same as Markdown.
 
 use super::cells::{Cell, human};
 use super::row::Row;
 use super::targets::{self, Metric, plain};
 use crate::rounds::median;
 
-/// Takes a figure from a row.
+/// Getter of a figure of a row.
 type Take = fn(&Row) -> Option<f64>;
 
 /// All rows of a run.
@@ -19,7 +19,7 @@ impl Results {
         self.rows.push(row);
     }
 
-    /// The cells that were measured, in order.
+    /// Returns the measured cells, in order.
     pub(crate) fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         for row in &self.rows {
@@ -30,26 +30,27 @@ impl Results {
         cells
     }
 
-    /// The sides that have figures, in order.
+    /// Returns the sides that have figures, in order.
     pub(crate) fn sides(&self) -> Vec<&'static str> {
         let present = |name: &&&str| self.rows.iter().any(|row| row.side == **name);
         super::NAMES.iter().filter(present).copied().collect()
     }
 
-    /// A side's rows of a cell: those taken while the machine was quiet, all where there are none such.
+    /// Returns a side's rows of a cell: those taken while the machine was quiet, or all if there are none.
     fn of(&self, cell: &Cell, side: &str) -> Vec<&Row> {
         let rows: Vec<&Row> = self.rows.iter().filter(|row| row.cell == *cell && row.side == side).collect();
         let quiet: Vec<&Row> = rows.iter().copied().filter(|row| row.usage.is_quiet()).collect();
         if quiet.is_empty() { rows } else { quiet }
     }
 
-    /// The median over rounds of what `value` takes from the rows.
+    /// Returns the median over rounds of the `value` of the rows.
     fn median(&self, cell: &Cell, side: &str, value: impl Fn(&Row) -> Option<f64>) -> Option<f64> {
         let mut values: Vec<f64> = self.of(cell, side).into_iter().filter_map(value).collect();
         if values.is_empty() { None } else { Some(median(&mut values)) }
     }
 
-    /// The median over rounds of ours by theirs in the same round; over the quiet rounds where there are any.
+    /// Returns the median over rounds of kvplane's value divided by the peer's in the same round; over the quiet rounds
+    /// if there are any.
     pub(crate) fn ratio(&self, cell: &Cell, ours: &str, peer: &str, metric: Metric) -> Option<f64> {
         let all = |side| self.rows.iter().filter(move |row| row.cell == *cell && row.side == side);
         let mut pairs: Vec<(bool, f64)> = Vec::new();
@@ -64,7 +65,7 @@ impl Results {
         if ratios.is_empty() { None } else { Some(median(&mut ratios)) }
     }
 
-    /// The median of ours alone: blocks per second for throughput.
+    /// Returns the median of kvplane's value alone: blocks per second for throughput.
     pub(crate) fn alone(&self, cell: &Cell, ours: &str, metric: Metric) -> Option<f64> {
         self.median(cell, ours, |row| match metric {
             Metric::Throughput => Some(row.blocks_s()),
@@ -72,7 +73,7 @@ impl Results {
         })
     }
 
-    /// The table of one cell: a line for each side, ours first, peers with ours by theirs behind them.
+    /// Formats the table of one cell: a line for each side, kvplane's first, with the ratio to each peer behind it.
     pub(crate) fn table(&self, cell: &Cell) -> String {
         let mut text = format!("{cell}\n");
         for side in self.sides() {
@@ -100,7 +101,7 @@ impl Results {
         text
     }
 
-    /// Three tables, a line for each cell and a column for each side.
+    /// Formats three tables, a line for each cell and a column for each side.
     pub(crate) fn markdown(&self) -> String {
         let sides = self.sides();
         let mut text = String::new();
@@ -123,7 +124,7 @@ impl Results {
     }
 }
 
-/// The line above the tables.
+/// Formats the line above the tables.
 pub(crate) fn header() -> String {
     format!(
         "  {:<16} {:<16} {:>8} {:>10} {:>10} {:>10} {:>9} {:>7}   {:>8} {:>7} {:>7}  of",
@@ -146,7 +147,7 @@ pub(crate) mod tests {
     use super::super::row::Figures;
     use super::*;
 
-    /// A read of 4 KiB blocks.
+    /// Builds a row of reads of 4 KiB blocks.
     pub(crate) fn row(side: &'static str, batch: u64, round: usize, gb_s: f64, p50_us: f64) -> Row {
         let cell = Cell { op: Op::Read, block_bytes: 4096, batch };
         let figures = Figures { calls: 9, seconds: 1.0, gb_s, p50_us: Some(p50_us), p99_us: None };

@@ -1,24 +1,24 @@
-//! One measurement of one side at one cell, and its JSON.
+//! Measurement of one side at one cell, and its JSON.
 
 use serde_json::{Value, json};
 
 use super::cells::Cell;
 use super::meter::Usage;
 
-/// What a side itself says about a cell.
+/// Figures that a side itself reports for a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
     pub(crate) calls: u64,
-    /// Seconds measured.
+    /// Duration of the measurement, in seconds.
     pub(crate) seconds: f64,
-    /// Bytes by seconds, in GB (10^9 bytes).
+    /// Throughput in GB/s (10^9 bytes).
     pub(crate) gb_s: f64,
     /// Median and 99th percentile of a call.
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
 }
 
-/// A measurement.
+/// Measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) side: &'static str,
@@ -31,17 +31,17 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Blocks per second.
+    /// Returns the blocks per second.
     pub(crate) fn blocks_s(&self) -> f64 {
         self.figures.gb_s * 1e9 / self.cell.block_bytes as f64
     }
 
-    /// CPU seconds of both processes per GB.
+    /// Returns the CPU seconds of both processes per GB.
     pub(crate) fn cpu_s_per_gb(&self) -> f64 {
         self.usage.own_s / (self.figures.gb_s * self.figures.seconds).max(1e-12)
     }
 
-    /// The row as it goes to the results file.
+    /// Returns the row as JSON for the results file.
     pub(crate) fn to_json(&self) -> Value {
         let round = |value: f64| (value * 1e4).round() / 1e4;
         let (figures, usage) = (&self.figures, &self.usage);

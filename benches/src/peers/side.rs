@@ -1,32 +1,32 @@
-//! A side of the comparison: ours or a peer's.
+//! Sides of the comparison: kvplane's or a peer's.
 
 use super::cells::Cell;
 use super::meter::Usage;
 use super::row::Figures;
 use crate::Failure;
 
-/// Something that moves blocks between two processes, or stands for what the machine can do at all.
+/// Program that moves blocks between two processes, or a limit of the machine.
 pub(crate) trait Side {
-    /// Gets ready with buffers of this size and returns its version. Uses no CPU between measurements.
+    /// Prepares buffers of this size and returns the version. Uses no CPU between measurements.
     fn start(&mut self, buffer_bytes: u64) -> Result<String, Failure>;
 
-    /// Measures a cell for about `seconds`; nothing where the cell is not for it. What does not depend on the batch
-    /// may be measured once in a `round`.
+    /// Measures a cell for about `seconds`; `None` if the side does not support it. Figures that do not depend on the
+    /// batch may be measured once in a `round`.
     fn measure(&mut self, cell: Cell, seconds: f64, round: usize) -> Result<Option<(Figures, Usage)>, Failure>;
 
-    /// How many buffers it keeps while others are measured.
+    /// Returns the number of buffers that it keeps while others are measured.
     fn buffers(&self) -> u64 {
         0
     }
 
-    /// Lets everything go.
+    /// Releases all resources.
     fn stop(&mut self);
 }
 
-/// A side with its name in the tables.
+/// Side with its name in the tables.
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
-    /// How its two ends wait.
+    /// Waiting strategy of its two ends.
     pub(crate) pacing: &'static str,
     pub(crate) version: String,
     pub(crate) side: Box<dyn Side>,

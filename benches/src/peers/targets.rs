@@ -1,21 +1,21 @@
-//! What the transfer engine must show, each target with the cells for which it counts, and what a run says of it.
+//! Targets of the transfer engine, each with its cells, and the verdicts of a run.
 
 use super::cells::{Cell, Op, SCATTER};
 use super::report::Results;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// Misses that are named one by one.
+/// Most misses that are listed one by one.
 const MOST_NAMED: usize = 6;
 
-/// What is compared.
+/// Compared figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Metric {
-    /// GB/s.
+    /// Throughput in GB/s.
     Throughput,
-    /// Median of a call.
+    /// Median time of a call.
     P50,
-    /// CPU seconds per GB, both processes.
+    /// CPU seconds per GB, of both processes.
     Cpu,
 }
 
@@ -29,17 +29,17 @@ impl Metric {
     }
 }
 
-/// The bound on a value.
+/// Bound on a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ValueLimit {
-    /// Not less.
+    /// Minimum.
     AtLeast(f64),
-    /// Not more.
+    /// Maximum.
     AtMost(f64),
 }
 
 impl ValueLimit {
-    /// Whether a value is within the bound.
+    /// Returns true if a value is within the bound.
     pub(crate) fn holds(self, value: f64) -> bool {
         match self {
             Self::AtLeast(bound) => value >= bound,
@@ -47,7 +47,7 @@ impl ValueLimit {
         }
     }
 
-    /// How far a value is on the good side: above 1 is met.
+    /// Returns the margin of a value: above 1 the bound is met.
     fn margin(self, value: f64) -> f64 {
         match self {
             Self::AtLeast(bound) => value / bound,
@@ -65,14 +65,14 @@ impl std::fmt::Display for ValueLimit {
     }
 }
 
-/// One target: ours against a peer, as a ratio ours by theirs, or ours alone.
+/// Target: kvplane against a peer, as a ratio, or kvplane alone.
 pub(crate) struct Target {
     pub(crate) ours: &'static [&'static str],
-    /// Nothing where an absolute value of ours counts: blocks per second for throughput, µs for latency.
+    /// Peer; `None` for an absolute value: blocks per second for throughput, µs for latency.
     pub(crate) peer: Option<&'static str>,
     pub(crate) metric: Metric,
     pub(crate) wanted: ValueLimit,
-    /// For which cells, in words and as a condition.
+    /// Cells of the target, in words and as a condition.
     pub(crate) cells: &'static str,
     pub(crate) applies: fn(&Cell) -> bool,
 }
@@ -91,7 +91,7 @@ const fn scatter(cell: &Cell) -> bool {
     cell.block_bytes == SCATTER.0 && cell.batch == SCATTER.1
 }
 
-/// Every target.
+/// All targets.
 pub(crate) const ALL: [Target; 15] = [
     ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, ValueLimit::AtLeast(2.0), "all", everywhere),
     ratio(TCP_BOTH, "mooncake tcp", Metric::P50, ValueLimit::AtMost(0.333), "4 KiB and 64 KiB", |cell| {
@@ -127,7 +127,7 @@ const fn small_single(cell: &Cell) -> bool {
     cell.block_bytes == 4 * KIB && cell.batch == 1
 }
 
-/// Perftest's puts are a stream and its gets come one by one; only such cells of ours are alike.
+/// Returns true for cells that are comparable with perftest, whose puts are a stream and whose gets come one by one.
 fn like_perftest(cell: &Cell) -> bool {
     match cell.op {
         Op::Read => cell.batch == 1,
@@ -156,20 +156,20 @@ const fn alone(
     Target { ours, peer: None, metric, wanted, cells, applies }
 }
 
-/// What a run says of a target with one side of ours.
+/// Verdict of a run on a target with one side of kvplane.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) title: String,
     pub(crate) met: usize,
     pub(crate) of: usize,
-    /// Each cell that missed, with its value; the worst first.
+    /// Cells that missed the target, with their values; the worst first.
     pub(crate) missed: Vec<String>,
-    /// The cell closest to the bound, or farthest beyond it.
+    /// Cell closest to the bound, or farthest beyond it.
     pub(crate) worst: String,
 }
 
 impl Verdict {
-    /// The verdict on a line, and the misses below it.
+    /// Formats the verdict on a line, and the misses below it.
     pub(crate) fn text(&self) -> String {
         let word = if self.met == self.of { "met   " } else { "MISSED" };
         let mut text = format!("  {word} {:>2} of {:>2}  {}; worst {}\n", self.met, self.of, self.title, self.worst);
@@ -182,7 +182,7 @@ impl Verdict {
     }
 }
 
-/// The verdicts on all targets for which the run has figures.
+/// Returns the verdicts on all targets for which the run has figures.
 pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
     let pairs = ALL.iter().flat_map(|target| target.ours.iter().map(move |ours| (target, *ours)));
     pairs.filter_map(|(target, ours)| verdict(results, target, ours)).collect()
@@ -204,7 +204,7 @@ fn verdict(results: &Results, target: &Target, ours: &str) -> Option<Verdict> {
     Some(Verdict { title, met: values.len() - missed.len(), of: values.len(), missed, worst })
 }
 
-/// A value with three digits that mean something.
+/// Formats a value with three significant digits.
 pub(crate) fn plain(value: f64) -> String {
     match value {
         value if value >= 1000.0 => format!("{value:.0}"),
@@ -214,7 +214,7 @@ pub(crate) fn plain(value: f64) -> String {
     }
 }
 
-/// The side of ours that a peer's line in the table is held against.
+/// Returns the side of kvplane that a peer's line in the table is compared with.
 pub(crate) fn counterpart(peer: &str) -> Option<&'static str> {
     match peer {
         "gloo" | "raw blocking" => Some("ours tcp parked"),

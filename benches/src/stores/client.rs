@@ -1,4 +1,4 @@
-//! One client process of ours: obeys the same lines as the drivers of others do (`benches/peers/stores.py`).
+//! Client process of kvplane, which obeys the same commands as the drivers of other stores (`benches/peers/stores.py`).
 
 use std::io::BufRead;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,26 +10,26 @@ use super::ours::{Copies, Ours};
 use crate::Failure;
 use crate::peer::say;
 
-/// First word of such a process's role.
+/// First word of the role of such a process.
 pub(crate) const ROLE_CLIENT: &str = "stores-client";
 const CHECKED_BYTES: usize = 512 << 20;
-/// Calls of which some are read again.
+/// Number of calls of which some are read again.
 const CHECKED_CALLS: usize = 8;
 
-/// As long as those of the other stores' drivers.
+/// Key of an object, as long as those of the other stores' drivers.
 pub(crate) type Key = [u8; 16];
 
-/// What a client does with a call's keys. Items of a batch lie where the memory says.
+/// Operations of a client on a call's keys. Items of a batch are at the offsets given by the memory.
 pub(crate) trait Objects {
     fn put(&mut self, memory: &Memory, call: usize, keys: &[Key], size: usize) -> Result<(), Failure>;
     fn get(&mut self, memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure>;
     fn remove(&mut self, keys: &[Key]) -> Result<(), Failure>;
 
-    /// Brings what was got to where it is looked for, which is not timed.
+    /// Copies received objects to their expected location, which is not timed.
     fn settle(&self, _memory: &Memory) {}
 }
 
-/// Runs until its input ends. `server` is what the server said.
+/// Runs until its input ends. `server` is the line that the server printed.
 pub(crate) fn run(way: &str, server: &str, index: &str, buffer_bytes: &str) -> Result<(), Failure> {
     let index = index.parse()?;
     let memory = Memory::new(index, buffer_bytes.parse()?)?;
@@ -52,7 +52,7 @@ struct Client {
     index: u64,
     memory: Memory,
     objects: Box<dyn Objects>,
-    /// Of every call that put.
+    /// Keys of every call that put.
     keys: Vec<Vec<Key>>,
 }
 
@@ -90,7 +90,7 @@ impl Client {
         outcome
     }
 
-    /// Reads some calls' objects again, over bytes that none of them has, and compares every byte.
+    /// Reads some calls' objects again, over overwritten memory, and compares every byte.
     fn check(&mut self, size: usize, batch: usize) -> Result<Value, Failure> {
         let mut checked = 0;
         for call in (0..self.keys.len()).step_by((self.keys.len() / CHECKED_CALLS).max(1)) {
@@ -116,7 +116,7 @@ fn key(prefix: &str, call: usize, item: usize) -> Key {
     key
 }
 
-/// Calls until the time is over.
+/// Repeats a call until the time is over.
 fn timed(most: usize, seconds: f64, mut call: impl FnMut(usize) -> Result<(), Failure>) -> Result<Value, Failure> {
     let mut samples_ns: Vec<u64> = Vec::with_capacity(1 << 16);
     let (begin_s, start) = (unix_s(), Instant::now());

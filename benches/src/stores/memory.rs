@@ -1,4 +1,4 @@
-//! A client's memory: what it puts, with bytes that say where they belong, and where it finds what it got.
+//! Memory of a client: the source of puts, with bytes that identify their location, and the destination of gets.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use kvplane::{HugePages, Region, RegionOptions};
 use super::cells::MOST_SOURCE_BYTES;
 use crate::Failure;
 
-/// Each call's values begin some lines further on, so that no call's bytes are those of the one before it.
+/// Number of shifts: each call's values begin some lines further on, so that they differ from those of the call before.
 const SHIFTS: usize = 61;
 const LINE_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
@@ -21,7 +21,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Filled: every word says which client's it is and where it lies.
+    /// Creates the memory; every word of the source identifies the client and its offset.
     pub(crate) fn new(index: u64, bytes: usize) -> Result<Self, Failure> {
         let region = |name: &str, bytes| {
             let options = RegionOptions { huge: HugePages::Try, prefault: true, ..RegionOptions::new(name, bytes) };
@@ -38,29 +38,29 @@ impl Memory {
         Ok(memory)
     }
 
-    /// What the source has from `at` on.
+    /// Returns the source's bytes from `at` on.
     fn pattern(&self, at: u64, part: &mut [u8]) {
         for (n, word) in part.chunks_exact_mut(WORD_BYTES).enumerate() {
             word.copy_from_slice(&(self.first_word + at + (n * WORD_BYTES) as u64).to_le_bytes());
         }
     }
 
-    /// Where an item of a call lies in the source. Items beyond its end use it again.
+    /// Returns the offset of a call's item in the source. Items beyond its end reuse it.
     pub(crate) const fn source_at(&self, size: usize, call: usize, item: usize) -> usize {
         (call % SHIFTS) * LINE_BYTES + (item % (self.source_bytes / size)) * size
     }
 
-    /// Where it comes to lie.
+    /// Returns the offset of an item in the destination.
     pub(crate) const fn found_at(size: usize, item: usize) -> usize {
         item * size
     }
 
-    /// Makes sure that nothing from before is taken for what was got.
+    /// Overwrites the destination, so that older bytes are not taken for received ones.
     pub(crate) fn wipe(&self) {
         self.found.fill_with(0, self.found.bytes(), &mut |_, part| part.fill(0xee));
     }
 
-    /// Whether the destination has this item of this call.
+    /// Returns true if the destination has this item of this call.
     pub(crate) fn is_right(&self, size: usize, call: usize, item: usize) -> bool {
         let (source, mut right) = (self.source_at(size, call, item) as u64, true);
         let mut expected = Vec::new();
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_elsewhere_is_not_right() {
+    fn bytes_of_another_item_are_wrong() {
         let memory = Memory::new(3, 1 << 16).unwrap();
         memory.wipe();
         assert!(!memory.is_right(4096, 5, 2));

@@ -1,9 +1,9 @@
-//! `kvplane-bench stores`: our store beside those of others, same sizes, batches and number of clients, in turns.
+//! `kvplane-bench stores`: kvplane's store beside others, same sizes, batches and number of clients, in turns.
 //!
-//! For each cell ours and every other store are measured one after the other, and that several times; what is compared
-//! is the median of the rounds' ratios. Each server and each client is a process of its own, and none of them spins
-//! while it has nothing to do, so all stay up while others are measured. `cargo x stores` installs what is needed and
-//! starts this in a network namespace of its own.
+//! For each cell kvplane and every other store are measured one after the other, several times; the median of the
+//! rounds' ratios is compared. Each server and each client is a process of its own, and none of them spins while idle,
+//! so all stay up while others are measured. `cargo x stores` installs the programs and starts this in a network
+//! namespace of its own.
 
 mod cells;
 mod client;
@@ -26,11 +26,11 @@ use side::{Clients, Server, Side};
 pub(crate) use client::{ROLE_CLIENT, run as client};
 pub(crate) use ours::{ROLE_SERVER, serve};
 
-/// The sides in the order of the tables.
+/// Sides in the order of the tables.
 pub(crate) const NAMES: [&str; 7] =
     ["ours tcp", "mooncake remote", "redis", "memcached", "ours shm", "mooncake dummy", "memcpy"];
 
-/// Below this a copy stays in the caches of one core.
+/// Size below which a copy stays in the caches of one core.
 const SMALLEST_COPY_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
@@ -112,7 +112,8 @@ fn pids_of<'a>(servers: &'a [(&'static str, Server)], side: &Side) -> &'a [u32] 
     server_of(servers, side).map_or(&[], |server| &server.pids)
 }
 
-/// Memory of each server: for the largest cell that is wanted and fits, all servers' and one side's clients together.
+/// Returns the memory of each server: enough for the largest requested cell that fits, all servers' and one side's
+/// clients together.
 fn pool_bytes(options: &Options, size: u64) -> u64 {
     let wanted = options.clients.iter().flat_map(|clients| options.batches.iter().map(move |batch| clients * batch));
     let affordable = affordable_bytes();
@@ -131,7 +132,7 @@ fn fitting(options: &Options, size: u64, clients: u64, pool_bytes: u64) -> Vec<C
     fit
 }
 
-/// Every server that is needed; says which do not start.
+/// Starts the required servers; reports those that do not start.
 fn start_servers(sides: &[Side], pool_bytes: u64, options: &Options) -> Vec<(&'static str, Server)> {
     let mut servers: Vec<(&'static str, Server)> = Vec::new();
     for side in sides {
@@ -161,7 +162,7 @@ fn start_clients(
     started.inspect_err(|problem| println!("skipped: {} with {count} clients: {problem}", side.name)).ok()
 }
 
-/// Puts, gets what was put, checks it, and removes it.
+/// Puts objects, gets them, verifies them, and removes them.
 fn measure(
     side: &Side,
     clients: &mut Clients,
@@ -171,7 +172,7 @@ fn measure(
     (options, pool_bytes): (&Options, u64),
 ) -> Vec<Row> {
     let mut rows = Vec::new();
-    // Who only copies has less memory for it, and small copies say nothing of memory.
+    // The memcpy side has less memory, and small copies say nothing about memory.
     let pool_bytes = if side.server.is_empty() { cells::LEAST_POOL_BYTES } else { pool_bytes };
     if cell.bytes() > cells::share(pool_bytes) || side.server.is_empty() && cell.size < SMALLEST_COPY_BYTES {
         return rows;
@@ -197,7 +198,7 @@ fn measure(
     rows
 }
 
-/// Bytes that the machine has left, less a tenth.
+/// Returns the machine's available memory, less a tenth.
 fn affordable_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,32 +1,32 @@
-//! The command line of `kvplane-bench stores`, which is that of `cargo x stores` after its installation.
+//! Command line of `kvplane-bench stores`: that of `cargo x stores` after its installation.
 
 use std::path::PathBuf;
 
 use super::cells::parse_size;
 use crate::Failure;
 
-/// What to run.
+/// Options of a run.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Where the wheel is installed, and the rows and the servers' logs go.
+    /// Folder of the wheel, the result rows and the servers' logs.
     pub(crate) folder: PathBuf,
-    /// Where the drivers are.
+    /// Folder of the drivers.
     pub(crate) scripts: PathBuf,
-    /// Sides to run; all where empty.
+    /// Sides to run; all if empty.
     pub(crate) only: Vec<String>,
     pub(crate) sizes: Vec<u64>,
     pub(crate) batches: Vec<u64>,
     pub(crate) clients: Vec<u64>,
     pub(crate) rounds: usize,
-    /// For each side, cell, operation and round.
+    /// Seconds for each side, cell, operation and round.
     pub(crate) seconds: f64,
-    /// Memory of each store; follows the sizes where it is not said.
+    /// Memory of each store; `None` derives it from the sizes.
     pub(crate) pool_bytes: Option<u64>,
     pub(crate) markdown: Option<PathBuf>,
 }
 
 impl Options {
-    /// The Python that has the wheel.
+    /// Returns the Python that has the wheel.
     pub(crate) fn python(&self) -> PathBuf {
         self.folder.join("mc/bin/python")
     }
@@ -41,7 +41,7 @@ const USAGE: &str = "\
   --rounds N, --seconds S   how often, and how long each
   --pool SIZE        memory of each store;  --markdown FILE  the tables for docs/performance.md";
 
-/// Reads the words. The error names the word that makes no sense.
+/// Parses the words. The error names the invalid word.
 pub(crate) fn parse(words: &[String]) -> Result<Options, Failure> {
     let mut options = Options {
         folder: PathBuf::from("target/peers"),
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_taken_and_what_makes_no_sense_is_named() {
+    fn words_are_parsed_and_invalid_ones_are_named() {
         let parsed = |line: &str| parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let options = parsed("--sizes 4K,1M --clients=2 --rounds 5").unwrap();
         assert_eq!((options.sizes, options.clients, options.rounds), (vec![4096, 1 << 20], vec![2], 5));

@@ -1,4 +1,4 @@
-//! Our side: a node in a process of its own, its clients over TCP or shared memory; and one thread's memcpy.
+//! kvplane's side: a node in a process of its own, its clients over TCP or shared memory; and one thread's memcpy.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,15 @@ use crate::peer::say;
 
 /// First word of the server's role.
 pub(crate) const ROLE_SERVER: &str = "stores-server";
-/// Objects for which the index has room: the smallest here, twice over.
+/// Bytes of the pool for each object of the index: twice as many objects as the smallest size needs.
 const OBJECT_BYTES: u64 = 2048;
 
-/// A node with a control plane, until its input ends.
+/// Runs a node with a control plane, until its input ends.
 pub(crate) fn serve(pool_bytes: &str) -> Result<(), Failure> {
     let pool_bytes: u64 = pool_bytes.parse()?;
     let bed = Bed::start_with(pool_bytes, "adaptive", |config, _| NodeConfig {
         max_objects: Some(pool_bytes / OBJECT_BYTES),
-        // As the machine asks for: shards that share cores with others park at once.
+        // Chosen from the topology: shards that share cores with others park at once.
         pacing: None,
         ..config
     })?;
@@ -34,7 +34,7 @@ pub(crate) fn serve(pool_bytes: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A client of the store.
+/// Client of the store.
 pub(crate) struct Ours {
     client: Client,
     source: Buffer,
@@ -67,12 +67,12 @@ impl Objects for Ours {
     fn get(&mut self, _memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure> {
         let slice = |item| self.found.slice(Memory::found_at(size, item), size);
         if let [key] = keys {
-            self.client.get_into(key, slice(0))?.ok_or("an object is gone")?;
+            self.client.get_into(key, slice(0))?.ok_or("an object is missing")?;
             return Ok(());
         }
         let items: Vec<(&Key, Slice)> = keys.iter().enumerate().map(|(item, key)| (key, slice(item))).collect();
         for outcome in self.client.batch_get_into(&items)? {
-            outcome?.ok_or("an object is gone")?;
+            outcome?.ok_or("an object is missing")?;
         }
         Ok(())
     }
@@ -83,7 +83,7 @@ impl Objects for Ours {
     }
 }
 
-/// The C library's copies to and from memory as large as a store's, and nothing else.
+/// Memcpy of the C library to and from memory as large as a store's.
 pub(crate) struct Copies {
     memory: Vec<u8>,
     used: usize,
@@ -93,7 +93,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Plain memory in place of the regions, whose own copies are not the C library's.
+    /// Uses plain memory instead of regions, whose own copies are not the C library's.
     pub(crate) fn new(bytes: usize, memory: &Memory) -> Self {
         let (mut source, found) = (vec![0; memory.source.bytes()], vec![1; memory.found.bytes()]);
         memory.source.copy_out(0, &mut source);

@@ -1,4 +1,4 @@
-//! Rows, and the tables made of them: medians over the rounds, ours by theirs of the same round.
+//! Result rows and their tables: medians over the rounds, kvplane divided by others in the same round.
 
 use serde_json::{Value, json};
 
@@ -8,19 +8,19 @@ use super::targets::{counterpart, plain};
 use crate::peers::meter::Usage;
 use crate::rounds::median;
 
-/// What a side's clients say of a cell, all together.
+/// Figures of a cell, of all clients of a side together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
     pub(crate) calls: u64,
     pub(crate) seconds: f64,
-    /// Bytes by seconds, in GB (10^9 bytes).
+    /// Throughput in GB/s (10^9 bytes).
     pub(crate) gb_s: f64,
     /// Median and 99th percentile of a call, the mean over the clients.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
 }
 
-/// A measurement.
+/// Measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) side: &'static str,
@@ -32,7 +32,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// CPU seconds of clients and servers per GB.
+    /// Returns the CPU seconds of clients and servers per GB.
     pub(crate) fn cpu_s_per_gb(&self) -> f64 {
         self.usage.own_s / (self.figures.gb_s * self.figures.seconds).max(1e-12)
     }
@@ -68,7 +68,7 @@ impl Results {
         self.rows.push(row);
     }
 
-    /// What was measured, in order.
+    /// Returns the measured points, in order.
     pub(crate) fn points(&self) -> Vec<(Cell, Op)> {
         let mut points = Vec::new();
         for row in &self.rows {
@@ -88,7 +88,7 @@ impl Results {
         if values.is_empty() { None } else { Some(median(&mut values)) }
     }
 
-    /// The median over rounds of ours by theirs, in GB/s.
+    /// Returns the median over rounds of kvplane divided by the other store, in GB/s.
     pub(crate) fn ratio(&self, cell: &Cell, op: Op, ours: &str, theirs: &str) -> Option<f64> {
         self.ratio_of(cell, op, ours, theirs, GB_S)
     }
@@ -100,7 +100,7 @@ impl Results {
         if ratios.is_empty() { None } else { Some(median(&mut ratios)) }
     }
 
-    /// A line for each side, others with ours by theirs behind them.
+    /// Formats a line for each side, with kvplane's ratio behind the others.
     pub(crate) fn table(&self, cell: &Cell, op: Op) -> String {
         let mut text = format!("{cell}, {}\n", op.word());
         for side in NAMES {
@@ -124,7 +124,7 @@ impl Results {
         text
     }
 
-    /// Two tables, a line for each point and a column for each side.
+    /// Formats two tables, a line for each point and a column for each side.
     pub(crate) fn markdown(&self) -> String {
         let sides: Vec<&str> = NAMES.into_iter().filter(|name| self.rows.iter().any(|row| row.side == *name)).collect();
         let mut text = String::new();
@@ -141,7 +141,7 @@ impl Results {
     }
 }
 
-/// The line above the tables.
+/// Formats the line above the tables.
 pub(crate) fn header() -> String {
     format!(
         "  {:<16} {:>8} {:>10} {:>9} {:>10} {:>9} {:>8}  {:>8} {:>8}  of",

@@ -1,4 +1,4 @@
-//! The sides of a run: their servers and their clients as processes, ours and others' alike.
+//! Sides of a run: their servers and their clients as processes.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -16,14 +16,14 @@ use crate::peers::process::{self, Process};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A store, and one way to reach it.
+/// Store with one way to access it.
 pub(crate) struct Side {
     pub(crate) name: &'static str,
-    /// Its server, which several sides may share; empty where it needs none.
+    /// Name of its server, which several sides may share; empty if it needs none.
     pub(crate) server: &'static str,
-    /// What the script is given first, the script's name before all; empty where this program is the driver.
+    /// Script and its first arguments; empty if this program is the driver.
     script: &'static [&'static str],
-    /// Which way, for the client.
+    /// Transport argument of the client.
     way: &'static str,
 }
 
@@ -37,12 +37,12 @@ const ALL: [Side; 7] = [
     Side { name: "memcpy", server: "", script: &[], way: "memcpy" },
 ];
 
-/// Those that were asked for and whose programs are there; the others are said.
+/// Returns the requested sides whose programs are installed; the others are reported.
 pub(crate) fn of(options: &Options) -> Result<Vec<Side>, Failure> {
     let mut sides = Vec::from(ALL);
     sides.retain(|side| options.only.is_empty() || options.only.iter().any(|name| *name == side.name));
     if let Some(unknown) = options.only.iter().find(|name| ALL.iter().all(|side| side.name != name.as_str())) {
-        return Err(format!("--only: {unknown:?} is none of {:?}", super::NAMES).into());
+        return Err(format!("--only: {unknown:?} is not one of {:?}", super::NAMES).into());
     }
     sides.retain(|side| match missing(side.server, options) {
         Some(problem) => {
@@ -79,12 +79,12 @@ impl Side {
     }
 }
 
-/// A running server.
+/// Running server.
 pub(crate) struct Server {
     _process: Process,
-    /// What its clients are told.
+    /// Line that it printed, which its clients get as an argument.
     pub(crate) said: String,
-    /// The processes whose CPU counts.
+    /// Processes whose CPU time counts.
     pub(crate) pids: Vec<u32>,
 }
 
@@ -103,7 +103,7 @@ impl Server {
     }
 }
 
-/// A side's clients.
+/// Clients of a side.
 pub(crate) struct Clients {
     processes: Vec<Process>,
     pids: Vec<u32>,
@@ -121,7 +121,7 @@ impl Clients {
         let mut clients = Self { processes: Vec::new(), pids: Vec::new(), rounds: (count * 1000) as u32 };
         for index in 0..count {
             let mut command = side.command(options)?;
-            // Who only copies has its share of memory for it.
+            // Clients of the memcpy side share its memory.
             let (index, bytes) = (index.to_string(), buffer_bytes.to_string());
             let room = (super::cells::LEAST_POOL_BYTES / count).to_string();
             let server = if side.server.is_empty() { &room } else { server };
@@ -138,13 +138,13 @@ impl Clients {
         Ok(clients)
     }
 
-    /// A number that makes the next puts' keys new.
+    /// Returns a number that makes the keys of the next puts new.
     pub(crate) const fn next_round(&mut self) -> u32 {
         self.rounds += 1;
         self.rounds
     }
 
-    /// Has every client obey, and returns their answers. All are told before any is heard.
+    /// Sends a command to every client, then reads all replies.
     pub(crate) fn ask(&mut self, line: &str) -> Result<Vec<Value>, Failure> {
         for process in &mut self.processes {
             process.say(line)?;
@@ -160,7 +160,7 @@ impl Clients {
             .collect()
     }
 
-    /// As `ask`, for what is timed: the clients' calls together, from the first one's begin to the last one's end.
+    /// Like `ask`, for timed commands: the clients' calls together, from the first one's begin to the last one's end.
     pub(crate) fn timed(&mut self, line: &str, servers: &[u32], cell: Cell) -> Result<(Figures, Usage), Failure> {
         let watched: Vec<u32> = self.pids.iter().chain(servers).copied().collect();
         let mark = Mark::now(&watched);

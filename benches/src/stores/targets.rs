@@ -1,4 +1,4 @@
-//! What the store must show beside others, and what a run says of it.
+//! Targets of the store beside others, and the verdicts of a run.
 
 use super::cells::{Cell, Op, human};
 use super::report::Results;
@@ -6,10 +6,10 @@ use super::report::Results;
 pub(crate) use crate::peers::targets::plain;
 
 const MIB: u64 = 1 << 20;
-/// Misses that are named one by one.
+/// Most misses that are listed one by one.
 const MOST_NAMED: usize = 12;
 
-/// One target: ours by theirs in GB/s, at least so much, for some cells.
+/// Target: minimum ratio of kvplane's GB/s to another store's, for some cells.
 struct Target {
     ours: &'static str,
     theirs: &'static str,
@@ -38,7 +38,7 @@ const fn target(
     Target { ours, theirs, least, cells, applies }
 }
 
-/// A line for each target of which the run has figures, and the misses.
+/// Returns a line for each target of which the run has figures, and the misses.
 pub(crate) fn verdicts(results: &Results) -> Vec<String> {
     ALL.iter().filter_map(|target| verdict(results, target)).collect()
 }
@@ -70,7 +70,7 @@ fn verdict(results: &Results, target: &Target) -> Option<String> {
     Some(text)
 }
 
-/// The side of ours that another's line in the table is held against.
+/// Returns the side of kvplane that another's line in the table is compared with.
 pub(crate) fn counterpart(side: &str) -> Option<&'static str> {
     match side {
         "mooncake dummy" | "memcpy" => Some("ours shm"),

@@ -1,4 +1,4 @@
-//! A tier on a file without a node around it: a closed loop of gets or puts, so that the queue is as deep as asked.
+//! Tier on a file without a node around it: a closed loop of gets or puts, with exactly the requested queue depth.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::Failure;
 const BLOCK_BYTES: u32 = 4096;
 /// Bytes of puts in one round.
 const ROUND_BYTES: u32 = 1 << 20;
-/// How long a round waits at the most: what the tier does by itself comes sooner.
+/// Longest wait of a round: the tier's own timers fire sooner.
 const STEP: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -28,22 +28,22 @@ pub(crate) fn region(name: &str, bytes: usize) -> Result<Arc<Region>, Failure> {
     Ok(Region::allocate(&options)?)
 }
 
-/// A tier, its driver and a pool with a place for each call that may be under way.
+/// Tier, its driver, and a pool with a place for each call in flight.
 pub(crate) struct Alone {
     pub(crate) tier: Tier,
     pub(crate) nvme: Nvme,
-    /// What the process had of memory when pool and staging area were there and pinned, and the tier was not.
+    /// Memory of the process when pool and staging area existed and were pinned, but the tier did not exist.
     pub(crate) anonymous_bytes: u64,
     pool: Arc<Region>,
     poller: Poller,
-    /// What ended, with the call's token; `false` where it failed.
+    /// Completed calls by token; `false` for a failure.
     ended: Vec<(u64, bool)>,
-    /// Payloads that are the pool's again.
+    /// Payloads that the pool owns again.
     released: Vec<u64>,
 }
 
 impl Alone {
-    /// Opens, or makes, a tier on a file. Calls are taken; it may be recovering.
+    /// Opens or creates a tier on a file. It accepts calls, even during recovery.
     pub(crate) fn open(
         path: &Path,
         file_bytes: u64,
@@ -76,7 +76,7 @@ impl Alone {
         Ok(alone)
     }
 
-    /// Drives everything once, and waits where nothing went on. Whether the tier was opened by now.
+    /// Drives all parts once, and waits if there was no progress. Returns true if the tier has been opened.
     pub(crate) fn round(&mut self) -> Result<bool, Failure> {
         let (mut opened, mut progress) = (false, self.nvme.poll()?);
         while let Some((id, result)) = self.nvme.poll_done() {
@@ -107,7 +107,7 @@ impl Alone {
         Ok(opened)
     }
 
-    /// Whether the one call that is under way has ended.
+    /// Returns true if the one call in flight has completed.
     pub(crate) fn take_ended(&mut self) -> Result<bool, Failure> {
         match self.ended.pop() {
             Some((_, true)) => Ok(true),
@@ -116,13 +116,13 @@ impl Alone {
         }
     }
 
-    /// Until everything is written, footers too.
+    /// Waits until everything is written, including footers.
     pub(crate) fn settle(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + PATIENCE;
         while !self.tier.is_idle() {
             self.round()?;
             if Instant::now() > until {
-                return Err("the tier does not come to rest".into());
+                return Err("the tier did not finish its work in time".into());
             }
         }
         Ok(())
@@ -150,7 +150,7 @@ impl Alone {
         Ok(())
     }
 
-    /// Puts for so long.
+    /// Puts objects for this time.
     pub(crate) fn put_for(
         &mut self,
         time: Duration,
@@ -165,7 +165,7 @@ impl Alone {
         })
     }
 
-    /// Keeps `depth` puts under way while `next` gives keys.
+    /// Keeps `depth` puts in flight while `next` returns keys.
     fn puts(
         &mut self,
         depth: usize,
@@ -178,7 +178,7 @@ impl Alone {
         let (start, cpu_ns, mut samples) = (Instant::now(), cpu::thread_cpu_ns(), Vec::new());
         let mut waiting = None;
         while !over || busy > 0 {
-            // As a shard does: what was given is on its way before the next are made ready.
+            // Like a shard: submitted puts are sent before the next are prepared.
             let mut given = 0;
             while let Some(place) = free.last().copied()
                 && !over
@@ -222,7 +222,7 @@ impl Alone {
         Ok(Figures::of(samples, bytes.into(), start.elapsed(), cpu::thread_cpu_ns() - cpu_ns))
     }
 
-    /// Puts an object with a payload like no other. Whether that is lent; `None` where there is no room now.
+    /// Starts a put with a unique payload. Returns true if the payload is lent; `None` if there is no space now.
     fn begin_put(&mut self, place: usize, key: u64, bytes: u32, ack: Ack) -> Result<Option<bool>, Failure> {
         let at = place * place_bytes(bytes);
         self.pool.copy_in(at, &key.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
@@ -245,7 +245,7 @@ impl Alone {
         }
     }
 
-    /// Keeps `depth` gets of random objects under way for so long.
+    /// Keeps `depth` gets of random objects in flight for this time.
     pub(crate) fn get_for(
         &mut self,
         time: Duration,
@@ -295,7 +295,7 @@ const fn place_bytes(bytes: u32) -> usize {
     (bytes as usize).next_multiple_of(4096)
 }
 
-/// What this process has of memory of its own, in bytes.
+/// Returns the anonymous memory of this process, in bytes.
 pub(crate) fn anonymous_bytes() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;

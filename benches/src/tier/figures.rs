@@ -1,20 +1,20 @@
-//! What one measurement gave, ours or another's.
+//! Figures of one measurement, of kvplane or fio.
 
 use std::time::Duration;
 
-/// Calls over a time.
+/// Rate and latency of calls over a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) per_s: f64,
     pub(crate) mb_s: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// CPU time for each call, where it is known.
+    /// CPU time of each call in µs, if known.
     pub(crate) cpu_us: f64,
 }
 
 impl Figures {
-    /// Of the times that calls of `bytes` took.
+    /// Computes the figures from the times of calls of `bytes`.
     pub(crate) fn of(mut samples_ns: Vec<u64>, bytes: u64, took: Duration, cpu_ns: u64) -> Self {
         samples_ns.sort_unstable();
         let at = |share: f64| {

@@ -1,4 +1,4 @@
-//! `fio` on a file of its own beside ours: what device, file system and kernel give to who asks for nothing more.
+//! Benchmark of `fio` on a file of its own: the raw performance of device, file system and kernel.
 
 use std::fs::OpenOptions;
 use std::ops::Range;
@@ -11,27 +11,27 @@ use serde_json::Value;
 use super::figures::Figures;
 use crate::Failure;
 
-/// A range of a file that `fio` reads and writes.
+/// Range of a file that `fio` reads and writes.
 pub(crate) struct Fio {
     path: PathBuf,
     range: Range<u64>,
 }
 
 impl Fio {
-    /// Of whole blocks.
+    /// Selects a range of whole blocks.
     pub(crate) fn on(path: &Path, range: Range<u64>) -> Self {
         Self { path: path.to_owned(), range }
     }
 
     /// Writes the range once, so that neither reads find holes nor writes have to allocate.
     pub(crate) fn lay_out(&self) -> Result<(), Failure> {
-        // fio makes a file anew that is too short for what it is to write, and what others wrote before is gone.
+        // fio recreates a file that is too short for its writes, which would lose the bytes of others.
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.path)?;
         file.set_len(file.metadata()?.len().max(self.range.end))?;
         self.run(&["--rw=write", "--bs=1M", "--iodepth=8", "--end_fsync=1"]).map(drop)
     }
 
-    /// Reads or writes for so long: `rw` is fio's word for how.
+    /// Reads or writes for this time; `rw` is fio's mode.
     pub(crate) fn measure(
         &self,
         time: Duration,
@@ -65,7 +65,7 @@ impl Fio {
         })
     }
 
-    /// A process that writes without end until it is ended.
+    /// Returns a process that writes until it is ended.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("fio");
         command.args(["--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json", "--fallocate=none"]);
@@ -87,7 +87,7 @@ impl Fio {
     }
 }
 
-/// fio cannot pin its buffers where memory may not be locked.
+/// Returns true if fio can pin its buffers: it cannot where memory may not be locked.
 fn is_fixed() -> bool {
     kvplane_sys::cpu::raise_memlock_limit().is_ok_and(|bytes| bytes > 256 << 20)
 }

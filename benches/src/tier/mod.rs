@@ -1,7 +1,7 @@
-//! The SSD tier against `fio` on a file beside it: same file system, block size, queue depth and O_DIRECT, in turns.
+//! SSD tier against `fio` on a file beside it: same file system, block size, queue depth and O_DIRECT, in turns.
 //!
-//! Two of ours: the tier with its driver alone, whose queue is exactly as deep as fio's, and a node with its client,
-//! who keeps as many objects asked for, in batches. Checksums are on.
+//! There are two kvplane sides: the tier with its driver alone, whose queue is exactly as deep as fio's, and a node
+//! with its client, which keeps as many objects in flight, in batches. Checksums are on.
 
 mod alone;
 mod figures;
@@ -28,12 +28,12 @@ pub(crate) use saturated::run as saturated;
 
 const KIB4: u32 = 4 << 10;
 const MIB: u32 = 1 << 20;
-/// How often who fills a file takes turns with the others.
+/// Number of parts in which a file is filled, in turn with the others.
 const PARTS: u32 = 8;
-/// The most bytes that are under way at once.
+/// Most bytes that are in flight at once.
 const MEMORY: usize = 64 << 20;
 
-/// What is measured, and where.
+/// Options of the benchmark.
 pub(crate) struct Options {
     path: PathBuf,
     file_bytes: u64,
@@ -58,7 +58,7 @@ impl Options {
             let value = rest.next().ok_or_else(|| format!("{word} takes a value"))?;
             match word.as_str() {
                 "--path" => options.path = value.into(),
-                // Whole blocks: a file of another length is not open to direct I/O.
+                // Whole blocks: a file of another length does not support direct I/O.
                 "--size" => options.file_bytes = kvplane::parse_bytes(value)? >> 20 << 20,
                 "--rounds" => options.rounds = value.parse()?,
                 "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
@@ -76,7 +76,7 @@ impl Options {
         path.into()
     }
 
-    /// Files that are not there yet.
+    /// Returns scratch files that do not exist yet.
     fn scratch<const N: usize>(&self, names: [&str; N]) -> [Scratch; N] {
         names.map(|name| {
             let file = Scratch(self.beside(name));
@@ -90,18 +90,18 @@ impl Options {
     }
 }
 
-/// A file that goes with this value.
+/// File that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
-        // What the control plane of a node over it remembered.
+        // State of the control plane of a node over the file.
         let _ = std::fs::remove_dir_all(self.0.with_extension("control"));
     }
 }
 
-/// The figures of one case, ours and fio's.
+/// Figures of one case, kvplane's and fio's.
 struct Case {
     name: String,
     sides: [Side; 3],
@@ -146,7 +146,7 @@ impl Case {
     }
 }
 
-/// Everything against fio.
+/// Compares everything with fio.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     println!("tier: gets and puts on {}, against fio beside it", options.path.display());
@@ -170,7 +170,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes all of each file: what is written for the first time has to be set aside by the file system.
+/// Writes all of each file, so that the file system has allocated its blocks.
 fn lay_out(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), Failure> {
     let keys = 1 << 42..(1 << 42) + options.file_bytes / u64::from(MIB) + 64;
     let mut ours = open(options, alone)?;
@@ -181,19 +181,19 @@ fn lay_out(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<()
 }
 
 fn open(options: &Options, path: &Path) -> Result<Alone, Failure> {
-    // As many objects as the node has room for.
+    // As many objects as the node has memory for.
     Alone::open(path, options.file_bytes, MEMORY, |config| *config = config.clone().with_object_bytes(KIB4))
 }
 
-/// Bytes and depth of what is read.
+/// Sizes and queue depths of reads.
 const GETS: [(u32, usize); 5] = [(KIB4, 1), (KIB4, 32), (KIB4, 128), (MIB, 8), (MIB, 32)];
 
 fn name_of(bytes: u32, depth: usize) -> String {
     format!("gets of {} KiB, {depth} at a time", bytes >> 10)
 }
 
-/// A third of each file are objects of 4 KiB, another of 1 MiB. fio reads as many bytes, which were written at the same
-/// time: how recent and how much that is decides what caches below us have of it.
+/// Measures reads. A third of each file are objects of 4 KiB, another of 1 MiB. fio reads as many bytes, which were
+/// written at the same time: their age and amount determine the hits of caches below the tier.
 fn reads(options: &Options, fio: &Path, alone: &Path, node: &Path) -> Result<(), Failure> {
     let third = options.file_bytes / 3 / u64::from(PARTS * MIB) * u64::from(PARTS * MIB);
     let mut ours = open(options, alone)?;
@@ -210,7 +210,7 @@ fn reads(options: &Options, fio: &Path, alone: &Path, node: &Path) -> Result<(),
             Fio::on(fio, start + part * range..start + (part + 1) * range).lay_out()?;
         }
     }
-    // Nothing is in memory after a restart.
+    // Memory is empty after a restart.
     drop(bed);
     let mut bed = start()?;
     let mut rng = Rng::new(1, "tier-bench");
@@ -255,7 +255,7 @@ fn writes(options: &Options, fio: &Fio, alone: &Path, node: &Path, ack: PutAck, 
     device_lines(&ours, &bed)
 }
 
-/// How the driver worked, so that figures can be explained.
+/// Prints the driver's modes, which explain the figures.
 fn device_lines(ours: &Alone, bed: &NodeBed) -> Result<(), Failure> {
     let remarks = ours.nvme.remarks().join("; ");
     println!("  tier alone: {:?} {remarks}", ours.nvme.counters());

@@ -1,4 +1,4 @@
-//! A node with one shard and an SSD, and a client on the same host: what a caller gets.
+//! Node with one shard and an SSD, and a client on the same host: performance as seen by a caller.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,14 +22,14 @@ use crate::bed::Directory;
 const CLUSTER: &str = "bench";
 const POOL_BYTES: u64 = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Batches that are under way at once, each of its share of the depth. The next is asked for when one is there, so that
-/// the queue stays as deep as fio's.
+/// Number of batches in flight, each with its share of the depth. The next is submitted when one completes, so that the
+/// queue stays as deep as fio's.
 const BATCHES: usize = 128;
 
-/// A key and its place in memory.
+/// Key and its range of memory.
 type Item = ([u8; 8], Slice);
 
-/// A node on a file. Its memory keeps nothing of what is read from the SSD.
+/// Node on a file. Its memory keeps no object that is read from the SSD.
 pub(crate) struct NodeBed {
     client: Client,
     buffer: Buffer,
@@ -40,14 +40,15 @@ pub(crate) struct NodeBed {
 }
 
 impl NodeBed {
-    /// Starts a node, with the SSD or without, and waits until all that is on it is known.
+    /// Starts a node, with the SSD or without, and waits for its recovery.
     pub(crate) fn start(ssd: Option<(&Path, u64)>, ack: PutAck, memory: usize) -> Result<Self, Failure> {
         static BEDS: AtomicU64 = AtomicU64::new(0);
         let mut directory = Directory::new()?;
         directory.0.as_mut_os_string().push(format!("-{}", BEDS.fetch_add(1, Ordering::Relaxed)));
         let mut config = ControlConfig::new(CLUSTER);
         config.publish = Some(RuntimeDirectory::at(&directory.0));
-        // What is on the SSD is believed by who knows that nobody else had its slots meanwhile.
+        // Objects on the SSD are valid only for a control plane that knows that no other node had their slots
+        // meanwhile.
         config.state_directory = ssd.map(|(path, _)| path.with_extension("control"));
         let control_server = ControlServer::start(config)?;
         let runtime_directory = Some(directory.0.clone());
@@ -91,7 +92,7 @@ impl NodeBed {
         Ok(())
     }
 
-    /// Puts for so long, `depth` under way.
+    /// Puts objects for this time, `depth` in flight.
     pub(crate) fn put_for(
         &mut self,
         time: Duration,
@@ -100,7 +101,7 @@ impl NodeBed {
         first_key: &mut u64,
     ) -> Result<Figures, Failure> {
         self.measure(time, depth, bytes, |bed, items: &mut Vec<Item>, left: &[usize]| {
-            // What was refused is put again, all else is new.
+            // Refused objects are put again, all others are new.
             for at in (0..items.len()).filter(|at| !left.contains(at)) {
                 *first_key += 1;
                 items[at].0 = (*first_key - 1).to_le_bytes();
@@ -109,7 +110,7 @@ impl NodeBed {
         })
     }
 
-    /// Gets of random objects for so long, `depth` under way.
+    /// Gets random objects for this time, `depth` in flight.
     pub(crate) fn get_for(
         &mut self,
         time: Duration,
@@ -148,7 +149,7 @@ impl NodeBed {
         Ok(())
     }
 
-    /// Asks for so long, keeping `depth` objects under way.
+    /// Submits batches for this time, keeping `depth` objects in flight.
     fn measure(
         &mut self,
         time: Duration,
@@ -178,12 +179,12 @@ impl NodeBed {
     }
 }
 
-/// Which puts there was no room for yet. What else went wrong ends the bench.
+/// Returns the puts that were refused for lack of memory. Any other failure ends the benchmark.
 fn refused(finished: &BatchOutcome) -> Result<Vec<usize>, Failure> {
     match finished {
         BatchOutcome::Gets(outcomes) => {
             for outcome in outcomes {
-                outcome.as_ref().map_err(ToString::to_string)?.ok_or("an object is gone")?;
+                outcome.as_ref().map_err(ToString::to_string)?.ok_or("an object is missing")?;
             }
             Ok(Vec::new())
         }

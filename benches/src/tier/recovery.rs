@@ -1,4 +1,4 @@
-//! A restart: how fast what is on the device is known again, how soon the first object is given, what a key costs.
+//! Recovery after a restart: its speed, the time to the first object, and the memory of a key.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use super::{MEMORY, Options, Scratch};
 use crate::Failure;
 use crate::rounds::Series;
 
-/// Short objects, so that millions of keys need no large device.
+/// Size of the objects: short, so that millions of keys need no large device.
 const OBJECT_BYTES: u32 = 64;
-/// Short ones, so that the last, which has no footer and is scanned, is a small part of all.
+/// Size of a segment: short, so that the last, which has no footer and is scanned, is a small part of all.
 const SEGMENT_BYTES: u64 = 32 << 20;
-/// Keys that are asked for after each round until one is there.
+/// Number of keys that are read after each round until one is found.
 const TRIES: u64 = 16;
 
-/// Restarts on a device with so many keys.
+/// Measures restarts on a device with this number of keys.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     let keys = options.keys;
@@ -73,7 +73,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Asks for random keys until one is there and has been read.
+/// Reads random keys until one is found.
 fn first_hit(ours: &mut Alone, keys: u64, rng: &mut Rng, start: Instant) -> Result<Duration, Failure> {
     loop {
         for _ in 0..TRIES {

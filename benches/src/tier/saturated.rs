@@ -1,4 +1,4 @@
-//! Puts while others write as much as the disk takes: with the tier under the node, and without it.
+//! Puts on a saturated disk: with the tier under the node, and without it.
 
 use std::process::{Child, Stdio};
 
@@ -10,7 +10,7 @@ use super::{KIB4, MEMORY, MIB, Options};
 use crate::Failure;
 use crate::rounds::Series;
 
-/// A program that is ended with this value.
+/// Program that is ended on drop.
 struct RunningProgram(Child);
 
 impl Drop for RunningProgram {
@@ -20,7 +20,7 @@ impl Drop for RunningProgram {
     }
 }
 
-/// p99 of puts, one at a time, with a saturated disk.
+/// Measures the p99 of puts, one at a time, with a saturated disk.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     println!("tier-puts: p99 of puts by one client, the disk written to by fio as fast as it goes");

@@ -10,20 +10,20 @@ use kvplane_transport::{CloseCause, ConnectionId, CopyCompletions, Event, Rdma, 
 
 use crate::Failure;
 
-/// How long a connection or an answer may take.
+/// Time limit of a connection or a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The segment that is written.
+/// Segment that is written.
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
-/// Slices under way, each to a place of its own: as many as a connection takes beside its messages.
+/// Number of slices in flight, each to a range of its own: as many as a connection takes beside its messages.
 const BATCH: usize = 120;
 
-/// One end.
+/// End of a connection.
 pub(super) struct End {
     pub(super) rdma: Rdma,
-    /// Connections that are up, and that are gone.
+    /// Numbers of connections that are up, and that are gone.
     pub(super) up: usize,
     pub(super) gone: usize,
-    /// Devices ring it; the benchmark spins and never waits for it.
+    /// Poller that devices wake; the benchmark spins and never waits for it.
     _poller: Poller,
 }
 
@@ -34,7 +34,7 @@ impl End {
         Ok(Self { rdma, up: 0, gone: 0, _poller: poller })
     }
 
-    /// A round of a host that spins, without copies.
+    /// Runs a round of a spinning host, without copies.
     pub(super) fn round(&mut self) {
         self.rdma.poll(cpu::monotonic_ns());
         while let Some(event) = self.rdma.poll_event() {
@@ -49,7 +49,7 @@ impl End {
     }
 }
 
-/// Sets up a connection; what the host would carry is carried at once.
+/// Sets up a connection; the messages of the host are passed on directly.
 pub(super) fn connect(asking: &mut End, asked: &mut End) -> Result<(ConnectionId, ConnectionId), Failure> {
     let (ask, offer) = asking.rdma.offer(0, 0)?;
     let (serve, answer) = asked.rdma.accept(&offer);
@@ -58,7 +58,7 @@ pub(super) fn connect(asking: &mut End, asked: &mut End) -> Result<(ConnectionId
     Ok((ask, serve))
 }
 
-/// Two devices that reach each other and move bytes.
+/// Returns two devices that reach each other and move bytes.
 pub(super) fn loopback() -> Result<Vec<Device>, Failure> {
     let fabric = Loopback::new(&[SoftPort::default(), SoftPort::default()]);
     Ok(Verbs::loopback(&fabric).devices()?)
@@ -68,13 +68,13 @@ pub(super) fn region(bytes: usize) -> Result<Arc<Region>, Failure> {
     Ok(Region::allocate(&RegionOptions { huge: HugePages::Never, ..RegionOptions::new("verbs", bytes) })?)
 }
 
-/// What so many slices took.
+/// Cost of a number of slices.
 pub(super) struct SliceCost {
     pub(super) elapsed: Duration,
     pub(super) counters: RdmaCounters,
 }
 
-/// A connection over the null device, with the segment's key known on it, and memory to copy from.
+/// Connection over the null device, with the segment's key known on it, and memory to copy from.
 pub(super) struct Stream {
     asking: End,
     connection: ConnectionId,
@@ -99,7 +99,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The first copy asks for the key.
+    /// Sends the first copy, which requests the key.
     fn learn_key(&mut self) -> Result<(), Failure> {
         self.submit(0..1);
         let until = Instant::now() + PATIENCE;
@@ -113,7 +113,7 @@ impl Stream {
                 return copied.outcome.map_err(|status| format!("the first copy: {status}").into());
             }
             if Instant::now() > until {
-                return Err("the segment's key did not come".into());
+                return Err("the segment's key did not arrive".into());
             }
         }
     }
@@ -127,15 +127,14 @@ impl Stream {
         self.asking.rdma.copy_many(self.connection, places.map(copy));
     }
 
-    /// Writes so many slices, as a spinning host does: submits what there is room for, flushes, polls, takes what is
-    /// over.
+    /// Writes this number of slices, like a spinning host: submits as many as fit, flushes, polls, takes completions.
     pub(super) fn run(&mut self, slices: u64) -> Result<SliceCost, Failure> {
         let before = *self.asking.rdma.counters();
         let start = Instant::now();
         let (mut submitted, mut done) = (0, 0);
         while done < slices {
             let until = slices.min(done + BATCH as u64);
-            // Copies of a connection end in order.
+            // Copies of a connection complete in order.
             self.submit((submitted..until).map(|slice| slice as usize % BATCH));
             submitted = until;
             self.asking.round();
@@ -158,7 +157,7 @@ impl Stream {
     }
 }
 
-/// Ends connections and waits until their ends are told.
+/// Closes connections and waits for their completion.
 pub(super) fn part(ends: [(&mut End, ConnectionId); 2]) -> Result<(), Failure> {
     let until = Instant::now() + PATIENCE;
     let mut gone = Vec::new();

@@ -1,4 +1,4 @@
-//! Instructions and cache misses of a slice, by cachegrind.
+//! Instructions and cache misses of a slice, counted by cachegrind.
 
 use std::env;
 use std::io::ErrorKind;
@@ -6,16 +6,16 @@ use std::process::Command;
 
 use crate::Failure;
 
-/// The first word of the process that is counted.
+/// First word of the role of the counted process.
 pub(crate) const ROLE: &str = "verbs-slices";
-/// What cachegrind counted of one run.
+/// Totals that cachegrind counted of one run.
 struct Totals {
     instructions: u64,
     data_accesses: u64,
     data_misses: u64,
 }
 
-/// Counts a run of so many slices and one of twice as many, and says what those more took.
+/// Counts a run of this number of slices and one of twice as many, and prints the difference per slice.
 pub(super) fn show(way: &str, slices: u64, wanted: &str) -> Result<(), Failure> {
     let (Some(short), Some(long)) = (totals(way, slices)?, totals(way, 2 * slices)?) else {
         println!("  {:44} skipped: valgrind is not installed", "instructions");
@@ -32,7 +32,7 @@ pub(super) fn show(way: &str, slices: u64, wanted: &str) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Runs this program under cachegrind; none where there is no valgrind.
+/// Runs this program under cachegrind; `None` without valgrind.
 fn totals(way: &str, slices: u64) -> Result<Option<Totals>, Failure> {
     let output = Command::new("valgrind")
         .args(["--tool=cachegrind", "--cache-sim=yes", "--cachegrind-out-file=/dev/null"])
@@ -56,7 +56,7 @@ fn totals(way: &str, slices: u64) -> Result<Option<Totals>, Failure> {
     }
 }
 
-/// The first number of a line such as `==7== D1  misses:   1,234  (...)`.
+/// Parses the first number of a line such as `==7== D1  misses:   1,234  (...)`.
 fn counted(said: &str, cache: &str, what: &str) -> Option<u64> {
     said.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);
@@ -71,7 +71,7 @@ mod tests {
     use super::counted;
 
     #[test]
-    fn totals_are_found() {
+    fn totals_are_parsed() {
         let said = "==7== I   refs:      1,299,440\n==7== I1  misses:        2,330\n\
             ==7== D   refs:        399,014  (299,332 rd + 99,682 wr)\n==7== D1  misses:       10,205  (7 rd + 8 wr)\n";
         assert_eq!(counted(said, "I", "refs:"), Some(1_299_440));

@@ -1,4 +1,4 @@
-//! What our own code costs an RDMA transfer, on software devices: what does not depend on the NIC.
+//! CPU cost of kvplane's own code for an RDMA transfer, on software devices: the part that does not depend on the NIC.
 //!
 //! Slices go through the driver as a host drives it, on a device that completes everything at once and moves nothing.
 //! Instructions are counted by cachegrind: this program runs itself under it for two numbers of slices, and the
@@ -24,43 +24,43 @@ pub(crate) use counted::ROLE;
 
 const SLICE_BYTES: usize = 64 << 10;
 const SMALL_BYTES: usize = 4 << 10;
-/// One message at a time.
+/// Size of a single message, in bytes.
 const MESSAGE_BYTES: usize = 64;
-/// Slices of one round: about a second.
+/// Number of slices of one round: about a second.
 const SLICES: u64 = 8_000_000;
-/// Registrations, connections and endpoints of one round.
+/// Numbers of registrations, connections and endpoints of one round.
 const REGISTRATIONS: usize = 1_000;
 const CONNECTIONS: usize = 500;
 const ENDPOINTS: u32 = 1_000;
-/// What each of those endpoints grants its peer: the least.
+/// Grant of each endpoint to its peer: the minimum.
 const GRANT: u16 = 4;
 
-/// What slices go through.
+/// Layers that slices pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// All of it: client, host, driver, verbs layer. Slices of 64 KiB: the cuts of a range of 8 MiB.
+    /// All layers: client, host, driver, verbs. Slices of 64 KiB: the cuts of a range of 8 MiB.
     Range,
-    /// The same, 128 requests to a batch, each of one slice.
+    /// All layers, with 128 requests to a batch, each of one slice.
     Requests,
-    /// The same, 4 KiB each.
+    /// All layers, with 128 requests of 4 KiB to a batch.
     Small,
     /// Driver and verbs layer alone.
     Driver,
-    /// All of it, one write of 64 bytes at a time.
+    /// All layers, with one write of 64 bytes at a time.
     Message,
 }
 
-/// Something that slices can be pushed through.
+/// Target for slices.
 enum Pipe {
     Whole(Box<Whole>),
     Driver(Box<Stream>),
 }
 
 impl Way {
-    /// Those of many slices.
+    /// Variants with many slices.
     const STREAMS: [Self; 4] = [Self::Range, Self::Requests, Self::Small, Self::Driver];
 
-    /// How a process is told of it.
+    /// Returns the argument that names it for a process.
     const fn word(self) -> &'static str {
         match self {
             Self::Range => "range",
@@ -101,11 +101,11 @@ impl Pipe {
     }
 }
 
-/// The part of a round under the counter.
+/// Runs the part of a round that is counted.
 pub(crate) fn counted(words: &[String]) -> Result<(), Failure> {
-    let [word, slices] = words else { return Err("which way, and how many slices?".into()) };
+    let [word, slices] = words else { return Err("give a way and a number of slices".into()) };
     let mut ways = Way::STREAMS.into_iter().chain([Way::Message]);
-    let way = ways.find(|way| way.word() == word).ok_or("there is no such way")?;
+    let way = ways.find(|way| way.word() == word).ok_or("unknown way")?;
     way.open()?.run(slices.parse()?)?;
     Ok(())
 }
@@ -170,7 +170,7 @@ fn registrations(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Offer, answer and completion on both sides, in one thread: the time of both ends together.
+/// Measures offer, answer and completion on both sides, in one thread: the time of both ends together.
 fn connections(rounds: usize) -> Result<(), Failure> {
     let devices = loopback()?;
     let options = RdmaOptions { endpoints: 8, ..RdmaOptions::default() };
@@ -195,7 +195,7 @@ fn connections(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory of this process for each end of a connection, beside the receives that it is granted.
+/// Measures the memory of this process for each end of a connection, beside the receives that it is granted.
 fn endpoints() -> Result<(), Failure> {
     let device = Verbs::null().device("null0")?;
     let receives = ENDPOINTS * u32::from(GRANT);
@@ -217,7 +217,7 @@ fn endpoints() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Pages of this process that are in memory.
+/// Returns the resident memory of this process.
 fn resident_bytes() -> Result<u64, Failure> {
     const PAGE_BYTES: u64 = 4096;
     let text = fs::read_to_string("/proc/self/statm")?;

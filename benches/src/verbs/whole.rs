@@ -1,7 +1,7 @@
-//! The whole way of a slice, from a batch that is submitted to its results: client, host, driver and verbs layer.
+//! Path of a slice through all layers, from a submitted batch to its results: client, host, driver and verbs.
 //!
-//! A host asks a shard of this process over the null device. Their connection is made as always, over TCP; after that
-//! the shard sleeps, as one-sided writes do not concern it.
+//! A host writes to a shard of this process over the null device. Their connection is set up as usual, over TCP; after
+//! that the shard sleeps, as one-sided writes do not concern it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ use kvplane_transport::{RdmaCounters, RdmaOptions};
 use super::bed::{SliceCost, region};
 use crate::Failure;
 
-/// Slices of one batch, where it has several.
+/// Number of slices of one batch, if it has several.
 const BATCH: usize = 128;
 const DEADLINE: Duration = Duration::from_secs(30);
 const CLUSTER: &str = "bench";
 
-/// What a batch is.
+/// Shape of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Requests of one slice each, to places that do not touch.
+    /// Requests of one slice each, to ranges that do not touch.
     Scattered,
     /// One request, cut into slices.
     Range,
@@ -33,11 +33,11 @@ pub(super) enum Shape {
     One,
 }
 
-/// A client and the memory that it writes from and to.
+/// Client and the memory that it writes from and to.
 pub(super) struct Whole {
     initiator: Initiator,
     requests: Vec<Request>,
-    /// Slices of one batch.
+    /// Number of slices of one batch.
     batch: usize,
     _memory: Arc<Region>,
     _shard: ShardHandle,
@@ -80,13 +80,13 @@ impl Whole {
         Ok(whole)
     }
 
-    /// Until all goes over the device.
+    /// Runs until all writes go over the device.
     fn warm_up(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + DEADLINE;
         let mut settled = 0;
         while settled < 16 {
             let before = self.initiator.host_counters().rdma_copies;
-            // Parked: rounds of waiting are not to be counted.
+            // Parked, so that polling rounds are not counted.
             let batch = self.initiator.submit(&self.requests, DEADLINE)?;
             self.initiator.wait(batch)?;
             self.initiator.release(batch);
@@ -113,7 +113,7 @@ impl Whole {
         Ok(())
     }
 
-    /// Writes so many slices, rounded up to whole batches.
+    /// Writes this number of slices, rounded up to whole batches.
     pub(super) fn run(&mut self, slices: u64) -> Result<SliceCost, Failure> {
         let before = *self.initiator.host().rdma_counters();
         let start = Instant::now();
@@ -132,7 +132,7 @@ impl Whole {
     }
 }
 
-/// A shard that has memory and sleeps.
+/// Starts a shard that has memory and sleeps.
 fn serve(host: &HostConfig) -> Result<ShardHandle, Failure> {
     let identity = Identity {
         cluster: CLUSTER.to_owned(),

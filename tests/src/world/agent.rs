@@ -1,4 +1,4 @@
-//! A node's agent: what speaks for the node to the control plane, and hands its shards the maps that it hears of.
+//! Agent of a node: represents the node at the control plane, and passes received maps to the node's shards.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -19,18 +19,18 @@ use super::faults::Party;
 use super::queue::{Event, Message};
 use super::scenario::{MS, Mischief};
 
-/// How often a node says that it is alive, or asks to join.
+/// Interval at which a node sends heartbeats, or requests to join.
 const AGENT_NS: u64 = 100 * MS;
-/// The identity of the control plane's state, which outlives its processes here.
+/// Identity of the cluster state, which outlives the control plane's processes here.
 const STATE: u64 = 1;
 
 impl World {
-    /// The agent's turn: join, or say that the node is alive.
+    /// Runs the agent's periodic turn: joins, or sends a heartbeat.
     pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
         if !self.is_node(index, incarnation) || self.is_silent(index) {
             return;
         }
-        // As a real node: first its disks, then the cluster.
+        // Like a real node: it opens its disks before it joins the cluster.
         if !self.tiers_opened(index) {
             self.after(MS, Event::Agent(index, incarnation));
             return;
@@ -41,7 +41,7 @@ impl World {
         self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
     }
 
-    /// True for a node that leaves and sends no heartbeats any more.
+    /// Returns true for a node that leaves and no longer sends heartbeats.
     fn is_silent(&self, index: usize) -> bool {
         match self.nodes[index].departure {
             None | Some(Departure::Drains) => false,
@@ -57,7 +57,7 @@ impl World {
     }
 
     fn speak(&mut self, index: usize) {
-        // As a real node does beside its heartbeats.
+        // A real node does so beside its heartbeats.
         self.report_settled(index);
         let node = &self.nodes[index];
         let (id, incarnation) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
@@ -72,7 +72,7 @@ impl World {
         self.tell_control(Party::Node(index), Message::Node(index, incarnation.0, input));
     }
 
-    /// Says that a member has all that moved to it by the map that its shards follow, once that is so.
+    /// Reports that a member has imported all slots that it gained by its shards' map, once that is true.
     fn report_settled(&mut self, index: usize) {
         let node = &self.nodes[index];
         let settled = |incarnation: &usize| self.incarnations[*incarnation].service.inspect().move_counters().settled;
@@ -89,7 +89,7 @@ impl World {
         self.nodes[index].up && self.nodes[index].incarnation == incarnation
     }
 
-    /// The control plane's answer reaches the agent.
+    /// Delivers the control plane's reply to the agent.
     pub(crate) fn agent_hears(&mut self, index: usize, incarnation: u64, answer: &Result<Reply, Rejection>) {
         if !self.is_node(index, incarnation) {
             return;
@@ -101,7 +101,7 @@ impl World {
             return;
         }
         match answer {
-            // First that it will tell of moves, and then that it is there.
+            // The node first announces that it reports migrations, and then that it is ready.
             Ok(Reply::Joined { .. }) if !self.nodes[index].joined => {
                 let node = NodeId(index as u64 + 1);
                 let input = Input::Settled { node, incarnation: Incarnation(incarnation), epoch: Epoch(0) };
@@ -116,7 +116,7 @@ impl World {
                 self.speak(index);
             }
             Ok(Reply::Alive { epoch, since }) => {
-                // Answers come in any order.
+                // Replies arrive in any order.
                 if *epoch >= self.nodes[index].heard.0 {
                     self.nodes[index].heard = (*epoch, *since);
                 }
@@ -127,10 +127,10 @@ impl World {
             }
             Ok(_) | Err(Rejection::NodeIdInUse { .. } | Rejection::LastOwner { .. } | Rejection::Adopting { .. }) => {}
             Err(Rejection::Unknown { .. }) => self.offer_map(index),
-            // Nobody can say who had its slots meanwhile.
+            // No member knows who owned the node's slots meanwhile.
             Err(Rejection::OfferRefused { .. }) => self.begin_again(index),
-            // Its slots are elsewhere: it drops what it holds and comes back as a new incarnation. A late answer to a
-            // message that was sent before a rejoin does not get here: it carries the former incarnation.
+            // The node's slots have other owners: it drops its objects and comes back as a new incarnation. A late
+            // reply to a message from before a rejoin does not get here: it carries the former incarnation.
             Err(Rejection::Ended { .. } | Rejection::StaleIncarnation { .. }) => {
                 if self.streams.faults.chance(0.5) {
                     self.crash_node(index);
@@ -145,7 +145,8 @@ impl World {
         }
     }
 
-    /// The control plane does not know the node: it may have lost its state. Without a map, there is nothing to offer.
+    /// Handles a control plane that does not know the node, and may have lost its state. Without a map, the node has
+    /// nothing to offer.
     fn offer_map(&mut self, index: usize) {
         let node = &self.nodes[index];
         let Some(map) = &node.map else { return self.begin_again(index) };
@@ -161,7 +162,7 @@ impl World {
         self.tell_control(Party::Node(index), Message::Node(index, incarnation, input));
     }
 
-    /// The process goes on under a new incarnation: its shards drop what they have and close their connections.
+    /// Continues the process under a new incarnation: its shards drop their objects and close their connections.
     fn begin_again(&mut self, index: usize) {
         let node = &mut self.nodes[index];
         node.incarnation += 1;
@@ -180,11 +181,11 @@ impl World {
         self.after(MS, Event::Agent(index, incarnation));
     }
 
-    /// A map reaches the node: each shard learns which slots are its own.
+    /// Delivers a map to the node: each shard learns its slots.
     pub(crate) fn node_sees_map(&mut self, index: usize, map: &Rc<ClusterMap>) {
         let node = &self.nodes[index];
         let (before, epoch) = (node.epoch, map.epoch);
-        // As a real node: first its disks, then the cluster.
+        // Like a real node: it opens its disks before it joins the cluster.
         if !node.up || epoch <= before || !self.tiers_opened(index) {
             return;
         }
@@ -195,17 +196,18 @@ impl World {
         let kept_since = self.nodes[index].kept_since.unwrap_or(Epoch(0));
         let since = since.max(kept_since);
         if kept_since > Epoch(0) {
-            // As a real node: what its disks hold may be older than what a life of its own did without them.
+            // Like a real node: the objects on its disks may be older than those of its own later incarnation without
+            // the disks.
             Rc::make_mut(&mut owners).kept = kept_since;
         }
-        // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
+        // A slot may have had another owner in a missed epoch and have come back: objects here may be stale.
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
         self.statistics.missed += u64::from(missed);
         for incarnation in self.nodes[index].shards.clone() {
             self.shard_sees_owners(incarnation, &owners, since, missed);
         }
         self.note_moves(index);
-        // A real node looks every few milliseconds.
+        // A real node checks every few milliseconds.
         self.report_settled(index);
     }
 
@@ -229,7 +231,7 @@ impl World {
             })
             .collect();
         let running = &mut self.incarnations[index];
-        // These hosts do not know what their maps say of former owners.
+        // These hosts ignore the map's information about former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
             running.service.own(epoch, MapStanding { state: STATE, since, kept: Epoch(0) }, owns);
         } else if !self.scenario.has(Mischief::KeepSlots)
@@ -269,8 +271,8 @@ impl World {
         self.drain_service(index, None);
     }
 
-    /// Since when owners have been as the map says; nothing when the control plane has to be asked first, by hosts that
-    /// do not know what maps say of it.
+    /// Returns the epoch since which owners have been as the map says; `None` if the control plane has to be asked
+    /// first, for hosts that ignore the map's information.
     fn standing_of(&self, map: &ClusterMap) -> Option<Epoch> {
         if self.scenario.has(Mischief::BelieveDisks) {
             return Some(Epoch(0));
@@ -281,10 +283,10 @@ impl World {
         Some(map.former.as_ref().map_or(map.epoch, |former| former.since))
     }
 
-    /// A shard dropped objects. What a disk had of them may be there again when nobody else had their slots meanwhile.
+    /// Notes that a shard dropped objects. A disk may bring them back if no other shard owned their slots meanwhile.
     fn dropped(&mut self, lineage: usize, dropped: impl Fn(Digest) -> bool) {
         if self.scenario.returns {
-            // Its disk has it, and whoever has its slots meanwhile tells what changed.
+            // The disk has the objects, and the owners of the slots meanwhile report changes.
         } else if self.scenario.tier.is_some() {
             self.shadow.promises_void(lineage, dropped);
         } else {

@@ -1,4 +1,4 @@
-//! What arrives at a client: answers, and payloads that the kernel writes into the caller's memory.
+//! Arrivals at a client: replies, and payloads that the kernel writes into the caller's memory.
 
 use kvplane_client::PayloadTo;
 use kvplane_proto::checksum::PayloadChecksum;
@@ -11,7 +11,7 @@ use super::pipe::{Destination, IncomingPayload, Piece};
 use super::scenario::Mischief;
 
 impl World {
-    /// A piece arrives at the client.
+    /// Delivers a piece to the client.
     pub(crate) fn arrive_at_client(&mut self, index: u32, piece: Piece) {
         let Some(connection) = self.connections.get(&index) else { return };
         match (piece, connection.client_end) {
@@ -35,14 +35,14 @@ impl World {
         let body = &bytes[HEADER_BYTES..];
         let to = self.clients[client].client.frame(lane, &header, body, self.now_ns);
         self.detail(header.request.to_bits(), || {
-            format!("client {client} hears {:?} {:?}", header.kind, header.status)
+            format!("client {client} receives {:?} {:?}", header.kind, header.status)
         });
         if header.payload_bytes > 0 {
             let destination = match to {
                 PayloadTo::Discard => Destination::Discard,
                 PayloadTo::Local { local, slice } => Destination::Local { local, slice },
                 PayloadTo::Scatter { .. } => {
-                    self.violate(broken(Rule::Protocol, "ranges are read, but none were asked for".to_owned()));
+                    self.violate(broken(Rule::Protocol, "ranges are read, but none were requested".to_owned()));
                     return;
                 }
             };
@@ -54,7 +54,7 @@ impl World {
         self.drain_client(client);
     }
 
-    /// The kernel writes into the caller's memory, whatever the client's thread is doing.
+    /// Writes payload bytes into the caller's memory, as the kernel does, whatever the client's thread is doing.
     fn payload_arrives(&mut self, index: u32, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let (client, open) = (connection.client, connection.client_end == End::Open);
@@ -78,7 +78,7 @@ impl World {
     }
 }
 
-/// A frame's header, when header and body are whole.
+/// Decodes a frame's header, if header and body are intact.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
     let (head, body) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(head).ok()?;

@@ -1,4 +1,4 @@
-//! A client's process: its state machine, its memory, its lanes; one thread that does one thing at a time.
+//! Process of a client: its state machine, its memory, its lanes; one thread that does one thing at a time.
 
 use std::collections::BTreeMap;
 
@@ -22,23 +22,23 @@ use super::results::OpenBatch;
 use super::scenario::{MS, Mischief, Scenario};
 use super::{World, slot_count};
 
-/// A client's process. Its incarnation changes when it is killed and started again.
+/// Process of a client. Its incarnation changes when it is killed and restarted.
 pub(crate) struct ClientHost {
     pub(crate) client: Client,
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
-    /// The control plane gave it a ticket.
+    /// The control plane has issued a ticket to it.
     pub(crate) has_ticket: bool,
     pub(crate) memory: Memory,
     pub(crate) lanes: BTreeMap<LaneId, u32>,
     pub(crate) batches: BTreeMap<BatchId, OpenBatch>,
     pub(crate) copying: Option<Copy>,
     pub(crate) batches_left: u64,
-    /// It will be killed in the middle of its next copy.
+    /// The client will be killed in the middle of its next copy.
     pub(crate) doomed: bool,
-    /// It is a shard's, and fetches for it.
+    /// State of a shard's client, which imports objects for it.
     pub(crate) fetcher: Option<Fetcher>,
-    /// The earliest timer that is scheduled.
+    /// Time of the earliest scheduled timer.
     armed_ns: u64,
 }
 
@@ -73,7 +73,7 @@ impl ClientHost {
         }
     }
 
-    /// A shard's client.
+    /// Creates the client of a shard.
     pub(crate) fn for_shard(client: Client, memory: Memory, fetcher: Fetcher) -> Self {
         Self {
             client,
@@ -92,11 +92,11 @@ impl ClientHost {
     }
 }
 
-/// Frames that gave something back which a connection remembers, so that one is repeated when others hold its places.
+/// Number of release frames that a connection remembers, so that one is repeated after its index is reused.
 const GIVEN_BACK: usize = 32;
 
 impl World {
-    /// Does what the client asks for, until it has no more or its thread is busy with a copy.
+    /// Carries out the client's outputs, until there are no more or its thread is busy with a copy.
     pub(crate) fn drain_client(&mut self, index: usize) {
         while self.violation.is_none() && self.clients[index].copying.is_none() {
             let Some(output) = self.clients[index].client.poll_output() else { break };
@@ -113,7 +113,7 @@ impl World {
                     self.copy_segment(index, lane, slice, offset, local);
                 }
                 Output::CopySegment { .. } | Output::FileTransfer { .. } => {
-                    self.violate(broken(Rule::Protocol, "a copy that nobody asked for".to_owned()));
+                    self.violate(broken(Rule::Protocol, "a copy without a request".to_owned()));
                 }
                 Output::Reset { lane } => self.reset_lane(index, lane),
                 Output::Done { batch } if !self.is_user(index) => self.fetch_done(index, batch),
@@ -183,14 +183,14 @@ impl World {
             }
         }
         self.detail(u64::from(header.kind.code()), || {
-            format!("client {index} asks {:?} x{}", header.kind, header.items)
+            format!("client {index} sends {:?} x{}", header.kind, header.items)
         });
         self.send(connection, Way::ToServer, OutgoingFrame::new(&header, body, payload.map(Source::Local)));
         self.repeat_frame(connection, &header, body);
     }
 
-    /// A client with a bug gives back a second time, over shared memory, a pin or a reservation of some frames ago. The
-    /// shard ends its connection, and the holder of the same place of a table by then is not harmed.
+    /// Repeats a release of a pin or a reservation over shared memory, some frames later, like a client with a bug. The
+    /// shard closes its connection, and the later holder of the same index is not harmed.
     fn repeat_frame(&mut self, index: u32, header: &Header, body: &[u8]) {
         let gives_back =
             matches!(header.kind, Kind::Request(Operation::Release | Operation::Abort | Operation::Commit));
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// The host ends the lane's I/O, which takes a moment: until then bytes may still arrive in the caller's memory.
+    /// Ends the lane's I/O on the host, which takes a moment: until then bytes may still arrive in the caller's memory.
     fn reset_lane(&mut self, index: usize, lane: LaneId) {
         let delay_ns = self.streams.network.below(2 * MS);
         let Some(&connection) = self.clients[index].lanes.get(&lane) else {
@@ -252,7 +252,7 @@ impl World {
         self.drain_client(client);
     }
 
-    /// The client's end is gone and none of its I/O is left.
+    /// Handles the end of the client's side once none of its I/O is left.
     pub(crate) fn client_end_gone(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let (client, lane) = (connection.client, connection.lane);
@@ -267,7 +267,7 @@ impl World {
         self.drain_client(client);
     }
 
-    /// `kill -9` of a client: its memory is gone and the kernel closes its connections.
+    /// Kills a client as `kill -9` does: its memory is gone and the kernel closes its connections.
     pub(crate) fn crash_client(&mut self, index: usize) {
         let user = self.is_user(index);
         let client = &mut self.clients[index];

@@ -1,8 +1,8 @@
-//! The control plane's process: the pure cluster, a disk, and messages that may be lost, late, doubled and out of
-//! order.
+//! Process of the control plane: the pure cluster, a disk, and messages that may be lost, late, duplicated and
+//! reordered.
 //!
 //! It carries out outputs in the order that [`kvplane_cluster::Output`] demands, and may be killed between any two of
-//! them; what it comes back with is what it made durable, encoded and decoded.
+//! them; it restarts from the state that it made durable, encoded and decoded.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use super::queue::{Event, Message};
 use super::scenario::{MS, Mischief, Scenario};
 use super::tickets::Tickets;
 
-/// The control plane.
+/// Control plane.
 pub(crate) struct Control {
     config: ClusterConfig,
     pub(crate) cluster: Option<Cluster>,
@@ -28,12 +28,12 @@ pub(crate) struct Control {
     pub(crate) published: Option<Rc<ClusterMap>>,
     pub(crate) epochs: Epochs,
     armed_ns: u64,
-    /// Its disk was lost: what it finds at its start may be a new cluster's, or not.
+    /// Its disk was lost: at its start the cluster may be new, or have lost its state.
     lost: bool,
     pub(crate) tickets: Tickets,
 }
 
-/// How long members have to come where the state was lost.
+/// Time for members to offer their maps after the state was lost.
 const ADOPTION_NS: u64 = 1000 * MS;
 
 impl Control {
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// All that it made durable is gone.
+    /// Loses the whole durable state.
     pub(crate) fn lose(&mut self) {
         self.disk.clear();
         self.tickets.lose();
@@ -109,7 +109,7 @@ impl World {
         self.control.published = None;
     }
 
-    /// Carries out what the cluster asks for; false when the process died in between.
+    /// Carries out the cluster's outputs; returns false if the process died in between.
     pub(crate) fn carry_out(&mut self) -> bool {
         while let Some(output) = self.control.cluster.as_mut().and_then(Cluster::poll_output) {
             match output {
@@ -128,7 +128,7 @@ impl World {
                 Output::Adopt { state, changes } => {
                     self.control.persist(&changes);
                     self.trouble.forgot = false;
-                    self.detail(state, || format!("the control plane goes on with state {state}"));
+                    self.detail(state, || format!("the control plane adopts state {state}"));
                     self.statistics.adoptions += 1;
                 }
                 Output::MemberLost { node, incarnation } => {
@@ -144,7 +144,7 @@ impl World {
     }
 
     fn publish(&mut self, map: ClusterMap) {
-        // Where the state was lost, the first map says nothing: as real parties, those here keep the one they know.
+        // After a loss of the state the first map is empty: like real parties, those here keep the one they know.
         if self.control.lost && map.epoch == Epoch(0) {
             return;
         }
@@ -191,7 +191,7 @@ impl World {
         self.carry_out();
     }
 
-    /// A message reaches the control plane. The answer goes out only after all outputs were carried out.
+    /// Delivers a message to the control plane. The reply leaves only after all outputs were carried out.
     pub(crate) fn control_hears(&mut self, message: &Message) {
         let now_ns = self.now_ns;
         let Some(cluster) = &mut self.control.cluster else { return };
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// A message from the control plane arrives.
+    /// Delivers a message from the control plane.
     pub(crate) fn party_hears(&mut self, party: Party, message: &Message) {
         match (party, message) {
             (_, Message::Tickets(told)) => self.hear_tickets(party, told),
@@ -259,7 +259,7 @@ impl World {
         self.carry(to, |message| Event::FromControl(to, message), &message);
     }
 
-    /// The network between the control plane and a party: it loses, delays and doubles; order is chance.
+    /// Carries a message between the control plane and a party: it may be lost, delayed, duplicated or reordered.
     fn carry(&mut self, party: Party, event: impl Fn(Rc<Message>) -> Event, message: &Rc<Message>) {
         if self.cut(Party::Control, party).is_some() {
             return;

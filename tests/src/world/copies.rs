@@ -1,4 +1,4 @@
-//! Objects that two owners have: what first owners bring and second owners take, and that no copy is left of what is
+//! Replicas: pushes of owners to replica owners, and the check that no replica is left of an object that is
 //! acknowledged as removed.
 
 use kvplane_client::TaskResult;
@@ -20,7 +20,7 @@ use super::pipe::OutgoingFrame;
 use super::results::{TrackedTask, What};
 use super::scenario::Mischief;
 
-/// How a question to drop copies ended.
+/// Converts the results of a request to drop replicas.
 pub(super) fn drops_done(results: &[TaskResult]) -> FetchDone {
     FetchDone::CopiesDropped(
         results.iter().map(|result| matches!(result.status, Status::Ok | Status::NotFound)).collect(),
@@ -28,7 +28,7 @@ pub(super) fn drops_done(results: &[TaskResult]) -> FetchDone {
 }
 
 impl World {
-    /// What a put says of copies: the same for the same put.
+    /// Returns the replica options of a put: the same for the same put.
     pub(crate) fn copies_wanted(&self, asked: &TrackedTask) -> PutOptions {
         let What::Put { write, .. } = asked.what else { return PutOptions::default() };
         let asks = !self.scenario.wishes && (write % 8 != 0 || self.scenario.keeps);
@@ -37,19 +37,19 @@ impl World {
         PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: waits, ..PutOptions::default() }
     }
 
-    /// Somebody wants an object copied that is there: every shard is told, and its first owner does it.
+    /// Requests replication of an existing object: every shard gets the request, and the owner carries it out.
     pub(crate) fn wish(&mut self, key: usize) {
         let (digest, now_ns) = (self.shadow.digest(key), self.now_ns);
         for incarnation in 0..self.incarnations.len() {
             if self.incarnations[incarnation].alive && self.nodes[self.incarnations[incarnation].node].up {
                 let wished = self.incarnations[incarnation].service.control().want_copy(digest, now_ns);
-                self.detail(key as u64, || format!("incarnation {incarnation} is to copy key {key}: {wished:?}"));
+                self.detail(key as u64, || format!("incarnation {incarnation} is to replicate key {key}: {wished:?}"));
                 self.drain_service(incarnation, None);
             }
         }
     }
 
-    /// Memory of a shard's client for what it brings to a second owner.
+    /// Lends memory of a shard's client for a push to a replica owner.
     pub(crate) fn lend_copy(&mut self, index: usize, incarnation: usize, digest: Digest, place: Place) -> Option<u64> {
         let lent = self.clients[index].memory.lend(Loan::Copy { bytes: place.bytes }, digest);
         let offset = match lent {
@@ -69,14 +69,14 @@ impl World {
         Some(offset)
     }
 
-    /// It is on its way no more.
+    /// Takes the memory back after the push.
     pub(crate) fn copy_sent(&mut self, index: usize, incarnation: usize, place: Place, offset: u64) {
         let taken = self.clients[index].memory.take_back(offset);
         self.require(taken);
         self.incarnations[incarnation].ledger.end(FETCHES, Use::Read, place.offset);
     }
 
-    /// A second owner took a copy: it is what the first owner had.
+    /// Checks that the replica owner took the object that the owner had.
     pub(crate) fn observe_copy(&mut self, index: u32, digest: Digest, view: &ObjectView) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, incarnation) = (connection.client, connection.incarnation);
@@ -89,13 +89,13 @@ impl World {
         let pushed = self.clients[client].fetcher.as_ref().and_then(|fetcher| fetcher.pushed.get(&digest));
         let fits = |version: &&u64| self.shadow.check_read(key, **version, &bytes).is_ok();
         let Some(origin) = pushed.and_then(|pushed| pushed.iter().rev().find(fits)).copied() else {
-            let what = format!("incarnation {incarnation} took a copy of key {key} that its first owner never had");
+            let what = format!("incarnation {incarnation} took a replica of key {key} that its owner never had");
             self.violate(broken(Rule::Commit, what));
             return;
         };
         let (version, lineage) = (view.version.0, self.lineage(incarnation));
-        self.detail(version, || format!("incarnation {incarnation} takes a copy of {origin} as {version}"));
-        // What it replaces there is gone.
+        self.detail(version, || format!("incarnation {incarnation} takes a replica of {origin} as {version}"));
+        // The version that it replaces there is gone.
         self.shadow.removed(key, lineage, version, self.trace.events);
         let taken = self.shadow.imported(version, origin, digest, lineage, &bytes);
         self.require(taken);
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// Whether who has a copy has become the first owner of it.
+    /// Returns true if the holder of a replica has become the owner of the object.
     pub(crate) fn owns_copy(&self, key: usize, version: u64) -> bool {
         let slot = self.shadow.digest(key).slot();
         let holder = self.shadow.commit_of(version).map(|commit| commit.incarnation);
@@ -120,7 +120,8 @@ impl World {
         incarnations.any(|incarnation| self.incarnations[incarnation].service.inspect().serves(slot))
     }
 
-    /// A first owner acknowledges that versions of a key below `floor` are gone: its second owner has no copy of them.
+    /// Checks, when an owner acknowledges that versions of a key below `floor` are gone, that its replica owner has no
+    /// replica of them.
     pub(crate) fn check_no_copy(&mut self, first: usize, key: usize, floor: u64) {
         let digest = self.shadow.digest(key);
         let Some(second) = self.incarnations[first].service.inspect().second_of(digest.slot()) else { return };
@@ -132,7 +133,8 @@ impl World {
         else {
             return;
         };
-        // Who has become it again, and has not heard of that, drops what it has before it may be asked by that map.
+        // A shard that has become replica owner again, and does not know it yet, drops its replicas before that map can
+        // direct requests to it.
         let heard = |incarnation: usize| self.incarnations[incarnation].epoch;
         if heard(incarnation) < heard(first) {
             return;
@@ -140,31 +142,32 @@ impl World {
         let view = self.incarnations[incarnation].service.store().and_then(|store| store.peek(digest));
         let Some(view) = view.filter(|view| view.replica == Replica::Second) else { return };
         let origin = self.shadow.commit_of(view.version.0).and_then(|commit| commit.origin).unwrap_or(0);
-        // What was put since then may have a copy already.
+        // Newer puts may have a replica already.
         let lineage = self.lineage(first);
         let gone =
             self.shadow.commit_of(origin).filter(|commit| commit.incarnation == lineage && commit.removed.is_some());
         let older = gone.is_some() && origin < floor;
         if older {
-            let what =
-                format!("incarnation {incarnation} has a copy of version {origin} of key {key}, which {first} removed");
+            let what = format!(
+                "incarnation {incarnation} has a replica of version {origin} of key {key}, which {first} removed"
+            );
             self.violate(broken(Rule::Removed, what));
         }
     }
 
-    /// A put was answered: no copy is left of what was there before.
+    /// Checks, when a put is answered, that no replica of the former version is left.
     pub(crate) fn check_copies_of(&mut self, index: u32, version: u64) {
         let Some(connection) = self.connections.get(&index).filter(|_| self.scenario.replicas > 1) else { return };
         let incarnation = connection.incarnation;
         if let Some(key) = self.shadow.commit_of(version).map(|commit| commit.key) {
             let lineage = self.lineage(incarnation);
-            // Before it was made there was nothing, or what it replaced.
+            // Before the put there was no object, or the replaced one.
             self.shadow.removed(key, lineage, version, self.trace.events);
             self.check_no_copy(incarnation, key, version);
         }
     }
 
-    /// [`Mischief::KeepCopies`]: the host answers for the service, which hears nothing.
+    /// [`Mischief::KeepCopies`]: the host answers for the service, which does not receive the request.
     pub(crate) fn forge_drop(&mut self, index: u32, header: &Header) -> bool {
         if header.kind != Kind::Request(Operation::Remove) || !header.flags.has(FrameFlags::REPLICATE) {
             return false;
@@ -176,7 +179,7 @@ impl World {
         true
     }
 
-    /// These incarnations end: what is on its way to or from them is with one node, and nothing is promised of it.
+    /// Drops the promises for objects in migration from or to these ending incarnations: such objects are at one node.
     pub(crate) fn forget_moving(&mut self, incarnations: &[usize]) {
         let Self { shadow, incarnations: all, doubled, .. } = self;
         let moves = |incarnation: &usize, slot| {
@@ -186,8 +189,8 @@ impl World {
         doubled.retain(|key, _| !incarnations.iter().any(|incarnation| moves(incarnation, shadow.digest(*key).slot())));
     }
 
-    /// The control plane waited for long enough: slots move on before all of them has come, and nothing is promised of
-    /// what stays behind.
+    /// Drops the promises for objects that stay behind: the control plane waited long enough, and slots migrate on
+    /// before all of their objects were imported.
     pub(crate) fn forget_moved_on(&mut self, map: &ClusterMap) {
         let Some(before) = self.control.published.as_deref() else { return };
         let (before, after) = (SlotOwners::of(before), SlotOwners::of(map));
@@ -203,25 +206,25 @@ impl World {
         });
     }
 
-    /// What of the copies of a shard is not as it should be when all is well.
+    /// Describes missing replicas of a shard, of those that must exist at rest.
     pub(crate) fn copies_missing(&self, incarnation: usize) -> Option<String> {
         let service = &self.incarnations[incarnation].service;
         let counters = service.inspect().copy_counters();
         if counters.owed > 0 {
-            return Some(format!("incarnation {incarnation} waits for copies to go: {counters:?}"));
+            return Some(format!("incarnation {incarnation} waits for replicas to be dropped: {counters:?}"));
         }
         if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
             return None;
         }
         let (lack, _) = service.store()?.uncopied(0, u32::MAX);
         let store = service.store()?;
-        // Where objects stay, each was put to have two owners, and what the SSD has is brought from there.
+        // In these scenarios each object was put with two replicas, and objects on the SSD are replicated from there.
         let kept = (0..self.scenario.keys).filter(|_| self.scenario.keeps && self.scenario.tier.is_some());
         let on_ssd =
             kept.map(|key| self.shadow.digest(key)).filter(|digest| service.inspect().ssd_bytes(*digest).is_some());
         let uncopied = on_ssd.filter(|digest| !store.is_copied(*digest));
         let lack =
             lack.into_iter().chain(uncopied).find(|digest| service.inspect().second_of(digest.slot()).is_some())?;
-        Some(format!("incarnation {incarnation} has no copy made of {lack}, although all is well: {counters:?}"))
+        Some(format!("incarnation {incarnation} has no replica of {lack}, although all faults are over: {counters:?}"))
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The real client copies synchronously on its only thread: it handles no frame, timer or call before the copy is done,
 //! so a live client never copies through a lane that it has reset. Others do not wait: while the pieces move, shards
-//! evict, other clients write, nodes die (the mapping outlives them; nobody will look into it any more). A client that
-//! is killed stops between two pieces, and its shard hears of it only after that.
+//! evict, other clients write, nodes die (the mapping outlives them, unused). A client that is killed stops between two
+//! pieces, and its shard notices that only later.
 
 use kvplane_client::{LaneId, Local, Output, SliceId};
 use kvplane_proto::Status;
@@ -16,7 +16,7 @@ use super::check::{Rule, broken};
 use super::queue::Event;
 use super::scenario::{Mischief, US};
 
-/// A copy under way.
+/// Copy in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     connection: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Copy {
     slice: SliceId,
     offset: u64,
     local: Local,
-    /// For a copy out: what the bytes must sum to.
+    /// Expected checksum of a copy out of the pool.
     expected: Option<u64>,
     done: u64,
     piece: u64,
@@ -109,7 +109,7 @@ impl World {
         self.require(moved);
     }
 
-    /// [`Mischief::LateWriter`]: a dead process writes on.
+    /// [`Mischief::LateWriter`]: a dead process continues to write.
     pub(crate) fn ghost_chunk(&mut self, index: usize) {
         if !self.scenario.has(Mischief::LateWriter) {
             return;

@@ -1,4 +1,4 @@
-//! Nodes that leave in order: by themselves, and all at once.
+//! Nodes that leave in order: one by one, and all at once.
 //!
 //! As the agent does, a node drains or not, announces its end ([`Input::PrepareLeave`]), waits as [`MovesWait`] says,
 //! and ends its incarnation.
@@ -13,35 +13,36 @@ use super::faults::{FAULTS, Fault, Party};
 use super::queue::{Event, Message};
 use super::scenario::{Chances, MS, Mischief, Scenario};
 
-/// Interval at which a node looks whether it may end.
+/// Interval at which a leaving node checks if it may end.
 const LOOK_NS: u64 = 20 * MS;
-/// Longest wait without progress, and in all: a tenth of what nodes have, as all intervals of the control plane here.
+/// Longest wait without progress, and in all: a tenth of the real nodes' values, like all intervals of the control
+/// plane here.
 const PATIENCE_NS: u64 = 500 * MS;
 const MOST_NS: u64 = 2_000 * MS;
 /// Time between the end of an incarnation and the end of its process.
 const EXIT_NS: u64 = 50 * MS;
 
-/// A node's way out.
+/// Progress of a leaving node.
 #[derive(Debug)]
 pub(crate) enum Departure {
-    /// It gives its slots away, and waits until no object is left.
+    /// The node drains, and waits until no object is left.
     Drains,
-    /// It is about to end, and waits for moves.
+    /// The node is about to end, and waits for migrations.
     Waits { wait: MovesWait, news: Option<MovesNews> },
-    /// It has ended its incarnation.
+    /// The node has ended its incarnation.
     Ended,
 }
 
 impl Scenario {
     /// The scenario of a seed in which all nodes, which have disks, leave within moments, drained or not, and come back
-    /// before others stop waiting for them: what a node left behind in slots that it does not get back is lost. Nobody
-    /// dies, and all that was promised is there at the end.
+    /// before others stop waiting for them: objects left behind in slots that a node does not get back are lost. No
+    /// node dies, and all promised objects exist at the end.
     #[must_use]
     pub fn of_departures(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "departures");
         let mut scenario = Self::of_returns(seed).undisturbed();
         (scenario.nodes, scenario.keys) = (2 + rng.below(3) as usize, 60);
-        // One of them has room for all.
+        // One node has space for all objects.
         scenario.tier.iter_mut().for_each(|tier| {
             (tier.config.max_records, tier.config.segments, tier.power) = (256, 64, false);
         });
@@ -56,14 +57,14 @@ impl Scenario {
         scenario
     }
 
-    /// The same with a host's bug in it.
+    /// Like [`Self::of_departures`], with a host's bug.
     #[must_use]
     pub fn of_departures_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_departures(seed) }
     }
 
-    /// In half of the seeds whose nodes have disks, nodes announce that they leave. A stream of its own decides, so
-    /// that the other seeds stay as they were.
+    /// In half of the seeds whose nodes have disks, nodes announce that they leave. A random stream of its own decides,
+    /// so that the other seeds stay as they were.
     pub(crate) fn announced(mut self) -> Self {
         let may = self.tier.is_some() && !self.undisturbed && self.mischief.is_none();
         self.announces |= may && Rng::new(self.seed, "announced").chance(0.5);
@@ -72,8 +73,8 @@ impl Scenario {
 }
 
 impl World {
-    /// A node begins to leave; with `drain_ns` it gives its slots away first, and looks after that time for the first
-    /// time whether they are gone.
+    /// Starts the departure of a node; with `drain_ns` the node drains first, and checks after that time for the first
+    /// time if its slots are gone.
     pub(crate) fn begin_departure(&mut self, node: usize, drain_ns: u64) {
         let incarnation = self.nodes[node].incarnation;
         let drains = drain_ns > 0;
@@ -85,7 +86,7 @@ impl World {
         self.after(drain_ns, Event::Leave(node, incarnation));
     }
 
-    /// All nodes leave, each after a moment, and some of them drained.
+    /// Starts the departure of all nodes, each after a moment, and some of them drained.
     pub(crate) fn leave_all(&mut self) {
         for node in 0..self.nodes.len() {
             let (after_ns, drains) = (self.streams.faults.below(150 * MS), self.streams.faults.chance(0.7));
@@ -104,7 +105,7 @@ impl World {
         Departure::Waits { wait: MovesWait::new(self.now_ns, PATIENCE_NS, MOST_NS), news: None }
     }
 
-    /// A node that leaves goes a step further, if it may.
+    /// Advances the departure of a node, if possible.
     pub(crate) fn leave(&mut self, node: usize, incarnation: u64) {
         if !self.is_node(node, incarnation) {
             return;
@@ -121,19 +122,19 @@ impl World {
             return self.after(LOOK_NS, Event::Leave(node, incarnation));
         }
         self.nodes[node].departure = Some(Departure::Ended);
-        // As hosts say it: an incarnation with disks keeps its slots for the next one.
+        // Like real hosts: an incarnation with disks keeps its slots for the next one.
         let input = Input::Restart { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
         self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
         self.after(EXIT_NS, Event::Depart(node, incarnation));
     }
 
     fn drain_goes_on(&self, node: usize) -> bool {
-        // What a drain that is cut short leaves behind is lost.
+        // Objects left behind by an interrupted drain are lost.
         let late = self.now_ns >= self.scenario.faults_until_ns;
         self.scenario.keeps && !late && self.has_objects(node)
     }
 
-    /// A node that is about to end says so, and sees whether something still moves.
+    /// Announces the end of a node, and checks for slots that still migrate.
     fn waits_for_moves(&mut self, node: usize) -> bool {
         let incarnation = Incarnation(self.nodes[node].incarnation);
         let input = Input::PrepareLeave { node: NodeId(node as u64 + 1), incarnation };
@@ -160,8 +161,8 @@ impl World {
         left
     }
 
-    /// An answer of the control plane reaches a node that leaves: the newest epoch, what still moves, and that nobody
-    /// else is there to take its slots.
+    /// Handles a reply of the control plane to a leaving node: the newest epoch, the migrations in flight, or that no
+    /// other node can take its slots.
     pub(crate) fn departing_hears(&mut self, index: usize, answer: &Result<Reply, Rejection>) {
         let (moves, wait) = (self.moves_left(index), self.new_wait());
         let node = &mut self.nodes[index];
@@ -186,7 +187,7 @@ impl World {
         self.nodes[node].shards.iter().any(|incarnation| objects(incarnation) > 0)
     }
 
-    /// A node that has left goes, and comes back later.
+    /// Ends a node that has left, and starts it again later.
     pub(crate) fn depart(&mut self, index: usize, incarnation: u64) {
         if self.is_node(index, incarnation) {
             self.crash_node(index);

@@ -1,40 +1,40 @@
-//! A shard's disk, with a volatile write cache, that outlives the processes that use it. It tears and loses what was
-//! not flushed when the power fails, carries operations out in any order, and can be made to fail or to lie.
+//! Disk of a shard, with a volatile write cache, that outlives the processes that use it. On a power failure it tears
+//! and loses unflushed writes; it carries operations out in any order, and can be made to fail or to lie.
 
 use kvplane_proto::Digest;
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::rng::Rng;
 use kvplane_tier::{Action, BlockOp, Fault, Memory, Space, Span};
 
-/// What a disk writes as a whole.
+/// Atomic write unit of a disk, in bytes.
 const SECTOR: usize = 512;
-/// Where records may begin, how long their headers are, and where segments begin.
+/// Alignment of records, length of their headers, and start of the segments.
 const UNIT: usize = 64;
 const RECORD_BYTES: usize = 104;
 const SEGMENTS_AT: u64 = 64 << 10;
 
-/// How a disk fails: chances for each operation.
+/// Failures of a disk: chances for each operation.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct DiskFaults {
     pub(crate) read_error: f64,
     pub(crate) write_error: f64,
     pub(crate) short: f64,
-    /// One bit of what is written arrives wrong.
+    /// One bit of the written bytes is flipped.
     pub(crate) corrupt_write: f64,
-    /// One bit of what is read does.
+    /// One bit of the read bytes is flipped.
     pub(crate) corrupt_read: f64,
-    /// It says that it wrote, and did not.
+    /// A write is acknowledged but not done.
     pub(crate) lost: f64,
-    /// Only writes of records are lost: all that says which segments there are is written.
+    /// Only writes of records are lost; the metadata of segments is written.
     pub(crate) spares: bool,
-    /// It writes elsewhere.
+    /// A write goes to another place.
     pub(crate) misdirected: f64,
-    /// A range of it cannot be read any more, from somewhere in the run on.
+    /// A range becomes unreadable, from some point of the run on.
     pub(crate) bad_range: f64,
 }
 
 impl DiskFaults {
-    /// Whether what was acknowledged may be lost, or a removal undone at the end of the log.
+    /// Returns true if acknowledged writes may be lost, or a removal undone at the end of the log.
     pub(crate) fn any(&self) -> bool {
         let Self { read_error, write_error, short, corrupt_write, corrupt_read, .. } = *self;
         let Self { lost, misdirected, bad_range, .. } = *self;
@@ -43,13 +43,13 @@ impl DiskFaults {
             .any(|chance| *chance > 0.0)
     }
 
-    /// Whether it says that it did what it did not.
+    /// Returns true if the disk acknowledges operations that it did not do.
     pub(crate) fn lies(&self) -> bool {
         self.lost > 0.0 || self.misdirected > 0.0
     }
 }
 
-/// A tombstone that the disk lost, and of which no record says that it was durable that came after it in its segment.
+/// Lost tombstone whose loss no later record in its segment reveals.
 pub(crate) struct LostTombstone {
     segment: u64,
     digest: [u8; 16],
@@ -57,22 +57,22 @@ pub(crate) struct LostTombstone {
 }
 
 impl LostTombstone {
-    /// Whether it is of this object.
+    /// Returns true if it is of this object.
     pub(crate) fn is_of(&self, digest: Digest) -> bool {
         self.digest == digest.to_bytes()
     }
 }
 
-/// A record's header, as far as it matters here.
+/// Header of a record, as far as the simulation needs it.
 struct Record {
     is_tombstone: bool,
     digest: [u8; 16],
     sequence: u64,
-    /// Everything up to this sequence was durable before it.
+    /// All records up to this sequence were durable before it.
     durable: u64,
 }
 
-/// The records of a write.
+/// Returns the records of a write.
 fn records_of(bytes: &[u8]) -> Vec<Record> {
     let number = |at: usize| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
     let starts = (0..bytes.len().saturating_sub(RECORD_BYTES)).step_by(UNIT);
@@ -91,23 +91,23 @@ struct UnflushedWrite {
     bytes: Vec<u8>,
 }
 
-/// A disk.
+/// Simulated disk.
 pub(crate) struct Disk {
-    /// What reads see.
+    /// Bytes that reads return.
     seen: Vec<u8>,
-    /// What survives a power failure for certain.
+    /// Bytes that survive a power failure for certain.
     durable: Vec<u8>,
     unflushed: Vec<UnflushedWrite>,
     written: u64,
     bad: Option<(u64, u64)>,
     rng: Rng,
     pub(crate) faults: DiskFaults,
-    /// Whether it ever said that it did what it did not.
+    /// The disk has acknowledged an operation that it did not do.
     pub(crate) lies: bool,
-    /// Tombstones that it lost, and that its tier could not notice so far.
+    /// Lost tombstones that the tier had no chance to notice so far.
     pub(crate) lost_tombstones: Vec<LostTombstone>,
     segment_bytes: u64,
-    /// A flush is acknowledged and not done: [`super::scenario::Mischief::SkipFlush`].
+    /// Flushes are acknowledged but not done: [`super::scenario::Mischief::SkipFlush`].
     pub(crate) skip_flush: bool,
     /// Tombstones are not written: [`super::scenario::Mischief::DropTombstones`].
     pub(crate) drop_tombstones: bool,
@@ -131,12 +131,12 @@ impl Disk {
         }
     }
 
-    /// How many writes it has taken: a flush covers those before the moment at which it was asked for.
+    /// Returns the number of completed writes: a flush covers those before its submission.
     pub(crate) const fn written(&self) -> u64 {
         self.written
     }
 
-    /// Carries out an operation that was given when `given_at` writes had been done.
+    /// Carries out an operation that was submitted after `given_at` writes.
     pub(crate) fn carry_out(
         &mut self,
         op: &BlockOp,
@@ -155,12 +155,12 @@ impl Disk {
         }
     }
 
-    /// Whether it was ever formatted.
+    /// Returns true if it was ever formatted.
     pub(crate) fn is_formatted(&self) -> bool {
         [0, 32 << 10].iter().any(|at| self.seen[*at..].starts_with(b"KVTS"))
     }
 
-    /// Puts a blank one in its place.
+    /// Replaces the disk by a blank one.
     pub(crate) fn wipe(&mut self) {
         self.bad = None;
         self.unflushed.clear();
@@ -170,7 +170,7 @@ impl Disk {
 
     fn read(&mut self, op: &BlockOp, memory: &mut IncarnationMemory<'_>) -> Result<u32, Fault> {
         if self.bad.is_none() && self.written > 0 && self.rng.chance(self.faults.bad_range) {
-            // Not the superblocks, and not before there are any: without them there is nothing to look at.
+            // The superblocks are spared, without which no run can start.
             let room = self.seen.len() as u64 - (64 << 10);
             self.bad = Some(((64 << 10) + self.rng.below(room), 1 + self.rng.below(64 << 10)));
         }
@@ -209,7 +209,7 @@ impl Disk {
             self.lost_tombstones.extend(gone.map(lost));
             return Ok(op.bytes);
         }
-        // A record that says what was durable before it gives the loss away.
+        // A record that states the durable sequence before it reveals the loss.
         let tells = |lost: &LostTombstone| {
             records.iter().any(|record| lost.segment == segment && lost.sequence <= record.durable)
         };
@@ -241,7 +241,7 @@ impl Disk {
         }
     }
 
-    /// The process dies: a write that was under way may have been done, in part or not at all.
+    /// Handles the death of the process: a write in flight may have been done, in part or not at all.
     pub(crate) fn cut_off(&mut self, op: &BlockOp, memory: &IncarnationMemory<'_>) {
         if let Action::Write { .. } = op.action {
             let bytes = memory.gather(op);
@@ -251,7 +251,7 @@ impl Disk {
         }
     }
 
-    /// The power fails: of what was not flushed, any sectors may be there.
+    /// Handles a power failure: any sectors of unflushed writes may have been written.
     pub(crate) fn power_failure(&mut self) {
         for write in core::mem::take(&mut self.unflushed) {
             for (at, range) in self.torn(write.bytes.len()) {
@@ -262,7 +262,7 @@ impl Disk {
         self.seen.copy_from_slice(&self.durable);
     }
 
-    /// Which parts of a write are there: all, none, or some sectors.
+    /// Draws the parts of a write that are done: all, none, or some sectors.
     fn torn(&mut self, bytes: usize) -> Vec<(usize, core::ops::Range<usize>)> {
         match self.rng.below(3) {
             0 => Vec::new(),
@@ -276,7 +276,7 @@ impl Disk {
     }
 }
 
-/// Zeros in place of the tombstones of a group.
+/// Zeroes the tombstones of a group.
 fn drop_tombstones(bytes: &mut [u8]) {
     for unit in bytes.chunks_mut(64) {
         if unit.starts_with(b"KVTR") && unit.get(6) == Some(&2) {
@@ -285,7 +285,7 @@ fn drop_tombstones(bytes: &mut [u8]) {
     }
 }
 
-/// A byte of an incarnation's memory that a disk delivered wrong.
+/// Byte of an incarnation's memory that a disk delivered wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlippedByte {
     space: Space,
@@ -293,11 +293,12 @@ pub(crate) struct FlippedByte {
     mask: u8,
 }
 
-/// A shard's memory as its tier sees it.
+/// Memory of a shard as its tier sees it.
 pub(crate) struct IncarnationMemory<'a> {
     pub(crate) pool: &'a mut [u8],
     pub(crate) staging: &'a mut [u8],
-    /// With [`super::scenario::Mischief::TrustDisk`], checksums are of what the disk should have delivered.
+    /// With [`super::scenario::Mischief::TrustDisk`], checksums are computed from the bytes that the disk should have
+    /// delivered.
     pub(crate) flipped: Option<&'a mut Vec<FlippedByte>>,
 }
 

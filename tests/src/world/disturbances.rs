@@ -1,5 +1,5 @@
-//! Faults that go with others: whole nodes that are halted or silent, restarts of everything, and a lost state of the
-//! control plane beside nodes that come and go with their disks.
+//! Additional faults: whole nodes that are halted or silent, restarts of everything, and a lost state of the control
+//! plane beside nodes that come and go with their disks.
 
 use kvplane_cluster::Input;
 use kvplane_proto::ids::{Incarnation, NodeId};
@@ -13,16 +13,16 @@ use super::queue::Event;
 use super::scenario::{Chances, MS, Mischief, Scenario, US};
 
 impl Scenario {
-    /// The same without nodes that are halted or silent, and without restarts of everything.
+    /// Returns the scenario without halted or silent nodes, and without restarts of everything.
     #[must_use]
     pub fn undisturbed(mut self) -> Self {
         self.undisturbed = true;
         self
     }
 
-    /// In some seeds in which clients may be bound to a tenant, all objects are one's that is not the default tenant.
-    /// In some, of whatever kind, nodes are halted and silent now and then, and everything starts again at once.
-    /// Streams of their own decide, so that the others stay as they were.
+    /// In some seeds in which clients may be bound to a tenant, all objects belong to a tenant other than the default
+    /// one. In some, of any kind, nodes are halted and silent now and then, and everything restarts at once. Random
+    /// streams of their own decide, so that the others stay as they were.
     pub(crate) fn disturbed(mut self) -> Self {
         let rng = &mut Rng::new(self.seed, "disturbances");
         let none = self.undisturbed || self.mischief.is_some();
@@ -30,20 +30,20 @@ impl Scenario {
             self.tenant = b"tenant";
         }
         let weights = &mut self.chances.weights;
-        // Members that are heard of late have nothing to offer where the state is lost.
+        // Members that report late have nothing to offer after a loss of the state.
         if none || weights[Fault::LoseControl as usize] > 0 || weights.iter().sum::<u64>() == 0 || !rng.chance(0.4) {
             return self;
         }
         weights[Fault::HaltNode as usize] = rng.below(3);
         weights[Fault::SilenceNode as usize] = rng.below(3);
-        // What has no disks is gone then.
+        // Objects without disks are lost then.
         weights[Fault::CrashAll as usize] = if self.keeps && self.tier.is_none() { 0 } else { rng.below(2) };
         weights[Fault::Evidence as usize] = rng.below(4);
         self
     }
 
     /// Slots have two owners, nodes have disks, and all of them die once, with the control plane or without: at the end
-    /// all that was promised is there, and has its copy again.
+    /// all promised objects exist, with their replicas.
     #[must_use]
     pub fn of_copies_again(seed: u64) -> Self {
         let mut scenario = Self { replicas: 2, undisturbed: true, ..Self::of_returns(seed) };
@@ -53,34 +53,34 @@ impl Scenario {
         scenario
     }
 
-    /// The control plane loses its state, once or several times, while nodes that have disks die and come back. In half
-    /// of the seeds objects are put that stay, and one node dies: all that was promised is there at the end.
+    /// The control plane loses its state, once or several times, while nodes with disks die and come back. In half of
+    /// the seeds objects are put that stay, and one node dies: all promised objects exist at the end.
     #[must_use]
     pub fn of_lost_state_with_disks(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "lost state with disks");
         let returns = rng.chance(0.5);
         let mut scenario = if returns { Self::of_returns(seed) } else { Self::of_absences(seed) };
         let weights = &mut scenario.chances.weights;
-        // Who is not heard in time has nothing to offer.
+        // Members that do not report in time have nothing to offer.
         weights[Fault::PartitionControl as usize] = 0;
         weights[Fault::LoseControl as usize] = 2;
         weights[Fault::CrashControl as usize] = rng.below(2);
         weights[Fault::CrashNode as usize] = 2;
         if returns {
-            // Nobody may know of a drain any more that the control plane began.
+            // After the loss, no member may know of a drain that the control plane began.
             weights[Fault::LeaveNode as usize] = 0;
         }
         scenario.chances.fault_interval_ns = (60 + rng.below(200)) * MS;
-        // Who misses maps vouches for nobody, so what was promised may be gone; and a map that only one member heard is
-        // not the one that is adopted, if that member is not heard.
+        // A member that misses maps vouches for no slot, so promised objects may be gone; and a map that only one
+        // member received is not adopted if that member does not report.
         (scenario.chances.control_loss, scenario.chances.control_crash_in_publish) = (0.0, 0.0);
         scenario.chances.faults_most = returns.then_some(2 + rng.below(3));
         scenario.chances.node_faults_most = returns.then_some(1);
         scenario
     }
 
-    /// One shard whose disk loses writes of records that it says it has done, and crashes often: the loss of a removal
-    /// is noticed where a record came after it in its segment, and then nothing comes back.
+    /// One shard whose disk loses writes of records that it has acknowledged, and crashes often: the loss of a removal
+    /// is noticed if a record came after it in its segment, and then no removed object comes back.
     #[must_use]
     pub fn of_lost_writes(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "lost writes");
@@ -99,8 +99,8 @@ impl Scenario {
         scenario
     }
 
-    /// One shard whose disk loses its power often, with flushes that take as long as several groups, while users put
-    /// and remove a lot: what was written since the last flush may be there in part, the later without the earlier.
+    /// One shard whose disk loses power often, with flushes that take as long as several groups, while users put and
+    /// remove a lot: writes since the last flush may be done in part, the later without the earlier.
     #[must_use]
     pub fn of_power_failures(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "power failures");
@@ -119,7 +119,7 @@ impl Scenario {
 }
 
 impl World {
-    /// A node is halted or silent for a while, or everything starts again, each within a time.
+    /// Halts or silences a node for a while, or restarts everything, each within a time.
     pub(crate) fn disturb(&mut self, fault: Fault, node: usize, (down_ns, longest_ns): (u64, u64)) {
         match fault {
             Fault::HaltNode if self.nodes[node].up => {
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// The control plane hears of a node from its ports, and from somebody who waits for it.
+    /// Gives the control plane evidence about a node, from its ports and from a waiting peer.
     fn tell_of(&mut self, at: usize) {
         let (now_ns, node) = (self.now_ns, &self.nodes[at]);
         let (id, incarnation) = (NodeId(at as u64 + 1), Incarnation(node.incarnation));
@@ -153,15 +153,15 @@ impl World {
         let report = Input::Reported { node: id, incarnation };
         for evidence in [report, ports] {
             let Some(cluster) = &mut self.control.cluster else { return };
-            // It may know another incarnation of the node by now, or none.
+            // The control plane may know another incarnation of the node by now, or none.
             let _ = cluster.handle(evidence, now_ns);
             self.carry_out();
         }
     }
 
-    /// All nodes die, with the control plane or without, and come back in any order.
+    /// Kills all nodes, with the control plane or without, and restarts them in any order.
     fn crash_all(&mut self, longest_ns: u64) {
-        // Both owners of everything die: only what disks promise is left.
+        // Both replicas of every object die: only the promises of disks are left.
         self.doubled.clear();
         if self.streams.faults.chance(0.5) {
             self.crash_control();

@@ -1,4 +1,4 @@
-//! What goes wrong, when, and that it ends.
+//! Faults: their kinds, their times, and their end.
 
 use super::World;
 use super::fetch::Fetcher;
@@ -8,7 +8,7 @@ use super::queue::Event;
 use super::scenario::{Chances, MS};
 use kvplane_client::Path;
 
-/// Somebody on the network.
+/// Party on the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Party {
     Control,
@@ -26,7 +26,7 @@ impl Party {
     }
 }
 
-/// Kinds of faults.
+/// Kind of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     ResetConnection,
@@ -37,26 +37,26 @@ pub(crate) enum Fault {
     PartitionData,
     PartitionControl,
     SlowNode,
-    /// The control plane is killed, and its disk is gone.
+    /// The control plane is killed, and its disk is lost.
     LoseControl,
-    /// A host that the control plane may run on is set to another time.
+    /// The clock of a host that the control plane may run on is set to another time.
     SetClock,
-    /// A node's processes are halted, as by SIGSTOP: they do nothing, nobody sees an end, and they go on later.
+    /// A node's processes are halted, as by SIGSTOP: they do nothing, no peer sees an end, and they continue later.
     HaltNode,
-    /// Nothing reaches a node or leaves it, except over shared memory.
+    /// Messages to and from a node are lost, except over shared memory.
     SilenceNode,
-    /// All nodes and the control plane are killed at once, and each starts again by itself.
+    /// All nodes and the control plane are killed at once, and each restarts by itself.
     CrashAll,
-    /// The control plane is told of a node: that its ports refuse while it is dead, that they do not answer while it is
-    /// halted or cut off, and, rightly or wrongly, that it is silent.
+    /// The control plane receives evidence about a node: that its ports refuse while it is dead, that they do not
+    /// answer while it is halted or disconnected, and, rightly or wrongly, that it is silent.
     Evidence,
     /// All nodes leave in order within moments, drained or not, and come back.
     LeaveAll,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 pub(crate) const FAULTS: usize = 15;
-/// So many of them are drawn for every seed; the others belong to some seeds only.
+/// Number of kinds that are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
 const ALL: [Fault; FAULTS] = [
@@ -77,10 +77,10 @@ const ALL: [Fault; FAULTS] = [
     Fault::LeaveAll,
 ];
 
-/// How long a fault waits that comes when slots are at rest, before it is looked at that again.
+/// Interval at which a fault that waits for slots at rest checks again.
 const REST_NS: u64 = 10 * MS;
 
-/// Two parties that cannot hear each other.
+/// Two parties that cannot reach each other.
 #[derive(Clone, Copy, Debug)]
 struct Partition {
     one: Party,
@@ -88,20 +88,20 @@ struct Partition {
     heals_ns: u64,
 }
 
-/// What is wrong now.
+/// Present faults.
 #[derive(Default)]
 pub(crate) struct Trouble {
     partitions: Vec<Partition>,
     /// Faults have stopped.
     pub(crate) calm: bool,
-    /// How often a node was hit.
+    /// Number of faults that have hit nodes.
     node_faults: u64,
     /// The control plane lost its state, and has not adopted a map since.
     pub(crate) forgot: bool,
 }
 
 impl World {
-    /// When two parties will hear each other again, if they do not now.
+    /// Returns the time when two disconnected parties can reach each other again.
     pub(crate) fn cut(&self, one: Party, other: Party) -> Option<u64> {
         let apart = |partition: &&Partition| {
             partition.heals_ns > self.now_ns
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// Something goes wrong.
+    /// Injects a fault.
     pub(crate) fn fault(&mut self) {
         let Chances { faults_from_ns, faults_most, at_rest, .. } = self.scenario.chances;
         let enough = faults_most.is_some_and(|most| self.statistics.faults >= most);
@@ -143,14 +143,14 @@ impl World {
         });
         let fault = position.map(|position| ALL[position]);
         let Some(fault) = fault.filter(|fault| self.may_inject(*fault)) else { return };
-        // Being told of what others did is none of those that a scenario counts.
+        // Evidence is not one of the faults that a scenario counts.
         self.statistics.faults += u64::from(fault != Fault::Evidence);
         self.detail(fault as u64, || format!("FAULT {fault:?}"));
         self.inject(fault);
     }
 
-    /// Whether all that moved has come, and, by what first owners say, all objects have their copies of which puts were
-    /// told so.
+    /// Returns true if no slot migrates and, according to their owners, all objects have the replicas that were
+    /// acknowledged to puts.
     pub(crate) fn is_at_rest(&self) -> bool {
         let lacks = |incarnation: &ShardIncarnation| {
             let mut lack = incarnation.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
@@ -166,7 +166,7 @@ impl World {
             .all(|incarnation| !moves(incarnation) && !lacks(incarnation))
     }
 
-    /// Whether a fault is one that the scenario allows now.
+    /// Returns true if the scenario allows the fault now.
     fn may_inject(&mut self, fault: Fault) -> bool {
         match fault {
             Fault::CrashNode | Fault::LeaveNode | Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll => {
@@ -175,14 +175,14 @@ impl World {
                 self.trouble.node_faults += u64::from(!enough);
                 !enough
             }
-            // Somebody is to tell of what was lost, and nobody of a newer map than others: a member that has not heard
-            // the map that names it begins a new incarnation, and what was moving to it goes.
+            // Some member must be able to offer the lost map, and none may know a newer map than others: a member that
+            // does not know the map that names it begins a new incarnation, and objects in migration to it are lost.
             Fault::LoseControl => self.has_witness(usize::MAX) && self.all_heard(),
             _ => true,
         }
     }
 
-    /// Whether a member other than this node is there that follows a map, and so can offer it.
+    /// Returns true if a member other than this node follows a map, and so can offer it.
     fn has_witness(&self, but: usize) -> bool {
         let tells = |(at, node): (usize, &Node)| {
             at != but
@@ -195,13 +195,13 @@ impl World {
         self.nodes.iter().enumerate().any(tells)
     }
 
-    /// Whether all nodes follow the newest map.
+    /// Returns true if all nodes follow the newest map.
     fn all_heard(&self) -> bool {
         let newest = self.control.published.as_ref().map(|map| map.epoch);
         self.nodes.iter().filter(|node| node.up && node.joined).all(|node| Some(node.epoch) == newest)
     }
 
-    /// Whether a node may die without that nobody is left who knows what the control plane has lost.
+    /// Returns true if a node may die and some member still knows the map that the control plane has lost.
     pub(crate) fn may_die(&self, node: usize) -> bool {
         !self.trouble.forgot || self.has_witness(node)
     }
@@ -217,7 +217,7 @@ impl World {
             Fault::CrashNode | Fault::LeaveNode if !self.may_die(node) => {}
             Fault::ResetConnection => self.reset_connection(),
             Fault::CrashNode if self.nodes[node].up && self.scenario.tier.is_some() && !down_ns.is_multiple_of(3) => {
-                // Between any two operations of its disks.
+                // The node dies between any two operations of its disks.
                 self.nodes[node].ops_left = Some(1 + (down_ns % 61) as u32);
             }
             Fault::CrashNode if self.nodes[node].up => {
@@ -225,7 +225,7 @@ impl World {
                 self.after(down_ns, Event::StartNode(node));
             }
             Fault::LeaveNode if self.nodes[node].up && self.nodes[node].departure.is_none() => {
-                // Some give their slots away before they go, and some do not wait until all is fetched.
+                // Some nodes drain before they go, and some do not wait until all objects are fetched.
                 self.begin_departure(node, if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) });
             }
             Fault::LeaveAll => self.leave_all(),
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// Kills a client, which comes back later.
+    /// Kills a client, and restarts it later.
     pub(crate) fn kill_client(&mut self, client: usize) {
         self.detail(client as u64, || format!("KILL client {client}"));
         self.crash_client(client);
@@ -281,7 +281,7 @@ impl World {
         self.trouble.partitions.push(Partition { one, other, heals_ns });
     }
 
-    /// Cuts a stream: each side sees the end, after what still comes through.
+    /// Cuts a stream: each side sees the end, after the bytes that still come through.
     fn reset_connection(&mut self) {
         let streams: Vec<u32> = self
             .connections
@@ -302,7 +302,7 @@ impl World {
         }
     }
 
-    /// Faults stop; whoever is down comes back.
+    /// Stops all faults; everything that is down restarts.
     pub(crate) fn calm(&mut self) {
         self.trouble.calm = true;
         self.trouble.partitions.clear();

@@ -1,7 +1,7 @@
-//! Slots that move: the client by which each shard asks the former owners of its slots, and what comes of it.
+//! Migration of slots: the client by which each shard fetches from the former owners of its slots, and the outcome.
 //!
-//! Here objects come into the client's memory and are copied to the pool when they are whole; real hosts have them come
-//! straight into the pool. The thread of a shard is not busy while its client copies out of shared memory.
+//! Here objects arrive in the client's memory and are copied to the pool when they are complete; real hosts receive
+//! them directly in the pool. The thread of a shard is not busy while its client copies out of shared memory.
 
 use std::collections::BTreeMap;
 
@@ -22,23 +22,23 @@ use super::faults::Party;
 use super::scenario::{MS, Mischief, Scenario};
 use super::server::Pool;
 
-/// The name of fetches in the ledger of a pool, where connections have their numbers.
+/// Name of fetches in the ledger of a pool, where connections have their numbers.
 pub(super) const FETCHES: u32 = u32::MAX - 1;
-/// Objects that one shard fetches at a time.
+/// Number of objects that one shard fetches at a time.
 const SLOTS_OF_MEMORY: usize = 8;
-/// The same, where copies are brought to second owners too.
+/// Number of objects where replicas are pushed to replica owners too.
 const SLOTS_WITH_COPIES: usize = 48;
-/// How long a question may take: one that somebody waits for, as with real hosts, and another.
+/// Time limits of requests: those that a client waits for, as with real hosts, and others.
 const ASK_NS: u64 = 500 * MS;
 const BACKGROUND_NS: u64 = 1000 * MS;
 
-/// What belongs to a client that fetches for a shard.
+/// State of a client that fetches for a shard.
 #[derive(Default)]
 pub(crate) struct Fetcher {
     pub(crate) incarnation: usize,
     sources: Sources,
     open: BTreeMap<BatchId, (u64, Want, Option<u64>)>,
-    /// Versions that it has brought to second owners, or tried to.
+    /// Versions that it has pushed to replica owners, or tried to.
     pub(crate) pushed: BTreeMap<Digest, Vec<u64>>,
 }
 
@@ -47,7 +47,7 @@ impl Fetcher {
         self.open.is_empty()
     }
 
-    /// Objects whose copies are on their way to second owners.
+    /// Returns objects whose pushes to replica owners are in flight.
     pub(crate) fn copying(&self) -> impl Iterator<Item = Digest> + '_ {
         let copied = |want: &Want| if let Want::Copy { digest, .. } = want { Some(*digest) } else { None };
         self.open.values().filter_map(move |(_, want, _)| copied(want))
@@ -55,12 +55,12 @@ impl Fetcher {
 }
 
 impl World {
-    /// Whether a client is a user's, and not a shard's.
+    /// Returns true for a user's client, false for a shard's.
     pub(crate) const fn is_user(&self, client: usize) -> bool {
         client < self.scenario.clients
     }
 
-    /// Where a client is on the network.
+    /// Returns the location of a client on the network.
     pub(crate) fn party_of(&self, client: usize) -> Party {
         match &self.clients[client].fetcher {
             Some(fetcher) => Party::Node(self.incarnations[fetcher.incarnation].node),
@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// The client that will fetch for the next incarnation of a shard.
+    /// Creates the client that will fetch for the next incarnation of a shard.
     pub(crate) fn add_fetcher(&mut self, host: String) -> usize {
         let index = self.clients.len();
         let config = Config {
@@ -90,18 +90,18 @@ impl World {
         index
     }
 
-    /// How much is fetched in the background.
+    /// Returns the limits of background fetches.
     pub(crate) fn fetch_limits(scenario: &Scenario) -> FetchLimits {
-        // Some fetch nothing by themselves, some slowly, some at once.
+        // Some shards fetch nothing in the background, some slowly, some at once.
         let kind = if scenario.keeps { 3 } else { scenario.seed as usize % 4 };
         let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][kind];
-        // Where copies are wished for, a few gets of one object in a second make it hot by itself.
+        // In scenarios with requested replication, a few gets of one object in a second make it hot by themselves.
         let hot_bytes_per_s = if scenario.wishes { 4 * (scenario.object_bytes + (8 << 10)) } else { 0 };
         let objects = 1 + scenario.seed as usize % 5;
         FetchLimits { bytes_per_s, objects, bytes: 4 * scenario.object_bytes, hot_bytes_per_s }
     }
 
-    /// The shard knows from whom it may fetch now.
+    /// Tells the shard the sources that it may fetch from now.
     pub(crate) fn set_sources(&mut self, incarnation: usize, owners: &SlotOwners) {
         let index = self.incarnations[incarnation].fetcher;
         let now_ns = self.now_ns;
@@ -115,7 +115,7 @@ impl World {
         self.drain_client(index);
     }
 
-    /// Asks former owners what the shard wants to know. Whether there was anything.
+    /// Sends the shard's requests to former owners; returns true if there were any.
     pub(crate) fn drive_fetches(&mut self, incarnation: usize) -> bool {
         let mut any = false;
         while self.violation.is_none()
@@ -139,7 +139,7 @@ impl World {
             self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
             return;
         };
-        self.detail(token, || format!("incarnation {incarnation} asks {source:?} for {want:?}"));
+        self.detail(token, || format!("incarnation {incarnation} requests {want:?} from {source:?}"));
         let options = SubmitOptions::until(now_ns + within_ns);
         match self.clients[index].client.submit_puts(&requests, &book, &options, now_ns) {
             Ok(batch) => {
@@ -148,7 +148,7 @@ impl World {
                 }
                 self.drain_client(index);
             }
-            Err(error) => self.violate(broken(Rule::Protocol, format!("a good question was refused: {error}"))),
+            Err(error) => self.violate(broken(Rule::Protocol, format!("a valid request was refused: {error}"))),
         }
     }
 
@@ -195,7 +195,7 @@ impl World {
         Some((requests, book, None))
     }
 
-    /// A question of a shard is answered, or was in vain.
+    /// Handles the outcome of a shard's request.
     pub(crate) fn fetch_done(&mut self, index: usize, batch: BatchId) {
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
@@ -211,7 +211,7 @@ impl World {
         let page = host.client.take_description(batch);
         host.client.release(batch);
         let first = results.first().map_or(Status::Unreachable, |result| result.status);
-        self.detail(first as u64, || format!("incarnation {incarnation} hears of {want:?}: {results:?}"));
+        self.detail(first as u64, || format!("incarnation {incarnation} completes {want:?}: {results:?}"));
         let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
         let broken = results.iter().map(|result| result.status).find(failed);
         let done = match (&want, broken) {
@@ -246,7 +246,7 @@ impl World {
         self.drain_service(incarnation, None);
     }
 
-    /// An object came into the client's memory: it goes to the pool.
+    /// Copies an object from the client's memory to the pool.
     fn object_came(
         &mut self,
         incarnation: usize,
@@ -263,8 +263,8 @@ impl World {
         FetchDone::Object(bytes, payload_checksum(&from))
     }
 
-    /// Was an object taken over? Then it is the one that its former owner had, and nothing was put or removed here
-    /// since the slot came.
+    /// Checks an imported object: it is the one that its former owner had, and no put or remove happened here since the
+    /// slot came.
     fn observe_import(&mut self, incarnation: usize, digest: Digest, place: Place, origin: u64) {
         let view = self.incarnations[incarnation].service.store().and_then(|store| store.peek(digest));
         let Some(view) = view
@@ -274,7 +274,7 @@ impl World {
         };
         let version = view.version;
         self.statistics.imports += 1;
-        self.detail(version.0, || format!("incarnation {incarnation} takes over version {origin} as {version}"));
+        self.detail(version.0, || format!("incarnation {incarnation} imports version {origin} as {version}"));
         let grown = self.incarnations[incarnation].see_version(version);
         self.require(grown);
         let bytes = self.incarnations[incarnation].bytes(place.offset, view.extent.bytes).to_vec();
@@ -284,13 +284,13 @@ impl World {
         let key = self.shadow.key(digest);
         if let Some(key) = key.filter(|key| self.incarnations[incarnation].changed.contains(key)) {
             let what = format!(
-                "incarnation {incarnation} took over key {key} although it was put or removed there since its slot came"
+                "incarnation {incarnation} imported key {key} although it was put or removed there since its slot came"
             );
             self.violate(broken(Rule::Removed, what));
         }
     }
 
-    /// A shard put or removed an object.
+    /// Records that a shard put or removed an object.
     pub(crate) fn observe_change(&mut self, incarnation: usize, digest: Digest) {
         if let Some(key) = self.shadow.key(digest) {
             self.incarnations[incarnation].changed.insert(key);
@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-/// [`Mischief::HideChanges`]: a page that says since when changes are known, and none of them.
+/// [`Mischief::HideChanges`]: a page that states since when changes are known, and omits all of them.
 fn without_changes(page: &[u8]) -> Vec<u8> {
     let Some(page) = KeyPage::decode(page) else { return Vec::new() };
     let headers: Vec<KeyItem> = page.keys().map(|key| key.item).filter(|item| item.digest.0 << 14 == 0).collect();

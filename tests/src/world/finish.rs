@@ -1,4 +1,4 @@
-//! How a run ends: faults stop, everything open completes, everything works again, and nothing is held.
+//! End of a run: faults stop, all open batches complete, everything works again, and no memory is held.
 
 use super::World;
 use super::check::{Rule, broken};
@@ -10,16 +10,16 @@ use super::workload::LONGEST_NS;
 use kvplane_proto::Status;
 use kvplane_store::service::Tiering;
 
-/// Time for members to join again, maps to arrive and lanes to come back: the control plane's grace, heartbeat
-/// deadlines and the longest backoff of a lane, with room.
+/// Time for members to rejoin, maps to arrive and lanes to reconnect: the control plane's grace, heartbeat deadlines
+/// and the longest backoff of a lane, with a margin.
 const HEAL_NS: u64 = 8_000 * MS;
-/// All pauses between the tries of a write that fails, with room.
+/// All pauses between the retries of a failing write, with a margin.
 const RETRIES_NS: u64 = 100_000 * MS;
-/// Deadline of a last put or get.
+/// Deadline of a final put or get.
 const PROBE_NS: u64 = 3_000 * MS;
 
 impl World {
-    /// The whole run.
+    /// Runs the whole scenario.
     pub(crate) fn live(&mut self) {
         let faults_until_ns = self.scenario.faults_until_ns;
         self.run_until(faults_until_ns, |_| false);
@@ -32,14 +32,14 @@ impl World {
         self.probe_everything();
         let until_ns = self.now_ns + 1000 * MS;
         self.run_until(until_ns, |_| false);
-        // What a disk failed to take is pinned until it was tried again.
+        // An object whose write failed is pinned until the retries are over.
         let until_ns = self.now_ns + RETRIES_NS;
         self.run_until(until_ns, Self::are_tiers_written);
         self.check_rest();
         self.collect();
     }
 
-    /// Whether no shard has anything left to write to its disk.
+    /// Returns true if no shard has pending writes to its disk.
     fn are_tiers_written(&self) -> bool {
         let behind = |incarnation: &ShardIncarnation| {
             incarnation.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.backlog > 0)
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// What two owners were said to have is there.
+    /// Checks that objects acknowledged with two replicas exist.
     fn probe_doubled(&mut self) {
         let keys: Vec<usize> = self.doubled.keys().copied().collect();
         self.statistics.doubled += keys.len() as u64;
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// Every key can be put and read back; every client reaches what it needs.
+    /// Puts and reads back every key; every client reaches the shards that it needs.
     fn probe_everything(&mut self) {
         let turns = self.scenario.keys.max(self.scenario.clients * 2);
         for turn in 0..turns {
@@ -76,7 +76,7 @@ impl World {
             if self.tiers_degraded() {
                 return;
             }
-            // What a disk has of an object may turn out to be damaged when it is asked for, or be reclaimed by then.
+            // An object's record on a disk may turn out to be damaged on access, or have been reclaimed.
             let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim());
             let (put, get): (&[Status], &[Status]) = if hurt {
                 (&[Status::Ok, Status::Exists, Status::NoSpace], &[Status::Ok, Status::NotFound])
@@ -102,7 +102,8 @@ impl World {
         let until_ns = self.now_ns + 2 * PROBE_NS;
         self.run_until(until_ns, |world| !world.clients[client].batches.contains_key(&batch));
         if count(self) != before + 1 {
-            let what = format!("client {client}, key {key}: {what:?} did not end with {good:?} although all is well");
+            let what =
+                format!("client {client}, key {key}: {what:?} did not end with {good:?} although all faults are over");
             for (index, incarnation) in
                 self.incarnations.iter().enumerate().filter(|(_, incarnation)| incarnation.alive)
             {
@@ -113,7 +114,7 @@ impl World {
         }
     }
 
-    /// Nothing is pinned, reserved, lent or scribbled on.
+    /// Checks that no memory is pinned, reserved, lent or overwritten.
     fn check_rest(&mut self) {
         self.check_segments();
         for index in 0..self.incarnations.len() {
@@ -123,7 +124,7 @@ impl World {
             let (moves, limits) = (incarnation.service.inspect().move_counters(), Self::fetch_limits(&self.scenario));
             let idle = self.clients[incarnation.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
             if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
-                let what = format!("incarnation {index} has not fetched all that there is: {moves:?}, idle {idle}");
+                let what = format!("incarnation {index} has not imported all objects: {moves:?}, idle {idle}");
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }

@@ -1,13 +1,12 @@
-//! The world: nodes, a control plane and clients in one thread, with virtual time, one seed and no I/O.
+//! The World: nodes, a control plane and clients in one thread, with virtual time, one seed and no I/O.
 //!
-//! It hosts the very code that runs in production ([`kvplane_client::Client`],
-//! [`kvplane_store::service::Service`], [`kvplane_cluster::Cluster`]) and plays everything around it: hosts,
-//! connections, memory, disks and clocks. One seed decides all; its streams (schedule, network, workload, faults) are
-//! salted, so that a change of one does not reshuffle the others. The same seed gives the same history, event by event,
-//! which the trace's hash shows.
+//! It hosts the code that runs in production ([`kvplane_client::Client`], [`kvplane_store::service::Service`],
+//! [`kvplane_cluster::Cluster`]) and simulates everything around it: hosts, connections, memory, disks and clocks. One
+//! seed decides all; its random streams (schedule, network, workload, faults) are salted, so that a change of one does
+//! not reshuffle the others. The same seed gives the same history, event by event, which the trace's hash proves.
 //!
-//! A run has three parts: work under faults; a time without faults in which everything open must end; and a last round
-//! in which a fresh put and get of every key must work. `docs/testing.md` says what is modelled and what is not.
+//! A run has three parts: work under faults; a time without faults in which all open batches must end; and a last round
+//! in which a fresh put and get of every key must work. `docs/testing.md` describes the limits of the model.
 
 mod agent;
 mod arrivals;
@@ -60,7 +59,7 @@ pub use scenario::{Mischief, Scenario};
 pub use statistics::Statistics;
 use trace::Trace;
 
-/// The streams of one seed.
+/// Random streams of one seed.
 struct Streams {
     schedule: Rng,
     network: Rng,
@@ -72,7 +71,7 @@ struct Streams {
     clocks: Rng,
 }
 
-/// The whole world.
+/// Whole simulation.
 pub(crate) struct World {
     scenario: Scenario,
     now_ns: u64,
@@ -82,7 +81,7 @@ pub(crate) struct World {
     nodes: Vec<Node>,
     /// Every incarnation of every shard, ended ones included.
     incarnations: Vec<ShardIncarnation>,
-    /// Disks by what they keep: they outlive their shards.
+    /// Disks by the lineage that they keep: they outlive their shards.
     disks: BTreeMap<usize, disk::Disk>,
     clients: Vec<ClientHost>,
     control: Control,
@@ -91,16 +90,16 @@ pub(crate) struct World {
     trouble: Trouble,
     shadow: Shadow,
     removals: Removals,
-    /// Keys of which two owners were said to have the object, and since when.
+    /// Keys of objects that were acknowledged with two replicas, with the time.
     doubled: BTreeMap<usize, u64>,
-    /// When slots were seen on their way last.
+    /// Time when migrating slots were seen last.
     moved_ns: u64,
     segments: Segments,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
     violation: Option<Violation>,
-    /// Calls of timers at the current instant, to see one that never rests.
+    /// Number of timer calls at the current instant, to detect one that never rests.
     timers_now: u32,
 }
 
@@ -153,7 +152,7 @@ impl World {
             self.clients.push(client);
             self.begin_client(self.clients.len() - 1);
         }
-        // After the users' clients, as each shard has one of its own.
+        // Created after the users' clients, as each shard has one of its own.
         for node in 0..self.scenario.nodes {
             let node = Node::new(node, &self.scenario, &mut self.streams.faults);
             self.nodes.push(node);
@@ -167,7 +166,7 @@ impl World {
         self.schedule_fault();
     }
 
-    /// Lets events happen until there are none up to `until_ns`, a rule is broken, or `done` says so.
+    /// Processes events up to `until_ns`, until a rule is broken, or until `done` returns true.
     pub(crate) fn run_until(&mut self, until_ns: u64, mut done: impl FnMut(&Self) -> bool) {
         while self.violation.is_none() && !done(self) {
             let Some((at_ns, event)) = self.queue.pop(until_ns) else {
@@ -225,8 +224,9 @@ impl World {
         }
     }
 
-    /// When the thread that the event needs is free; `None` when it is free now. Copies of shared memory keep a
-    /// client's only thread: until they are done it sees no frame, timer or request. A halted node sees nothing.
+    /// Returns the time when the thread that the event needs is free; `None` if it is free now. Copies of shared memory
+    /// occupy a client's only thread: until they are done it sees no frame, timer or request. A halted node sees
+    /// nothing.
     fn busy_until(&self, event: &Event) -> Option<u64> {
         let halted = self.node_of(event).map(|node| self.nodes[node].halted_ns).filter(|ns| *ns > self.now_ns);
         if halted.is_some() {
@@ -244,7 +244,7 @@ impl World {
         client.copying.as_ref().map(|copy| copy.until_ns)
     }
 
-    /// Whose process an event needs, if that is a node's.
+    /// Returns the node whose process an event needs, if any.
     fn node_of(&self, event: &Event) -> Option<usize> {
         let party = match event {
             Event::ServiceTimer(incarnation) | Event::Disk(incarnation, _) | Event::TierRefused(incarnation) => {
@@ -306,7 +306,7 @@ impl World {
         self.violation.get_or_insert(violation);
     }
 
-    /// A timer was called. One that asks for the same instant again and again would keep a core busy for nothing.
+    /// Counts a call of a timer: one that fires at the same instant again and again would busy-loop.
     fn count_timer(&mut self, who: &str) {
         self.timers_now += 1;
         if self.timers_now > 10_000 {

@@ -1,6 +1,6 @@
-//! Connections: ordered, delayed, cut, corrupted, repeated.
+//! Connections: ordered, delayed, cut, corrupted, duplicated.
 //!
-//! A connection has two ends that close one after the other, as sockets do: what was in flight may still arrive, or its
+//! A connection has two ends that close one after the other, as sockets do: pieces in flight may still arrive, or the
 //! tail is lost, and then the other side sees the end. A shared-memory connection carries the same frames, through
 //! rings: without corruption, loss or partitions, and its end is seen only when a process has died or has unmapped the
 //! pool.
@@ -19,28 +19,28 @@ use super::pipe::{OutgoingFrame, Piece, Pipe, Source};
 use super::queue::Event;
 use super::scenario::{MS, Mischief, US};
 
-/// Bytes that one direction holds between the two hosts.
+/// Most bytes in flight in one direction between the two hosts.
 const WINDOW_BYTES: u64 = 64 << 10;
 
-/// A direction.
+/// Direction of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     ToServer,
     ToClient,
 }
 
-/// Where one end stands.
+/// State of one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
-    /// Not there yet.
+    /// Not connected yet.
     Opening,
     Open,
-    /// Its host is ending its I/O.
+    /// The host is ending its I/O.
     Closing,
     Gone,
 }
 
-/// A connection of a client to a shard's incarnation.
+/// Connection of a client to a shard's incarnation.
 pub(crate) struct Connection {
     pub(crate) client: usize,
     pub(crate) lane: LaneId,
@@ -52,9 +52,9 @@ pub(crate) struct Connection {
     pub(crate) to_server: Pipe,
     pub(crate) to_client: Pipe,
     pub(crate) held: HeldHandles,
-    /// Its client has given something back twice, for which the shard ends it.
+    /// The client has released a handle twice, for which the shard closes the connection.
     pub(crate) repeats: bool,
-    /// The latest frames over shared memory that gave something back.
+    /// Latest frames over shared memory that released a handle.
     pub(crate) given_back: VecDeque<(Header, Vec<u8>)>,
 }
 
@@ -68,7 +68,7 @@ impl Connection {
 }
 
 impl World {
-    /// The client's host connects a lane.
+    /// Connects a lane on the client's host.
     pub(crate) fn connect(&mut self, client: usize, lane: LaneId, address: &PeerAddress, path: Path) {
         let incarnation =
             self.incarnations.iter().position(|incarnation| incarnation.alive && incarnation.address == address.tcp);
@@ -103,7 +103,7 @@ impl World {
         self.after(delay_ns, Event::Accept(index));
     }
 
-    /// One way through the network, with jitter and now and then a spike.
+    /// Draws the one-way latency of the network, with jitter and now and then a spike.
     pub(crate) fn latency(&mut self) -> u64 {
         let base_ns = self.scenario.latency_ns;
         let rng = &mut self.streams.network;
@@ -111,7 +111,7 @@ impl World {
         base_ns / 2 + rng.below(base_ns) + spike_ns
     }
 
-    /// Queues a frame and wakes the sender.
+    /// Enqueues a frame and wakes the sender.
     pub(crate) fn send(&mut self, index: u32, way: Way, frame: OutgoingFrame) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         connection.pipe(way).queue.push_back(frame);
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// The sender moves one piece: a head, or a chunk of a payload.
+    /// Sends one piece: a head, or a chunk of a payload.
     pub(crate) fn pump(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let sending = match way {
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Puts a piece into flight, perhaps damaged; returns its length.
+    /// Puts a piece in flight, perhaps corrupted; returns its length.
     pub(crate) fn fly(&mut self, index: u32, way: Way, mut piece: Piece) -> u64 {
         let delay_ns = self.latency() * self.slowness(index);
         let Some(connection) = self.connections.get_mut(&index) else { return 0 };
@@ -214,7 +214,7 @@ impl World {
         length
     }
 
-    /// When the last byte of the frame at the head has left, its memory is let go.
+    /// Releases the memory of the frame at the head of the queue once its last byte has left.
     fn finish_frame(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let incarnation = connection.incarnation;
@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    /// The shard wanted to close and has sent everything.
+    /// Closes the shard's end after everything is sent, if the shard wanted to close.
     fn after_last_answer(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         if way == Way::ToServer || connection.server_end != End::Closing {
@@ -244,13 +244,14 @@ impl World {
         if connection.path == Path::Stream {
             self.close_server_end(index);
         } else if !connection.held.end_told {
-            // The peer's mapping ends with its process or when it unmaps; we are told by the end of its socket.
+            // The peer's mapping ends with its process or when it unmaps; the shard notices that by the end of its
+            // socket.
             connection.held.end_told = true;
             self.fly(index, Way::ToClient, Piece::End);
         }
     }
 
-    /// The next piece arrives.
+    /// Delivers the next piece.
     pub(crate) fn deliver(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, node) = (connection.client, self.incarnations[connection.incarnation].node);
@@ -281,7 +282,7 @@ impl World {
             .map_or(1, |connection| self.nodes[self.incarnations[connection.incarnation].node].slowness)
     }
 
-    /// Both ends are gone: forget the connection.
+    /// Forgets the connection once both ends are gone.
     pub(crate) fn forget_if_gone(&mut self, index: u32) {
         let gone = |connection: &Connection| connection.client_end == End::Gone && connection.server_end == End::Gone;
         if self.connections.get(&index).is_some_and(gone) {
@@ -289,7 +290,7 @@ impl World {
         }
     }
 
-    /// The sender's end is gone: nothing more is sent.
+    /// Ends the sender's side: nothing more is sent.
     pub(crate) fn end_flight(&mut self, index: u32, way: Way) {
         if let Some(connection) = self.connections.get_mut(&index) {
             connection.pipe(way).queue.clear();
@@ -297,7 +298,7 @@ impl World {
         }
     }
 
-    /// Loses the tail of what is in flight, perhaps, and shows the receiver the end.
+    /// Shows the receiver the end, and perhaps loses the tail of the pieces in flight.
     pub(crate) fn cut_flight(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let stream = connection.path == Path::Stream;

@@ -1,4 +1,4 @@
-//! A node and the incarnations of its shards: how they start and how they end.
+//! Nodes and the incarnations of their shards: start and end.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -22,39 +22,39 @@ use super::scenario::{MS, Scenario};
 use super::segments::{register, segment_bytes};
 use super::tier::IncarnationTier;
 
-/// A node.
+/// Simulated node.
 pub(crate) struct Node {
     pub(crate) up: bool,
     pub(crate) incarnation: u64,
-    /// Its shards, in this incarnation.
+    /// Shards of this incarnation.
     pub(crate) shards: Vec<usize>,
     pub(crate) slowness: u64,
-    /// Until then it does nothing.
+    /// Time until which the node is halted.
     pub(crate) halted_ns: u64,
-    /// How far it has come, if it leaves.
+    /// Progress of its departure, if the node leaves.
     pub(crate) departure: Option<Departure>,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
-    /// The map of that epoch.
+    /// Map of that epoch.
     pub(crate) map: Option<Rc<ClusterMap>>,
-    /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
+    /// Latest report of the control plane: its newest epoch, and the epoch since which no slot has changed owners.
     pub(crate) heard: (Epoch, Epoch),
-    /// It was started without its disks.
+    /// The node was started without its disks.
     pub(crate) without: bool,
-    /// What its disks have counts if they knew a map of this epoch or of a later one; the control plane said so.
+    /// Epoch, as given by the control plane, from which on a map known to the disks validates their objects.
     pub(crate) kept_since: Option<Epoch>,
-    /// So many operations of its disks are carried out before it dies.
+    /// Remaining disk operations before the node dies.
     pub(crate) ops_left: Option<u32>,
-    /// The next crash is one of the power.
+    /// The next crash is a power failure.
     pub(crate) power_fails: bool,
     weight: u32,
     pub(crate) host: String,
     shared_memory: bool,
-    /// Grows when the node comes back on other ports.
+    /// Counter that changes the ports when the node comes back.
     ports: u16,
 }
 
-/// One incarnation of one shard.
+/// Incarnation of a shard.
 pub(crate) struct ShardIncarnation {
     pub(crate) node: usize,
     pub(crate) shard: u16,
@@ -64,7 +64,7 @@ pub(crate) struct ShardIncarnation {
     pub(crate) pool: Vec<u8>,
     pub(crate) segment: Vec<u8>,
     pub(crate) segment_id: SegmentId,
-    /// The client that fetches for it.
+    /// Index of the client that fetches for the shard.
     pub(crate) fetcher: usize,
     /// Keys that were put or removed here since their slots came.
     pub(crate) changed: BTreeSet<usize>,
@@ -106,7 +106,7 @@ impl ShardIncarnation {
         self.peers.get(peer.index as usize).filter(|entry| entry.0 == peer.generation)?.1
     }
 
-    /// Versions of an incarnation grow.
+    /// Checks that versions of an incarnation grow.
     pub(crate) fn see_version(&mut self, version: Version) -> CheckResult {
         if version <= self.newest_version {
             let what = format!("version {version} came after {}", self.newest_version);
@@ -155,7 +155,7 @@ impl Node {
         }
     }
 
-    /// Whether the map that it follows has it in its present incarnation.
+    /// Returns true if the followed map contains the node in its present incarnation.
     pub(crate) fn is_member(&self, node: usize) -> bool {
         let member = self.map.as_ref().and_then(|map| map.member(NodeId(node as u64 + 1)));
         member.is_some_and(|member| member.incarnation == Incarnation(self.incarnation))
@@ -208,11 +208,11 @@ impl World {
 
     fn begin_incarnation(&mut self, index: usize, shard: u16) {
         let node = &self.nodes[index];
-        // Greater than any version of an earlier incarnation, and unique in the world, so that a version says where it
-        // is from.
+        // Greater than any version of an earlier incarnation, and unique in the World, so that a version identifies its
+        // origin.
         let first = (self.incarnations.len() as u64 + 1) << 32;
         let tiered = self.scenario.tier.is_some();
-        // The seeds that show a host's bug were found with the policy that nodes have by themselves.
+        // The seeds that reveal a host's bug were found with the default eviction policy.
         let sound = self.scenario.mischief.is_none();
         let policy = if sound { self.scenario.seed as usize % Eviction::ALL.len() } else { 0 };
         let eviction = Eviction::ALL[policy];
@@ -270,7 +270,8 @@ impl World {
         }
     }
 
-    /// `kill -9` of a node: its memory is gone; connections end, shared mappings live on in those who have them.
+    /// Kills a node as `kill -9` does: its memory is gone; connections end, shared mappings live on in the processes
+    /// that have them.
     pub(crate) fn crash_node(&mut self, index: usize) {
         let power = self.power_fails(index);
         let node = &mut self.nodes[index];

@@ -1,5 +1,5 @@
-//! What a shard promises its peers, read off its frames: which ranges are lent, which versions became visible, which
-//! were answered. It feeds the checkers and changes nothing.
+//! Observer of a shard's frames: derives the lent ranges, the versions that became visible, and the replies. It feeds
+//! the checkers and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use super::node::ShardIncarnation;
 use super::pipe::{Destination, OutgoingFrame};
 use super::server::ServedRequest;
 
-/// A range in which an object is being written.
+/// Range in which an object is being written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub(super) digest: Digest,
@@ -30,39 +30,39 @@ pub(crate) struct Room {
     pub(super) replace: bool,
 }
 
-/// What a connection has of a shard's pool.
+/// Ranges of a shard's pool that a connection holds.
 #[derive(Default)]
 pub(crate) struct HeldHandles {
-    /// A put over a stream.
+    /// Put over a stream.
     put: Option<Room>,
     reservations: BTreeMap<ReservationId, Room>,
     pins: BTreeMap<PinId, u64>,
-    /// Removals that were not answered yet: of which keys, and below which version.
+    /// Removals that were not answered yet: their keys, and the version below which they remove.
     removes: BTreeMap<u64, (Vec<usize>, u64)>,
-    /// Questions for places that were not answered yet: at which event they came, and by which epoch the shard served.
+    /// Lookups that were not answered yet: the event of their arrival, and the shard's epoch then.
     lookups: BTreeMap<u64, (u64, u64)>,
-    /// With a tier: objects that others of the same frame replaced at once, by the frame and their place in it.
+    /// With a tier: objects that others of the same frame replaced at once, by the frame and their index in it.
     hidden: BTreeMap<(u64, usize), (Room, Vec<u8>)>,
-    /// Of the objects that are being committed, those that are there already.
+    /// Objects being committed that exist already.
     pub(super) there: BTreeSet<Digest>,
-    /// Whether the client was told that the shard wants to close.
+    /// The client was notified that the shard wants to close.
     pub(crate) end_told: bool,
 }
 
 impl HeldHandles {
-    /// The object that a put over a stream is bringing.
+    /// Returns the object of a put over a stream in progress.
     pub(crate) fn put_digest(&self) -> Option<Digest> {
         self.put.map(|room| room.digest)
     }
 
-    /// The range of a reservation.
+    /// Returns the range of a reservation.
     pub(super) fn room(&self, reservation: ReservationId) -> Option<&Room> {
         self.reservations.get(&reservation)
     }
 }
 
 impl World {
-    /// A request was handed to the service.
+    /// Observes a request that was passed to the service.
     pub(crate) fn observe_request(&mut self, index: u32, header: &Header, body: &[u8], to: Destination) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let incarnation = connection.incarnation;
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// A put over a stream was taken or refused: nobody writes its range any more.
+    /// Observes the end of a put over a stream: its range is no longer written.
     pub(crate) fn observe_put_end(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         if let Some(room) = connection.held.put.take() {
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// The service answers.
+    /// Observes a reply of the service.
     pub(crate) fn observe_answer(
         &mut self,
         index: u32,
@@ -117,7 +117,7 @@ impl World {
             return;
         }
         if operation == Operation::Lookup {
-            // It may come when the disk or a former owner has told.
+            // The reply may wait for the disk or a former owner.
             let held = self.connections.get_mut(&index).map(|connection| &mut connection.held);
             let asked = held.and_then(|held| held.lookups.remove(&header.request.to_bits()));
             if header.status == Status::Ok {
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// With a tier, answers come when the disk has them; what they are about happened before.
+    /// Observes a delayed reply: with a tier, replies wait for the disk, and their operations took effect before.
     fn observe_late(&mut self, index: u32, operation: Operation, header: &Header, body: &[u8]) -> bool {
         let good = header.status == Status::Ok;
         let promises = self.scenario.tier.as_ref().is_some_and(super::tier::TierScenario::promises);
@@ -168,7 +168,7 @@ impl World {
         true
     }
 
-    /// With a tier: a put is answered, so what it was to replace is gone.
+    /// Observes, with a tier, the reply to a put: the version that it replaces is gone.
     fn observe_acked(&mut self, index: u32, version: u64, promises: bool) {
         if promises {
             self.shadow.promise(version);
@@ -177,7 +177,8 @@ impl World {
         self.observe_replaced(index, version);
     }
 
-    /// A put was answered whose object was replaced before anybody could look: only its answer tells its version.
+    /// Observes the reply to a put whose object was replaced before it could be inspected: only the reply has its
+    /// version.
     fn observe_hidden(&mut self, index: u32, place: (u64, usize), version: u64) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let incarnation = connection.incarnation;
@@ -189,7 +190,7 @@ impl World {
         }
     }
 
-    /// A version that replaces others is answered for.
+    /// Observes the reply for a version that replaces others.
     fn observe_replaced(&mut self, index: u32, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, epoch) = (connection.client, self.incarnations[connection.incarnation].epoch);
@@ -199,7 +200,7 @@ impl World {
         }
     }
 
-    /// What a request did at once, whenever its answer comes.
+    /// Observes the immediate effects of a request, whenever its reply comes.
     pub(crate) fn observe_begun(&mut self, index: u32, header: &Header, body: &[u8]) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let incarnation = connection.incarnation;
@@ -231,11 +232,11 @@ impl World {
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
                 let mut keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
                 if header.flags.has(FrameFlags::REPLICATE) {
-                    // Only copies go.
+                    // Only replicas are dropped.
                     let store = self.incarnations[incarnation].service.store();
                     keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
                 } else if fetches {
-                    // A new owner has what was here, and may have brought a copy of it already, which stays.
+                    // The new owner has the objects, and may have pushed a replica already, which stays.
                     let store = self.incarnations[incarnation].service.store();
                     keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
                     keys.retain(|key| self.takes_drop(incarnation, client, self.shadow.digest(*key)));
@@ -247,8 +248,8 @@ impl World {
                 if !fetches {
                     let heard = header.argument <= service.inspect().served_epoch().0;
                     if !heard || !keys.iter().all(|key| service.inspect().serves(self.shadow.digest(*key).slot())) {
-                        // Another's, or the asker knows a newer map than is served, as that is not here, or not written
-                        // down yet: it is refused, and changes nothing.
+                        // The slot is another shard's, or the requester knows a newer map than is served, which has not
+                        // arrived here or is not durable yet: the request is refused, and changes nothing.
                         return;
                     }
                     if !self.is_bound(client) {
@@ -262,7 +263,7 @@ impl World {
         }
     }
 
-    /// With a tier: the payload of a put over a stream was taken.
+    /// Observes, with a tier, that the payload of a put over a stream was taken.
     pub(crate) fn observe_put_made(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.answers_late()) else {
             return;
@@ -272,7 +273,7 @@ impl World {
         }
     }
 
-    /// Nobody writes to a room any more: either there is an object in it now, or nothing came of it.
+    /// Observes the end of writes to a range: either it contains an object now, or the put failed.
     fn observe_made(&mut self, index: u32, room: Room) {
         let Some(connection) = self.connections.get(&index) else { return };
         let incarnation = &self.incarnations[connection.incarnation];
@@ -307,7 +308,7 @@ impl World {
         }
     }
 
-    /// A connection ends with removals that were not answered: those of a bound client may have been carried out.
+    /// Observes a connection that ends with unanswered removals: those of a bound client may have been carried out.
     pub(crate) fn removals_cut_off(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let (client, incarnation) = (connection.client, connection.incarnation);
@@ -317,17 +318,17 @@ impl World {
         }
     }
 
-    /// A bound client's removal waits until it is read whose the object is. It takes away what was put while it waited,
-    /// also where the answer to that put came first: of two requests that were under way at the same time either may
-    /// be the last.
+    /// Voids the objects of a bound client's delayed removal, which waits until the object's tenant is read. It removes
+    /// objects that were put while it waited, even if their reply came first: of two requests in flight at the same
+    /// time either may be the last.
     fn void_removed_late(&mut self, incarnation: usize, keys: &[usize]) {
         let floor = self.incarnations[incarnation].service.store().map_or(0, |store| store.next_version().0);
         let lineage = self.lineage(incarnation);
         keys.iter().for_each(|key| self.shadow.removal_begins(*key, lineage, floor));
     }
 
-    /// A version is answered, and its bytes are lent for reading.
-    /// What it says is as of now, or of the event and epoch of a question that was kept.
+    /// Observes that a version is returned, and its bytes are lent for reading. The version is as of now, or of the
+    /// event and epoch of a delayed request.
     fn observe_read(&mut self, index: u32, version: u64, (offset, bytes): (u64, u64), asked: Option<(u64, u64)>) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, incarnation) = (connection.client, connection.incarnation);
@@ -388,7 +389,7 @@ impl World {
         }
     }
 
-    /// A version became visible: nobody writes it any more, and its bytes are those of a put.
+    /// Observes that a version became visible: its range is no longer written, and its bytes are those of a put.
     fn observe_commit(&mut self, index: u32, room: Room, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
         let index_of_incarnation = connection.incarnation;
@@ -411,8 +412,8 @@ impl World {
         }
     }
 
-    /// True where an incarnation carries out the removal of an object: that of a new owner only of what is kept for it.
-    /// The slot may be the incarnation's own again.
+    /// Returns true if an incarnation carries out the removal of an object: a new owner's removal applies only to
+    /// objects kept for it. The slot may be the incarnation's own again.
     fn takes_drop(&self, incarnation: usize, client: usize, digest: Digest) -> bool {
         client < self.scenario.clients || self.incarnations[incarnation].service.inspect().exports(digest.slot())
     }
@@ -433,7 +434,8 @@ impl World {
         }
     }
 
-    /// [`super::scenario::Mischief::SwallowRemove`]: the host answers for the service, which hears nothing.
+    /// [`super::scenario::Mischief::SwallowRemove`]: the host answers for the service, which does not receive the
+    /// request.
     pub(crate) fn forge_remove(&mut self, index: u32, header: &Header, body: &[u8]) {
         let asked = ServedRequest { connection: index, header, body };
         self.observe_remove(index, asked);
@@ -443,8 +445,8 @@ impl World {
         self.send(index, Way::ToClient, OutgoingFrame::new(&reply, &bitmap, None));
     }
 
-    /// [`super::scenario::Mischief::DuplicatePut`]: the host removes what a put made and hands in the same bytes once
-    /// more.
+    /// [`super::scenario::Mischief::DuplicatePut`]: the host removes the object of a put and submits the same bytes
+    /// once more.
     pub(crate) fn put_again(&mut self, index: u32, header: &Header, destination: Destination, digest: Option<Digest>) {
         let (Destination::Pool { offset }, Some(digest)) = (destination, digest) else { return };
         let Some(connection) = self.connections.get(&index) else { return };

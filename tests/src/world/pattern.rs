@@ -1,8 +1,9 @@
-//! Payload bytes that say what they are: a function of the object's digest, the write that made them and their offset.
+//! Payload pattern that identifies its origin: a function of the object's digest, the write that made it and the
+//! offset.
 //!
-//! A byte of another object, of another write, or of another place in the same object differs with probability 255/256,
-//! so that a few hundred bytes leave no doubt. Objects of a few bytes can be equal by chance; who compares must allow
-//! for it.
+//! A byte of another object, of another write, or of another offset in the same object differs with probability
+//! 255/256, so that a few hundred bytes leave no doubt. Objects of a few bytes can be equal by chance; comparisons must
+//! allow for that.
 
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
@@ -25,7 +26,7 @@ pub(crate) fn fill(digest: Digest, write: usize, out: &mut [u8]) {
     }
 }
 
-/// Offset of the first byte that is not the write's.
+/// Returns the offset of the first byte that differs from the write's.
 pub(crate) fn first_difference(digest: Digest, write: usize, bytes: &[u8]) -> Option<usize> {
     let salt = salt(digest, write);
     for (index, chunk) in bytes.chunks(8).enumerate() {

@@ -1,6 +1,6 @@
-//! One direction of a connection: what waits to be sent, what is in flight, and what is being received.
+//! One direction of a connection: frames in the queue, pieces in flight, and the payload being received.
 //!
-//! Bytes leave their memory when their piece is sent, not before, and reach their destination when the piece arrives.
+//! Bytes are read from memory when their piece is sent, not before, and reach their destination when the piece arrives.
 //! So memory that is reused too early, on either side, really shows other bytes.
 
 use std::collections::VecDeque;
@@ -10,14 +10,14 @@ use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
 use kvplane_store::service::Hold;
 
-/// Where a payload's bytes come from.
+/// Source of a payload's bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// The caller's memory.
+    /// Memory of the caller.
     Local(Local),
-    /// The shard's pool, and what holds them there.
+    /// Range of the shard's pool, with its pin.
     Pool { offset: u64, bytes: u64, hold: Option<Hold> },
-    /// A copy, for frames that the network repeats.
+    /// Copy of the bytes, for frames that the network duplicates.
     Copy(Vec<u8>),
 }
 
@@ -31,7 +31,7 @@ impl Source {
     }
 }
 
-/// A frame that waits to be sent.
+/// Frame in the send queue.
 #[derive(Clone, Debug)]
 pub(crate) struct OutgoingFrame {
     /// Header and body, encoded.
@@ -50,7 +50,7 @@ impl OutgoingFrame {
     }
 }
 
-/// A piece in flight.
+/// Piece in flight.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Head(Vec<u8>),
@@ -59,7 +59,7 @@ pub(crate) enum Piece {
     End,
 }
 
-/// Where a payload that is arriving goes.
+/// Destination of an arriving payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Destination {
     Discard,
@@ -68,7 +68,7 @@ pub(crate) enum Destination {
     Segment { offset: u64 },
 }
 
-/// A payload that is arriving.
+/// Arriving payload.
 #[derive(Debug)]
 pub(crate) struct IncomingPayload {
     pub(crate) header: Header,
@@ -89,7 +89,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// The receiver is gone: what is in flight reaches nobody. What waits is the sender's business.
+    /// Drops the pieces in flight after the receiver's end. Frames in the queue belong to the sender.
     pub(crate) fn drop_flight(&mut self) {
         self.flight.clear();
         self.flight_bytes = 0;

@@ -1,6 +1,6 @@
-//! The checker of puts that become visible: a put makes an object at the owner of its slot, and takes the place of
-//! another only where it was to replace it. The World looks into the store right before the event that commits, and at
-//! the map that the shard goes by.
+//! Checker of puts that become visible: a put makes an object at the owner of its slot, and replaces another one only
+//! if the put allows it. The World inspects the store right before the event that commits, and the map that the shard
+//! follows.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::observe::Room;
 use super::scenario::Mischief;
 
 impl World {
-    /// Reservations are about to be committed: of which objects the shard has one already.
+    /// Records, before reservations are committed, the objects that the shard has already.
     pub(crate) fn look_before_commits(&mut self, index: u32, header: &Header, body: &[u8]) {
         if header.kind != Kind::Request(Operation::Commit) {
             return;
@@ -26,7 +26,7 @@ impl World {
         self.look_before(index, &digests);
     }
 
-    /// The payload of a put is about to be whole: whether the shard has an object of it already.
+    /// Records, before the payload of a put is complete, if the shard has the object already.
     pub(crate) fn look_before_put(&mut self, index: u32) {
         let digest = self.connections.get(&index).and_then(|connection| connection.held.put_digest());
         self.look_before(index, digest.as_slice());
@@ -39,14 +39,14 @@ impl World {
         connection.held.there = digests.iter().filter(there).copied().collect::<BTreeSet<Digest>>();
     }
 
-    /// A put became visible as this version.
+    /// Checks a put that became visible as this version.
     pub(crate) fn check_made(&mut self, index: u32, room: &Room, version: u64) -> CheckResult {
         let Some(connection) = self.connections.get_mut(&index) else { return Ok(()) };
         let incarnation = connection.incarnation;
-        // Another of the same frame finds it there.
+        // A second put of the same frame finds the object.
         let first = connection.held.there.insert(room.digest);
         if !first && !room.replace {
-            let what = format!("version {version} took the place of an object that it was not to replace: {room:?}");
+            let what = format!("version {version} replaced an object without the option to replace: {room:?}");
             return Err(broken(Rule::Commit, what));
         }
         let (epoch, slot) = (self.incarnations[incarnation].epoch, room.digest.slot());
@@ -55,12 +55,12 @@ impl World {
             return Ok(());
         }
         let what = format!(
-            "incarnation {incarnation} made version {version} of {slot:?}, which is {owner:?}'s at epoch {epoch}"
+            "incarnation {incarnation} committed version {version} of {slot:?}, which {owner:?} owns at epoch {epoch}"
         );
         Err(broken(Rule::Commit, what))
     }
 
-    /// [`Mischief::ReplaceAlways`]: the body of puts that all replace what is there.
+    /// [`Mischief::ReplaceAlways`]: the body of puts that all replace existing objects.
     pub(crate) fn forge_replace(&self, header: &Header, body: &[u8]) -> Option<Vec<u8>> {
         let puts = matches!(header.kind, Kind::Request(Operation::Put | Operation::Reserve));
         if !puts || !self.scenario.has(Mischief::ReplaceAlways) {

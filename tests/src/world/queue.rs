@@ -1,4 +1,4 @@
-//! What will happen, ordered by virtual time; events of one instant come in an order that the schedule's stream draws.
+//! Event queue, ordered by virtual time; the schedule's random stream orders events of one instant.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -13,7 +13,7 @@ use super::faults::Party;
 use super::network::Way;
 use super::tickets::TicketNews;
 
-/// Something that happens at a time. Names of things that can die carry the incarnation they mean.
+/// Event at a time. References to mortal parties carry the incarnation that is meant.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// A client's timer: client, incarnation.
@@ -28,21 +28,21 @@ pub(crate) enum Event {
     Accept(u32),
     /// The client learns that it is connected.
     Connected(u32),
-    /// The client learns that it is not: client, incarnation, lane.
+    /// The client learns that its connection was refused: client, incarnation, lane.
     Refused(usize, u32, LaneId),
     /// The I/O of a lane that the client reset has ended.
     ResetDone(u32),
     /// The next piece of a client's copy: client, incarnation.
     CopyChunk(usize, u32),
-    /// A dead client's copy writes on: [`super::scenario::Mischief::LateWriter`].
+    /// A dead client's copy continues to write: [`super::scenario::Mischief::LateWriter`].
     GhostChunk(usize),
     /// A client's user acts: client, incarnation.
     Act(usize, u32),
-    /// A client's user withdraws a batch.
+    /// A client's user cancels a batch.
     Cancel(usize, u32, BatchId),
-    /// A client asks for the map, as it does from time to time: client, incarnation.
+    /// A client polls the map: client, incarnation.
     PollMap(usize, u32),
-    /// A node's agent speaks to the control plane: node, incarnation.
+    /// A node's agent sends to the control plane: node, incarnation.
     Agent(usize, u64),
     /// The control plane's timer: its incarnation.
     ControlTimer(u32),
@@ -54,39 +54,38 @@ pub(crate) enum Event {
     Disk(usize, u64),
     /// A shard's disk could not be opened: its incarnation.
     TierRefused(usize),
-    /// A tail is written after its time: incarnation of a shard, place, bytes:
-    /// [`super::scenario::Mischief::LateTails`].
+    /// A tail is written too late: incarnation of a shard, offset, bytes: [`super::scenario::Mischief::LateTails`].
     LateTail(usize, u64, Rc<[u8]>),
-    /// Something goes wrong.
+    /// A fault is injected.
     Fault,
-    /// A node starts again.
+    /// A node restarts.
     StartNode(usize),
-    /// A client starts again.
+    /// A client restarts.
     StartClient(usize),
-    /// The control plane starts again.
+    /// The control plane restarts.
     StartControl,
-    /// A node is as fast as before.
+    /// A node recovers its speed.
     Recover(usize),
-    /// A node begins to leave: node, incarnation, and whether it drains.
+    /// A node begins to leave: node, incarnation, and true if it drains.
     BeginLeave(usize, u64, bool),
-    /// A node that leaves looks whether it may end: node, incarnation.
+    /// A leaving node checks if it may end: node, incarnation.
     Leave(usize, u64),
-    /// A node that has left goes: node, incarnation.
+    /// A node that has left ends: node, incarnation.
     Depart(usize, u64),
 }
 
-/// A message to or from the control plane.
+/// Message to or from the control plane.
 #[derive(Clone, Debug)]
 pub(crate) enum Message {
-    /// A node speaks: node, incarnation.
+    /// Input of a node: node, incarnation.
     Node(usize, u64, Input),
-    /// Somebody wants the newest map.
+    /// Request for the newest map.
     Fetch(Party),
-    /// The answer to a node's incarnation.
+    /// Reply to a node's incarnation.
     Answer(u64, Result<Reply, Rejection>),
-    /// A map.
+    /// Published map.
     Map(Rc<ClusterMap>),
-    /// A ticket, and for a node the keys.
+    /// Ticket, and for a node the keys.
     Tickets(Rc<TicketNews>),
 }
 
@@ -123,7 +122,7 @@ impl Ord for Entry {
     }
 }
 
-/// The events to come.
+/// Pending events.
 #[derive(Default)]
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
@@ -136,7 +135,7 @@ impl Queue {
         self.heap.push(Entry { at_ns, tie, sequence: self.sequence, event });
     }
 
-    /// The next event, unless it is later than `until_ns`.
+    /// Returns the next event, unless it is later than `until_ns`.
     pub(crate) fn pop(&mut self, until_ns: u64) -> Option<(u64, Event)> {
         if self.heap.peek()?.at_ns > until_ns {
             return None;
@@ -147,7 +146,7 @@ impl Queue {
 }
 
 impl Event {
-    /// Whether it is the everyday talk with the control plane, which would drown the rest of a trace.
+    /// Returns true for routine messages of the control plane, which would drown the rest of a trace.
     pub(crate) fn is_chatter(&self) -> bool {
         match self {
             Self::ControlTimer(_) | Self::Agent(..) | Self::PollMap(..) => true,
@@ -160,7 +159,7 @@ impl Event {
         }
     }
 
-    /// The event as numbers, for the trace's hash.
+    /// Returns the event as numbers, for the trace's hash.
     pub(crate) fn words(&self) -> (u64, u64, u64) {
         match self {
             Self::ClientTimer(client, incarnation) => (1, *client as u64, u64::from(*incarnation)),

@@ -1,4 +1,4 @@
-//! A batch is complete: is each result one that may be, and are its bytes right?
+//! Checks of a completed batch: allowed results, and correct bytes.
 
 use kvplane_client::{SegmentTarget, TaskResult};
 use kvplane_proto::Status;
@@ -10,10 +10,10 @@ use super::check::{CheckResult, Rule, broken};
 use super::node::ShardIncarnation;
 use super::scenario::MS;
 
-/// How long after its deadline a batch may take: resets end I/O, and copies are not interrupted.
+/// Tolerance of a batch's deadline: resets end I/O, and copies are not interrupted.
 const GRACE_NS: u64 = 50 * MS;
 
-/// What a request is.
+/// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
     Get {
@@ -24,7 +24,7 @@ pub(crate) enum What {
         bytes: u64,
         replace: bool,
     },
-    /// Of cells of a segment.
+    /// Write to cells of a segment.
     Write {
         write: usize,
         bytes: u64,
@@ -35,7 +35,7 @@ pub(crate) enum What {
     Remove,
 }
 
-/// One request of a batch, with its memory.
+/// Request of a batch, with its memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrackedTask {
     pub(crate) key: usize,
@@ -43,18 +43,18 @@ pub(crate) struct TrackedTask {
     pub(crate) offset: Option<u64>,
 }
 
-/// A batch that was submitted and is not complete.
+/// Batch that was submitted and is not complete.
 pub(crate) struct OpenBatch {
     pub(crate) asked: Vec<TrackedTask>,
     pub(crate) started_ns: u64,
     pub(crate) deadline_ns: u64,
     pub(crate) cancelled: bool,
-    /// Gets of the client that had fallen over to second owners when it was submitted.
+    /// Number of the client's gets that had failed over to replica owners at its submission.
     pub(crate) fell_over: u64,
 }
 
 impl World {
-    /// The client says that a batch is complete.
+    /// Checks a batch that the client reports as complete.
     pub(crate) fn batch_done(&mut self, client: usize, batch: BatchId) {
         let Some(open) = self.clients[client].batches.remove(&batch) else {
             self.violate(broken(Rule::Batch, format!("client {client}: {batch:?} completed, which is not open")));
@@ -92,8 +92,8 @@ impl World {
         }
     }
 
-    /// Whether an object may not have been found as it was on its way: slots moved meanwhile, and it is where it comes
-    /// from, or where it goes. Nobody waits long for a former owner that is slow.
+    /// Returns true if an object may not have been found because of a migration: slots migrated meanwhile, and it is at
+    /// its former or its new owner. Requests do not wait long for a slow former owner.
     fn may_be_moving(&self, key: usize, since_ns: u64) -> bool {
         let digest = self.shadow.digest(key);
         let has = |incarnation: &ShardIncarnation| {
@@ -107,7 +107,7 @@ impl World {
         moving && live().any(has)
     }
 
-    /// An object that was given, of a key, into a buffer at an offset of the client's memory.
+    /// Checks an object that a get returned, of a key, into a buffer at an offset of the client's memory.
     fn check_got(
         &mut self,
         client: usize,
@@ -117,7 +117,7 @@ impl World {
     ) -> CheckResult {
         self.statistics.hits += 1;
         if result.bytes > capacity {
-            return Err(broken(Rule::Bytes, format!("{} bytes came into {capacity}", result.bytes)));
+            return Err(broken(Rule::Bytes, format!("{} bytes were received into {capacity}", result.bytes)));
         }
         let bytes = self.clients[client].memory.peek(offset, result.bytes);
         let version = result.version.0;

@@ -1,34 +1,34 @@
-//! Runs one scenario and says how it went; a run that failed is repeated to get its last events as text.
+//! Runner of scenarios; a run that failed is repeated to get its last events as text.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::check::{Rule, Violation, broken};
 use super::{Scenario, Statistics, World};
 
-/// Events that a failure shows.
+/// Number of events that a failure shows.
 const LINES: usize = 60;
 
-/// A run that ended well.
+/// Outcome of a run without a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The folded history: equal for equal seeds.
+    /// Hash of the history: equal for equal seeds.
     pub hash: u64,
-    /// Events that happened.
+    /// Number of events.
     pub events: u64,
-    /// What happened.
+    /// Counts of what happened.
     pub statistics: Statistics,
 }
 
-/// A run in which a rule was broken.
+/// Run in which a rule was broken.
 #[derive(Debug)]
 pub struct Failure {
-    /// The seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// The test that runs such scenarios.
+    /// Test that runs such scenarios.
     pub test: &'static str,
-    /// Which rule, and how.
+    /// Broken rule.
     pub violation: Violation,
-    /// The last events, oldest first; empty unless asked for.
+    /// Last events, oldest first; empty unless requested.
     pub lines: Vec<String>,
 }
 
@@ -46,10 +46,10 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// A number from the environment; `default` where there is none.
+/// Returns a number from the environment; `default` if it is not set.
 ///
 /// # Panics
-/// When it is something else.
+/// Panics if the value is not a number.
 #[must_use]
 pub fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
@@ -58,11 +58,11 @@ pub fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Runs the scenario of each seed, tells `each` of those that end well, and shows the last events of those that do not,
-/// until `most` have failed; what happened in all, and which failed.
+/// Runs the scenario of each seed, passes successful outcomes to `each`, and shows the last events of failures, until
+/// `most` have failed; returns the sum of the statistics, and the seeds that failed.
 ///
 /// # Panics
-/// When a seed fails once and not again.
+/// Panics if a seed fails once and not again.
 pub fn run_seeds(
     seeds: impl IntoIterator<Item = u64>,
     most: usize,
@@ -77,7 +77,7 @@ pub fn run_seeds(
                 each(seed, &outcome);
             }
             Err(_) => {
-                // Repeated for its last events: a run is the same every time.
+                // The run is repeated for its last events: it is the same every time.
                 let failure = run_with_lines(scenario(seed)).expect_err("a seed fails every time or never");
                 println!("{failure}");
                 failed.push(seed);
@@ -93,7 +93,7 @@ pub fn run_seeds(
 /// Runs a scenario.
 ///
 /// # Errors
-/// The first rule that was broken; an assertion in the code under test counts as one.
+/// Returns the first broken rule; an assertion in the code under test counts as one.
 pub fn run(scenario: Scenario) -> Result<Outcome, Failure> {
     start(scenario, 0)
 }
@@ -101,7 +101,7 @@ pub fn run(scenario: Scenario) -> Result<Outcome, Failure> {
 /// Runs a scenario and keeps its last events as text, which takes longer: `KVPLANE_LINES` of them, or 60.
 ///
 /// # Errors
-/// As [`run`], with lines.
+/// Like [`run`], with lines.
 pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
     let kept = std::env::var("KVPLANE_LINES").ok().and_then(|text| text.parse().ok());
     start(scenario, kept.unwrap_or(LINES))
@@ -118,7 +118,7 @@ fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
     let seed = scenario.seed;
     let tier = scenario.tier.as_ref().filter(|_| kept_lines > 0).map(|tier| tier.to_string());
     let mut world = World::new(scenario, kept_lines);
-    // The world is looked at after a panic only for its trace.
+    // After a panic the World is used only for its trace.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.live())) {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

@@ -1,4 +1,4 @@
-//! What a seed decides before the first event: how large the world is, what goes wrong in it and how often.
+//! Scenario of a seed, drawn before the first event: the size of the World, its faults and their frequency.
 //!
 //! Each seed switches a random part of the faults off (swarm testing): a run in which everything fails all the time
 //! explores less than many runs in which a few things fail often.
@@ -14,73 +14,73 @@ pub(crate) const MS: u64 = 1_000_000;
 /// A microsecond of virtual time.
 pub(crate) const US: u64 = 1_000;
 
-/// A bug of a host, put in on purpose to see whether a checker finds it. The pure code stays as it is.
+/// Bug of a host, injected on purpose to see if a checker finds it. The pure code stays as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mischief {
-    /// The shard's host says that a payload has left when it was only queued.
+    /// The shard's host reports that a payload has left when it was only queued.
     ReleasePinEarly,
-    /// The shard's host never says that a payload has left.
+    /// The shard's host never reports that a payload has left.
     KeepPins,
-    /// The shard's host reports the checksum that it was told instead of the one of the bytes.
+    /// The shard's host reports the announced checksum instead of that of the bytes.
     TrustPutChecksum,
-    /// The client's host does the same.
+    /// The client's host reports the announced checksum instead of that of the bytes.
     TrustGetChecksum,
-    /// The shard's host takes each put twice.
+    /// The shard's host submits each put twice.
     DuplicatePut,
-    /// The client's host writes payload bytes that arrive after it said that the lane is gone.
+    /// The client's host writes payload bytes that arrive after it reported the end of the lane.
     KeepLateBytes,
-    /// A copy into shared memory goes on after the client's process is dead.
+    /// A copy into shared memory continues after the death of the client's process.
     LateWriter,
     /// The shard's host writes the tails of objects after the payloads that came with their puts.
     LateTails,
     /// A remove is answered but not done.
     SwallowRemove,
-    /// An answer to a get carries another version.
+    /// A reply to a get carries another version.
     WrongVersion,
-    /// The control plane publishes what it has not made durable.
+    /// The control plane publishes a map before it is durable.
     PublishBeforePersist,
     /// A shard that missed maps keeps its objects as if it had seen them all.
     SkipEpochs,
     /// The client's host never calls the client's timer.
     ForgetTimer,
-    /// A fence is answered but the shard does not hear of it.
+    /// A fence is answered but the shard does not receive it.
     SwallowFence,
-    /// The shard's host goes on receiving on a connection that a fence ended.
+    /// The shard's host continues to receive on a connection that a fence closed.
     GoOnAfterFence,
     /// The client's host reports the completion of a batch twice.
     DoneTwice,
-    /// The shard's host says that its disk has flushed, and did not ask it to.
+    /// The shard's host reports a flush of its disk that it did not request.
     SkipFlush,
-    /// The shard's host believes its disk: checksums are computed of what should have come.
+    /// The shard's host trusts its disk: checksums are computed from the bytes that should have come.
     TrustDisk,
-    /// The agent says that no slot ever changed hands, whatever the control plane says.
+    /// The agent reports that no slot ever changed owners, whatever the control plane reports.
     BelieveDisks,
     /// The shard's host does not write tombstones.
     DropTombstones,
-    /// The agent does not say which disks its node has.
+    /// The agent does not report its node's disks.
     HideDisks,
-    /// A second owner's host says that copies are dropped, and the shard does not hear of it.
+    /// A replica owner's host reports that replicas are dropped, but the shard does not receive the request.
     KeepCopies,
-    /// A first owner's host brings other bytes than the object's.
+    /// An owner's host pushes other bytes than the object's.
     SpoilCopies,
-    /// Nodes say that all that moved has come as soon as they hear of a map.
+    /// Nodes report that all slots are imported as soon as they receive a map.
     SettleEarly,
-    /// Whoever asks what changed while it was away hears that nothing did.
+    /// The reply to a request for changes during an absence lists none.
     HideChanges,
-    /// The shard's host has every put replace what is there.
+    /// The shard's host makes every put replace existing objects.
     ReplaceAlways,
-    /// The shard's host notes a map by which slots leave, and does not hand it to the shard.
+    /// The shard's host records a map by which slots leave, but does not pass it to the shard.
     KeepSlots,
-    /// Nodes end without a word, and without waiting for what moves.
+    /// Nodes end without an announcement, and without waiting for migrations.
     LeaveAtOnce,
 }
 
-/// Everything that a run follows from.
+/// All parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The seed of all streams.
+    /// Seed of all random streams.
     pub seed: u64,
-    /// A host's bug, for the tests of the checkers.
+    /// Bug of a host, for the tests of the checkers.
     pub mischief: Option<Mischief>,
     pub(crate) nodes: usize,
     pub(crate) shards: u16,
@@ -98,45 +98,45 @@ pub struct Scenario {
     pub(crate) batch_requests: u64,
     pub(crate) think_ns: u64,
     pub(crate) remove_weight: u64,
-    /// How many of the puts replace what is there.
+    /// Part of the puts that replace existing objects.
     pub(crate) replace_chance: f64,
     pub(crate) chunk_bytes: u64,
     pub(crate) latency_ns: u64,
     pub(crate) faults_until_ns: u64,
     pub(crate) chances: Chances,
-    /// Disks under the shards.
+    /// Disks of the shards.
     pub(crate) tier: Option<TierScenario>,
     /// Owners of each slot.
     pub(crate) replicas: u8,
-    /// When gets ask second owners.
+    /// Delay before gets are hedged to replica owners.
     pub(crate) hedge_ns: u64,
-    /// Nothing but a fault takes an object away.
+    /// Only faults take objects away.
     pub(crate) keeps: bool,
-    /// Every object that was promised is still there, also after its node was away and others had its slots.
+    /// Every promised object still exists, also after its node was away and others had its slots.
     pub(crate) returns: bool,
-    /// Copies are wished for of objects that are there, and not asked for by their puts.
+    /// Replication is requested for existing objects, not by their puts.
     pub(crate) wishes: bool,
-    /// Shards want tickets.
+    /// Shards require tickets.
     pub(crate) tickets: bool,
-    /// Whose all objects are; the default tenant's where it is empty.
+    /// Tenant of all objects; empty for the default tenant.
     pub(crate) tenant: &'static [u8],
-    /// When nodes beyond the first two join, one soon after the other; 0 is at once.
+    /// Time when nodes beyond the first two join, one soon after the other; 0 is at once.
     pub(crate) joins_from_ns: u64,
-    /// How long a change of owners waits for the one before, at most.
+    /// Longest time that a change of owners waits for the one before.
     pub(crate) settle_most_ns: u64,
-    /// Nodes that leave announce it, and wait for what moves.
+    /// Nodes that leave announce it, and wait for migrations.
     pub(crate) announces: bool,
-    /// No node is ever halted or silent, and never do all start again: as when its seed failed once.
+    /// No node is ever halted or silent, and never do all restart at once: as when its seed failed once.
     pub(crate) undisturbed: bool,
 }
 
-/// How often what goes wrong.
+/// Chances of faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chances {
     pub(crate) corrupt_chunk: f64,
     pub(crate) corrupt_head: f64,
     pub(crate) duplicate_reply: f64,
-    /// Frames over shared memory that give back what was given back already.
+    /// Frames over shared memory that release a handle twice.
     pub(crate) repeat_frame: f64,
     pub(crate) spike: f64,
     pub(crate) control_loss: f64,
@@ -147,13 +147,13 @@ pub(crate) struct Chances {
     pub(crate) fault_interval_ns: u64,
     /// Weights, in the order of [`super::faults::Fault`].
     pub(crate) weights: [u64; super::faults::FAULTS],
-    /// How many of them there are at most, if that is limited.
+    /// Most faults of the list, if limited.
     pub(crate) faults_most: Option<u64>,
-    /// None come before that.
+    /// Time before which no fault occurs.
     pub(crate) faults_from_ns: u64,
-    /// None come while slots move, or objects lack copies that were promised.
+    /// No fault occurs while slots migrate, or while objects lack promised replicas.
     pub(crate) at_rest: bool,
-    /// How many of them hit nodes at most, if that is limited.
+    /// Most faults that hit nodes, if limited.
     pub(crate) node_faults_most: Option<u64>,
 }
 
@@ -204,7 +204,7 @@ impl Scenario {
         }
     }
 
-    /// The scenario of a seed in which slots have two owners, and most objects a copy. Nodes die and leave often.
+    /// The scenario of a seed in which slots have two owners, and most objects two replicas. Nodes die and leave often.
     #[must_use]
     pub fn of_replicas(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "replicas");
@@ -220,8 +220,8 @@ impl Scenario {
         scenario
     }
 
-    /// One node dies, and comes back soon or late, while objects are put that stay where they are: what was
-    /// acknowledged as being with two owners is there all the while.
+    /// One node dies, and comes back soon or late, while objects are put that stay where they are: objects acknowledged
+    /// with two replicas exist all the time.
     #[must_use]
     pub fn of_losses(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "losses");
@@ -235,7 +235,8 @@ impl Scenario {
         weights[Fault::LeaveNode as usize] = rng.below(2);
         let fault_interval_ns = (20 + rng.below(200)) * MS;
         let spike = scenario.chances.spike;
-        // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
+        // Faults begin after the nodes have joined and slots have migrated to them: migrating objects are at one node
+        // for a while.
         let (faults_from_ns, at_rest, faults_most) = (1500 * MS, true, Some(1));
         scenario.chances =
             Chances { spike, fault_interval_ns, weights, faults_most, faults_from_ns, at_rest, ..Chances::default() };
@@ -243,13 +244,13 @@ impl Scenario {
     }
 
     /// The control plane loses its state, once or several times, while objects are put that stay where they are.
-    /// Members live on all the while, and what they have does too.
+    /// Members stay alive, and so do their objects.
     #[must_use]
     pub fn of_lost_state(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "lost state");
         let mut scenario = Self::of_losses(seed);
         scenario.tickets = rng.chance(0.5);
-        // Members live on, so that what moves is lost with none of them.
+        // Members stay alive, so that no object in migration is lost.
         scenario.chances.at_rest = false;
         scenario.chances.weights = [0; super::faults::FAULTS];
         scenario.chances.weights[Fault::SetClock as usize] = rng.below(2);
@@ -262,7 +263,7 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of a seed in which shards want tickets, and the control plane goes from host to host, whose clocks
+    /// The scenario of a seed in which shards require tickets, and the control plane moves between hosts whose clocks
     /// differ and jump.
     #[must_use]
     pub fn of_clocks(seed: u64) -> Self {
@@ -272,8 +273,8 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of a seed in which few objects are read by all and replaced often, from three nodes and more, so
-    /// that second owners change while the first stay; and maps are heard late.
+    /// The scenario of a seed in which few objects are read by all and replaced often, with at least three nodes, so
+    /// that replica owners change while the owners stay; and maps arrive late.
     #[must_use]
     pub fn of_hot(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "hot");
@@ -296,37 +297,38 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of a seed in which objects are put without a copy, and copies of some are wished for later.
+    /// The scenario of a seed in which objects are put without a second replica, and some are replicated on request
+    /// later.
     #[must_use]
     pub fn of_wishes(seed: u64) -> Self {
         Self { wishes: true, ..Self::of_replicas(seed) }
     }
 
-    /// The same with a host's bug in it.
+    /// Like [`Self::of_wishes`], with a host's bug.
     #[must_use]
     pub fn of_wishes_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_wishes(seed) }
     }
 
-    /// The same as [`Self::of_replicas`] with a host's bug in it.
+    /// Like [`Self::of_replicas`], with a host's bug.
     #[must_use]
     pub fn of_replicas_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_replicas(seed) }
     }
 
-    /// A scenario of losses with a host's bug in it.
+    /// A scenario of losses with a host's bug.
     #[must_use]
     pub fn of_losses_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_losses(seed) }
     }
 
-    /// Whether answers may come long after what they are about.
+    /// Returns true if replies may come long after their requests took effect.
     pub(crate) const fn answers_late(&self) -> bool {
         self.tier.is_some() || self.replicas > 1
     }
 
     /// The scenario of a seed in which every shard has a disk. Disks outlive their processes, so the versions on them
-    /// are asked for again after crashes, which are frequent here.
+    /// are read again after crashes, which are frequent here.
     #[must_use]
     pub fn of_tiers(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "tiers");
@@ -364,14 +366,14 @@ impl Scenario {
         scenario
     }
 
-    /// The same with a host's bug in it.
+    /// Like [`Self::of_absences`], with a host's bug.
     #[must_use]
     pub fn of_absences_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_absences(seed) }
     }
 
     /// One node is away with its disk for longer than others wait for it, and comes back, while objects are put that
-    /// stay: all that was promised is there at the end.
+    /// stay: all promised objects exist at the end.
     #[must_use]
     pub fn of_returns(seed: u64) -> Self {
         let mut scenario = Self::of_absences(seed);
@@ -391,7 +393,7 @@ impl Scenario {
         scenario
     }
 
-    /// A scenario of tiers with a host's bug in it: on disks that make it matter.
+    /// A scenario of tiers with a host's bug, on disks that make it matter.
     #[must_use]
     pub fn of_tiers_with(seed: u64, mischief: Mischief) -> Self {
         let mut scenario = Self { mischief: Some(mischief), ..Self::of_tiers(seed) };
@@ -399,7 +401,7 @@ impl Scenario {
             tier.suit(mischief);
         }
         match mischief {
-            // Without removals, what is missing is found by the audit.
+            // Without removals, missing objects are found by the audit.
             Mischief::SkipFlush => scenario.remove_weight = 0,
             Mischief::BelieveDisks => scenario = scenario.with_slots_that_move(),
             Mischief::HideDisks => scenario.remove_weight = 40,
@@ -408,7 +410,7 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of a seed with a host's bug in it.
+    /// The scenario of a seed with a host's bug.
     #[must_use]
     pub fn with_mischief(seed: u64, mischief: Mischief) -> Self {
         let scenario =
@@ -416,11 +418,11 @@ impl Scenario {
         Self { mischief: Some(mischief), ..scenario }
     }
 
-    /// A scenario in which shards miss maps. Few seeds have what a missed epoch needs to do harm: a slot that goes away
-    /// and comes back while its former owner hears nothing, and a remove in between. So here nodes come and go fast,
-    /// the control plane is often not heard, and users remove a lot. In every second seed it is heard more often, as
-    /// who joins waits for who is not heard, and few objects are removed: those that a shard should have dropped are
-    /// asked for.
+    /// A scenario in which shards miss maps. Few seeds have the conditions in which a missed epoch does harm: a slot
+    /// that goes away and comes back while its former owner receives no maps, and a remove in between. So here nodes
+    /// come and go fast, messages of the control plane are often lost, and users remove a lot. In every second seed
+    /// they arrive more often, as a joining node waits for silent ones, and few objects are removed: users read objects
+    /// that a shard should have dropped.
     #[must_use]
     pub fn of_missed_epochs(seed: u64) -> Self {
         Self::with_missed_epochs(seed, seed.is_multiple_of(2))
@@ -448,7 +450,7 @@ impl Scenario {
         }
     }
 
-    /// Slots that go away and come back while their former owner is down, and users who remove a lot meanwhile.
+    /// Slots migrate away and back while their former owner is down, and users remove a lot meanwhile.
     fn with_slots_that_move(mut self) -> Self {
         self.nodes = 3;
         self.clients = 4;

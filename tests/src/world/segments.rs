@@ -1,5 +1,5 @@
-//! Segments: each shard serves one, clients write their own cells of it, over streams or, on the same host, by
-//! themselves.
+//! Segments: each shard serves one, and clients write their own cells of it, over streams or, on the same host,
+//! directly.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use super::check::{Rule, broken};
 use super::results::{TrackedTask, What};
 use super::scenario::{MS, Scenario};
 
-/// Bytes of each shard's segment.
+/// Returns the bytes of each shard's segment.
 pub(crate) const fn segment_bytes(scenario: &Scenario) -> u64 {
     scenario.clients as u64 * (scenario.object_bytes / CELLS as u64 * CELLS as u64)
 }
@@ -26,7 +26,7 @@ pub(crate) fn register(service: &mut Service, bytes: u64) -> SegmentId {
 }
 
 impl World {
-    /// A user writes some of its cells on some shard, with a deadline short or long.
+    /// Writes some of a user's cells on some shard, with a short or a long deadline.
     pub(crate) fn write_cells(&mut self, client: usize) {
         let rng = &mut self.streams.segments;
         let (node, shard) = (rng.below(self.nodes.len() as u64) as usize, rng.below(u64::from(self.scenario.shards)));
@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// Bytes come into a segment, by whomever.
+    /// Writes arriving bytes into a segment.
     pub(crate) fn land(&mut self, incarnation: usize, offset: u64, bytes: &[u8]) {
         let (from, cell_bytes) = (offset as usize, self.segments.cell_bytes());
         self.incarnations[incarnation].segment[from..from + bytes.len()].copy_from_slice(bytes);
@@ -82,7 +82,7 @@ impl World {
         self.require(checked);
     }
 
-    /// A client copies into a mapped segment.
+    /// Copies a client's bytes into a mapped segment.
     pub(crate) fn copy_segment(&mut self, index: usize, lane: LaneId, slice: SliceId, offset: u64, local: Local) {
         let connection = self.clients[index].lanes.get(&lane);
         let Some(incarnation) =
@@ -101,13 +101,13 @@ impl World {
         self.clients[index].client.copied(lane, slice, Ok(0), self.now_ns);
     }
 
-    /// A write of cells is over.
+    /// Handles the end of a write of cells.
     pub(crate) fn cells_written(&mut self, write: usize, done: bool) {
         let (incarnation, cells) = self.segments.end(write, done);
         self.check_cells(incarnation, cells);
     }
 
-    /// What is there at the end is what was written last.
+    /// Checks that the final bytes are those of the last writes.
     pub(crate) fn check_segments(&mut self) {
         for incarnation in 0..self.incarnations.len() {
             self.check_cells(incarnation, 0..self.scenario.clients * CELLS);

@@ -1,4 +1,5 @@
-//! A shard's host: connections in, frames to the service, answers out, memory on both ways.
+//! Host of a shard: accepts connections, passes frames to the service and replies to clients, and moves payloads both
+//! ways.
 
 use kvplane_client::Path;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
@@ -17,7 +18,7 @@ use super::pipe::{Destination, IncomingPayload, OutgoingFrame, Piece, Source};
 use super::queue::Event;
 use super::scenario::Mischief;
 
-/// What the service was just given, for whoever looks at its answers.
+/// Request that was just passed to the service, for observers of its replies.
 #[derive(Clone, Copy)]
 pub(crate) struct ServedRequest<'a> {
     pub(crate) connection: u32,
@@ -25,7 +26,7 @@ pub(crate) struct ServedRequest<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// The pool, as lists read names from it.
+/// Pool, from which lists read names.
 pub(super) struct Pool<'a>(pub(super) &'a [u8]);
 
 impl service::PoolBytes for Pool<'_> {
@@ -40,7 +41,7 @@ impl service::PoolBytes for Pool<'_> {
 }
 
 impl World {
-    /// A connection reaches the shard.
+    /// Handles a connection that reaches the shard.
     pub(crate) fn accept(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let incarnation = connection.incarnation;
@@ -67,14 +68,14 @@ impl World {
         self.drain_service(incarnation, None);
     }
 
-    /// Whether a client may use one tenant's objects only. All keys are that tenant's, so that it gets the same as the
-    /// others; but a shard that has to read first whose an object is does later what such a client asks for.
+    /// Returns true if a client is bound to one tenant's objects. All keys are that tenant's, so that it gets the same
+    /// results as the others; but a shard that has to read an object's tenant first delays such a client's requests.
     pub(crate) fn is_bound(&self, client: usize) -> bool {
         let drawn = (self.scenario.seed + client as u64).is_multiple_of(3);
         drawn && self.scenario.answers_late() && client < self.scenario.clients
     }
 
-    /// A piece arrives at the shard.
+    /// Delivers a piece to the shard.
     pub(crate) fn arrive_at_server(&mut self, index: u32, piece: Piece) {
         let Some(connection) = self.connections.get(&index) else { return };
         match (piece, connection.server_end) {
@@ -111,7 +112,7 @@ impl World {
         let to = self.incarnations[incarnation].service.request(peer, &header, told, self.now_ns);
         self.write_tails(incarnation);
         self.detail(u64::from(header.kind.code()), || {
-            format!("incarnation {incarnation} is asked {:?}: {to:?}", header.kind)
+            format!("incarnation {incarnation} receives {:?}: {to:?}", header.kind)
         });
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,
@@ -133,7 +134,7 @@ impl World {
         self.drain_service(incarnation, Some(ServedRequest { connection: index, header: &header, body }));
     }
 
-    /// Payload bytes arrive in place.
+    /// Writes arriving payload bytes to their destination.
     fn put_arrives(&mut self, index: u32, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let (incarnation, peer) = (connection.incarnation, connection.peer);
@@ -176,7 +177,7 @@ impl World {
         }
     }
 
-    /// Does what the service asks for.
+    /// Carries out the outputs of the service.
     pub(crate) fn drain_service(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) {
         while self.drain_outputs(incarnation, asked)
             | self.drive_tier(incarnation)
@@ -186,7 +187,7 @@ impl World {
         self.arm_service(incarnation);
     }
 
-    /// Writes the tails of objects for which the service has just made room.
+    /// Writes the tails of objects for which the service has just allocated memory.
     pub(super) fn write_tails(&mut self, incarnation: usize) {
         while let Some(tail) = self.incarnations[incarnation].service.poll_tail() {
             let bytes = self.incarnations[incarnation].service.body(tail.bytes).to_vec();
@@ -199,7 +200,7 @@ impl World {
         }
     }
 
-    /// Nobody else may have anything where a tail is written.
+    /// Writes a tail; no peer may use its range.
     pub(super) fn write_tail(&mut self, incarnation: usize, offset: u64, bytes: &[u8]) {
         let free = self.incarnations[incarnation].ledger.is_free(offset, bytes.len() as u64);
         self.require(free);
@@ -269,7 +270,8 @@ impl World {
         });
         let again = !self.trouble.calm && self.streams.network.chance(self.scenario.chances.duplicate_reply);
         let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
-        // A shard that repeats its challenge, or its proof, is none that a holder of a ticket believes.
+        // A client with a ticket does not accept a shard that repeats its challenge or its proof, so these are not
+        // duplicated.
         let proves = matches!(header.kind, Kind::Reply(Operation::Hello | Operation::Prove)) && self.scenario.tickets;
         let copy = (again && stream && !proves).then(|| {
             let bytes =
@@ -294,7 +296,7 @@ impl World {
         }
         let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
         if reason == CloseReason::Fenced && stream {
-            // Not a byte more of it is taken.
+            // No further byte of the connection is taken.
             self.close_server_end(index);
             return;
         }
@@ -304,7 +306,7 @@ impl World {
         self.wake_sender(index, Way::ToClient);
     }
 
-    /// The shard's end is gone and none of its I/O is left: what the peer held comes back.
+    /// Closes the shard's end once none of its I/O is left: the peer's handles are released.
     pub(crate) fn close_server_end(&mut self, index: u32) {
         self.removals_cut_off(index);
         let Some(connection) = self.connections.get_mut(&index) else { return };

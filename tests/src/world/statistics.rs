@@ -1,10 +1,10 @@
-//! What happened in a run, or in many, for people.
+//! Statistics of one run or many, for the developer.
 
 use std::fmt;
 
 use kvplane_proto::Status;
 
-/// Statuses that are counted, by number.
+/// Number of statuses that are counted.
 const STATUSES: usize = 32;
 const _: () = assert!(Status::ALL.len() <= STATUSES);
 
@@ -21,25 +21,25 @@ pub struct Statistics {
     pub faults: u64,
     /// Payloads that did not match their checksum, at the last incarnations of clients.
     pub corrupt: u64,
-    /// Frames that no request wanted any more, at the last incarnations of clients.
+    /// Frames that no request was waiting for any more, at the last incarnations of clients.
     pub stale_frames: u64,
     /// Versions that became visible.
     pub commits: u64,
     /// Objects evicted.
     pub evictions: u64,
-    /// Objects that shards took over from former owners of their slots.
+    /// Objects that shards imported from former owners of their slots.
     pub imports: u64,
-    /// Copies that second owners took.
+    /// Replicas that replica owners took.
     pub copies: u64,
-    /// Of the last incarnations of shards: objects that got a copy as they were asked for so much.
+    /// Objects that were replicated because they were hot, at the last incarnations of shards.
     pub hot: u64,
-    /// Gets that the last incarnations of clients asked second owners for as one of two that have the object.
+    /// Gets that the last incarnations of clients sent to replica owners to spread load.
     pub chosen: u64,
-    /// Objects that two owners were said to have, where nothing but a fault takes any away.
+    /// Objects that were acknowledged with two replicas, where only faults take objects away.
     pub doubled: u64,
     /// Maps published.
     pub epochs: u64,
-    /// Times that a control plane without its state went on with what members offered.
+    /// Times that a control plane without its state adopted a map of its members.
     pub adoptions: u64,
     /// Operations of disks.
     pub disk_ops: u64,
@@ -47,15 +47,15 @@ pub struct Statistics {
     pub crashes: u64,
     /// Incarnations of nodes that were started without their disks.
     pub without: u64,
-    /// Objects found again on disks.
+    /// Objects recovered from disks.
     pub recovered: u64,
-    /// Slots that came back to disks: those that were compared, and those of which nobody knew.
+    /// Slots that came back to disks: reconciled ones, and void ones.
     pub kept: (u64, u64),
-    /// Times that a node missed maps of which the next does not tell who had its slots meanwhile.
+    /// Times that a node missed maps of which the next does not name the owners of its slots meanwhile.
     pub missed: u64,
-    /// Times that a tier took no more writes.
+    /// Times that a tier stopped taking writes.
     pub degraded: u64,
-    /// Acknowledged objects that were asked for after a last crash.
+    /// Acknowledged objects that were read after the last crash.
     pub audited: u64,
     /// Requests by their outcome.
     statuses: [u64; STATUSES],
@@ -67,13 +67,13 @@ impl Statistics {
         self.statuses[status as usize] += 1;
     }
 
-    /// Requests with this outcome.
+    /// Returns the number of requests with this outcome.
     #[must_use]
     pub fn with_status(&self, status: Status) -> u64 {
         self.statuses[status as usize]
     }
 
-    /// Adds another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.batches += other.batches;
         self.hits += other.hits;
@@ -122,17 +122,17 @@ impl fmt::Display for Statistics {
             ..
         } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
-        write!(f, "{imports} objects taken over, {copies} copied, {chosen} asked of second owners, ")?;
+        write!(f, "{imports} objects imported, {copies} replicated, {chosen} gets sent to replica owners, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames, {} times maps were missed", self.missed)?;
         if self.disk_ops > 0 {
             let Self { disk_ops, crashes, without, recovered, kept, degraded, audited, .. } = self;
             write!(
                 f,
-                "{disk_ops} operations of disks, {crashes} crashes over them, {without} incarnations without them, "
+                "{disk_ops} operations of disks, {crashes} crashes with them, {without} incarnations without them, "
             )?;
-            write!(f, "{recovered} objects recovered, {} slots compared and {} void, ", kept.0, kept.1)?;
-            writeln!(f, "{degraded} tiers without writes, {audited} promises looked at after the last crash")?;
+            write!(f, "{recovered} objects recovered, {} slots reconciled and {} void, ", kept.0, kept.1)?;
+            writeln!(f, "{degraded} tiers without writes, {audited} promises audited after the last crash")?;
         }
         f.write_str("requests by outcome:")?;
         for &status in Status::ALL {

@@ -1,5 +1,5 @@
-//! Tickets, and the clocks of the hosts that a control plane runs on: they differ, and jump either way. What a control
-//! plane keeps of its keys and of its ticket time is on its disk, and is lost with that.
+//! Tickets, and the clocks of the hosts that a control plane runs on: they differ, and jump either way. The control
+//! plane's keys and ticket time are on its disk, and are lost with that.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use super::check::{CheckResult, Rule, broken};
 use super::faults::Party;
 use super::queue::Message;
 
-/// How long a ticket is good, and tickets are made with one key, in seconds.
+/// Lifetime of a ticket, and of a key, in seconds.
 const TIMES_S: (u64, u64) = (3, 2);
-/// What a clock shows that is right, at the beginning of the world, in seconds.
+/// Correct time at the beginning of the World, in seconds.
 const NOON_S: u64 = 1_700_000_000;
-/// By how much clocks are wrong, in seconds.
+/// Errors of clocks, in seconds.
 const WRONG_S: [i64; 5] = [0, 7_200, -7_200, 1_200, -1_000_000_000];
-/// Hosts on which the control plane runs by turns.
+/// Number of hosts on which the control plane runs in turn.
 const HOSTS: usize = 2;
 
-/// What the control plane tells of tickets.
+/// Ticket message of the control plane.
 #[derive(Debug)]
 pub(crate) struct TicketNews {
-    /// The time and the keys, for a node.
+    /// Time and keys, for a node.
     keys: Option<(u64, Vec<TicketKey>)>,
     credential: Arc<Credential>,
 }
 
-/// What makes tickets, while the control plane runs; and what is durable of it.
+/// Issuer of tickets while the control plane runs, and its durable state.
 #[derive(Default)]
 pub(crate) struct Tickets {
     running: Option<(Mint, TicketTime)>,
     keys: Option<Vec<TicketKey>>,
     time_s: Option<u64>,
-    /// By how much the clock of each host is wrong, and on which the control plane runs.
+    /// Clock error of each host, and the host on which the control plane runs.
     wrong_s: [i64; HOSTS],
     host: usize,
-    /// The greatest time that was told since the state was lost.
+    /// Greatest time that was sent since the state was lost.
     told_s: u64,
 }
 
@@ -49,7 +49,7 @@ impl Tickets {
 }
 
 impl World {
-    /// The control plane starts, here or on another host.
+    /// Starts the issuer on the same or another host.
     pub(crate) fn start_tickets(&mut self) {
         if !self.scenario.tickets {
             return;
@@ -72,7 +72,7 @@ impl World {
         tickets.running = Some((mint, time));
     }
 
-    /// A clock is set.
+    /// Sets a clock.
     pub(crate) fn set_clock(&mut self) {
         let faults = &mut self.streams.clocks;
         let host = faults.below(HOSTS as u64) as usize;
@@ -81,7 +81,7 @@ impl World {
         self.detail(host as u64, || format!("the clock of host {host} is wrong by {wrong_s} s"));
     }
 
-    /// The control plane gives a ticket, and a node the keys.
+    /// Sends a ticket, and to a node the keys.
     pub(crate) fn tell_tickets(&mut self, to: Party) {
         let (faults, now_ns) = (&mut self.streams.clocks, self.now_ns);
         let tickets = &mut self.control.tickets;
@@ -112,7 +112,7 @@ impl World {
         self.tell(to, Message::Tickets(Rc::new(TicketNews { keys, credential })));
     }
 
-    /// What the control plane tells of tickets arrives.
+    /// Delivers a ticket message of the control plane.
     pub(crate) fn hear_tickets(&mut self, party: Party, told: &TicketNews) {
         let now_ns = self.now_ns;
         match party {
@@ -136,20 +136,20 @@ impl World {
         }
     }
 
-    /// What a shard challenges with, if it wants tickets.
+    /// Returns the challenges of a shard, if it requires tickets.
     pub(crate) fn challenges(&mut self) -> Option<Challenges> {
         let mut seed = [0; 32];
         seed.iter_mut().for_each(|byte| *byte = self.streams.clocks.below(256) as u8);
         self.scenario.tickets.then(|| Challenges::new(seed))
     }
 
-    /// Everybody here has a ticket that is good: nobody is refused for it.
+    /// Checks that no client is refused because of its ticket: all of them are valid.
     pub(crate) fn check_ticket(&self, client: usize, status: Status) -> CheckResult {
         let refused = matches!(status, Status::Prove | Status::Unauthorized | Status::TicketEnded);
         if refused && self.scenario.tickets {
             return Err(broken(
                 Rule::Tickets,
-                format!("client {client} was refused although it may come in: {status}"),
+                format!("client {client} was refused although its ticket is valid: {status}"),
             ));
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The tiers of shards: their disks, which outlive processes, what happens to them when a process or the power fails,
-//! and what was promised about them.
+//! Tiers of shards: their disks, which outlive processes, the effects of crashes and power failures on them, and the
+//! promises about their objects.
 
 use std::collections::BTreeMap;
 
@@ -21,21 +21,21 @@ use super::queue::Event;
 use super::results::What;
 use super::scenario::{MS, Mischief, US};
 
-/// The tier's name in the ledger of a pool, where connections have their numbers.
+/// Name of the tier in the ledger of a pool, where connections have their numbers.
 const TIER: u32 = u32::MAX;
 /// Deadline of a get of the audit.
 const AUDIT_NS: u64 = 3_000 * MS;
 
-/// What a seed decides about tiers.
+/// Parameters of tiers, drawn from a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct TierScenario {
     pub(crate) config: TierConfig,
     pub(crate) policy: TierPolicy,
     pub(crate) faults: DiskFaults,
-    /// Whether a crash of a node may be one of the power.
+    /// A crash of a node may be a power failure.
     pub(crate) power: bool,
     pub(crate) latency_ns: u64,
-    /// How often a node is started without its disks. Only where that happens do nodes say which they have.
+    /// Chance that a node is started without its disks. Only with a chance above 0 do nodes report their disks.
     pub(crate) without: f64,
 }
 
@@ -47,7 +47,7 @@ impl core::fmt::Display for TierScenario {
     }
 }
 
-/// The part of a shard's incarnation that has to do with its tier.
+/// Tier state of a shard's incarnation.
 pub(crate) struct IncarnationTier {
     staging: Vec<u8>,
     flipped: Vec<FlippedByte>,
@@ -62,7 +62,7 @@ impl TierScenario {
         let config = TierConfig {
             block_bytes,
             segment_bytes: if large { 256 << 10 } else { 96 << 10 },
-            // Where reclaim begins, nothing is promised.
+            // Disks small enough for reclaim give no promises.
             segments: if rng.chance(0.6) { 64 } else { 6 + rng.below(12) as u32 },
             footer_page_bytes: 4096,
             chunk_bytes: 64 << 10,
@@ -114,7 +114,7 @@ impl TierScenario {
         Self { config, policy, faults, power, latency_ns, without }
     }
 
-    /// Makes a host's bug matter.
+    /// Adjusts the parameters so that a host's bug matters.
     pub(crate) fn suit(&mut self, mischief: Mischief) {
         self.policy = TierPolicy { write: WritePolicy::Through, ack: PutAck::Buffered, ..self.policy };
         (self.faults, self.power) = (DiskFaults::default(), false);
@@ -126,18 +126,18 @@ impl TierScenario {
         }
     }
 
-    /// Whether its disks are small enough to be filled.
+    /// Returns true if its disks are small enough to be filled.
     pub(crate) const fn may_reclaim(&self) -> bool {
         self.config.segments < 64
     }
 
-    /// Whether a put that was acknowledged is still there after every crash of this scenario.
+    /// Returns true if an acknowledged put survives every crash of this scenario.
     pub(crate) fn promises(&self) -> bool {
         self.policy.write == WritePolicy::Through && self.policy.ack != PutAck::Memory && !self.faults.any()
     }
 }
 
-/// Half of the disks are honest; the others fail in one or a few ways.
+/// Draws the faults of disks: half of the disks are honest; the others fail in one or a few ways.
 fn draw_faults(rng: &mut Rng) -> DiskFaults {
     if rng.chance(0.5) {
         return DiskFaults::default();
@@ -157,15 +157,14 @@ fn draw_faults(rng: &mut Rng) -> DiskFaults {
 }
 
 impl World {
-    /// What keeps a shard's objects over its incarnations: its disk, where it has one, else only the incarnation
-    /// itself.
+    /// Returns the lineage that keeps a shard's objects over its incarnations: its disk, if it has one, else only the
+    /// incarnation itself.
     pub(crate) fn lineage(&self, incarnation: usize) -> usize {
         let at = &self.incarnations[incarnation];
         if at.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + incarnation }
     }
 
-    /// Whether a node that starts does so without its disks. What they have counts for nothing then: the node may
-    /// remove and replace it.
+    /// Decides if a node starts without its disks. Their objects are then void: the node may remove and replace them.
     pub(crate) fn leaves_disks(&mut self, node: usize) -> bool {
         let chance = self.scenario.tier.as_ref().map_or(0.0, |tier| tier.without);
         if chance == 0.0 || !self.streams.without.chance(chance) {
@@ -178,17 +177,17 @@ impl World {
         true
     }
 
-    /// What a node says of its disks before it joins; nothing where it has none.
+    /// Returns the identity of a node's disks, as reported before it joins; `None` without disks.
     pub(crate) fn disks_of(&self, node: usize) -> Option<u128> {
-        // Where none ever starts without them, it matters only to what becomes of nodes that die together. A state that
-        // is lost has forgotten what nodes said that are away.
+        // Where no node starts without its disks, the report matters only for nodes that die together. A lost state has
+        // forgotten the reports of absent nodes.
         let forgets = self.scenario.chances.weights[super::faults::Fault::LoseControl as usize] > 0;
         let tells = self.scenario.returns && !forgets;
         self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0 || tells)?;
         (!self.nodes[node].without && !self.scenario.has(Mischief::HideDisks)).then_some(node as u128 + 1)
     }
 
-    /// Gives a shard's new incarnation its disk.
+    /// Opens the disk of a shard's new incarnation.
     pub(crate) fn open_tier(&mut self, node: usize, shard: u16, service: &mut Service) -> Option<IncarnationTier> {
         let scenario = self.scenario.tier.clone().filter(|_| !self.nodes[node].without)?;
         let config = scenario.config;
@@ -210,7 +209,7 @@ impl World {
         Some(IncarnationTier { staging, flipped: Vec::new(), ops: BTreeMap::new(), opened: false })
     }
 
-    /// Whether all of a node's shards have their disks.
+    /// Returns true if all of a node's shards have opened their disks.
     pub(crate) fn tiers_opened(&self, node: usize) -> bool {
         self.nodes[node]
             .shards
@@ -218,7 +217,7 @@ impl World {
             .all(|incarnation| self.incarnations[*incarnation].tier.as_ref().is_none_or(|tier| tier.opened))
     }
 
-    /// Lets a tier work; whether there was anything to do.
+    /// Lets a tier work; returns true if there was anything to do.
     pub(crate) fn drive_tier(&mut self, incarnation: usize) -> bool {
         if !self.incarnations[incarnation].alive || self.incarnations[incarnation].tier.is_none() {
             return false;
@@ -235,7 +234,7 @@ impl World {
                 TierEvent::Opened { .. } => {
                     self.incarnations[incarnation].tier.iter_mut().for_each(|tier| tier.opened = true);
                 }
-                // As a real node: it says why and ends. It comes back later.
+                // Like a real node: it reports the error and ends. It comes back later.
                 TierEvent::Refused(error) => {
                     self.incarnations[incarnation].refused = true;
                     self.wipe_spoilt(incarnation, error);
@@ -259,20 +258,20 @@ impl World {
         progress
     }
 
-    /// A disk that has all that it said it has lost no removal, and nothing is given up for one.
+    /// Checks recovery: an honest disk has lost no removal, and no object is given up for one.
     fn check_recovered(&mut self, incarnation: usize, report: &RecoveryReport) {
         let honest = self.scenario.tier.as_ref().is_some_and(|tier| !tier.faults.any());
         let drops = self.scenario.has(Mischief::DropTombstones);
         if honest && !drops && report.lost_removals > 0 {
             let what = format!(
-                "incarnation {incarnation} takes removals for lost that its disk has, or was not to have: {report}"
+                "incarnation {incarnation} reports lost removals that its disk has, or that were not durable: {report}"
             );
             self.violate(broken(Rule::Durable, what));
         }
     }
 
-    /// A disk that fails may lose both superblocks, write elsewhere while it is formatted, or have a bad range where it
-    /// must be seen to be blank before that: somebody puts another in its place.
+    /// Replaces a disk that cannot be opened: a failing disk may lose both superblocks, write elsewhere while it is
+    /// formatted, or have a bad range where it must be blank before that.
     fn wipe_spoilt(&mut self, incarnation: usize, error: OpenError) {
         let fails = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
         let lineage = self.lineage(incarnation);
@@ -302,7 +301,7 @@ impl World {
         self.after(wait_ns, Event::Disk(incarnation, bits));
     }
 
-    /// The disk carries an operation out.
+    /// Carries out an operation of the disk.
     pub(crate) fn disk_done(&mut self, incarnation: usize, bits: u64) {
         if !self.incarnations[incarnation].alive || self.is_doomed(incarnation) {
             return;
@@ -330,7 +329,7 @@ impl World {
         self.drain_service(incarnation, None);
     }
 
-    /// Whether the node's last operation has come: it dies right before it.
+    /// Returns true if the node's last operation has come: it dies right before that.
     fn is_doomed(&mut self, incarnation: usize) -> bool {
         let node = self.incarnations[incarnation].node;
         let Some(left) = &mut self.nodes[node].ops_left else { return false };
@@ -348,7 +347,7 @@ impl World {
         true
     }
 
-    /// A node whose disk could not be opened ends, and comes back.
+    /// Ends a node whose disk could not be opened, and restarts it.
     pub(crate) fn tier_refused(&mut self, incarnation: usize) {
         if self.incarnations[incarnation].alive {
             let node = self.incarnations[incarnation].node;
@@ -357,21 +356,21 @@ impl World {
         }
     }
 
-    /// Whether the power fails with a node's process.
+    /// Decides if the power fails with a node's process.
     pub(crate) fn power_fails(&mut self, node: usize) -> bool {
         let may = self.scenario.tier.as_ref().is_some_and(|tier| tier.power);
         let said = core::mem::take(&mut self.nodes[node].power_fails);
         may && (said || self.streams.disk.chance(0.5))
     }
 
-    /// What becomes of a disk when its process ends.
+    /// Applies the end of a process to its disk.
     pub(crate) fn cut_off_disk(&mut self, incarnation: usize, power: bool) {
         let lineage = self.lineage(incarnation);
         self.count_kept(incarnation);
         let Some(disk) = self.disks.get_mut(&lineage) else { return };
         let at = &mut self.incarnations[incarnation];
         if at.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
-            // Reclaim drops what it must; what it dropped is not said.
+            // Reclaim evicts objects without reporting them.
             self.shadow.promises_void(lineage, |_| true);
         }
         let Some(tier) = &mut at.tier else { return };
@@ -385,7 +384,7 @@ impl World {
             self.shadow.promises_void(lineage, |_| true);
         }
         if disk.lies {
-            // A lost write at the end of the log is nothing that anybody could see.
+            // A lost write at the end of the log cannot be detected.
             let lost = |digest: Digest| disk.lost_tombstones.iter().any(|lost| lost.is_of(digest));
             self.shadow.removals_void(lineage, |digest| !disk.faults.spares || power || lost(digest));
             self.removals.void();
@@ -393,7 +392,7 @@ impl World {
         self.statistics.crashes += 1;
     }
 
-    /// Counts what an incarnation found out about slots that came back.
+    /// Counts an incarnation's reconciled and void slots.
     pub(crate) fn count_kept(&mut self, incarnation: usize) {
         let Some(snapshot) = self.incarnations[incarnation].service.inspect().tier().map(Tiering::snapshot) else {
             return;
@@ -403,7 +402,7 @@ impl World {
         *kept = (kept.0 + compared, kept.1 + void);
     }
 
-    /// Everybody crashes once more; then all that was promised must be there.
+    /// Crashes all nodes once more, and checks that all promised objects exist.
     pub(crate) fn audit(&mut self) {
         let Some(tier) = self.scenario.tier.clone() else { return };
         let power = tier.power && self.streams.disk.chance(0.5);
@@ -438,7 +437,7 @@ impl World {
         }
     }
 
-    /// Whether any shard's disk takes no writes, so that not everything works.
+    /// Returns true if a shard's disk takes no writes, so that not everything works.
     pub(crate) fn tiers_degraded(&self) -> bool {
         let degraded = |incarnation: &super::node::ShardIncarnation| {
             incarnation
@@ -461,7 +460,7 @@ impl World {
         self.statistics.audited += 1;
         if self.statistics.with_status(Status::Ok) != before + 1 {
             let what = format!(
-                "version {version} of key {key} was acknowledged and is not there: {:?}",
+                "version {version} of key {key} was acknowledged and does not exist: {:?}",
                 self.shadow.commit_of(version)
             );
             self.violate(broken(Rule::Durable, what));
@@ -478,7 +477,7 @@ const fn usage(op: &BlockOp) -> Use {
 }
 
 impl super::node::ShardIncarnation {
-    /// The service and its memory, side by side.
+    /// Calls `act` with the service and its memory.
     fn with_tier<T>(&mut self, trusting: bool, act: impl FnOnce(&mut Service, &mut IncarnationMemory<'_>) -> T) -> T {
         let tier = self.tier.as_mut().expect("asked only with a tier");
         let flipped = trusting.then_some(&mut tier.flipped);

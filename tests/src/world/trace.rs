@@ -1,17 +1,16 @@
-//! What happened, as one number for the whole run and as lines for its last moments.
+//! Trace of a run: one hash for the whole run, and lines for its last moments.
 
 use std::collections::VecDeque;
 
 use kvplane_proto::rng::mix64;
 
-/// The folded history.
+/// Folded history.
 #[derive(Default)]
 pub(crate) struct Trace {
     hash: u64,
     pub(crate) events: u64,
     last: VecDeque<(u64, String)>,
-    /// How many lines are kept. Lines are made only where somebody will read them: a run is repeated for its lines when
-    /// it failed.
+    /// Number of lines to keep. Lines are made only if they will be shown: a failed run is repeated for its lines.
     kept: usize,
 }
 

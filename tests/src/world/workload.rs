@@ -1,5 +1,5 @@
-//! What the users of the clients do: batches of everything, on few keys or many, with deadlines short and long, some
-//! withdrawn.
+//! Workload of the clients' users: batches of all operations, on few keys or many, with short and long deadlines, some
+//! cancelled.
 
 use kvplane_client::{Local, PutBook, Request, SubmitOptions};
 use kvplane_proto::digest::tenant_number;
@@ -14,11 +14,11 @@ use super::queue::Event;
 use super::results::{OpenBatch, TrackedTask, What};
 use super::scenario::MS;
 
-/// The longest deadline of a batch.
+/// Longest deadline of a batch.
 pub(crate) const LONGEST_NS: u64 = 2000 * MS;
 
 impl World {
-    /// A user submits a batch and will come back.
+    /// Submits a user's batch, and schedules the next.
     pub(crate) fn act(&mut self, client: usize, incarnation: u32) {
         if !self.is_client(client, incarnation) || self.clients[client].batches_left == 0 || self.trouble.calm {
             return;
@@ -56,7 +56,7 @@ impl World {
         self.after(think_ns, Event::Act(client, incarnation));
     }
 
-    /// Some keys are asked for more often than others.
+    /// Draws a key; some keys are drawn more often than others.
     fn draw_key(&mut self) -> usize {
         let keys = self.scenario.keys as u64;
         let rng = &mut self.streams.workload;
@@ -81,7 +81,7 @@ impl World {
         self.ask(client, key, what)
     }
 
-    /// Finds memory for a request; `None` when there is none.
+    /// Allocates memory for a request; `None` if there is none.
     pub(crate) fn ask(&mut self, client: usize, key: usize, what: What) -> Option<TrackedTask> {
         let loan = match what {
             What::Get { capacity } => Loan::Get(capacity),
@@ -113,7 +113,7 @@ impl World {
                 let open = OpenBatch { asked, started_ns: now_ns, deadline_ns, cancelled: false, fell_over };
                 let former = self.clients[client].batches.insert(batch, open);
                 if former.is_some() {
-                    self.violate(broken(Rule::Batch, format!("{batch:?} was given while it was open")));
+                    self.violate(broken(Rule::Batch, format!("{batch:?} was assigned while it was open")));
                 }
                 if !self.trouble.calm && self.streams.workload.chance(self.scenario.chances.cancel) {
                     let wait_ns = self.streams.workload.below(30 * MS);
@@ -124,7 +124,7 @@ impl World {
                 Some(batch)
             }
             Err(error) => {
-                self.violate(broken(Rule::Protocol, format!("a good batch was refused: {error}")));
+                self.violate(broken(Rule::Protocol, format!("a valid batch was refused: {error}")));
                 None
             }
         }
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// A user withdraws a batch.
+    /// Cancels a user's batch.
     pub(crate) fn cancel(&mut self, client: usize, incarnation: u32, batch: BatchId) {
         if !self.is_client(client, incarnation) {
             return;

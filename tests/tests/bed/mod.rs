@@ -1,4 +1,4 @@
-//! A control plane and nodes in this process, and settings of clients of theirs.
+//! Test bed: a control plane and nodes in this process, and settings of their clients.
 
 #![allow(dead_code, reason = "several test programs share this file, and each uses a part")]
 
@@ -28,7 +28,7 @@ impl Bed {
         Self::start_with(nodes, pool_bytes, |_| {})
     }
 
-    /// With a control plane of other settings.
+    /// Starts with changed settings of the control plane.
     pub(crate) fn start_with(nodes: u64, pool_bytes: u64, set: impl FnOnce(&mut ControlConfig)) -> Self {
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("kvplane-agent-{}-{number}", std::process::id()));
@@ -46,7 +46,7 @@ impl Bed {
         bed
     }
 
-    /// Waits until no slot is on its way: while one is, removals of what never was are answered as done.
+    /// Waits until no slot migrates: during a migration, removals of objects that never existed are answered as done.
     fn rest(&self) {
         let until = Instant::now() + Duration::from_secs(20);
         let settled = |node: &Node| node.snapshots().expect("shards answer").iter().all(|shard| shard.moves.settled);
@@ -56,7 +56,7 @@ impl Bed {
         }
     }
 
-    /// Another control plane in the place of the one before, which knows nothing of what that knew.
+    /// Replaces the control plane by a new one without its state.
     pub(crate) fn restart_control(&mut self) {
         drop(self.control.take());
         let mut config = ControlConfig::new("test");

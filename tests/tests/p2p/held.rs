@@ -1,11 +1,11 @@
-//! Who holds an object: one thread of those that would, and no version that nobody has.
+//! Tests of holding an object: one of several concurrent threads succeeds, and unknown versions are refused.
 
 use kvplane::PublishOptions;
 
 use super::{Bed, filled, get, publish, regions, store};
 
 #[test]
-fn of_several_threads_that_take_the_same_object_one_does() {
+fn one_of_several_threads_holds_an_object() {
     let bed = Bed::start(0, 0);
     let [origin, other] = ["a", "b"].map(|host| store(&bed, host));
     for round in 0..5 {
@@ -32,7 +32,7 @@ fn of_several_threads_that_take_the_same_object_one_does() {
 }
 
 #[test]
-fn a_version_that_nobody_holds_hides_none_that_is_held() {
+fn a_version_without_members_hides_no_other() {
     let bed = Bed::start(0, 0);
     let [origin, other] = ["a", "b"].map(|host| store(&bed, host));
     let first = filled(1);

@@ -1,4 +1,4 @@
-//! Ranks of a job that fetch by a schedule, from each other.
+//! Tests of a job's ranks that fetch from each other by a schedule.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use kvplane::{GetOptions, Object, P2pStore, Ranks};
 
 use super::{Bed, check, filled, publish, regions, store, total};
 
-/// Fetches as a rank, and checks every byte.
+/// Fetches as a rank, and verifies every byte.
 fn get(store: &P2pStore, object: &Object, ranks: &Ranks, seed: u64) {
     let memory = regions();
     let options =
@@ -20,7 +20,7 @@ fn sent(store: &P2pStore) -> f64 {
 }
 
 #[test]
-fn nobody_sends_more_than_the_object_and_nothing_is_ordered() {
+fn no_rank_sends_more_than_the_object() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(1), &publish()).expect("published");
@@ -29,7 +29,7 @@ fn nobody_sends_more_than_the_object_and_nothing_is_ordered() {
         for (rank, store) in stores.iter().enumerate() {
             scope.spawn(move || {
                 let object = store.find("o", None).expect("there");
-                // Nobody is given up, however slow the machine is.
+                // The patience is long, so that no rank is given up, however slow the machine is.
                 let ranks = Ranks { patience: Duration::from_secs(60), ..Ranks::new(rank as u32, 5) };
                 get(store, &object, &ranks, 1);
             });
@@ -37,7 +37,7 @@ fn nobody_sends_more_than_the_object_and_nothing_is_ordered() {
     });
     let found = origin.describe("o", None).expect("there");
     assert!(found.members.iter().all(|member| member.need == 0 && member.have == 65), "{found:?}");
-    // Boards are read, too: 16 bytes at a time.
+    // Progress boards are read, too: 16 bytes at a time.
     assert!((1.0..1.05).contains(&sent(&origin)), "the origin sent {:.3} x the object", sent(&origin));
     for (rank, store) in stores.iter().enumerate() {
         assert!(sent(store) < 1.2, "rank {rank} sent {:.3} x the object", sent(store));
@@ -46,7 +46,7 @@ fn nobody_sends_more_than_the_object_and_nothing_is_ordered() {
 }
 
 #[test]
-fn what_a_missing_rank_was_to_send_comes_from_others() {
+fn shards_of_a_missing_rank_come_from_others() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(2), &publish()).expect("published");
@@ -59,18 +59,18 @@ fn what_a_missing_rank_was_to_send_comes_from_others() {
             scope.spawn(move || get(store, &store.find("o", None).expect("there"), &patient(rank), 2));
         }
     });
-    // It comes late, to those who have it already.
+    // The rank is late, and fetches from ranks that are complete.
     get(&stores[1], &stores[1].find("o", None).expect("there"), &patient(1), 2);
 }
 
 #[test]
-fn a_source_with_wrong_bytes_is_left_and_named() {
+fn a_source_with_wrong_bytes_is_excluded_and_named() {
     let bed = Bed::start(0, 0);
     let [bad, good, reader] = ["a", "b", "c"].map(|host| store(&bed, host));
     let memory = filled(3);
     bad.register("o", &memory, &publish()).expect("published");
     good.register("o", &filled(3), &publish()).expect("the same object");
-    // Each of the two is given a half; all shards but the last of the first buffer are wrong, in their first bytes.
+    // Each of the two is assigned a half; all shards but the last of the first buffer are wrong, in their first bytes.
     for shard in 0..48 {
         memory[0].copy_in(shard * super::SHARD, &[super::byte(3, 0, (shard * super::SHARD) as u64) ^ 1]);
     }
@@ -82,7 +82,7 @@ fn a_source_with_wrong_bytes_is_left_and_named() {
 }
 
 #[test]
-fn ranks_that_make_no_sense_are_refused() {
+fn invalid_ranks_are_refused() {
     let bed = Bed::start(0, 0);
     let [origin, reader, other] = ["a", "b", "c"].map(|host| store(&bed, host));
     origin.register("o", &filled(4), &publish()).expect("published");
@@ -97,6 +97,6 @@ fn ranks_that_make_no_sense_are_refused() {
     fails(&reader, Ranks::new(0, 4), Some(vec![(0, 1)]), "all of an object");
     get(&reader, &object, &Ranks::new(0, 1), 4);
     fails(&other, Ranks::new(0, 2), None, "job \"\" has 1 ranks");
-    // Nothing is held after that, and another job is another one.
+    // Nothing is held after that, and another job is independent.
     get(&other, &object, &Ranks { job: "other".to_owned(), ..Ranks::new(0, 1) }, 4);
 }

@@ -1,4 +1,4 @@
-//! How many shards an object has.
+//! Test of the number of an object's shards.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use kvplane::{PublishOptions, Region};
 use super::{Bed, byte, check, get, region, store};
 
 #[test]
-fn shards_follow_the_object_where_nobody_says_how_long_they_are() {
+fn the_default_shard_size_follows_the_object() {
     let bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     for (name, bytes, shards) in [("small", 100_000, 2), ("larger", 32 << 20, 256), ("odd", (20 << 20) + 1, 321)] {
@@ -18,7 +18,8 @@ fn shards_follow_the_object_where_nobody_says_how_long_they_are() {
     }
 }
 
-/// What a checkpoint of a terabyte is in shards of 64 MiB: in one buffer, for a store registers 1,024 of them.
+/// Number of shards of a checkpoint of a terabyte, of 64 MiB each: in one buffer, because a store registers 1,024 of
+/// them.
 #[test]
 fn an_object_has_more_shards_than_a_store_has_buffers() {
     const SHARDS: usize = 16_384;

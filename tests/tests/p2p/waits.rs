@@ -1,4 +1,4 @@
-//! How long a call waits for a source that is not there: as long as its caller says.
+//! Tests of waiting for a missing source: up to the deadline of the call.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use kvplane::{GetOptions, P2pStore, ReadOptions, Region, reshard};
 
 use super::{Bed, SHARD, SIZES, check, filled, publish, region, regions, store};
 
-/// One who has the first shard only: the object is known, and most of it nowhere.
+/// Creates a member that has the first shard only: the object is known, but no member has most of it.
 fn who_has_little(bed: &Bed, origin: &P2pStore) -> P2pStore {
     let little = store(bed, "little");
     let object = origin.find("o", None).expect("there");
@@ -17,7 +17,7 @@ fn who_has_little(bed: &Bed, origin: &P2pStore) -> P2pStore {
 
 /// An origin is away for longer than a call without a deadline waits, and comes back.
 #[test]
-fn a_deadline_says_how_long_an_origin_is_waited_for() {
+fn a_missing_origin_is_waited_for_until_the_deadline() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(21), &publish()).expect("published");
@@ -54,8 +54,8 @@ fn read(reader: &P2pStore, object: &kvplane::Object, deadline: Option<u64>) -> R
     Ok(into)
 }
 
-/// Ranges are read of who comes back; and not of who has brought other bytes under the same name and version, which a
-/// catalog that everybody has left gives again.
+/// Ranges are read from a member that comes back, but not from one that has published other bytes under the same name
+/// and version, which an empty catalog assigns again.
 #[test]
 fn ranges_wait_for_the_same_object() {
     let bed = Bed::start(0, 0);
@@ -69,7 +69,7 @@ fn ranges_wait_for_the_same_object() {
         assert!(error.contains("nobody holds all of it any more; no deadline was given"), "{error}");
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&reader, &object, Some(120)));
-            // Longer than an object is known that nobody has.
+            // The wait is longer than an object without members stays in the catalog.
             let until = Instant::now() + Duration::from_secs(60);
             while reader.find("o", Some(object.version)).is_ok() {
                 assert!(Instant::now() < until, "it is known still");
@@ -89,7 +89,7 @@ fn ranges_wait_for_the_same_object() {
                 false => assert!(result.expect_err("another one").contains("find it again")),
             }
         });
-        // So that the next one has the same number.
+        // The next object gets the same version number.
         let until = Instant::now() + Duration::from_secs(60);
         while reader.find("o", Some(object.version)).is_ok() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(100));

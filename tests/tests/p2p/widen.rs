@@ -1,4 +1,4 @@
-//! More shards of an object of which some are held already.
+//! Tests of fetching more shards of an object of which some are held already.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn have(store: &P2pStore) -> Vec<u32> {
 }
 
 #[test]
-fn a_replica_of_some_shards_gets_the_others_while_it_serves() {
+fn a_partial_replica_fetches_more_shards_while_it_serves() {
     let bed = Bed::start(0, 0);
     let [origin, some_first, reader] = ["a", "b", "c"].map(|host| store(&bed, host));
     origin.register("o", &filled(31), &publish()).expect("published");
@@ -31,13 +31,13 @@ fn a_replica_of_some_shards_gets_the_others_while_it_serves() {
     assert_eq!(fetch(&some(5, 10)).expect("of which five are there"), 5 * SHARD as u64);
     assert_eq!(have(&reader), [15, 65]);
     assert_eq!(fetch(&some(0, 15)).expect("nothing is missing"), 0);
-    // What is right in memory already is not fetched when that is asked for.
+    // With `resume`, bytes that are right in memory already are not fetched.
     memory[0].copy_in(20 * SHARD, &(0..SHARD).map(|at| byte(31, 0, (20 * SHARD + at) as u64)).collect::<Vec<u8>>());
     let rest = GetOptions { resume: true, deadline: Some(Duration::from_secs(60)), ..GetOptions::default() };
     assert_eq!(fetch(&rest).expect("the rest"), total() - 16 * SHARD as u64);
     check(&memory, 31);
     assert_eq!(have(&reader), [65, 65]);
-    // It is a source of all of it, and one call ends that.
+    // The member is a source of all of it, and one call ends that.
     origin.unregister("o", None).expect("nobody reads");
     let copy = regions();
     get(&reader, &object, &copy).expect("from who has fetched it");
@@ -46,9 +46,9 @@ fn a_replica_of_some_shards_gets_the_others_while_it_serves() {
     assert!(some_first.delete_replica("o", None).is_err());
 }
 
-/// What is there stays there and is served when no more is to be had; and nothing more is wanted then.
+/// Held shards stay and are served when the others are not available; and no more are requested then.
 #[test]
-fn what_is_held_stays_when_the_others_are_not_to_be_had() {
+fn held_shards_stay_when_the_others_are_unavailable() {
     let bed = Bed::start(0, 0);
     let [origin, holder, reader] = ["a", "b", "c"].map(|host| store(&bed, host));
     origin.register("o", &filled(32), &publish()).expect("published");
@@ -63,7 +63,7 @@ fn what_is_held_stays_when_the_others_are_not_to_be_had() {
     let rows: Vec<(u32, u32)> = found.members.iter().map(|row| (row.have, row.need)).collect();
     assert_eq!(rows, [(10, 0)]);
     reader.get_replica(&object, &regions(), &some(0, 10)).expect("from who has ten");
-    // Who brings it again is not asked by anybody, until somebody wants it.
+    // A new origin is not contacted until a call needs it.
     origin.register("o", &filled(32), &publish()).expect("published");
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(have(&reader), [10, 10, 65]);
@@ -72,7 +72,7 @@ fn what_is_held_stays_when_the_others_are_not_to_be_had() {
 }
 
 #[test]
-fn what_cannot_be_widened_is_said() {
+fn invalid_widening_is_refused() {
     let bed = Bed::start(0, 0);
     let [origin, holder] = ["a", "b"].map(|host| store(&bed, host));
     let whole = filled(33);
@@ -89,7 +89,7 @@ fn what_cannot_be_widened_is_said() {
     let ranks = GetOptions { ranks: Some(Ranks::new(0, 1)), ..GetOptions::default() };
     refused(&holder, &memory, &ranks, "name no rank");
     refused(&origin, &whole, &some(1, 1), "was registered");
-    // One at a time, and nobody gives it up meanwhile.
+    // Shards are fetched one at a time, and no source is given up meanwhile.
     let each = |_| {
         if !stop.swap(true, Ordering::Relaxed) {
             let error = holder.get_replica(&object, &memory, &some(2, 1)).expect_err("one at a time").to_string();

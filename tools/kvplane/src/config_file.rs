@@ -1,6 +1,6 @@
 //! Settings of a process in a TOML file, whose keys are the names of its flags.
 //!
-//! `--config FILE` stands for the flags that the file names; what is on the command line too counts instead. A file may
+//! `--config FILE` stands for the flags that the file names; a flag on the command line overrides the file. A file may
 //! serve several processes of a host: keys in a table named after a command, `[node]`, are for that command only.
 //!
 //! ```toml
@@ -20,16 +20,16 @@ use clap::{Arg, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Commands that take a file.
+/// Commands that take a file of settings.
 const COMMANDS: [&str; 3] = ["dev", "control", "node"];
-/// The flag.
+/// Flag that names the file.
 const FLAG: &str = "--config";
-/// Longest file.
+/// Largest size of a file, in bytes.
 const FILE_BYTES: u64 = 1 << 20;
-/// Names that are less alike than this are not taken for each other's misspelling.
+/// Least similarity (Jaro-Winkler) of a name that is suggested for a misspelled key.
 const ALIKE: f64 = 0.8;
 
-/// Why a file of settings is not used.
+/// Error about a file of settings.
 #[derive(Debug)]
 pub(crate) struct ConfigFileError {
     path: PathBuf,
@@ -48,16 +48,16 @@ impl fmt::Display for ConfigFileError {
 
 impl std::error::Error for ConfigFileError {}
 
-/// What came from a file: so that a flag's error can name its place.
+/// Flags that a file has set, so that an error about a flag can name its line.
 #[derive(Debug, Default)]
 pub(crate) struct FromFile {
     path: PathBuf,
-    /// Names of flags, and their lines.
+    /// Names of flags, with their lines.
     lines: Vec<(String, usize)>,
 }
 
 impl FromFile {
-    /// Where the flag was set that this error is about, if in the file.
+    /// Returns file and line of the flag that an error is about, if the file has set it.
     pub(crate) fn place(&self, error: &clap::Error) -> Option<String> {
         let about = error.get(clap::error::ContextKind::InvalidArg)?.to_string();
         let named = |name: &str| {
@@ -69,10 +69,10 @@ impl FromFile {
     }
 }
 
-/// Puts the flags of the file that the command line names before those that are on it.
+/// Inserts the flags of the file that the command line names before those of the command line.
 ///
 /// # Errors
-/// When the file cannot be read, is no TOML, or has a key that is no flag of the command.
+/// Fails if the file cannot be read, is not TOML, or has a key that is not a flag of the command.
 pub(crate) fn merge(words: &mut Vec<OsString>, program: &Command) -> Result<FromFile, ConfigFileError> {
     let name = words.get(1).and_then(|word| word.to_str()).filter(|word| COMMANDS.contains(word));
     let Some(name) = name.map(str::to_owned) else { return Ok(FromFile::default()) };
@@ -91,7 +91,7 @@ pub(crate) fn merge(words: &mut Vec<OsString>, program: &Command) -> Result<From
     Ok(FromFile { path, lines })
 }
 
-/// The file that is named on the command line.
+/// Returns the file that the command line names.
 fn given(words: &[OsString]) -> Option<PathBuf> {
     let mut words = words.iter().skip(2).take_while(|word| *word != "--");
     while let Some(word) = words.next() {
@@ -117,12 +117,12 @@ fn read(path: &Path) -> Result<String, ConfigFileError> {
     let failed = |reason: String| ConfigFileError { path: path.to_owned(), line: None, reason };
     let about = std::fs::metadata(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     if about.len() > FILE_BYTES {
-        return Err(failed(format!("has {} bytes, and a file of settings at most {FILE_BYTES}", about.len())));
+        return Err(failed(format!("has {} bytes: a file of settings has at most {FILE_BYTES}", about.len())));
     }
     std::fs::read_to_string(path).map_err(|error| failed(format!("cannot be read: {error}")))
 }
 
-/// A flag's name, its line, and the words for it.
+/// Name of a flag, its line, and its words on the command line.
 type Set = (String, usize, Vec<OsString>);
 
 struct File<'a> {
@@ -151,7 +151,7 @@ impl File<'_> {
                     }
                 }
                 DeValue::Table(_) if top => {
-                    let reason = format!("[{text}] is no command that takes settings: {}", COMMANDS.join(", "));
+                    let reason = format!("[{text}] is not a command that takes settings: {}", COMMANDS.join(", "));
                     return Err(self.error(Some(span), reason));
                 }
                 _ => set.push(self.flag(text, span, value)?),
@@ -169,7 +169,7 @@ impl File<'_> {
         let takes_value = argument.get_action().takes_values();
         let words = match value.get_ref() {
             DeValue::Boolean(wanted) if !takes_value => wanted.then(|| format!("--{key}").into()).into_iter().collect(),
-            _ if !takes_value => return Err(self.error(Some(span), format!("{key} is true or false"))),
+            _ if !takes_value => return Err(self.error(Some(span), format!("{key} has to be true or false"))),
             DeValue::Array(all) => {
                 let one = |value: &Spanned<DeValue<'_>>| self.plain(key, span.clone(), value);
                 let all: Vec<String> = all.iter().map(one).collect::<Result<_, _>>()?;
@@ -189,7 +189,7 @@ impl File<'_> {
             DeValue::Integer(number) => Ok(number.to_string()),
             DeValue::Float(number) => Ok(number.to_string()),
             other => {
-                let reason = format!("{key} wants a text or a number, not a {}", other.type_str());
+                let reason = format!("{key} has to be a text or a number, not a {}", other.type_str());
                 Err(self.error(Some(span), reason))
             }
         }
@@ -201,8 +201,8 @@ impl File<'_> {
         let best = alike.filter(|(alike, _)| *alike > ALIKE).max_by(|a, b| a.0.total_cmp(&b.0));
         let command = self.command.get_name();
         match best {
-            Some((_, name)) => format!("{key:?} is no setting of kvplane {command}: is {name:?} meant?"),
-            None => format!("{key:?} is no setting of kvplane {command}, whose flags kvplane {command} --help lists"),
+            Some((_, name)) => format!("{key:?} is not a setting of kvplane {command}: did you mean {name:?}?"),
+            None => format!("{key:?} is not a setting of kvplane {command}: kvplane {command} --help lists them"),
         }
     }
 }

@@ -1,19 +1,19 @@
-//! A latency histogram of fixed size: log-linear buckets as in Gil Tene's HdrHistogram.
+//! Latency histogram of fixed size: log-linear buckets as in Gil Tene's HdrHistogram.
 //!
 //! Values below 128 ns are exact; above, each power of two is cut in 128 equal buckets, so a reported value is within
 //! 0.4 % of a recorded one. Values above 2^40 ns (18 minutes) share the last bucket; the maximum is kept exactly.
-//! Recording is a few instructions and never allocates; one histogram belongs to one thread, and threads' histograms
-//! are merged at the end.
+//! Recording is a few instructions and never allocates; each thread has a histogram of its own, and these are merged at
+//! the end.
 
 use serde::Serialize;
 
 /// Buckets per power of two, as a power of two.
 const SUB_BITS: u32 = 7;
 const SUB_BUCKETS: usize = 1 << SUB_BITS;
-/// Values at and above 2^this are in the last bucket.
+/// Values from 2 to this power on are in the last bucket.
 const MAX_BITS: u32 = 40;
 const BUCKETS: usize = (MAX_BITS - SUB_BITS + 1) as usize * SUB_BUCKETS;
-/// Neighbouring buckets that [`Histogram::points`] takes together: 16 points per power of two.
+/// Neighbouring buckets that [`Histogram::points`] merges: 16 points per power of two.
 const POINT_BUCKETS: usize = 8;
 
 /// Counts of durations in nanoseconds.
@@ -26,7 +26,7 @@ pub struct Histogram {
     max_ns: u64,
 }
 
-/// How many durations lay at or below `ns` and above the point before.
+/// Number of durations at or below `ns` and above the point before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HistogramPoint {
     /// Upper end of the range, in nanoseconds.
@@ -41,7 +41,7 @@ impl Default for Histogram {
     }
 }
 
-/// The bucket of a value.
+/// Returns the bucket of a value.
 const fn bucket_of(ns: u64) -> usize {
     if ns < SUB_BUCKETS as u64 {
         return ns as usize;
@@ -54,7 +54,7 @@ const fn bucket_of(ns: u64) -> usize {
     (exponent - SUB_BITS + 1) as usize * SUB_BUCKETS + sub
 }
 
-/// The least and the greatest value of a bucket.
+/// Returns the least and the greatest value of a bucket.
 const fn range_of(bucket: usize) -> (u64, u64) {
     if bucket < SUB_BUCKETS {
         return (bucket as u64, bucket as u64);
@@ -65,7 +65,7 @@ const fn range_of(bucket: usize) -> (u64, u64) {
 }
 
 impl Histogram {
-    /// An empty histogram: 34 KiB, allocated here and never again.
+    /// Creates an empty histogram: 34 KiB, allocated here and never again.
     #[must_use]
     pub fn new() -> Self {
         Self { counts: vec![0; BUCKETS], count: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0 }
@@ -80,7 +80,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Adds all of `other`'s durations.
+    /// Adds all durations of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
@@ -91,26 +91,26 @@ impl Histogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// Durations counted.
+    /// Returns the number of durations.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their mean in nanoseconds, exact; 0 when empty.
+    /// Returns the mean duration in nanoseconds, exact; 0 when empty.
     #[must_use]
     pub fn mean_ns(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum_ns as f64 / self.count as f64 }
     }
 
-    /// The greatest duration in nanoseconds, exact; 0 when empty.
+    /// Returns the greatest duration in nanoseconds, exact; 0 when empty.
     #[must_use]
     pub const fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// The duration in nanoseconds that the share `quantile` (0 to 1, clamped) of all does not exceed, within 0.4 %;
-    /// 0 when empty.
+    /// Returns the duration in nanoseconds that the part `quantile` (0 to 1, clamped) of all durations does not exceed,
+    /// within 0.4 %; 0 when empty.
     #[must_use]
     pub fn percentile_ns(&self, quantile: f64) -> u64 {
         if self.count == 0 {
@@ -121,7 +121,7 @@ impl Histogram {
         for (bucket, &count) in self.counts.iter().enumerate() {
             seen += count;
             if seen >= rank {
-                // The last bucket has no width to speak of a middle in.
+                // The last bucket is open-ended: its maximum stands for it.
                 let (low, high) = if bucket == BUCKETS - 1 { (self.max_ns, self.max_ns) } else { range_of(bucket) };
                 return (low + (high - low) / 2).clamp(self.min_ns, self.max_ns);
             }
@@ -129,7 +129,8 @@ impl Histogram {
         self.max_ns
     }
 
-    /// The distribution in at most 16 points per power of two, ascending, without empty ranges: for plots and reports.
+    /// Returns the distribution in at most 16 points per power of two, ascending, without empty ranges, for plots and
+    /// reports.
     #[must_use]
     pub fn points(&self) -> Vec<HistogramPoint> {
         let groups = self.counts.chunks(POINT_BUCKETS).enumerate();

@@ -1,7 +1,7 @@
-//! Self-contained HTML: one file, styles inline, plots drawn by us as SVG; nothing is fetched, nothing runs.
+//! Self-contained HTML pages: one file with inline styles and plots in SVG, without scripts or external resources.
 //!
-//! [`page::Page`] is the document, [`chart::Chart`] a plot. Whatever comes from outside (file names, labels) goes
-//! through [`escape`]. Colours follow the reader's light or dark setting; series differ in dash as well as in colour.
+//! [`page::Page`] is the document, [`chart::Chart`] a plot. Text from outside (file names, labels) passes through
+//! [`escape`]. Colours follow the reader's light or dark setting; series differ in dash as well as in colour.
 
 use std::borrow::Cow;
 
@@ -9,8 +9,7 @@ pub mod chart;
 pub mod page;
 pub mod scale;
 
-/// `text` as it may stand in an element or a quoted attribute. Control characters, which XML does not allow, become
-/// spaces.
+/// Escapes `text` for an element or a quoted attribute. Control characters, which XML does not allow, become spaces.
 #[must_use]
 pub fn escape(text: &str) -> Cow<'_, str> {
     let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'') || c.is_control();
@@ -32,10 +31,10 @@ pub fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A test's stand-in for an XML parser: tags close in order, attributes are quoted, entities are known.
+/// Stand-in for an XML parser in tests: tags close in order, attributes are quoted, entities are known.
 #[cfg(test)]
 pub(crate) mod well_formed {
-    /// Panics, saying where, unless `xml` is well-formed in the sense above.
+    /// Panics unless `xml` is well-formed in the sense above; the message names the position.
     #[track_caller]
     pub(crate) fn check(xml: &str) {
         let mut open: Vec<&str> = Vec::new();

@@ -1,9 +1,9 @@
-//! The library half of the `kvplane` binary: what a workload is, what a cache should have made of it, and how a run is
-//! measured and shown.
+//! Library of the `kvplane` binary: workloads, cache models that predict their hits, and the measurement and
+//! presentation of runs.
 //!
-//! Nothing in these modules opens a connection: the commands in the binary drive the store and the transfer engine
-//! and hand their measurements here. That keeps the judges (patterns, cache models, statistics) independent of what
-//! they judge; [`sim`] alone runs the store itself, and is judged by them.
+//! No module opens a connection: the commands in the binary drive the store and the transfer engine and pass their
+//! measurements to these modules. That keeps the judges (patterns, cache models, statistics) independent of the code
+//! that they judge; [`sim`] alone runs the store itself, and is judged by them.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The `kvplane` binary: every process and tool of the system, one subcommand each.
+//! The `kvplane` binary: every process and tool of the system is one of its subcommands.
 //!
-//! An error is one line on stderr that says what, which number or file, and what to do; the exit status is then 1,
-//! 2 for a command line that makes no sense, and 3 for a benchmark that had nothing to run.
+//! An error is one line on stderr that names the failure, the number or file, and the next step. The exit status is
+//! then 1; 2 for an invalid command line; 3 for a benchmark that had nothing to run.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use command::{Command, NothingRun};
 
-/// The KV-cache dataplane for LLM serving.
+/// KV-cache dataplane for LLM serving.
 #[derive(Parser)]
 #[command(name = "kvplane", version, about, arg_required_else_help = true)]
 struct Arguments {
@@ -27,9 +27,9 @@ struct Arguments {
 fn main() -> ExitCode {
     end_quietly_on_closed_pipe();
     let mut words: Vec<OsString> = std::env::args_os().collect();
-    // Under the name of one of Mooncake's tools, the binary is that tool.
+    // Called by the name of one of Mooncake's tools, the binary acts as that tool.
     if let Some(tool) = words.first().and_then(|name| tool_called(name)) {
-        // Usage lines then say what can be typed.
+        // Usage lines then show a command that can be typed.
         words[0] = "kvplane".into();
         words.insert(1, tool.into());
     }
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     };
     let arguments = Arguments::try_parse_from(words).unwrap_or_else(|error| {
         if let Some(place) = from_file.place(&error) {
-            eprintln!("kvplane: {place}: see below");
+            eprintln!("kvplane: {place}: invalid setting:");
         }
         error.exit()
     });
@@ -58,19 +58,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Exit status of a command line, or a file of settings, that makes no sense.
+/// Exit status for an invalid command line or file of settings.
 const USAGE: u8 = 2;
 
 /// Exit status of a benchmark none of whose cases could run.
 const NOTHING_RUN: u8 = 3;
 
-/// Mooncake's tools that the binary stands in for.
+/// Mooncake's tools that the binary replaces.
 const TOOLS: [&str; 2] = ["tebench", "transfer_engine_bench"];
 
-/// Links that are followed from a name to the binary: as many as the kernel follows.
+/// Most symbolic links that are followed from a name to the binary: the kernel's limit.
 const LINKS_MOST: usize = 40;
 
-/// The tool that this name means: by itself, by a link on its way to the binary, or by the binary's own file.
+/// Returns the tool that a program name means: by itself, by a link on its way to the binary, or by the binary's own
+/// file.
 fn tool_called(name: &OsStr) -> Option<&'static str> {
     let mut path = PathBuf::from(name);
     if !name.as_encoded_bytes().contains(&b'/') {
@@ -94,11 +95,11 @@ fn tool_named(path: &Path) -> Option<&'static str> {
     TOOLS.into_iter().find(|tool| *stem == **tool)
 }
 
-/// Their flags that `no` may stand before.
+/// Flags of these tools that `no` may negate.
 const SWITCHES: [&str; 7] =
     ["auto_discovery", "check_consistency", "checksum", "deadline_bw_arbitration", "init_mem", "notifi", "use_vram"];
 
-/// They take `-flag` for `--flag`, and `--noflag` for `--flag=false`.
+/// Rewrites `-flag` to `--flag`, and `--noflag` to `--flag=false`, both of which the tools take.
 fn gnu_style(word: &mut OsString) {
     let Some(text) = word.to_str() else { return };
     let flag = text.strip_prefix("--").or_else(|| text.strip_prefix('-')).unwrap_or_default();
@@ -111,7 +112,7 @@ fn gnu_style(word: &mut OsString) {
     };
 }
 
-/// `kvplane ctl status | head` is no bug of anybody's: when nobody reads on, the process ends as if by SIGPIPE.
+/// Ends the process as if by SIGPIPE when its output is closed, as in `kvplane ctl status | head`: that is no error.
 fn end_quietly_on_closed_pipe() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,52 +1,53 @@
-//! What a cache of a given size should have found: LRU and segmented LRU over a trace, written to be obviously right.
+//! Reference models of a cache: hits that LRU and segmented LRU of a given size must have on a trace.
 //!
-//! This is the judge of the store, so it shares no code with it: recency is a `BTreeMap` from a rising stamp to the
-//! block, nothing cleverer. It replays what one client of `kvplane replay` does for each request in arrival order:
+//! The models judge the store, so they share no code with it: recency is a `BTreeMap` from a rising stamp to the block,
+//! nothing cleverer. They replay the steps of one client of `kvplane replay`, for each request in arrival order:
 //!
-//! 1. ask which of its blocks exist (no access);
-//! 2. get the longest prefix that does (each get is an access); 3. put the rest in order: a block that exists is
-//!    accessed and stays as it is, one that does not is inserted, evicting until it fits.
+//! 1. check which of its blocks exist (no access);
+//! 2. get the longest prefix that does (each get is an access);
+//! 3. put the rest in order: a block that exists is accessed and stays as it is, a missing one is inserted, evicting
+//!    until it fits.
 //!
-//! The segmented LRU: a block enters at the most recent end of *probation*; an access there moves it to the most
-//! recent end of *protected*, which holds at most a fifth of the capacity and pushes its least recent blocks back to
-//! the most recent end of probation. Victims are the least recent of probation, then of protected. A block that alone
-//! exceeds the protected fifth only moves to the most recent end of probation.
+//! Segmented LRU: a block enters at the most recent end of *probation*; an access there moves it to the most recent end
+//! of *protected*, which holds at most a fifth of the capacity and pushes its least recent blocks back to the most
+//! recent end of probation. Victims are the least recent of probation, then of protected. A block that alone exceeds
+//! the protected fifth only moves to the most recent end of probation.
 //!
-//! One pool, one client, no pins: a sharded store or several clients differ a little, and the difference is worth
-//! seeing.
+//! The models have one pool, one client and no pins: a sharded store or several clients differ a little, and the
+//! reports show the difference.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::trace::{HitCounts, Request};
 
-/// The share of the capacity that the protected segment may hold, as a divisor.
+/// Divisor of the capacity that gives the most bytes of the protected segment.
 const PROTECTED_DIVISOR: u64 = 5;
 
-/// Which policy is modelled.
+/// Eviction policy of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Least recently used goes first.
+    /// The least recently used block is evicted first.
     Lru,
-    /// Probation and a protected fifth.
+    /// Segmented LRU with probation and a protected fifth.
     SegmentedLru,
 }
 
-/// What a model run found.
+/// Results of a model run.
 #[derive(Clone, Debug)]
 pub struct ModelRun {
-    /// Blocks and tokens asked for and found.
+    /// Blocks and tokens requested and found.
     pub counts: HitCounts,
-    /// Blocks evicted.
+    /// Number of evicted blocks.
     pub evictions: u64,
-    /// Puts refused because one block is larger than the pool.
+    /// Number of puts refused because one block is larger than the pool.
     pub refused: u64,
-    /// The counts after each request.
+    /// Counts after each request.
     progress: Vec<HitCounts>,
 }
 
 impl ModelRun {
-    /// The counts after the first `requests` requests: what a replay that has come so far is compared with. All of
-    /// them when the trace is shorter.
+    /// Returns the counts after the first `requests` requests, to compare with a replay in progress; all of them if the
+    /// trace is shorter.
     #[must_use]
     pub fn after(&self, requests: u64) -> HitCounts {
         match requests.min(self.progress.len() as u64) {
@@ -60,7 +61,7 @@ impl ModelRun {
 /// up as the store does).
 ///
 /// # Panics
-/// When `charge_bytes` is 0.
+/// Panics if `charge_bytes` is 0.
 #[must_use]
 pub fn simulate(policy: Policy, requests: &[Request], charge_bytes: u64, capacity_bytes: u64) -> ModelRun {
     assert!(charge_bytes > 0, "a block must be charged at least one byte");
@@ -101,7 +102,7 @@ struct Cache {
     capacity_bytes: u64,
     protected_bytes: u64,
     clock: u64,
-    /// Segment and stamp of every block held.
+    /// Segment and stamp of every block in the cache.
     places: HashMap<u64, (Segment, u64)>,
     probation: Recency,
     protected: Recency,
@@ -136,7 +137,7 @@ impl Cache {
         }
     }
 
-    /// Makes `block` the most recent of `segment`, wherever it was.
+    /// Makes `block` the most recent of `segment`, and removes it from its former segment.
     fn place(&mut self, block: u64, segment: Segment) {
         self.clock += 1;
         let stamp = self.clock;
@@ -150,7 +151,7 @@ impl Cache {
         recency.blocks.len() as u64 * self.charge_bytes
     }
 
-    /// A get, or a put of what is there.
+    /// Accesses a block, by a get or by a put of an existing block.
     fn access(&mut self, block: u64) {
         if self.policy == Policy::Lru || self.charge_bytes > self.protected_bytes {
             self.place(block, Segment::Probation);

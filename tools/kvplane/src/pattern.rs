@@ -1,12 +1,11 @@
-//! Bytes that say where they belong: every 8-byte word is a function of a seed and of its own absolute offset.
+//! Test pattern that identifies its location: every 8-byte word is a function of a seed and of its own absolute offset.
 //!
-//! A constant fill cannot tell a block from its neighbour; with this pattern a slice that is stale, misplaced,
-//! shifted or from another object is a mismatch at its first word. A word is a Weyl sequence over the word's index,
-//! started at the mixed seed, through one bijective round; so within one seed no two words of a 2^64-word stream are
-//! equal.
+//! A constant fill cannot tell a block from its neighbour; with this pattern a slice that is stale, misplaced, shifted
+//! or from another object is a mismatch at its first word. A word is a Weyl sequence over the word's index, started at
+//! the mixed seed, through one bijective round; so within one seed no two words of a 2^64-word stream are equal.
 //!
 //! The round uses only a 32 by 32 to 64 bit product, shifts and exclusive-or, because those vectorise on every x86-64
-//! and arm64 without choosing instructions at run time. Not a checksum and not a secret.
+//! and arm64 without choosing instructions at run time. The pattern is neither a checksum nor a secret.
 
 use std::fmt;
 
@@ -17,20 +16,20 @@ use kvplane_proto::rng::mix64;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const SCRAMBLE: u64 = 0x85eb_ca6b;
 const WORD_BYTES: usize = 8;
-/// Words worked on together: wide enough for any vector unit.
+/// Number of words processed together: wide enough for any vector unit.
 const LANES: usize = 8;
 const CHUNK_BYTES: usize = LANES * WORD_BYTES;
 
-/// The first byte that is not what the pattern says.
+/// First byte that differs from the pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Its absolute offset in the pattern, in bytes.
+    /// Absolute offset in the pattern, in bytes.
     pub offset: u64,
-    /// What the pattern has there.
+    /// Byte of the pattern at this offset.
     pub expected: u8,
-    /// What was found.
+    /// Byte that was found.
     pub found: u8,
-    /// How many bytes of the slice differ in all.
+    /// Number of bytes of the slice that differ.
     pub wrong_bytes: u64,
 }
 
@@ -46,20 +45,20 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// The seed of the pattern of the object named `digest`.
+/// Returns the seed of the pattern of the object named `digest`.
 #[must_use]
 pub const fn seed_of(digest: Digest) -> u64 {
     mix64(digest.low() ^ mix64((digest.0 >> 64) as u64))
 }
 
-/// A bijection of 64 bits: the low half stirs the high half, then the high half the low.
+/// Applies a bijection of 64 bits: the low half stirs the high half, then the high half the low.
 #[inline(always)]
 const fn scramble(word: u64) -> u64 {
     let stirred = word ^ (((word & 0xffff_ffff) * SCRAMBLE) << 32);
     stirred ^ (stirred >> 32)
 }
 
-/// Where the sequence of `seed` starts.
+/// Returns the first word of the raw sequence of `seed`.
 const fn start(seed: u64) -> u64 {
     mix64(seed ^ 0x6b76_706c_616e_6531)
 }
@@ -74,18 +73,18 @@ const fn byte_at(start: u64, offset: u64) -> u8 {
     word_at(start, offset / WORD_BYTES as u64).to_le_bytes()[(offset % WORD_BYTES as u64) as usize]
 }
 
-/// The raw sequence for `LANES` words from the word `index` on.
+/// Returns the raw sequence of `LANES` words from the word `index` on.
 #[inline(always)]
 fn lanes_at(start: u64, index: u64) -> [u64; LANES] {
     std::array::from_fn(|lane| start.wrapping_add(index.wrapping_add(lane as u64).wrapping_mul(STEP)))
 }
 
-/// Bytes before the first whole word of a slice of `len` bytes at `offset`.
+/// Returns the number of bytes before the first whole word of a slice of `len` bytes at `offset`.
 fn head_bytes(offset: u64, len: usize) -> usize {
     ((WORD_BYTES as u64 - offset % WORD_BYTES as u64) % WORD_BYTES as u64).min(len as u64) as usize
 }
 
-/// Writes the pattern of `seed` from byte `offset` on over all of `out`. Any alignment of either.
+/// Fills `out` with the pattern of `seed` from byte `offset` on. Both may have any alignment.
 pub fn fill(seed: u64, offset: u64, out: &mut [u8]) {
     let start = start(seed);
     let (head, body) = out.split_at_mut(head_bytes(offset, out.len()));
@@ -110,14 +109,14 @@ pub fn fill(seed: u64, offset: u64, out: &mut [u8]) {
 /// Compares `data` with the pattern of `seed` from byte `offset` on.
 ///
 /// # Errors
-/// [`Mismatch`]: the first byte that differs, and how many do.
+/// Returns [`Mismatch`] with the first byte that differs and the number of such bytes.
 pub fn check(seed: u64, offset: u64, data: &[u8]) -> Result<(), Mismatch> {
     let start = start(seed);
     let (head, body) = data.split_at(head_bytes(offset, data.len()));
     let body_offset = offset.wrapping_add(head.len() as u64);
     let mut words = lanes_at(start, body_offset / WORD_BYTES as u64);
     let (chunks, tail) = body.as_chunks::<CHUNK_BYTES>();
-    // Differences are gathered without a branch per word; only a slice that is wrong pays for finding out where.
+    // Differences are gathered without a branch per word; only a wrong slice pays for locating the first one.
     let mut difference = [0u64; LANES];
     for chunk in chunks {
         for lane in 0..LANES {
@@ -136,7 +135,7 @@ pub fn check(seed: u64, offset: u64, data: &[u8]) -> Result<(), Mismatch> {
     Err(locate(start, offset, data))
 }
 
-/// The first difference of a slice that is known to have one.
+/// Locates the first difference of a slice that is known to have one.
 #[cold]
 fn locate(start: u64, offset: u64, data: &[u8]) -> Mismatch {
     let mut first = None;
@@ -229,7 +228,7 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        // A second process may check what a first one wrote: the pattern is part of the tools' interface.
+        // A second process may verify the bytes of a first one: the pattern is part of the tools' interface.
         assert_eq!(pattern(42, 0, 8), GOLDEN);
     }
     const GOLDEN: [u8; 8] = [109, 175, 152, 8, 89, 184, 128, 60];

@@ -29,7 +29,7 @@ fn page(mut root: Command) -> String {
     out
 }
 
-/// Adds a command, and below it its subcommands.
+/// Appends a command, and below it its subcommands.
 fn section(out: &mut String, parent: &str, command: &Command) {
     if command.is_hide_set() || command.get_name() == "help" {
         return;
@@ -78,7 +78,7 @@ fn row(arg: &Arg) -> String {
     format!("| {} | {} | {}{} |\n", escaped(&name), escaped(&shown), escaped(&sentence(&help)), escaped(&choices))
 }
 
-/// One line that ends with a full stop.
+/// Returns the text as one line that ends with a full stop.
 fn sentence(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if line.is_empty() || line.ends_with('.') { line } else { line + "." }
@@ -87,7 +87,7 @@ fn sentence(text: &str) -> String {
 fn lower(text: &str) -> String {
     let mut letters = text.trim_end_matches('.').chars();
     match (letters.next(), letters.as_str()) {
-        // Not words in capitals, as TCP.
+        // Words in capitals, such as TCP, stay.
         (Some(first), rest) if rest.starts_with(char::is_lowercase) => {
             first.to_lowercase().chain(rest.chars()).collect()
         }

@@ -1,8 +1,8 @@
-//! What a replay measured, and its three forms: a table on the terminal, JSON, and an HTML page.
+//! Measurements of a replay, and their three forms: a table on the terminal, JSON, and an HTML page.
 //!
-//! The structs hold what was counted; every rate is computed from them in one place, here, so that the three forms
-//! cannot disagree. A report says what was run, whether the trace was generated, and how far the store is from its
-//! model.
+//! The structs hold the counts; every rate is computed from them in one place, here, so that the three forms cannot
+//! disagree. A report names the trace and the settings of the run, states if the trace was generated, and compares the
+//! store with its model.
 
 use std::collections::BTreeMap;
 
@@ -18,20 +18,20 @@ mod text;
 pub use page::{to_html, write_html};
 pub use text::to_text;
 
-/// The operations a replay performs.
+/// Operation of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
-    /// A batch-exists over a request's blocks.
+    /// Batched exists over a request's blocks.
     Exists,
-    /// Getting the hit prefix.
+    /// Batched get of the hit prefix.
     Get,
-    /// Putting the rest.
+    /// Batched put of the rest.
     Put,
 }
 
 impl Operation {
-    /// The name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -42,16 +42,16 @@ impl Operation {
     }
 }
 
-/// One kind of operation over a whole run.
+/// Measurements of one operation over a whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperationReport {
-    /// Which one.
+    /// Measured operation.
     pub operation: Operation,
-    /// Calls timed, each of one or more items.
+    /// Number of timed calls, each of one or more items.
     pub calls: u64,
-    /// Objects asked about or moved.
+    /// Number of objects checked or moved.
     pub items: u64,
-    /// Payload moved, in bytes.
+    /// Payload bytes moved.
     pub bytes: u64,
     /// Mean time of a call, in nanoseconds.
     pub mean_ns: f64,
@@ -63,14 +63,14 @@ pub struct OperationReport {
     pub p99_ns: u64,
     /// 99.9th percentile, in nanoseconds.
     pub p999_ns: u64,
-    /// The longest call, in nanoseconds.
+    /// Longest call, in nanoseconds.
     pub max_ns: u64,
-    /// The distribution.
+    /// Distribution of the times.
     pub histogram: Vec<HistogramPoint>,
 }
 
 impl OperationReport {
-    /// Describes the calls timed in `latency`, which together moved `items` objects of `bytes` bytes.
+    /// Summarizes the calls timed in `latency`, which together moved `items` objects of `bytes` bytes.
     #[must_use]
     pub fn new(operation: Operation, latency: &Histogram, items: u64, bytes: u64) -> Self {
         Self {
@@ -89,95 +89,96 @@ impl OperationReport {
     }
 }
 
-/// Where a run stood at one time.
+/// Progress of a run at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TimelinePoint {
-    /// Since the start of the replay, in seconds.
+    /// Time since the start of the replay, in seconds.
     pub t_s: f64,
-    /// Requests done by then.
+    /// Number of requests completed by then.
     pub requests: u64,
-    /// Share of blocks found by then, 0 to 1.
+    /// Fraction of blocks found by then, 0 to 1.
     pub hit_rate_blocks: f64,
-    /// What the segmented-LRU model had found after the same requests.
+    /// Fraction of blocks that the segmented-LRU model had found after the same requests.
     pub model_hit_rate_blocks: f64,
     /// Payload moved since the point before, in GB/s (10^9 bytes).
     pub gigabytes_per_s: f64,
 }
 
-/// One run of a replay.
+/// Report of one run of a replay.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplayReport {
-    /// What this run is called, e.g. the transport: heads its column.
+    /// Title of the run, e.g. its transport; the heading of its column.
     pub title: String,
-    /// The trace: a path, or "generated ...".
+    /// Path of the trace, or "generated ...".
     pub trace: String,
-    /// How blocks were to travel.
+    /// Requested transport of blocks.
     pub transport: String,
-    /// How they did: payload bytes by transport.
+    /// Payload bytes moved, by transport.
     pub carried: BTreeMap<String, u64>,
-    /// Bytes of a block.
+    /// Size of a block, in bytes.
     pub block_bytes: u64,
-    /// Bytes of the pool.
+    /// Size of the pool, in bytes.
     pub pool_bytes: u64,
-    /// Clients that replayed at the same time.
+    /// Number of clients that replayed at the same time.
     pub clients: u32,
-    /// From the first request to the last answer, in seconds.
+    /// Time from the first request to the last reply, in seconds.
     pub wall_s: f64,
-    /// Requests replayed.
+    /// Number of requests replayed.
     pub requests: u64,
-    /// Blocks and tokens asked for and found.
+    /// Blocks and tokens requested and found.
     pub hits: HitCounts,
-    /// The segmented-LRU model of the same capacity: what the store is held to.
+    /// Counts of the segmented-LRU model of the same capacity, which the store has to match.
     pub model_segmented_lru: HitCounts,
-    /// The plain LRU model of the same capacity.
+    /// Counts of the plain LRU model of the same capacity.
     pub model_lru: HitCounts,
-    /// Bytes read that were not what had been written. Anything but 0 is a bug.
+    /// Number of bytes read that differ from the bytes written. Any value but 0 is a bug.
     pub bytes_wrong: u64,
-    /// Objects evicted by the store.
+    /// Number of objects evicted by the store.
     pub evictions: u64,
     /// CPU time of the clients, in seconds.
     pub cpu_s_client: f64,
-    /// CPU time of the server, in seconds, where it can be told apart.
+    /// CPU time of the server, in seconds; `None` if it is not measured separately.
     pub cpu_s_server: Option<f64>,
-    /// Each kind of operation.
+    /// Measurements of each operation.
     pub operations: Vec<OperationReport>,
-    /// How the run went, ascending in time.
+    /// Progress of the run, ascending in time.
     pub timeline: Vec<TimelinePoint>,
 }
 
 impl ReplayReport {
-    /// Payload moved by all operations, in bytes.
+    /// Returns the payload moved by all operations, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.operations.iter().map(|operation| operation.bytes).sum()
     }
 
-    /// Payload per second of wall time, in GB/s (10^9 bytes); 0 for a run that took no time.
+    /// Returns the payload per second of wall time, in GB/s (10^9 bytes); 0 for a run that took no time.
     #[must_use]
     pub fn gigabytes_per_s(&self) -> f64 {
         if self.wall_s > 0.0 { self.bytes() as f64 / 1e9 / self.wall_s } else { 0.0 }
     }
 
-    /// CPU seconds of clients and server per 10^9 bytes moved; 0 when nothing was.
+    /// Returns the CPU seconds of clients and server per 10^9 bytes moved; 0 if none were moved.
     #[must_use]
     pub fn cpu_s_per_gigabyte(&self) -> f64 {
         let cpu_s = self.cpu_s_client + self.cpu_s_server.unwrap_or(0.0);
         if self.bytes() == 0 { 0.0 } else { cpu_s / (self.bytes() as f64 / 1e9) }
     }
 
-    /// How far the store's hit rate by blocks is above (or, negative, below) the segmented-LRU model's.
+    /// Returns the difference of the store's hit rate by blocks and the segmented-LRU model's; negative if the store is
+    /// below.
     #[must_use]
     pub fn model_gap(&self) -> f64 {
         self.hits.rate_blocks() - self.model_segmented_lru.rate_blocks()
     }
 
-    /// Whether the CPU time includes the server's.
+    /// Returns the label of the CPU time, which may exclude the server's.
     const fn cpu_label(&self) -> &'static str {
         if self.cpu_s_server.is_some() { "CPU s per GB" } else { "CPU s per GB, client only" }
     }
 }
 
-/// The runs as JSON: all that was counted, and the rates under `derived`.
+/// Formats the runs as JSON: all counts, and the rates under `derived`.
 #[must_use]
 pub fn to_json(reports: &[ReplayReport]) -> Value {
     let runs = reports.iter().map(|report| {

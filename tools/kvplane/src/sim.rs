@@ -1,10 +1,9 @@
-//! What caches of many sizes find of a trace: every eviction policy of the store, variants that might replace one, and
-//! Belady's bound, which knows the future.
+//! Simulation of caches of many sizes on a trace: every eviction policy of the store, candidate variants, and Belady's
+//! bound, which knows the future.
 //!
-//! The policies are the store's own: a real [`kvplane_store::Store`] without bytes behind it, in which a token takes
-//! one granule. So a figure includes what the allocator loses to fragmentation. The trace is replayed request by
-//! request as `kvplane replay` does it. [`crate::model`] judges the same policies independently; a test compares the
-//! two.
+//! The policies are the store's own: a real [`kvplane_store::Store`] without memory behind it, in which a token takes
+//! one granule. So a figure includes the allocator's losses to fragmentation. The trace is replayed request by request
+//! as `kvplane replay` does it. [`crate::model`] models the same policies independently; a test compares the two.
 
 mod belady;
 pub mod cluster;
@@ -19,27 +18,27 @@ use serde::Serialize;
 
 use crate::trace::{HitCounts, Request};
 
-/// The largest cache that can be simulated, in tokens.
+/// Size of the largest cache that can be simulated, in tokens.
 pub const MAX_TOKENS: u64 = kvplane_store::allocator::MAX_POOL_BYTES / kvplane_store::allocator::GRANULE_BYTES;
 
-/// Who decides what is kept.
+/// Rule that decides which blocks are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keeper {
     /// A policy of the store.
     Policy {
-        /// Which one.
+        /// Policy of the store.
         eviction: Eviction,
-        /// Whether the partial last blocks of prompts are stored. Hardly anybody asks for them again.
+        /// Store the partial last blocks of prompts, which are hardly ever reused.
         tails: bool,
-        /// Whether, in place of a block that others continue, one that nobody continues goes.
+        /// Evict a block without cached continuations in place of a block that has some.
         leaves_first: bool,
     },
-    /// Whoever is asked for last goes first, which takes knowing the future: no policy finds more.
+    /// Evict the block whose next use is the latest, which takes knowledge of the future: no policy finds more.
     Belady,
 }
 
 impl Keeper {
-    /// All that are compared, in the order in which they are shown.
+    /// Returns all rules that are compared, in the order in which they are shown.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let mut all = Vec::new();
@@ -50,7 +49,7 @@ impl Keeper {
         all
     }
 
-    /// Its name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -66,7 +65,7 @@ impl Keeper {
     /// Replays `requests` against a cache of `tokens`.
     ///
     /// # Panics
-    /// When `tokens` is 0 or above [`MAX_TOKENS`].
+    /// Panics if `tokens` is 0 or above [`MAX_TOKENS`].
     #[must_use]
     pub fn replay(self, requests: &[Request], tokens: u64) -> HitCounts {
         assert!((1..=MAX_TOKENS).contains(&tokens), "a cache of {tokens} tokens");
@@ -79,30 +78,30 @@ impl Keeper {
     }
 }
 
-/// What one keeper found at one size.
+/// Hits of one rule at one size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cell {
-    /// The cache's size in tokens.
+    /// Size of the cache, in tokens.
     pub tokens: u64,
-    /// What it found.
+    /// Blocks and tokens found.
     pub hits: HitCounts,
 }
 
-/// What one keeper found at every size.
+/// Hits of one rule at every size.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Who decided.
+    /// Rule of the cache.
     pub keeper: Keeper,
-    /// One cell for each size, in the order asked for.
+    /// One cell for each size, in the order of the request.
     pub cells: Vec<Cell>,
 }
 
-/// The tokens of the block at `at` of a request.
+/// Returns the number of tokens in the block at `at` of a request.
 fn block_tokens(request: &Request, at: usize) -> u64 {
     request.tokens_in_prefix(at + 1) - request.tokens_in_prefix(at)
 }
 
-/// Whether the block at `at` of a request is a full one.
+/// Returns true if the block at `at` of a request is a full one.
 fn is_full(request: &Request, at: usize) -> bool {
     block_tokens(request, at) == u64::from(crate::trace::BLOCK_TOKENS)
 }

@@ -1,9 +1,9 @@
-//! The pieces of `tebench` that measure nothing themselves: the sweep, classes of
-//! service, the statistics of a case, the table, the plots.
+//! Parts of `tebench` without measurement: the sweep, classes of service, the statistics of a case, the table, the
+//! plots.
 //!
 //! Flags, sweep order and the first eight columns are those of Mooncake's tebench, so that its scripts and readers'
-//! habits carry over; the median and the CPU time per gigabyte are ours and stand behind them. What drives transfers
-//! is in the binary.
+//! habits carry over; the median and the CPU time per gigabyte follow as kvplane's own columns. The code that drives
+//! transfers is in the binary.
 
 pub mod classes;
 pub mod counts;

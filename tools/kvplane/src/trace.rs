@@ -1,8 +1,8 @@
-//! Traces of requests to an inference service: what a replay is driven by.
+//! Traces of requests to an inference service, which drive replays.
 //!
-//! A request is its arrival time, its lengths in tokens and the ids of its blocks. Ids are chained over the prefix: two
-//! equal ids stand for equal blocks *and* equal everything before them. A request of `n` input tokens has
-//! `ceil(n / 512)` ids, and a last partial block has an id of its own.
+//! A request has its arrival time, its lengths in tokens and the ids of its blocks. Ids are chained over the prefix:
+//! two equal ids stand for equal blocks *and* equal prefixes before them. A request of `n` input tokens has `ceil(n /
+//! 512)` ids, and a last partial block has an id of its own.
 //!
 //! Traces come from a file ([`read`]) or from the seeded generator ([`mod@generate`]); [`stats`] describes either.
 
@@ -16,61 +16,61 @@ pub use generate::{GenerateError, Shape, generate};
 pub use read::{TraceError, load};
 pub use stats::TraceStats;
 
-/// Tokens that one full block stands for.
+/// Tokens of a full block.
 pub const BLOCK_TOKENS: u32 = 512;
 
-/// The most requests a trace may have, read or generated.
+/// Most requests of a trace, read or generated.
 pub const MAX_REQUESTS: usize = 10_000_000;
 
-/// The most blocks all requests of a trace may name together (2 GiB of ids).
+/// Most blocks in all requests of a trace together (2 GiB of ids).
 pub const MAX_TRACE_BLOCKS: u64 = 1 << 28;
 
-/// One request of a trace.
+/// Request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Arrival after the start of the trace, in milliseconds.
+    /// Arrival time after the start of the trace, in milliseconds.
     pub timestamp_ms: u64,
-    /// Tokens of the prompt.
+    /// Length of the prompt, in tokens.
     pub input_tokens: u32,
-    /// Tokens that were generated.
+    /// Length of the generated answer, in tokens.
     pub output_tokens: u32,
-    /// The prompt's blocks in order, ids chained over the prefix.
+    /// Blocks of the prompt in order, with ids chained over the prefix.
     pub blocks: Vec<u64>,
 }
 
 impl Request {
-    /// How many blocks a prompt of `input_tokens` has.
+    /// Returns the number of blocks of a prompt of `input_tokens`.
     #[must_use]
     pub const fn blocks_of(input_tokens: u32) -> usize {
         input_tokens.div_ceil(BLOCK_TOKENS) as usize
     }
 
-    /// The tokens that the first `blocks` blocks hold; the last block of the request counts its remainder.
+    /// Returns the number of tokens in the first `blocks` blocks; the last block of the request counts its remainder.
     #[must_use]
     pub fn tokens_in_prefix(&self, blocks: usize) -> u64 {
         (blocks as u64 * u64::from(BLOCK_TOKENS)).min(u64::from(self.input_tokens))
     }
 }
 
-/// A whole trace in arrival order of the file.
+/// Trace in arrival order.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Where it came from: the path, or the words "generated ..." with shape and seed. Shown in every report.
+    /// Origin of the trace: its path, or the words "generated ..." with shape and seed. Shown in every report.
     pub label: String,
-    /// The requests, in the order of the file.
+    /// Requests, in the order of the file.
     pub requests: Vec<Request>,
-    /// How many requests carry an earlier timestamp than the one before them.
+    /// Number of requests with an earlier timestamp than the one before them.
     pub unordered: u64,
 }
 
-/// Blocks and tokens asked for and found: the two ways a hit rate is weighted.
+/// Blocks and tokens requested and found: the two ways a hit rate is weighted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct HitCounts {
-    /// Blocks asked for.
+    /// Blocks requested.
     pub blocks: u64,
     /// Blocks of the longest prefix found, summed over requests.
     pub hit_blocks: u64,
-    /// Tokens asked for.
+    /// Tokens requested.
     pub tokens: u64,
     /// Tokens in the prefixes found.
     pub hit_tokens: u64,
@@ -85,13 +85,13 @@ impl HitCounts {
         self.hit_tokens += request.tokens_in_prefix(hit_blocks);
     }
 
-    /// Share of blocks found, 0 to 1; 0 when none were asked for.
+    /// Returns the fraction of blocks found, 0 to 1; 0 if none were requested.
     #[must_use]
     pub fn rate_blocks(&self) -> f64 {
         ratio(self.hit_blocks, self.blocks)
     }
 
-    /// Share of tokens found, 0 to 1; 0 when none were asked for.
+    /// Returns the fraction of tokens found, 0 to 1; 0 if none were requested.
     #[must_use]
     pub fn rate_tokens(&self) -> f64 {
         ratio(self.hit_tokens, self.tokens)

@@ -1,8 +1,8 @@
-//! `cargo x ci`: what a change must pass, cheapest first, with the time that each step took.
+//! `cargo x ci`: runs the checks that a change must pass, cheapest first, and prints the time of each step.
 //!
-//! All that runs is of the development profile, which is built once. The linkage check builds what ships without its
+//! All steps use the development profile, which is built once. The linkage check builds the shipped binary without its
 //! optimisations; the release build itself takes ten minutes, and `.ci/run` leaves it to `cargo x demo`. The first
-//! failing step ends the run, and its exit status is ours.
+//! failing step ends the run, with its exit status.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ use crate::testing;
 use crate::tidy;
 use crate::workspace::Workspace;
 
-/// Sizes of the tests that take theirs from the environment: seeds of each kind of the simulation, kills of nodes over
-/// SSDs, seconds of broken frames. As much as fits; `cargo x seeds --nightly`, `cargo x kills` and `cargo x fuzz` take
-/// more of it, and a plain `cargo x test` less.
+/// Sizes of the tests that take theirs from the environment: seeds of each kind of the simulation, kills of nodes with
+/// SSDs, seconds of broken frames. They are as large as a CI run allows; `cargo x seeds --nightly`, `cargo x kills` and
+/// `cargo x fuzz` run more, and a plain `cargo x test` less.
 const SIZES: [(&str, &str); 6] = [
     ("KVPLANE_SEEDS", "100"),
     ("KVPLANE_TIER_SEEDS", "150"),
@@ -28,31 +28,31 @@ const SIZES: [(&str, &str); 6] = [
     ("KVPLANE_FUZZ_SECONDS", "60"),
 ];
 
-/// One step.
+/// Step of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// rustfmt changes nothing.
     Fmt,
-    /// The source tree's own rules.
+    /// Rules of the source tree: `cargo x tidy`.
     Tidy,
     /// clippy without a warning.
     Clippy,
     /// Every test, in the sizes of [`SIZES`].
     Test,
-    /// The release build of the binary that ships.
+    /// Release build of the shipped binary.
     Release,
-    /// The binary that ships starts without any optional library.
+    /// The shipped binary starts without any optional library.
     Linkage,
-    /// It and a stock Mooncake engine read and write each other's memory, where the stock engine can be installed.
+    /// kvplane and a stock Mooncake engine read and write each other's memory, where the stock engine can be installed.
     Interop,
-    /// The Python packages against a live cluster, where there is a Python.
+    /// Tests of the Python packages against a live cluster, where there is a Python.
     Python,
-    /// A few tests on hardware that the machine does not have, where virtual machines can be prepared.
+    /// Few tests on hardware that the machine lacks, where virtual machines can be prepared.
     Rig,
 }
 
 impl Step {
-    /// Every step, in order.
+    /// All steps, in order.
     pub const ALL: [Self; 9] = [
         Self::Fmt,
         Self::Tidy,
@@ -65,7 +65,7 @@ impl Step {
         Self::Rig,
     ];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Step {
         }
     }
 
-    /// The step of that name.
+    /// Returns the step of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|step| step.name() == name)
@@ -106,7 +106,7 @@ impl Step {
     }
 }
 
-/// Runs `steps`, or all of them where none is named, in the order of [`Step::ALL`].
+/// Runs `steps`, or all of them if it is empty, in the order of [`Step::ALL`].
 pub fn run(workspace: &Workspace, steps: &[Step]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let chosen: Vec<Step> = Step::ALL.into_iter().filter(|step| steps.is_empty() || steps.contains(step)).collect();

@@ -1,81 +1,81 @@
-//! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
+//! Command line of `cargo x`, parsed by hand: a command, then its arguments.
 //!
 //! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `fuzz`, `bench`, `peers`, `stores`,
-//! `interop`, `python` and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them.
-//! For the others an unknown word is an error with the usage text and exit status 2.
+//! `interop`, `python` and `rig` pass their arguments on untouched, and the callee checks them. For the other commands
+//! an unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
 
-/// Exit status for a command line that makes no sense, as other Unix tools have it.
+/// Exit status for an invalid command line, as in other Unix tools.
 pub const USAGE_STATUS: u8 = 2;
 
-/// What `cargo x help` prints.
+/// Text that `cargo x help` prints.
 pub const USAGE: &str = "\
 usage: cargo x COMMAND [...]
 
   setup [GROUP...]     find and install missing system packages; groups: build (default), test,
                        bench, rig, python
   demo [--trace FILE] [...]
-                       build release, replay a trace against a live node, leave a report in target/demo/;
+                       build release, replay a trace against a live node, write a report to target/demo/;
                        arguments are passed to `kvplane demo`
   test [...]           all tests and doc tests; arguments are passed to the test runner (a filter, flags)
   test [--busy LOOPS] [--times COUNT] [...]
-                       the same beside so many busy loops a core, and each test so often
+                       the same beside LOOPS busy threads a core, and each test COUNT times
   test --rig [--short] [FILTER...]
-                       the tests that need hardware, in virtual machines that have it; --short takes few of them
+                       the tests that need hardware, in virtual machines that have it; --short runs few of them
   rig [OPTION...] -- COMMAND [...]
                        run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
-  ci [STEP...]         everything a change must pass, or the steps named:
+  ci [STEP...]         all checks that a change must pass, or the steps named:
                        fmt, tidy, clippy, test, seeds, kills, fuzz, release,
                        linkage, interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
-                       seeds of the simulated world, on all cores; --tier: of shards with faulty disks
+                       seeds of the World (simulation), on all cores; --tier: with shards on faulty disks
   seeds --nightly [COUNT] [--from SEED]
-                       100,000 seeds, or COUNT, shared out among all kinds of simulated worlds
+                       100,000 seeds, or COUNT, distributed over all kinds of simulations
   nightly [COUNT] [--from SEED]
-                       what a night is for: deny, seeds --nightly, mutations
-  deny                 licences, origins, versions and known faults of what we depend on, where cargo-deny is installed
-  mutations [NAME...]  plant bugs in a copy of the product, one at a time, and want the simulated world to find each
-                       within 2,000 seeds; all of them, or those whose names contain one of NAME; some hours
+                       the nightly checks: deny, seeds --nightly, mutations
+  deny                 licences, origins, versions and known faults of dependencies, if cargo-deny is installed
+  mutations [NAME...]  plant bugs in a copy of the product, one at a time, each of which the World must find within
+                       2,000 seeds; all of them, or those whose names contain one of NAME; takes hours
   kills [--power | --full] [COUNT]
-                       kill -9 of a node over an SSD, so often (200), with every object read back each time; with
-                       --power the SSD loses its power too, with --full it has no room for all
-  cluster [COUNT]      five nodes in network namespaces, one after the other killed under load (5): bytes, losses, how
-                       soon errors end, and the slowest operations on the others
-  silence [ROUNDS]     a node stopped, killed, or cut off, so often each (10), with SSDs and without: the slowest
-                       get, put and upsert until others have taken over
-  fuzz [SECONDS]       broken frames for every port of real processes, for so long (3600)
+                       kill -9 of a node with an SSD, COUNT times (200), with every object read back each time; with
+                       --power the SSD loses power too, with --full it has no space for all objects
+  cluster [COUNT]      five nodes in network namespaces, killed one after the other under load (5): bytes, losses, time
+                       to recovery, and the slowest operations on the others
+  silence [ROUNDS]     a node stopped, killed, or disconnected, ROUNDS times each (10), with SSDs and without: the
+                       slowest get, put and upsert until failover
+  fuzz [SECONDS]       broken frames for every port of real processes, for SECONDS (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
-                       measures the prefix index beside those of other projects
-  peers [...]          install other transfer engines into a folder and measure ours beside them, in a network
+                       benchmarks the prefix index beside those of other projects
+  peers [...]          install other transfer engines into a folder and benchmark kvplane beside them, in a network
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
                        [--ours tcp,tcp-parked,shm,...] [--quick] [--sizes 4K,1M,...] [--batches 1,16,...]
                        [--rounds N] [--seconds S] [--retries N] [--markdown FILE]
-  stores [...]         install stock Mooncake, redis and memcached and measure our store beside theirs, in a network
+  stores [...]         install stock Mooncake, redis and memcached and benchmark the store beside them, in a network
                        namespace of its own: [--folder DIR] [--install-only] [--only 'ours tcp,redis,...']
                        [--sizes 4K,1M,...] [--batches 1,16,...] [--clients 1,4] [--rounds N] [--seconds S]
                        [--pool SIZE] [--markdown FILE]
   interop [--rdma] [SEED]
-                       a stock Mooncake wheel and ours read and write each other's segments, every byte compared; over
-                       RDMA in a virtual machine
-  reference            write docs/reference/ anew: every flag, and every metric of a running node and control plane
+                       a stock Mooncake wheel and kvplane's read and write each other's segments, every byte compared;
+                       --rdma: over RDMA in a virtual machine
+  reference            regenerate docs/reference/: every flag, and every metric of a running node and control plane
   wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
   python [--debug] [--nightly] [TEST...]
                        test them against a live cluster, all or by name (test_store); --debug: development build;
-                       --nightly: leaks are looked for over 100,000 calls
+                       --nightly: search for leaks over 100,000 calls
   python [--debug] --upstream DIR [FILE...]
-                       run Mooncake's own client tests of the checkout in DIR against ours
+                       run Mooncake's own client tests of the checkout in DIR against kvplane
   help                 this text";
 
-/// One parsed command.
+/// Parsed command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Task {
     /// Print the usage text.
     Help,
-    /// Install what the groups need.
+    /// Install the packages of the groups.
     Setup(Vec<Group>),
     /// Run the demo with these arguments.
     Demo(Vec<String>),
@@ -83,17 +83,17 @@ pub enum Task {
     Test(Vec<String>),
     /// Run seeds of the simulation with these arguments.
     Seeds(Vec<String>),
-    /// Run what a night is for with these arguments.
+    /// Run the nightly checks with these arguments.
     Nightly(Vec<String>),
-    /// Check what we depend on.
+    /// Check the dependencies.
     Deny,
     /// Plant bugs in the product, all or those with these names, and have the simulation find them.
     Mutations(Vec<String>),
-    /// Kill nodes over an SSD with these arguments.
+    /// Kill nodes with an SSD, with these arguments.
     Kills(Vec<String>),
     /// Kill nodes of a cluster under load.
     Cluster(Vec<String>),
-    /// Stop, kill and cut off nodes of a cluster.
+    /// Stop, kill and disconnect nodes of a cluster.
     Silence(Vec<String>),
     /// Send broken frames to real processes.
     Fuzz(Vec<String>),
@@ -102,13 +102,13 @@ pub enum Task {
         /// Regenerate the code map instead of checking.
         write_map: bool,
     },
-    /// Run these steps, all of them where the list is empty.
+    /// Run these steps, all of them if the list is empty.
     Ci(Vec<Step>),
     /// Run the benchmarks with these arguments.
     Bench(Vec<String>),
-    /// Measure beside other transfer engines with these arguments.
+    /// Benchmark beside other transfer engines with these arguments.
     Peers(Vec<String>),
-    /// Measure the store beside others with these arguments.
+    /// Benchmark the store beside others with these arguments.
     Stores(Vec<String>),
     /// Exchange bytes with a stock Mooncake with these arguments.
     Interop(Vec<String>),
@@ -122,7 +122,7 @@ pub enum Task {
     Python(Vec<String>),
 }
 
-/// Parses the arguments after `cargo x`. The error is a sentence that names the word not understood.
+/// Parses the arguments after `cargo x`. The error is a sentence that names the unknown word.
 pub fn parse(arguments: &[String]) -> Result<Task, String> {
     let Some((command, rest)) = arguments.split_first() else {
         return Err("no command given".to_string());
@@ -165,7 +165,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
 }
 
 fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
-    let unknown = |word: &String| format!("`{word}` means nothing to `cargo x {command}`");
+    let unknown = |word: &String| format!("`{word}` is unknown to `cargo x {command}`");
     words.iter().map(|word| parse(word).ok_or_else(|| unknown(word))).collect()
 }
 
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_take_what_they_take() {
+    fn commands_parse_their_arguments() {
         assert_eq!(parsed("setup bench"), Ok(Task::Setup(vec![Group::Bench])));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy { write_map: false }));
         assert_eq!(parsed("tidy --write-map"), Ok(Task::Tidy { write_map: true }));

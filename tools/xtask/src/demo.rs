@@ -1,6 +1,7 @@
-//! `cargo x demo`: prepare the machine, build release, hand over to `kvplane demo`.
+//! `cargo x demo`: prepares the machine, builds the release and runs `kvplane demo`.
 //!
-//! What the demo does is the product's business; this only sees that it can start on a machine with nothing but cargo.
+//! The demo itself is part of the product; this command only ensures that it can start on a machine with nothing but
+//! cargo.
 
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use crate::process::{self, Failure};
 use crate::setup::{self, packages::Group};
 use crate::workspace::{self, Workspace};
 
-/// Runs the demo and does not return where it could be started.
+/// Becomes the demo; returns only if it cannot be started.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     process::run(&mut workspace.cargo(&["build", "--release", "--package", "kvplane-tools"]))?;
@@ -36,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_goes_to_the_target_directory_unless_said_otherwise() {
+    fn the_report_goes_to_the_target_directory_by_default() {
         let plain = words(&["--trace", "t.jsonl"]);
         assert_eq!([&plain[0], &plain[1]], ["demo", "--out"]);
         assert!(plain[2].ends_with("/demo"));

@@ -1,8 +1,8 @@
-//! The project's own commands, run as `cargo x`: prepare a machine, show the demo, run the tests and the checks.
+//! Commands of the project, run as `cargo x`: machine setup, demo, tests and checks.
 //!
-//! Built before everything else on a machine that has nothing but cargo, so it depends on little: parsers of Rust, of
-//! TOML and of ELF files, for the checks. Each command is a module with a `run` that returns a [`process::Failure`]
-//! carrying the exit status; `main` only parses and prints. Nothing here is used by the product.
+//! The crate is built first on a machine that has nothing but cargo, so it depends on little: parsers of Rust, of TOML
+//! and of ELF files, for the checks. Each command is a module with a `run` that returns a [`process::Failure`] with the
+//! exit status; `main` only parses and prints. The product uses nothing of this crate.
 
 #![forbid(unsafe_code)]
 

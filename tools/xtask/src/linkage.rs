@@ -1,7 +1,7 @@
-//! The libraries that a built file needs to start, and the check that the binary which ships needs none of those that
-//! it opens at run time.
+//! Libraries that a built file needs to start, and the check that the shipped binary needs none of those that it opens
+//! at run time.
 //!
-//! They are read from the file itself, so that the check runs where no binutils are installed.
+//! They are read from the file itself, so that the check runs on machines without binutils.
 
 use object::Endianness;
 use object::elf::{DT_NEEDED, FileHeader64, PT_DYNAMIC};
@@ -10,13 +10,13 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use crate::process::Failure;
 use crate::workspace::Workspace;
 
-/// The profile of the binary whose linkage is checked: what ships, without its optimisations.
+/// Profile of the binary whose linkage is checked: the shipped one, without its optimisations.
 pub const PROFILE: &str = "linkage";
 
-/// Libraries that the binary opens at run time where they exist, and must never need to start.
+/// Libraries that the binary opens at run time if they exist, and must never need to start.
 const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
 
-/// Checks the binary that was built with [`PROFILE`].
+/// Checks the binary that is built with [`PROFILE`].
 pub fn check(workspace: &Workspace) -> Result<(), Failure> {
     let path = workspace.target().join(PROFILE).join("kvplane");
     let shown = path.display();
@@ -34,16 +34,17 @@ fn forbidden(needed: &[String]) -> Option<&String> {
     needed.iter().find(|library| OPTIONAL_LIBRARIES.iter().any(|optional| library.starts_with(optional)))
 }
 
-/// The `DT_NEEDED` names of a 64-bit file in order; empty for a static one.
+/// Returns the `DT_NEEDED` names of a 64-bit file in order; empty for a static one.
 pub fn needed_libraries(file: &[u8]) -> Result<Vec<String>, String> {
     let (is_stripped, needed) = read(file).map_err(|error| error.to_string())?;
     if is_stripped {
-        return Err("its table of sections is stripped, so what it needs cannot be read".to_string());
+        return Err("its section table is stripped, so the libraries that it needs cannot be read".to_string());
     }
     Ok(needed)
 }
 
-/// Whether the file is linked dynamically without a section that says to what, and the names.
+/// Returns true if the file is linked dynamically but has no section of its dynamic table, and the names of its
+/// libraries.
 fn read(file: &[u8]) -> object::Result<(bool, Vec<String>)> {
     let header = FileHeader64::<Endianness>::parse(file)?;
     let endian = header.endian()?;
@@ -80,7 +81,7 @@ mod tests {
         assert!(needed_libraries(b"#!/bin/sh\n").is_err());
         let mut file = this_program();
         let mut stripped = file.clone();
-        // Where the table of sections is, and how many it has.
+        // Offset and size of the section table.
         stripped[0x28..0x30].fill(0);
         stripped[0x3c..0x40].fill(0);
         assert!(needed_libraries(&stripped).unwrap_err().contains("stripped"));
@@ -89,7 +90,7 @@ mod tests {
         }
         for at in 0..200 {
             file[at] ^= 0xff;
-            // Any answer will do, as long as there is one.
+            // Any result is valid, as long as the function returns.
             let _ = needed_libraries(&file);
             file[at] ^= 0xff;
         }

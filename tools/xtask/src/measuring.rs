@@ -1,4 +1,4 @@
-//! What is measured: our benchmarks, and other engines and stores beside ours.
+//! Benchmarks: kvplane's own, and comparisons with other engines and stores.
 
 pub mod bench;
 pub mod peers;

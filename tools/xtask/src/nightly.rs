@@ -1,5 +1,5 @@
-//! What takes hours, and is left to nights: seeds by the thousand, kills, broken frames, and planted bugs; and what a
-//! change need not wait for: what we depend on.
+//! Nightly checks: many seeds, kills, broken frames and planted bugs, which take hours; and the check of dependencies,
+//! which a change need not wait for.
 
 pub mod deny;
 pub mod mutations;
@@ -8,8 +8,8 @@ pub mod seeds;
 use crate::process::Failure;
 use crate::workspace::Workspace;
 
-/// Runs what a night is for, one after the other: what we depend on, seeds of all kinds with these arguments, planted
-/// bugs. All of them run, also behind one that fails.
+/// Runs the nightly checks one after the other: dependencies, seeds of all kinds with these arguments, planted bugs. A
+/// failure does not end the run.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let seeds = [&["--nightly".to_string()], arguments].concat();
     let results = [

@@ -1,4 +1,4 @@
-//! Child processes: shown with a leading `+`, run in the foreground, their exit status handed on.
+//! Child processes: shown with a leading `+`, run in the foreground, with their exit status passed on.
 
 use std::env;
 use std::fmt;
@@ -6,17 +6,17 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-/// Why a command of ours ends badly, and with which exit status.
+/// Failure of a command, with its exit status.
 #[derive(Debug)]
 pub struct Failure {
-    /// What went wrong and what to do, for a person.
+    /// Problem and next step, for the developer.
     pub message: String,
     /// Exit status of `cargo x`, never 0.
     pub status: u8,
 }
 
 impl Failure {
-    /// A failure found by us, exit status 1.
+    /// Creates a failure with exit status 1.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), status: 1 }
@@ -29,7 +29,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A command line as a person would type it, environment first.
+/// Formats a command line as typed in a shell, environment first.
 #[must_use]
 pub fn shown(command: &Command) -> String {
     let quoted = |word: &std::ffi::OsStr| {
@@ -55,8 +55,8 @@ pub fn run(command: &mut Command) -> Result<(), Failure> {
     check(command, status)
 }
 
-/// Shows `command` and becomes it, so that signals and the exit status are the program's own. Returns only to say why
-/// it could not.
+/// Shows `command` and becomes it, so that signals and the exit status are the program's own. Returns only if that
+/// fails, with the reason.
 #[must_use]
 pub fn become_program(command: &mut Command) -> Failure {
     eprintln!("+ {}", shown(command));
@@ -75,13 +75,13 @@ pub fn check(command: &Command, status: ExitStatus) -> Result<(), Failure> {
     Err(Failure { message, status })
 }
 
-/// The failure of a program that did not even start.
+/// Returns the failure of a program that did not start.
 #[must_use]
 pub fn not_started(command: &Command, error: &std::io::Error) -> Failure {
     Failure { message: format!("cannot run `{}`: {error}", shown(command)), status: 127 }
 }
 
-/// Where `program` is in `$PATH`, looked up without starting a shell.
+/// Finds `program` in `$PATH`, without starting a shell.
 #[must_use]
 pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;

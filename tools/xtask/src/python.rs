@@ -1,8 +1,8 @@
-//! `cargo x wheel` and `cargo x python`: Python's packages, packed, and tested against a live cluster.
+//! `cargo x wheel` and `cargo x python`: packs the Python packages, and tests them against a live cluster.
 //!
 //! Cargo builds the native module like any other crate; the wheels around it are packed by `tools/python/wheel.py`,
 //! which needs only Python's standard library. Tests run from a directory that is laid out like an installation, with
-//! the `kvplane` of the same build beside it. A machine without Python 3.9 or later skips them and says so.
+//! the `kvplane` of the same build beside it. A machine without Python 3.9 or later skips them with a line.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,14 +12,14 @@ use crate::process::{self, Failure};
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
 
-/// Names of interpreters, the first that is there and new enough is taken.
+/// Names of interpreters; the first one that exists and is new enough is taken.
 const PYTHONS: [&str; 7] =
     ["python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9"];
 
-/// The packages that are built: the module, and the program that the tests run against and the wheel brings along.
+/// Packages to build: the module, and the program that the tests run against and the wheel contains.
 const PACKAGES: [&str; 4] = ["--package", "kvplane-tools", "--package", "kvplane-python"];
 
-/// Turns of the search for leaks, of four calls each.
+/// Rounds of the search for leaks, of four calls each.
 const NIGHTLY_TURNS: &str = "25000";
 
 /// Packs both wheels into `target/wheels`.
@@ -36,8 +36,7 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
 /// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the
-/// search for leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests of a checkout there
-/// instead.
+/// search for leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests from a checkout instead.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {
@@ -85,12 +84,12 @@ fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {
     check_module(&module(&workspace.target().join(if release { "release" } else { "debug" })))
 }
 
-/// The C library's parts, which are on every Linux that has the interpreter.
+/// Libraries of the C library, which every Linux with the interpreter has.
 const LIBRARIES: [&str; 7] =
     ["libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux-x86-64.so"];
 
-/// Refuses a module that needs other libraries than those of the C library: it could not be imported where they are
-/// missing. `libpython` above all, whose file's name says which one Python it is of.
+/// Rejects a module that needs other libraries than those of the C library, as it could not be imported where they are
+/// missing. This is above all `libpython`, whose file name depends on the Python version.
 fn check_module(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let bytes =
@@ -110,7 +109,7 @@ fn foreign(needed: &[String]) -> Option<&String> {
     needed.iter().find(|library| !LIBRARIES.iter().any(|known| library.starts_with(known)))
 }
 
-/// The native module as cargo names it.
+/// Returns the path of the native module as cargo names it.
 fn module(built: &Path) -> PathBuf {
     built.join("libkvplane_python.so")
 }
@@ -121,7 +120,7 @@ fn script(workspace: &Workspace, python: &Path, name: &str) -> Command {
     command
 }
 
-/// A Python that is new enough. Shims that stand for no version of their own do not start, and do not count.
+/// Finds a Python that is new enough. Shims without a version behind them do not start, and do not count.
 fn find() -> Option<PathBuf> {
     let new_enough = |python: &PathBuf| {
         let mut asked = Command::new(python);

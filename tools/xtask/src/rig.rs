@@ -1,7 +1,7 @@
-//! `cargo x rig`: a command in a virtual machine with the hardware that this host lacks, and the tests that need it.
+//! `cargo x rig`: runs a command, or the tests that need it, in a virtual machine with hardware that the host lacks.
 //!
-//! `tools/rig/rig.sh` does the work; here it is found, prepared where that is asked, and its refusals are handed on.
-//! docs/rig.md says what the machine can do.
+//! `tools/rig/rig.sh` does the work; this module finds it, prepares the machine on request, and passes its errors on.
+//! docs/rig.md describes the machine.
 
 pub mod binaries;
 pub mod machines;
@@ -14,12 +14,12 @@ use crate::process::{self, Failure};
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
 
-/// Status of the script when the machine could not be prepared or died.
+/// Exit status of the script if the machine could not be prepared or died.
 pub const BROKEN: u8 = 125;
-/// Status of the script when the time was over.
+/// Exit status of the script if the time limit was exceeded.
 pub const TIMEOUT: u8 = 124;
 
-/// The script with its first arguments.
+/// Returns the script with its first arguments.
 #[must_use]
 pub fn script(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new("bash");
@@ -27,14 +27,14 @@ pub fn script(workspace: &Workspace, arguments: &[&str]) -> Command {
     command
 }
 
-/// Becomes the script, in the directory that this was started in: output, signals and exit status are the command's.
-/// Returns only to say why it could not.
+/// Becomes the script, in the current directory: output, signals and exit status are the command's. Returns only if
+/// that fails, with the reason.
 #[must_use]
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Failure {
     process::become_program(script(workspace, &[]).args(arguments))
 }
 
-/// Fetches what a machine needs, where `groups` name it.
+/// Fetches QEMU and a kernel if `groups` contain the rig.
 pub fn prepare_where_asked(workspace: &Workspace, groups: &[Group]) -> Result<(), Failure> {
     if groups.contains(&Group::Rig) { prepare(workspace) } else { Ok(()) }
 }
@@ -63,7 +63,7 @@ fn refused_to_prepare(command: &mut Command) -> Result<(), Failure> {
     })
 }
 
-/// The short suite of hardware tests; where no machine can be prepared, a line that says why.
+/// Runs the short suite of hardware tests; prints the reason if no machine can be prepared.
 pub fn short_suite_where_possible(workspace: &Workspace) -> Result<(), Failure> {
     if let Err(failure) = prepare_with_tools(workspace) {
         eprintln!("rig: skipped: no virtual machine can be prepared here: {failure}");
@@ -72,9 +72,9 @@ pub fn short_suite_where_possible(workspace: &Workspace) -> Result<(), Failure> 
     suite::run(workspace, &suite::Request { short: true, ..suite::Request::default() })
 }
 
-/// The same, with the tools that the script needs; without root only the refusal.
+/// Prepares the machine together with the tools that the script needs; fails at once without root.
 pub fn prepare_with_tools(workspace: &Workspace) -> Result<(), Failure> {
-    // Asked first: without root nothing has to be installed to know that it will not do.
+    // Checked first: without root nothing has to be installed to know that the machine cannot run.
     if !setup::is_root() {
         return Err(Failure::new("needs root: the machine reads the whole of this host's root file system"));
     }

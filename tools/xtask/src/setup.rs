@@ -1,8 +1,8 @@
-//! `cargo x setup`: what the machine lacks to build, found by name and installed where that is allowed.
+//! `cargo x setup`: finds system packages that the machine lacks, and installs them where that is allowed.
 //!
-//! Installs with apt-get, as root or through a sudo that asks no password, and says so first. On any other machine it
-//! names the packages and the command. It also says what the kernel will hold back at run time; that is a report and
-//! never a failure. With nothing missing it prints one line and takes milliseconds.
+//! Installs with apt-get, as root or through a sudo without a password, and announces that. On any other machine it
+//! prints the packages and the command. It also reports restrictions of the kernel at run time, which are never a
+//! failure. With nothing missing it prints one line and takes milliseconds.
 
 pub mod machine;
 pub mod packages;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use crate::process::{self, Failure};
 use packages::{Group, Package};
 
-/// Sees that everything in `groups` is installed; no group at all means the build's.
+/// Installs the missing packages of `groups`; no group at all means the build's.
 pub fn run(groups: &[Group]) -> Result<(), Failure> {
     let groups = if groups.is_empty() { &[Group::Build] } else { groups };
     let wanted: Vec<&Package> = packages::ALL.iter().filter(|package| groups.contains(&package.group)).collect();
@@ -34,7 +34,7 @@ pub fn run(groups: &[Group]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Installs Debian packages by name, for what no group needs and only Debian has under that name.
+/// Installs Debian packages by name, for needs without a group that only Debian has under that name.
 pub fn install_named(names: &[&str]) -> Result<(), Failure> {
     let missing: Vec<&str> = names.iter().copied().filter(|name| !packages::is_in_database(name)).collect();
     if missing.is_empty() {
@@ -42,14 +42,14 @@ pub fn install_named(names: &[&str]) -> Result<(), Failure> {
     }
     let privilege = Privilege::find();
     if process::find_program("apt-get").is_none() || privilege == Privilege::None {
-        return Err(Failure::new(format!("needs {}; may not install by itself", missing.join(", "))));
+        return Err(Failure::new(format!("needs {}, which only root may install", missing.join(", "))));
     }
     eprintln!("setup: installing {} with apt-get", missing.join(", "));
     let arguments: Vec<&str> = ["install", "-y", "--no-install-recommends"].into_iter().chain(missing).collect();
     install_with_lists(privilege, &arguments)
 }
 
-/// Whether this process is root, as far as its effective user goes.
+/// Returns true if the effective user of this process is root.
 #[must_use]
 pub fn is_root() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -64,7 +64,7 @@ fn listed(packages: &[&Package]) -> String {
         .join("\n")
 }
 
-/// How this process may become root.
+/// Way to root privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Privilege {
     Root,
@@ -100,7 +100,7 @@ fn install_with_lists(privilege: Privilege, arguments: &[&str]) -> Result<(), Fa
         update()?;
         return install();
     }
-    // Lists that are there may be stale: then the download fails, and one update is worth it.
+    // Existing package lists may be stale: the download then fails, and is retried after one update.
     install().or_else(|_| update().and_then(|()| install()))
 }
 
@@ -127,7 +127,7 @@ fn has_package_lists() -> bool {
     entries.flatten().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
 }
 
-/// What to type where we may not install, for the package manager that is there.
+/// Returns the command that installs the packages, for the machine's package manager.
 fn advice(missing: &[&Package]) -> String {
     type Name = fn(&Package) -> &'static str;
     let managers: [(&str, &str, Name); 3] = [
@@ -141,7 +141,7 @@ fn advice(missing: &[&Package]) -> String {
     };
     let mut names: Vec<&str> = missing.iter().map(|&package| name(package)).collect();
     names.dedup();
-    format!("may not install by itself; as root run: {command} {}", names.join(" "))
+    format!("only root may install packages; as root run: {command} {}", names.join(" "))
 }
 
 #[cfg(test)]

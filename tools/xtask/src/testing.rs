@@ -1,8 +1,8 @@
-//! `cargo x test`: every test and every doc test of the workspace, and at the end what was skipped and why.
+//! `cargo x test`: runs all tests and doc tests of the workspace, and lists skipped tests with their reasons.
 //!
-//! A test that cannot run on this machine passes and prints a line that begins with `skipped:`. The runners hide what
-//! passing tests print, so their output goes through [`skips::Filter`], which picks those lines out. cargo-nextest is
-//! used where it is installed, `cargo test` otherwise.
+//! A test that cannot run on this machine passes and prints a line that begins with `skipped:`. The runners hide the
+//! output of passing tests, so it goes through [`skips::Filter`], which picks those lines out. cargo-nextest is used if
+//! it is installed, `cargo test` otherwise.
 
 pub mod load;
 pub mod reference;
@@ -21,14 +21,14 @@ use skips::{Filter, Runner};
 
 /// Runs the tests; `arguments` go to the runner, and narrow the run, so doc tests are left out with them.
 ///
-/// `--busy LOOPS` and `--times COUNT` among them make the machine busy meanwhile and repeat the tests: [`Load`].
+/// With `--busy LOOPS` or `--times COUNT`, runs busy loops beside the tests or repeats the tests: [`Load`].
 ///
-/// With `--rig` among them, runs those that need hardware in virtual machines instead: [`suite::run`].
+/// With `--rig`, runs the tests that need hardware in virtual machines instead: [`suite::run`].
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     run_sized(workspace, arguments, &[])
 }
 
-/// Runs the tests with these variables, which say how much some of them do.
+/// Runs the tests with these environment variables, which set the sizes of some tests.
 pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &str)]) -> Result<(), Failure> {
     setup::run(&[Group::Build, Group::Test])?;
     if let Some(request) = suite::Request::of(arguments)? {
@@ -40,7 +40,7 @@ pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &s
         return Err(Failure::new("--times needs cargo-nextest, which is not installed: https://nexte.st"));
     }
     if load.loops_per_core > 0 {
-        // Built first: the loops are there for the tests, and a compiler beside them takes several times as long.
+        // Built first: the busy loops are meant for the tests, and a compiler beside them takes several times as long.
         let scope = packages(&arguments);
         process::run(workspace.cargo(&["test", "--no-run", "--lib", "--bins", "--tests"]).args(scope))?;
     }
@@ -62,14 +62,15 @@ pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &s
     Ok(())
 }
 
-/// Tests that run at a time for each core: those of processes and deadlines wait for most of their time.
+/// Tests that run at a time for each core: tests of processes and deadlines wait for most of their time.
 const TESTS_PER_CORE: usize = 2;
 
 fn threads() -> String {
     (std::thread::available_parallelism().map_or(1, usize::from) * TESTS_PER_CORE).to_string()
 }
 
-/// The words of `arguments`, before those for the test binaries, that choose packages; without any, the workspace.
+/// Returns the words of `arguments`, before those for the test binaries, that choose packages; without any, the
+/// workspace.
 fn packages(arguments: &[String]) -> Vec<&str> {
     let (mut chosen, mut words) = (Vec::new(), arguments.iter().map(String::as_str).take_while(|word| *word != "--"));
     while let Some(word) = words.next() {
@@ -95,7 +96,7 @@ fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command
         }
         Runner::Cargo => {
             let mut command = workspace.cargo(&["test", "--no-fail-fast", "--lib", "--bins", "--tests"]);
-            // What follows `--` is for the test binaries, and ours has to be there too.
+            // Words after `--` are for the test binaries, as is the flag added here.
             let split = arguments.iter().position(|word| word == "--");
             let (cargo, binaries) = arguments.split_at(split.unwrap_or(arguments.len()));
             command.args(scope).args(cargo).arg("--").args(binaries.iter().skip(1)).arg("--show-output");

@@ -1,10 +1,10 @@
-//! `cargo x tidy`: the rules of the house that neither the compiler nor clippy checks, run over the source tree.
+//! `cargo x tidy`: checks the source tree for rules of the project that neither the compiler nor clippy checks.
 //!
-//! Each rule is a function from a [`Tree`] to [`Violation`]s, in a file of its own, with tests that hold a sample that
-//! breaks it and one that does not. The tree is read and parsed once and lies in memory, so a rule touches no file and
-//! a test needs none. Rules look at what sources define and name, not at their text: no rule is fooled by a word in a
-//! sentence, and none understands types. What a lint of clippy or rustc says is no rule here, but switched on in the
-//! workspace's `Cargo.toml`.
+//! Each rule is a function from a [`Tree`] to [`Violation`]s, in a file of its own, with tests on a sample that breaks
+//! it and one that does not. The tree is read and parsed once and kept in memory, so a rule touches no file and a test
+//! needs none. Rules look at definitions and names in sources, not at their text: a word in a sentence misleads no
+//! rule, and no rule understands types. Lints of clippy or rustc are not repeated here, but enabled in the workspace's
+//! `Cargo.toml`.
 
 pub mod documents;
 pub mod rings;
@@ -21,46 +21,46 @@ use sources::cores;
 use sources::tree::Tree;
 use wording::{comments, header, names, text};
 
-/// One place where the tree breaks a rule.
+/// Violation of a rule at one place of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
     /// Path from the root of the tree, with `/`.
     pub path: String,
-    /// Line, from 1; 1 too where the whole file is meant.
+    /// Line, from 1; 1 too if the whole file is meant.
     pub line: usize,
-    /// What is wrong and what to do.
+    /// Problem and remedy.
     pub message: String,
 }
 
 impl Violation {
-    /// A violation at `path:line`.
+    /// Creates a violation at `path:line`.
     #[must_use]
     pub fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
         Self { path: path.to_string(), line, message: message.into() }
     }
 }
 
-/// Whether a tree may break a rule.
+/// Consequence of a violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Violations are printed, and nothing fails.
+    /// Violations are printed, and the run passes.
     Advice,
-    /// A violation fails.
+    /// A violation fails the run.
     Failure,
 }
 
-/// A rule.
+/// Rule of the source tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// Printed with each violation.
+    /// Name, printed with each violation.
     pub name: &'static str,
-    /// Whether the tree holds to it.
+    /// Consequence of a violation.
     pub level: Level,
-    /// Looks at the tree, and adds what it finds.
+    /// Function that checks the tree and adds its violations.
     pub check: Check,
 }
 
-/// What a rule does.
+/// Check of a rule.
 pub type Check = fn(&Tree, &mut Vec<Violation>);
 
 impl Rule {
@@ -68,7 +68,7 @@ impl Rule {
         Self { name, level, check }
     }
 
-    /// Every violation, by place.
+    /// Returns all violations, ordered by place.
     #[must_use]
     pub fn violations(&self, tree: &Tree) -> Vec<Violation> {
         let mut found = Vec::new();
@@ -79,9 +79,9 @@ impl Rule {
     }
 }
 
-/// Every rule.
+/// All rules.
 ///
-/// One that the tree does not hold to yet is advice. It becomes a failure when the last violation is mended, and no
+/// A rule that the tree does not follow yet is advice. It becomes a failure when the last violation is fixed, and no
 /// rule has exceptions.
 pub const RULES: [Rule; 21] = [
     Rule::new("syntax", Level::Failure, check_syntax),
@@ -104,25 +104,27 @@ pub const RULES: [Rule; 21] = [
     Rule::new("parameters", Level::Failure, parameters::check),
     Rule::new("folders", Level::Failure, folders::check),
     Rule::new("circles", Level::Advice, circles::check),
-    // Lengths stay advice: see there.
+    // Lengths stay advice: see `shape::length`.
     Rule::new("length", Level::Advice, length::check),
 ];
 
-/// What the parser does not understand, the rules do not see.
+/// Reports sources that the parser does not understand, which other rules cannot check.
 fn check_syntax(tree: &Tree, out: &mut Vec<Violation>) {
     for file in &tree.files {
-        out.extend(file.fault.as_ref().map(|fault| Violation::new(&file.path, 1, format!("is no Rust: {fault}"))));
+        out.extend(
+            file.fault.as_ref().map(|fault| Violation::new(&file.path, 1, format!("is not valid Rust: {fault}"))),
+        );
     }
 }
 
-/// What one rule finds.
+/// Violations of one rule.
 struct Finding {
     rule: Rule,
     violations: Vec<Violation>,
 }
 
 impl Finding {
-    /// Lines to print, by place.
+    /// Returns the lines to print, ordered by place.
     fn lines(&self) -> impl Iterator<Item = String> {
         let shown =
             |found: &Violation| format!("{}:{}: [{}] {}", found.path, found.line, self.rule.name, found.message);
@@ -130,13 +132,13 @@ impl Finding {
     }
 }
 
-/// What all rules find that are of one of these levels, in the order of [`RULES`].
+/// Returns the findings of all rules of these levels, in the order of [`RULES`].
 fn findings(levels: &[Level], tree: &Tree) -> Vec<Finding> {
     let rules: Vec<Rule> = RULES.into_iter().filter(|rule| levels.contains(&rule.level)).collect();
     cores::map(&rules, |rule| Finding { rule: *rule, violations: rule.violations(tree) })
 }
 
-/// Checks the tree and prints every violation; of advice, the number of places too.
+/// Checks the tree and prints every violation; for advice, the number of places too.
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let tree = Tree::read(&workspace.root).map_err(Failure::new)?;
     let findings = findings(&[Level::Advice, Level::Failure], &tree);
@@ -159,7 +161,7 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     }
 }
 
-/// Regenerates the code map from the files' first sentences.
+/// Regenerates the code map from the first sentences of the files.
 pub fn write_map(workspace: &Workspace) -> Result<(), Failure> {
     let tree = Tree::read(&workspace.root).map_err(Failure::new)?;
     let path = workspace.root.join(code_map::DOCUMENT);
@@ -176,16 +178,16 @@ pub fn write_map(workspace: &Workspace) -> Result<(), Failure> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! What the rules' tests share.
+    //! Helpers of the rules' tests.
 
     use super::{Check, Tree, Violation};
 
-    /// What `check` finds in these files, as `path:line`.
+    /// Returns the violations of `check` in these files, as `path:line`.
     pub(crate) fn places(check: Check, files: &[(&str, &str)]) -> Vec<String> {
         found(check, files).iter().map(|found| format!("{}:{}", found.path, found.line)).collect()
     }
 
-    /// What `check` finds in these files.
+    /// Returns the violations of `check` in these files.
     pub(crate) fn found(check: Check, files: &[(&str, &str)]) -> Vec<Violation> {
         let mut found = Vec::new();
         check(&Tree::of(files), &mut found);
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_no_rust_fails() {
+    fn an_invalid_source_fails() {
         let found =
             testing::found(check_syntax, &[("a.rs", "fn a() {}\nfn b( {}\n"), ("b.rs", "fn a() {}\n"), ("c.md", "(")]);
         assert_eq!(found.len(), 1);

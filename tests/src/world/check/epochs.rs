@@ -1,5 +1,5 @@
-//! Epochs never go back at any observer, and one epoch has one map, also when the control plane is killed and starts
-//! again.
+//! Checker of epochs: they never go back at any observer, and one epoch has one map, also when the control plane is
+//! killed and restarts.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,14 +9,14 @@ use kvplane_proto::map::ClusterMap;
 
 use super::{CheckResult, Rule, broken};
 
-/// What was published so far.
+/// Maps published so far.
 #[derive(Default)]
 pub(crate) struct Epochs {
     published: BTreeMap<u64, Rc<ClusterMap>>,
 }
 
 impl Epochs {
-    /// The control plane publishes a map.
+    /// Records a map that the control plane publishes.
     pub(crate) fn publish(&mut self, map: &Rc<ClusterMap>) -> CheckResult {
         let newest = self.published.keys().next_back().copied().unwrap_or(0);
         let epoch = map.epoch.0;
@@ -30,7 +30,7 @@ impl Epochs {
         Ok(())
     }
 
-    /// An observer that had `before` is at `after` now.
+    /// Checks an observer whose epoch changes from `before` to `after`.
     pub(crate) fn observe(who: &str, before: Epoch, after: Epoch) -> CheckResult {
         if after < before {
             return Err(broken(Rule::Epoch, format!("{who} went from epoch {before} to {after}")));

@@ -1,5 +1,5 @@
-//! Reservations and pins that a shard gave out and that have ended: their ids name nothing any more, also when another
-//! has their place of the table.
+//! Checker of reservations and pins that have ended: their ids are invalid, also after their index in the table is
+//! reused.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kvplane_store::Store;
 
 use super::{CheckResult, Rule, broken};
 
-/// The newest ids that ended, by their place in the shard's tables.
+/// Newest ended ids, by their index in the shard's tables.
 #[derive(Default)]
 pub(crate) struct Handles {
     reservations: BTreeMap<u32, u32>,
@@ -16,7 +16,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// A reservation was given out. The one before it at the same place must hold no room.
+    /// Records a new reservation. The one before it at the same index must hold no memory.
     pub(crate) fn reserved(&mut self, store: &Store, id: ReservationId) -> CheckResult {
         let Some(generation) = self.reservations.insert(id.index, id.generation) else { return Ok(()) };
         let ended = ReservationId { generation, ..id };
@@ -26,7 +26,7 @@ impl Handles {
         }
     }
 
-    /// A pin was given out. The one before it at the same place must hold nothing.
+    /// Records a new pin. The one before it at the same index must pin nothing.
     pub(crate) fn pinned(&mut self, store: &Store, id: PinId) -> CheckResult {
         let Some(generation) = self.pins.insert(id.index, id.generation) else { return Ok(()) };
         let ended = PinId { generation, ..id };

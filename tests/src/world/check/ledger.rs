@@ -1,13 +1,13 @@
-//! Which ranges of a shard's pool are in use by whom, as seen from outside the store: written for a put, or read for a
-//! get.
+//! Ledger of the ranges of a shard's pool that are in use, as seen from outside the store: written for a put, or read
+//! for a get.
 //!
-//! The store keeps its own accounts; this ledger knows only what the shard told its peers and what the hosts really did
-//! with the memory. A range that is written must overlap no other; a range that is read may overlap ranges that are
-//! read.
+//! The store keeps its own accounts; this ledger knows only what the shard granted to its peers and how the hosts
+//! really used the memory. A range that is written must overlap no other; a range that is read may overlap other read
+//! ranges.
 
 use super::{CheckResult, Rule, Violation, broken};
 
-/// What a range is lent for.
+/// Purpose of a lent range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
     Read,
@@ -22,7 +22,7 @@ struct Loan {
     bytes: u64,
 }
 
-/// The loans of one pool.
+/// Lent ranges of one pool.
 #[derive(Default)]
 pub(crate) struct Ledger {
     loans: Vec<Loan>,
@@ -50,12 +50,12 @@ impl Ledger {
         }
     }
 
-    /// Ends whatever a connection has.
+    /// Ends all loans of a connection.
     pub(crate) fn end_all(&mut self, connection: u32) {
         self.loans.retain(|loan| loan.connection != connection);
     }
 
-    /// Whether a connection may do this now.
+    /// Checks that a connection may use a range in this way now.
     pub(crate) fn check(&self, connection: u32, usage: Use, offset: u64, bytes: u64) -> CheckResult {
         let covers = |loan: &Loan| {
             loan.connection == connection
@@ -66,7 +66,7 @@ impl Ledger {
         if self.loans.iter().any(covers) { Ok(()) } else { Err(not_lent(connection, usage, offset, bytes)) }
     }
 
-    /// Checks that nobody reads or writes a range in which the shard itself writes.
+    /// Checks that no peer reads or writes a range in which the shard itself writes.
     pub(crate) fn is_free(&self, offset: u64, bytes: u64) -> CheckResult {
         let end = offset + bytes;
         match self.loans.iter().find(|loan| loan.offset < end && offset < loan.offset + loan.bytes) {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_excludes_everybody_and_readers_only_writers() {
+    fn a_writer_excludes_all_others_and_readers_only_writers() {
         let mut ledger = Ledger::default();
         ledger.lend(1, Use::Read, 0, 100).unwrap();
         ledger.lend(2, Use::Read, 50, 100).unwrap();

@@ -1,23 +1,23 @@
-//! A client's registered memory: slots of equal size, each free or lent to one request of an open batch.
+//! Registered memory of a client: slots of equal size, each free or lent to one request of an open batch.
 //!
-//! A free slot holds a poison that must still be there when it is lent again and when the run ends; what a request did
-//! not ask for of its slot stays poisoned too. So a byte that arrives after a batch has completed, or past the end of a
-//! buffer, is seen; and bytes that are sent from a buffer after completion are poison, which no checksum of a payload
-//! fits.
+//! A free slot holds a poison that must still be there when it is lent again and when the run ends; the part of a slot
+//! that a request did not cover stays poisoned too. So a byte that arrives after a batch has completed, or past the end
+//! of a buffer, is detected; and bytes that are sent from a buffer after completion are poison, which matches no
+//! payload's checksum.
 
 use kvplane_proto::Digest;
 
 use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
 
-/// What a lent slot is for.
+/// Purpose of a lent slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Loan {
-    /// Bytes come in; so many may.
+    /// Receives at most this number of bytes.
     Get(u64),
-    /// This write's bytes go out.
+    /// Sends the bytes of this write.
     Put { write: usize, bytes: u64 },
-    /// So many bytes of a pool go out, for another shard.
+    /// Sends this number of bytes of a pool to another shard.
     Copy { bytes: u64 },
 }
 
@@ -26,7 +26,7 @@ struct Slot {
     loan: Option<Loan>,
 }
 
-/// The memory of one client.
+/// Memory of one client.
 pub(crate) struct Memory {
     bytes: Vec<u8>,
     slot_bytes: usize,
@@ -41,7 +41,7 @@ impl Memory {
         Self { bytes: vec![0xa5; slots * slot_bytes], slot_bytes, slots: all, poison: 0xa5 }
     }
 
-    /// Lends a free slot; gives its offset.
+    /// Lends a free slot; returns its offset.
     pub(crate) fn lend(&mut self, loan: Loan, digest: Digest) -> Result<Option<u64>, super::Violation> {
         let Some(slot) = self.slots.iter().position(|slot| slot.loan.is_none()) else { return Ok(None) };
         self.check_poison(slot, 0)?;
@@ -68,7 +68,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Its owner fills a slot that is lent for a copy.
+    /// Fills a slot that is lent for a copy.
     pub(crate) fn fill(&mut self, offset: u64, bytes: &[u8]) {
         self.bytes[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
     }
@@ -77,12 +77,12 @@ impl Memory {
         self.slots.get(offset as usize / self.slot_bytes)?.loan
     }
 
-    /// The bytes of a range, for whoever only looks.
+    /// Returns the bytes of a range for inspection.
     pub(crate) fn peek(&self, offset: u64, bytes: u64) -> &[u8] {
         &self.bytes[offset as usize..(offset + bytes) as usize]
     }
 
-    /// A transport reads a buffer.
+    /// Reads a buffer on behalf of a transport.
     pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<&[u8], super::Violation> {
         match self.loan(offset) {
             Some(Loan::Put { .. } | Loan::Copy { .. }) => Ok(self.peek(offset, bytes)),
@@ -90,7 +90,7 @@ impl Memory {
         }
     }
 
-    /// A transport writes a buffer, whether it may or not.
+    /// Writes a buffer on behalf of a transport, even if that is not allowed.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> CheckResult {
         self.bytes[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
         let within = offset as usize % self.slot_bytes + bytes.len();
@@ -103,7 +103,7 @@ impl Memory {
         }
     }
 
-    /// Nothing free was touched.
+    /// Checks that no free slot was touched.
     pub(crate) fn check(&self) -> CheckResult {
         (0..self.slots.len())
             .filter(|&slot| self.slots[slot].loan.is_none())
@@ -120,7 +120,7 @@ impl Memory {
         match bytes.iter().position(|&byte| byte != poison) {
             None => Ok(()),
             Some(at) => {
-                let what = format!("slot {slot}: byte {} changed while it was nobody's to write", from + at);
+                let what = format!("slot {slot}: byte {} changed while no request could write it", from + at);
                 Err(broken(Rule::Memory, what))
             }
         }

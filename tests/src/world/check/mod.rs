@@ -1,14 +1,14 @@
-//! The rules of the world, each small and in its own file, and what a broken one looks like.
+//! Rules of the World, each in a small file of its own, and violations of them.
 //!
-//! * [`shadow`]: which put made which version of which object, and the bytes that it must have.
-//! * [`removal`]: what may not be read any more.
-//! * [`segments`]: what must be in the ranges of segments that were written.
-//! * [`ledger`]: which ranges of a pool are being written or read, so that none is both.
+//! * [`shadow`]: the put that made each version of each object, and the bytes that it must have.
+//! * [`removal`]: versions that may not be read any more.
+//! * [`segments`]: expected bytes of written ranges of segments.
+//! * [`ledger`]: ranges of a pool that are being written or read, so that none is both.
 //! * [`memory`]: the callers' buffers: lent or free, and untouched while free.
 //! * [`epochs`]: epochs never go back, and one epoch has one map.
 //!
-//! That batches complete once and in time, and that everything works again when faults have stopped, is checked where
-//! batches are submitted and where a run ends.
+//! Single and timely completion of batches, and recovery after the faults have stopped, are checked where batches are
+//! submitted and where a run ends.
 
 pub(crate) mod epochs;
 pub(crate) mod handles;
@@ -18,18 +18,18 @@ pub(crate) mod removal;
 pub(crate) mod segments;
 pub(crate) mod shadow;
 
-/// A rule of the world.
+/// Rule of the World.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
-    /// What a get returns is what the put of its version wrote.
+    /// A get returns the bytes that the put of its version wrote.
     Bytes,
-    /// What becomes visible is what one put wrote, once for each time that it was sent.
+    /// A visible object consists of the bytes of one put, once for each time that it was sent.
     Commit,
-    /// What was removed is not read.
+    /// A removed object is not read.
     Removed,
-    /// What was acknowledged as durable is there after every crash.
+    /// An object acknowledged as durable survives every crash.
     Durable,
-    /// What two owners were said to have is there when one of them has died.
+    /// An object acknowledged with two replicas survives the death of one of their nodes.
     Lost,
     /// Versions of a shard grow, also over its incarnations.
     Version,
@@ -43,28 +43,28 @@ pub enum Rule {
     Deadline,
     /// Epochs never go back and are never reused.
     Epoch,
-    /// When all is well again, everything works.
+    /// After recovery from all faults, everything works.
     Liveness,
-    /// When all is quiet, nothing is held.
+    /// At rest, no memory is pinned or reserved.
     Leak,
-    /// Who has a ticket that was made just now is let in, and the ticket time never goes back.
+    /// A client with a ticket that was just issued is admitted, and ticket time never goes back.
     Tickets,
     /// Honest peers never break the protocol.
     Protocol,
-    /// The code under test asserted something that did not hold.
+    /// The code under test panicked.
     Panic,
 }
 
-/// A broken rule.
+/// Broken rule.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// Which.
+    /// Rule that was broken.
     pub rule: Rule,
-    /// How.
+    /// Description of the violation.
     pub what: String,
 }
 
-/// The outcome of a check.
+/// Outcome of a check.
 pub(crate) type CheckResult = Result<(), Violation>;
 
 pub(crate) const fn broken(rule: Rule, what: String) -> Violation {

@@ -1,53 +1,52 @@
-//! No read after remove, as far as it is promised.
+//! Checker of removals: no read after remove, as far as that is promised.
 //!
-//! *At one shard*, strictly: once an incarnation of a shard has processed a remove of a key, no answer to a question
-//! that comes later names a version that it had before. (A question of several objects may be answered when the last of
-//! them came from a disk; the first were pinned before.)
+//! *At one shard*, strictly: once an incarnation of a shard has processed a remove of a key, no reply to a later
+//! request names a version that it had before. (A request for several objects may be answered when the last of them
+//! came from a disk; the first were pinned before.)
 //!
 //! *Across shards*: a remove that was answered by a shard at epoch `e` and acknowledged, and a get of the same key that
 //! was submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version
 //! that was made at an epoch up to `e` and whose put was acknowledged before the remove was submitted.
 //!
-//! *Of copies*, whatever the epochs: what an incarnation of a shard has acknowledged as removed or replaced is not read
-//! from its second owners either by a get that begins later; and a client that was given an object by its first owner
-//! is not given an older one by a second after that. But for gets that fell over to the second owner as the first did
-//! not answer: they know no more than the map that they go by.
+//! *Of replicas*, whatever the epochs: a version that an incarnation of a shard has acknowledged as removed or replaced
+//! is not read from its replica owners either by a get that begins later; and a client that got an object from its
+//! owner does not get an older one from a replica owner after that. Exempt are gets that failed over to the replica
+//! owner because the owner did not answer: they know no more than the map that they follow.
 //!
-//! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it
-//! has, to clients whose maps are as old; for the same reason a remove that such a shard answers does not reach what
-//! was put at the newer owner; and a put that was sent more than once (its first lane was lost) may come into being
-//! again, as a new version, when the copy of it that was under way arrives after the remove.
+//! Not promised: a shard that does not know epoch `e` yet believes that it owns the key and serves its objects, to
+//! clients whose maps are as old; for the same reason a remove that such a shard answers does not reach the objects of
+//! the newer owner; and a put that was sent more than once (its first lane was lost) may take effect again, as a new
+//! version, when its in-flight duplicate arrives after the remove.
 
 use std::collections::BTreeMap;
 
 use super::shadow::Shadow;
 use super::{CheckResult, Rule, broken};
 
-/// A remove that its user knows to be done.
+/// Remove that its user knows to be done.
 struct Removal {
     started_ns: u64,
     acked_ns: u64,
     epoch: u64,
-    /// Who answered it.
+    /// Incarnation that answered the remove.
     incarnation: usize,
 }
 
-/// An answer to a remove.
+/// Reply to a remove.
 struct Answer {
     at_ns: u64,
     epoch: u64,
     incarnation: usize,
 }
 
-/// Answers and removes so far.
+/// Replies and removes so far.
 pub(crate) struct Removals {
-    /// Answers to gets, by client and version: when, and by which epoch of the shard.
+    /// Replies to gets, by client and version: time, and epoch of the shard.
     gets: BTreeMap<(usize, u64), Vec<(u64, u64)>>,
-    /// Answers to removes, by client and key.
+    /// Replies to removes, by client and key.
     removes: BTreeMap<(usize, usize), Vec<Answer>>,
     done: Vec<Vec<Removal>>,
-    /// The newest that each client was given of each key, by the incarnation of the shard that made it, and when it had
-    /// it.
+    /// Newest version that each client got of each key, by the incarnation of the shard that made it, with the time.
     seen: BTreeMap<(usize, usize, usize), (u64, u64)>,
 }
 
@@ -61,8 +60,8 @@ impl Removals {
         }
     }
 
-    /// A shard answers a client's get with a version. `asked` is the event of the question, and the epoch by which the
-    /// shard served then.
+    /// Records that a shard answers a client's get with a version. `asked` is the event of the request, and the epoch
+    /// of the shard then.
     pub(crate) fn get_answered(
         &mut self,
         shadow: &Shadow,
@@ -81,20 +80,20 @@ impl Removals {
         }
     }
 
-    /// What was removed may be back: a disk said that it wrote what it did not. That holds too for what was answered
-    /// and whose batch is not complete yet.
+    /// Forgets all removes: a disk lost a write that it had acknowledged, so removed objects may be back. That holds
+    /// too for replies whose batch is not complete yet.
     pub(crate) fn void(&mut self) {
         self.done.iter_mut().for_each(Vec::clear);
         self.seen.clear();
         self.removes.clear();
     }
 
-    /// A shard answers a client's remove.
+    /// Records that a shard answers a client's remove.
     pub(crate) fn remove_answered(&mut self, at: (usize, usize), epoch: u64, incarnation: usize, now_ns: u64) {
         self.removes.entry(at).or_default().push(Answer { at_ns: now_ns, epoch, incarnation });
     }
 
-    /// A user's remove is complete: it worked, or there was nothing.
+    /// Records that a user's remove is complete, with success or because there was no object.
     pub(crate) fn remove_done(&mut self, client: usize, key: usize, started_ns: u64, now_ns: u64) {
         let answers = self.removes.get(&(client, key)).map_or(&[][..], Vec::as_slice);
         let epoch = answers.iter().filter(|answer| answer.at_ns >= started_ns).map(|answer| answer.epoch).max();
@@ -103,8 +102,8 @@ impl Removals {
         }
     }
 
-    /// A user's get is complete with a version, and did not fall over to a second owner: a copy is not older than what
-    /// its first owner acknowledged, nor than what it gave this client before.
+    /// Checks a user's completed get that did not fail over to a replica owner: a replica is not older than the
+    /// versions that its owner acknowledged, nor than those that it gave this client before.
     pub(crate) fn check_copy(
         &mut self,
         shadow: &Shadow,
@@ -116,7 +115,7 @@ impl Removals {
     ) -> CheckResult {
         let Some((incarnation, root, is_copy)) = shadow.root_of(version) else { return Ok(()) };
         let newest = self.seen.entry((client, key, incarnation)).or_insert((root, now_ns));
-        // Who inherited it knows nothing of what the first owner had not acknowledged.
+        // A shard that inherited the replica does not know versions that the owner had not acknowledged.
         if is_copy && !inherited && root < newest.0 && newest.1 < started_ns {
             let what = format!("client {client} got {root} of key {key} from a copy, and {} before that", newest.0);
             return Err(broken(Rule::Removed, what));
@@ -134,15 +133,15 @@ impl Removals {
             None => Ok(()),
             Some(Removal { started_ns, acked_ns, .. }) => {
                 let what = format!(
-                    "client {client} got {root} of key {key} from the copy {version}, and incarnation {incarnation} \
-                     answered from {started_ns} to {acked_ns} ns that it is gone"
+                    "client {client} got {root} of key {key} from the replica {version}, and incarnation {incarnation} \
+                     acknowledged its removal from {started_ns} to {acked_ns} ns"
                 );
                 Err(broken(Rule::Removed, what))
             }
         }
     }
 
-    /// A user's get is complete with a version.
+    /// Checks a user's get that completed with a version.
     pub(crate) fn check_get(
         &self,
         shadow: &Shadow,
@@ -154,7 +153,10 @@ impl Removals {
         let answers = self.gets.get(&(client, version)).map_or(&[][..], Vec::as_slice);
         let least = answers.iter().filter(|(at_ns, _)| *at_ns >= started_ns).map(|(_, epoch)| *epoch).min();
         let Some(least) = least else {
-            return Err(broken(Rule::Bytes, format!("version {version} of key {key} came without a shard's answer")));
+            return Err(broken(
+                Rule::Bytes,
+                format!("version {version} of key {key} was returned without a shard's reply"),
+            ));
         };
         let forbids = |removal: &&Removal| {
             removal.acked_ns < started_ns

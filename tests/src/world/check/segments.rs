@@ -1,19 +1,19 @@
-//! Ranges of segments: once a write is done, nothing that its client asked for earlier, and that is over, is found in
-//! its place.
+//! Checker of segment ranges: once a write is done, no bytes of earlier, ended writes of its client are found in its
+//! place.
 //!
-//! Each client has cells of its own in each shard's segment. Who wrote a cell follows from its bytes. A cell says
-//! something when its newest write is done and all others to it were over before that one began: then it has exactly
-//! that one's bytes, from then on. Between writes that were open together, no order is promised, nor between those that
-//! a killed process gave up and those of the process that comes after it: that one knows nothing to be fenced off.
+//! Each client has cells of its own in each shard's segment. The writer of a cell follows from its bytes. A cell is
+//! checked when its newest write is done and all others to it had ended before that one began: then it has exactly that
+//! one's bytes, from then on. Between writes that were open together, no order is promised, nor between the abandoned
+//! writes of a killed process and those of its successor, which does not know that it has to fence them.
 
 use kvplane_proto::Digest;
 
 use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
 
-/// What the bytes of segments follow from, with the number of the write.
+/// Seed of the bytes of segments, together with the number of the write.
 pub(crate) const OF_SEGMENTS: Digest = Digest(0x5e60);
-/// Cells that each client has in a segment.
+/// Cells of each client in a segment.
 pub(crate) const CELLS: usize = 4;
 
 struct Write {
@@ -41,14 +41,14 @@ impl Segments {
         self.cell_bytes
     }
 
-    /// A client asks for these cells to be written; the write's number.
+    /// Records that a client starts to write these cells; returns the write's number.
     pub(crate) fn begin(&mut self, incarnation: usize, first: usize, cells: usize) -> usize {
         self.tick += 1;
         self.writes.push(Write { incarnation, first, cells, begun: self.tick, over: None, done: false });
         self.writes.len() - 1
     }
 
-    /// It is over; the incarnation and the cells that it was for.
+    /// Records the end of a write; returns the incarnation and the cells that it was for.
     pub(crate) fn end(&mut self, write: usize, done: bool) -> (usize, core::ops::Range<usize>) {
         self.tick += 1;
         let entry = &mut self.writes[write];
@@ -56,7 +56,7 @@ impl Segments {
         (entry.incarnation, entry.first..entry.first + entry.cells)
     }
 
-    /// The process that wrote to these cells is no more: what it gave up may come at any time.
+    /// Records that the process that wrote to these cells has died: its abandoned writes may arrive at any time.
     pub(crate) fn orphan(&mut self, cells: core::ops::Range<usize>) {
         self.writes
             .iter_mut()
@@ -64,7 +64,7 @@ impl Segments {
             .for_each(|write| write.over = None);
     }
 
-    /// Whether what is in a cell may be there.
+    /// Checks that the bytes of a cell may be there.
     pub(crate) fn check(&self, incarnation: usize, cell: usize, segment: &[u8]) -> CheckResult {
         let covers = |write: &Write| {
             write.incarnation == incarnation && (write.first..write.first + write.cells).contains(&cell)

@@ -1,13 +1,13 @@
-//! The shadow model: every write that was ever asked for, and every version that ever became visible, with its bytes.
+//! Shadow model: every requested write, and every version that became visible, with its bytes.
 //!
 //! A *write* is one put request of a client; its bytes are a pattern of its own. A *commit* is a version that a shard
-//! gave. The checker looks into the pool at the moment of the commit and finds the write whose bytes are there, so it
-//! need not trust what requests say. From then on a version means those bytes: a get that names it must return them
-//! all, an acknowledged put must name a commit of its own bytes.
+//! assigned. The checker looks into the pool at the moment of the commit and finds the write whose bytes are there, so
+//! it need not trust the content of requests. From then on a version means those bytes: a get that names it must return
+//! them all, an acknowledged put must name a commit of its own bytes.
 //!
-//! A write that was not acknowledged may have been applied, or may be applied later while pieces of it are still under
-//! way; a write may be committed once for each time that its client sent it, not more. Versions are unique in the
-//! world, because each incarnation of a shard starts at a number of its own.
+//! A write that was not acknowledged may have been applied, or may be applied later while pieces of it are still in
+//! flight; a write may be committed once for each time that its client sent it, not more. Versions are unique in the
+//! World, because each incarnation of a shard starts at a number of its own.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use kvplane_proto::Digest;
 use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
 
-/// Below this length the bytes of two writes may be equal by chance.
+/// Length below which the bytes of two writes may be equal by chance.
 const CERTAIN_BYTES: u64 = 16;
 
 struct Write {
@@ -26,29 +26,29 @@ struct Write {
     commits: u32,
 }
 
-/// A version that became visible.
+/// Version that became visible.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Commit {
     pub(crate) key: usize,
     pub(crate) write: usize,
     pub(crate) bytes: u64,
-    /// Whether it took the place of those before it.
+    /// The version replaced those before it.
     pub(crate) replace: bool,
-    /// What holds it: an incarnation of a shard, or the incarnations that share a disk.
+    /// Holder: an incarnation of a shard, or the incarnations that share a disk.
     pub(crate) incarnation: usize,
-    /// By which epoch its shard served then.
+    /// Epoch of the shard at the commit.
     pub(crate) epoch: u64,
-    /// When its put was acknowledged to a client.
+    /// Time when the put was acknowledged to a client.
     pub(crate) acked_ns: Option<u64>,
-    /// At which event its shard carried out that it is removed, or lost its slot.
+    /// Event at which the shard carried out the removal, or lost the slot.
     pub(crate) removed: Option<u64>,
-    /// Whether it must still be there after every crash.
+    /// The version must survive every crash.
     pub(crate) promised: bool,
-    /// Whether somebody asked for its removal, or wrote it anew: nothing is promised of it any more.
+    /// A removal or a replacement was requested: nothing is promised of the version any more.
     pub(crate) void: bool,
-    /// The version of another incarnation of which it is a copy, or that was taken over.
+    /// Version of another incarnation that it was copied or imported from.
     pub(crate) origin: Option<u64>,
-    /// Whether it is the copy of a second owner.
+    /// The version is the replica at a replica owner.
     pub(crate) is_copy: bool,
 }
 
@@ -80,7 +80,7 @@ impl Shadow {
         self.commits.get(&version)
     }
 
-    /// A client's user asks for a put.
+    /// Records a put of a client's user.
     pub(crate) fn write(&mut self, key: usize, bytes: u64) -> usize {
         self.writes.push(Write { key, bytes, sends: 0, commits: 0 });
         let write = self.writes.len() - 1;
@@ -88,12 +88,12 @@ impl Shadow {
         write
     }
 
-    /// A client sends its bytes.
+    /// Records that a client sends the bytes of a write.
     pub(crate) fn sent(&mut self, write: usize) {
         self.writes[write].sends += 1;
     }
 
-    /// A shard, in an incarnation and at an epoch, made these bytes visible.
+    /// Records that a shard, in an incarnation and at an epoch, made these bytes visible.
     pub(crate) fn commit(
         &mut self,
         version: u64,
@@ -103,7 +103,7 @@ impl Shadow {
         bytes: &[u8],
     ) -> CheckResult {
         let Some(key) = self.key(digest) else {
-            return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which nobody put")));
+            return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which no client put")));
         };
         let length = bytes.len() as u64;
         let fits = |&write: &usize| {
@@ -111,7 +111,7 @@ impl Shadow {
         };
         let candidates: Vec<usize> = self.by_key[key].iter().copied().filter(fits).collect();
         let Some(&any) = candidates.first() else {
-            let what = format!("version {version} of key {key}: its {length} bytes are of no put of that key");
+            let what = format!("version {version} of key {key}: its {length} bytes are not of any put of that key");
             return Err(broken(Rule::Commit, what));
         };
         let open = |write: &usize| self.writes[*write].commits < self.writes[*write].sends;
@@ -140,13 +140,13 @@ impl Shadow {
             is_copy: false,
         };
         if let Some(former) = self.commits.insert(version, commit) {
-            return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
+            return Err(broken(Rule::Version, format!("version {version} was assigned twice: {former:?}, {commit:?}")));
         }
         Ok(())
     }
 
-    /// A shard's incarnation took an object over from a former owner of its slot, where it had the version `origin`: it
-    /// is the same object, made then.
+    /// Records that a shard's incarnation imported an object from a former owner of its slot, where it had the version
+    /// `origin`: it is the same object, made then.
     pub(crate) fn imported(
         &mut self,
         version: u64,
@@ -158,7 +158,7 @@ impl Shadow {
         let Some(former) = self.commits.get(&origin).copied() else {
             return Err(broken(
                 Rule::Commit,
-                format!("version {version} was taken over from {origin}, which is not there"),
+                format!("version {version} was imported from {origin}, which does not exist"),
             ));
         };
         let key = self.key(digest).unwrap_or(usize::MAX);
@@ -174,33 +174,33 @@ impl Shadow {
         };
         let commit = Commit { is_copy: false, ..commit };
         match self.commits.insert(version, commit) {
-            Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
+            Some(former) => Err(broken(Rule::Version, format!("version {version} was assigned twice: {former:?}"))),
             None => Ok(()),
         }
     }
 
-    /// What a version took over is a copy that its first owner brought.
+    /// Marks an imported version as a replica that its owner pushed.
     pub(crate) fn copied(&mut self, version: u64) {
         if let Some(commit) = self.commits.get_mut(&version) {
             commit.is_copy = true;
         }
     }
 
-    /// Which version of which incarnation of a shard a reader was given, and whether by a copy of it.
+    /// Returns the incarnation and version that a reader got in the end, and true if it read a replica of it.
     pub(crate) fn root_of(&self, version: u64) -> Option<(usize, u64, bool)> {
         let commit = self.commits.get(&version)?;
         let root = commit.origin.filter(|_| commit.is_copy).unwrap_or(version);
         Some((self.commits.get(&root)?.incarnation, root, commit.is_copy))
     }
 
-    /// A put was acknowledged with a version.
+    /// Checks a put that was acknowledged with a version.
     pub(crate) fn acked(&mut self, write: usize, version: u64, now_ns: u64) -> CheckResult {
         let Write { key, bytes, .. } = self.writes[write];
         let digest = self.digests[key];
         let Some(commit) = self.commits.get_mut(&version) else {
             return Err(broken(
                 Rule::Commit,
-                format!("write {write} was acked as version {version}, which is not there"),
+                format!("write {write} was acked as version {version}, which does not exist"),
             ));
         };
         let mut expected = vec![0; bytes as usize];
@@ -216,12 +216,12 @@ impl Shadow {
         Ok(())
     }
 
-    /// A get returned these bytes as this version.
+    /// Checks the bytes that a get returned for this version.
     pub(crate) fn check_read(&self, key: usize, version: u64, bytes: &[u8]) -> CheckResult {
         let Some(commit) = self.commits.get(&version) else {
             return Err(broken(
                 Rule::Bytes,
-                format!("a get of key {key} returned version {version}, which is not there"),
+                format!("a get of key {key} returned version {version}, which does not exist"),
             ));
         };
         if commit.key != key || commit.bytes != bytes.len() as u64 {
@@ -235,12 +235,12 @@ impl Shadow {
         Ok(())
     }
 
-    /// Whether any put of a key had this length.
+    /// Returns true if any put of a key had this length.
     pub(crate) fn has_length(&self, key: usize, bytes: u64) -> bool {
         self.by_key[key].iter().any(|&write| self.writes[write].bytes == bytes)
     }
 
-    /// A shard's incarnation was told to remove a key: its versions below `floor` are gone.
+    /// Records that a shard's incarnation removed a key: its versions below `floor` are gone.
     pub(crate) fn removed(&mut self, key: usize, incarnation: usize, floor: u64, event: u64) {
         for (_, commit) in
             self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.incarnation == incarnation)
@@ -250,19 +250,20 @@ impl Shadow {
         }
     }
 
-    /// A version was answered for. If it replaces others, those are gone: of which key.
+    /// Records the reply for a version. If the version replaces others, those are gone; returns the key then.
     pub(crate) fn replaced(&mut self, version: u64, event: u64) -> Option<usize> {
         let Commit { key, incarnation, .. } = self.commits.get(&version).copied().filter(|commit| commit.replace)?;
         self.removed(key, incarnation, version, event);
         Some(key)
     }
 
-    /// The name that a key has.
+    /// Returns the name of a key.
     pub(crate) fn name(key: usize) -> String {
         format!("block-{key}")
     }
 
-    /// A shard's incarnation was asked to remove a key: nothing is promised of its versions below `floor` any more.
+    /// Records that a shard's incarnation received a remove of a key: nothing is promised of versions below `floor` any
+    /// more.
     pub(crate) fn removal_begins(&mut self, key: usize, incarnation: usize, floor: u64) {
         for (_, commit) in
             self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.incarnation == incarnation)
@@ -271,20 +272,20 @@ impl Shadow {
         }
     }
 
-    /// A put was answered by a shard that keeps what it acknowledges.
+    /// Records a reply to a put by a shard that keeps its acknowledged objects.
     pub(crate) fn promise(&mut self, version: u64) {
         if let Some(commit) = self.commits.get_mut(&version).filter(|commit| !commit.void) {
             commit.promised = true;
         }
     }
 
-    /// Keys and versions that must be there, of those that these incarnations hold.
+    /// Returns keys and versions that must exist, of those that these incarnations hold.
     pub(crate) fn promised(&self, incarnations: &[usize]) -> Vec<(usize, u64)> {
         let here = |commit: &Commit| commit.promised && incarnations.contains(&commit.incarnation);
         self.commits.iter().filter(|(_, commit)| here(commit)).map(|(&version, commit)| (commit.key, version)).collect()
     }
 
-    /// What an incarnation had may be gone.
+    /// Drops the promises for objects of an incarnation, which may be gone.
     pub(crate) fn promises_void(&mut self, incarnation: usize, which: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
         for commit in
@@ -294,15 +295,15 @@ impl Shadow {
         }
     }
 
-    /// What was removed from an incarnation may be back.
+    /// Drops the removals of an incarnation, which may be undone.
     pub(crate) fn removals_void(&mut self, incarnation: usize, which: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
         let may = |commit: &&mut Commit| commit.incarnation == incarnation && which(digests[commit.key]);
         self.commits.values_mut().filter(may).for_each(|commit| commit.removed = None);
     }
 
-    /// A shard's incarnation dropped the objects of these digests: they may be older than what was written elsewhere
-    /// meanwhile.
+    /// Records that a shard's incarnation dropped the objects of these digests: they may be older than those written
+    /// elsewhere meanwhile.
     pub(crate) fn dropped(&mut self, incarnation: usize, event: u64, dropped: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
         for commit in
@@ -313,7 +314,7 @@ impl Shadow {
         }
     }
 
-    /// Made visible at this epoch or before, and acknowledged before this time.
+    /// Returns true if the version became visible at this epoch or before, and was acknowledged before this time.
     pub(crate) fn settled_before(&self, version: u64, epoch: u64, at_ns: u64) -> bool {
         let settled =
             |commit: &Commit| commit.epoch <= epoch && commit.acked_ns.is_some_and(|acked_ns| acked_ns < at_ns);
@@ -327,7 +328,7 @@ impl Shadow {
         false
     }
 
-    /// As [`Self::dropped`], but for the versions that are still there.
+    /// Like [`Self::dropped`], except for the versions that still exist.
     pub(crate) fn dropped_but(
         &mut self,
         incarnation: usize,

@@ -1,4 +1,4 @@
-//! `kvplane control`: the control plane as a process.
+//! `kvplane control`: runs the control plane as a process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,40 +21,41 @@ use crate::command::objects::ClusterArguments;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop;
 
-/// How long a stopping control plane may take.
+/// Longest time that a control plane takes to stop.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
-/// The Conductor, where it is hosted.
+/// Settings of the Conductor.
 #[derive(Args, Clone)]
 struct Conductor {
-    /// Host the Conductor: schedulers ask it who should serve a request.
+    /// Host the Conductor, which places the requests of inference schedulers on instances.
     #[arg(long = "conductor")]
     hosted: bool,
-    /// Blocks of each model that the Conductor's index holds; 15 bytes each, twice.
+    /// Capacity of the prefix index, in blocks for each model; a block takes 30 bytes.
     #[arg(long = "conductor-blocks", default_value_t = 4 << 20, value_name = "BLOCKS", requires = "hosted",
         value_parser = clap::value_parser!(u64).range(1..=MAX_BLOCKS as u64))]
     blocks: u64,
-    /// How requests are placed at first: `kvplane ctl conductor policy` changes it.
+    /// Placement policy of a new Conductor; `kvplane ctl conductor policy` changes it at run time.
     #[arg(long = "conductor-policy", value_enum, default_value = "kvplane", requires = "hosted")]
     policy: PolicyChoice,
-    /// Memory that copies of hot prefixes may take, which the Conductor has the store make on second nodes where
-    /// requests wait for the first; 0: it makes none.
+    /// Memory budget for replicas of hot prefixes, in bytes: the Conductor replicates a prefix to a second node when
+    /// requests wait for the first. 0: no prefix is replicated.
     #[arg(long = "conductor-copies", default_value = "16G", value_parser = kvplane::parse_bytes, value_name = "BYTES",
         requires = "hosted")]
     copies: u64,
-    /// Bytes a second that a node of the cluster can send: what the Conductor predicts transfers by.
+    /// Network bandwidth of a node, in bytes per second, from which the Conductor predicts transfer times.
     #[arg(long = "conductor-nic", default_value = "87000000000", value_parser = some_bytes,
         value_name = "BYTES", requires = "hosted")]
     nic: u64,
-    /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
+    /// Objective for the time to first token (TTFT), in milliseconds: requests predicted to miss it are rejected at
+    /// once. Default: none.
     #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
     promise_ttft_ms: Option<u64>,
-    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds: see
-    /// `--conductor-decode`.
+    /// Objective for the time between tokens (TBT), in milliseconds: requests predicted to miss it are rejected at
+    /// once. Default: none. See `--conductor-decode`.
     #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
-    /// How long a step of decode takes, for every model: milliseconds, nanoseconds for each resident token, and
-    /// microseconds for each request of the batch. The default is published of LLaMA3-70B on A800.
+    /// Duration of a decode step, for every model: milliseconds, nanoseconds for each resident token, microseconds for
+    /// each request of the batch. The default is the published one of LLaMA3-70B on A800.
     #[arg(
         long = "conductor-decode",
         value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]",
@@ -72,12 +73,13 @@ impl Conductor {
         let promises = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
         if promises && !PolicyName::from(self.policy).heeds_promises() {
             let policy = self.policy.label();
-            let what =
-                format!("--conductor-policy {policy} refuses nobody: kvplane, local and algorithm-1 keep promises");
+            let what = format!(
+                "--conductor-policy {policy} rejects no requests: objectives need kvplane, local or algorithm-1"
+            );
             return Err(what.into());
         }
         let mut config = ConductorConfig::default();
-        // It is in range, and numbers of this machine have 64 bits.
+        // The argument's range is checked, and `usize` has 64 bits on supported machines.
         let blocks = usize::try_from(self.blocks).unwrap_or(MAX_BLOCKS);
         (config.scheduler.index.max_blocks, config.scheduler.index.max_records) = (blocks, blocks);
         let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
@@ -91,112 +93,114 @@ impl Conductor {
     }
 }
 
-/// A number of bytes that is not 0.
+/// Parses a number of bytes above 0.
 fn some_bytes(text: &str) -> Result<u64, String> {
     match kvplane::parse_bytes(text) {
-        Ok(0) => Err("0 bytes a second move nothing".to_owned()),
+        Ok(0) => Err("a bandwidth of 0 bytes per second is not possible".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error),
     }
 }
 
-/// What is served over HTTP, and where.
+/// Services of the control plane over HTTP.
 #[derive(Args, Clone)]
 pub(crate) struct Http {
-    /// Address for /health, /metrics, /debug/shards and Mooncake's paths. Beyond loopback it needs --http-token-file.
+    /// Address of the HTTP server: /health, /metrics, /debug/shards and Mooncake's paths. An address beyond loopback
+    /// needs --http-token-file.
     #[arg(long = "http", default_value = "127.0.0.1:0", value_name = "HTTP")]
     address: SocketAddr,
-    /// A file, readable by its owner alone, with the token that whoever asks over HTTP must bring, as Authorization:
-    /// Bearer TOKEN. Only /health and Mooncake's metadata go without.
+    /// File with the token of the HTTP server, readable by its owner only. Clients send it as "Authorization: Bearer
+    /// TOKEN", except to /health and to Mooncake's metadata.
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
-    /// Allow --mooncake-metadata on an address that other machines reach; its protocol has no authentication, so
-    /// whoever reaches it may read and write it.
+    /// Allow --mooncake-metadata on an address beyond loopback. Its protocol has no authentication: every host that
+    /// reaches the address can read and write the metadata.
     #[arg(long)]
     http_without_authentication: bool,
-    /// Loopback address at which to publish what becomes of objects over ZeroMQ, as Mooncake's master does with its KV
-    /// events; without it, kvplane ctl events still shows them.
+    /// Loopback address at which events of objects are published over ZeroMQ, in the format of Mooncake's KV events.
+    /// Default: not published; `kvplane ctl events` shows them anyway.
     #[arg(long, value_name = "ADDRESS")]
     kv_events: Option<SocketAddr>,
-    /// Let only tenants put that kvplane ctl tenants has set; else others have no quota.
+    /// Refuse puts of tenants that `kvplane ctl tenants` has not set. Default: such tenants have no quota.
     #[arg(long)]
     strict_tenants: bool,
     #[command(flatten)]
     conductor: Conductor,
-    /// Be the metadata server of Mooncake engines too: http://ADDRESS/metadata in their configuration.
+    /// Serve as the metadata server of Mooncake engines, at http://ADDRESS/metadata.
     #[arg(long)]
     mooncake_metadata: bool,
 }
 
-/// The control plane.
+/// Run the control plane.
 #[derive(Args)]
 pub(crate) struct Control {
-    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    /// TOML file with settings; its keys are the names of these flags. A flag on the command line overrides the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Name of the cluster.
     #[arg(long, default_value = "kvplane")]
     cluster: String,
-    /// Address for QUIC; mutual TLS is always on.
+    /// Address that the control plane listens on (QUIC with mutual TLS).
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     #[command(flatten)]
     log: Log,
     #[command(flatten)]
     http: Http,
-    /// Where the state is, which survives a kill: a directory, which then has the authority's key too; or
-    /// etcd://HOST:PORT,HOST:PORT for several control planes of one cluster, of which one leads and the others stand
-    /// by.
+    /// Location of the cluster state, which outlives the process: a directory, which then holds the authority's key
+    /// too; or etcd://HOST:PORT,HOST:PORT, shared by several control planes of one cluster: one leader and its
+    /// standbys.
     #[arg(long, value_name = "DIRECTORY or etcd://...")]
     state: PathBuf,
-    /// Directory with ca.pem, client.pem and client.key for an etcd that is not on loopback.
+    /// Directory with ca.pem, client.pem and client.key for an etcd beyond loopback.
     #[arg(long, value_name = "DIRECTORY")]
     etcd_certs: Option<PathBuf>,
-    /// Where this control plane is reached, as standbys tell who calls them; else the address of --listen.
+    /// Address of this control plane that standbys name to callers while it leads. Default: the address of --listen.
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<SocketAddr>,
-    /// Directory with ca.pem, control.pem and control.key, where the authority's key is kept elsewhere (kvplane ctl
-    /// cert); with client.pem and client.key too, /get_all_keys and /api/v1/remove_all are served. Without it, the
-    /// authority is in --state, and processes of this user find identities in the runtime directory.
+    /// Directory with ca.pem, control.pem and control.key, issued by `kvplane ctl cert` from an authority kept
+    /// elsewhere. With client.pem and client.key of a client of all tenants too, /get_all_keys and /api/v1/remove_all
+    /// are served. Default: the authority is in --state, and processes of this user find identities in the runtime
+    /// directory.
     #[arg(long, value_name = "DIRECTORY")]
     identity: Option<PathBuf>,
-    /// How long members have to say which map they follow, where the state has none, before others may join: it may be
-    /// a new cluster's, or one that was lost. 6 where certificates are older than the state, else 0.
+    /// Time for members to offer their cluster maps for adoption before new nodes may join, in seconds, if the state
+    /// has no map (a new cluster, or a lost state). Default: 6 if the authority is older than the state, else 0.
     #[arg(long, value_name = "SECONDS")]
     adoption_wait: Option<u32>,
-    /// Nodes that may keep each object, best effort: 1, or 2 for a second copy of what puts request one of.
+    /// Most replicas of an object, best effort: 1, or 2 for a second replica of objects whose puts request it.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// Directory for identities of local processes, instead of the user's runtime directory.
+    /// Directory of identities for local processes. Default: the user's runtime directory.
     #[arg(long)]
     runtime_directory: Option<PathBuf>,
-    /// Let nodes serve whoever reaches their data ports, without a ticket. They listen on loopback only then.
+    /// Let nodes serve data connections without a ticket. Nodes then listen on loopback only.
     #[arg(long, conflicts_with = "ticket_lifetime")]
     no_tickets: bool,
-    /// How long a ticket for data connections is good, in seconds; clients get another after a third of it.
+    /// Lifetime of a ticket for data connections, in seconds. Clients renew it after a third of that time.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     #[arg(value_parser = clap::value_parser!(u64).range(3..=86_400))]
     ticket_lifetime: u64,
 }
 
-/// What a control plane is made of, beside HTTP.
+/// Settings of a control plane, except HTTP.
 pub(crate) struct Setup<'a> {
     pub(crate) cluster: &'a str,
     pub(crate) listen: SocketAddr,
     pub(crate) state: Option<PathBuf>,
-    /// The state in etcd, instead.
+    /// Location of the state in etcd, instead of `state`.
     pub(crate) etcd: Option<EtcdConfig>,
     pub(crate) identity: Option<PathBuf>,
     pub(crate) replicas: u8,
     pub(crate) runtime_directory: Option<&'a PathBuf>,
-    /// How tickets for data connections are made, if they are.
+    /// Settings of tickets for data connections; `None` issues none.
     pub(crate) tickets: Option<TicketConfig>,
-    /// How long members of a lost state have to come, where there is no map; none where no state can be lost.
+    /// Time for members of a lost state to offer their maps, where there is no map; `None` where no state can be lost.
     pub(crate) adoption_wait: Option<Duration>,
 }
 
-/// How long members have to come of a state that may have been lost: the longest wait between their tries to connect,
-/// and a heartbeat.
+/// Default time for members of a lost state to offer their maps: their longest backoff between connection attempts, and
+/// a heartbeat.
 const ADOPTION_WAIT: Duration = Duration::from_secs(6);
 
 pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Failure> {
@@ -227,7 +231,8 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.objects = ObjectsAccess(asked.clone().map(|asked| asked as Arc<dyn Objects>));
     config.tickets = tickets;
     config.state_directory = state;
-    // One that may stand by is named by who calls it; what it left here would say that it leads.
+    // Clients name the addresses of control planes that may be standbys; an entry in the runtime directory would claim
+    // that this one leads.
     config.publish = etcd.is_none().then_some(publish);
     config.etcd = etcd;
     config.identity_directory = identity;
@@ -238,7 +243,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     Ok(control)
 }
 
-/// Fails when the control plane has ended by itself.
+/// Fails if the control plane has ended by itself.
 pub(crate) fn watch(control: &mut ControlHandle) -> Result<(), Failure> {
     match control.ended_within(Duration::ZERO) {
         None => Ok(()),
@@ -248,7 +253,7 @@ pub(crate) fn watch(control: &mut ControlHandle) -> Result<(), Failure> {
 }
 
 impl Http {
-    /// Says where it is.
+    /// Prints the addresses of the services.
     pub(crate) fn announce(&self, control: &ControlHandle) {
         let Some(address) = control.http_address() else { return };
         announce!("health and metrics on http://{address}/health and /metrics");
@@ -284,8 +289,8 @@ impl Control {
         Ok(control.shutdown(SHUTDOWN)?)
     }
 
-    /// How long members of a lost state have to come. Where the authority is as new as the directory of the state,
-    /// nobody has a certificate of it: it is a new cluster.
+    /// Returns the time for members of a lost state to offer their maps. A control plane that has yet to create its
+    /// authority belongs to a new cluster: no member can have a certificate of it.
     fn adoption_wait(&self) -> Duration {
         let is_new = self.identity.is_none() && !self.state.join("ca.key").exists();
         match self.adoption_wait {
@@ -295,7 +300,7 @@ impl Control {
         }
     }
 
-    /// Where the state is: in a directory, or in etcd.
+    /// Returns the location of the state: a directory, or etcd.
     fn place(&self) -> Result<(Option<PathBuf>, Option<EtcdConfig>), Failure> {
         let text = self.state.to_str().filter(|text| EtcdConfig::is_one(text));
         match text {
@@ -304,7 +309,7 @@ impl Control {
                 Ok((None, Some(EtcdConfig { advertise: self.advertise, ..etcd })))
             }
             None if self.etcd_certs.is_some() || self.advertise.is_some() => {
-                Err("--etcd-certs and --advertise are for a state in etcd: --state etcd://HOST:PORT".into())
+                Err("--etcd-certs and --advertise need a state in etcd: --state etcd://HOST:PORT".into())
             }
             None => Ok((Some(self.state.clone()), None)),
         }
@@ -316,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_are_made_only_by_policies_that_keep_them() {
+    fn objectives_need_a_policy_that_supports_them() {
         let conductor = |policy, promise_ttft_ms| Conductor {
             hosted: true,
             blocks: 1 << 10,

@@ -1,4 +1,4 @@
-//! `kvplane ctl`: look at and operate a cluster.
+//! `kvplane ctl`: inspects and operates a cluster.
 
 pub(crate) mod cert;
 pub(crate) mod conductor;
@@ -28,145 +28,147 @@ use crate::command::roles;
 use crate::command::size;
 use crate::command::which::Which;
 
-/// Look at and operate a cluster.
+/// Inspect and operate a cluster.
 #[derive(Args)]
 pub(crate) struct Ctl {
-    /// Name of the cluster; its control plane is found in the user's runtime directory.
+    /// Name of the cluster. Without `--control`, its control plane is found in the user's runtime directory.
     #[arg(long, default_value = "dev", global = true)]
     cluster: String,
-    /// Directory of local identities, instead of the user's runtime directory.
+    /// Directory of local identities. Default: the user's runtime directory.
     #[arg(long, global = true)]
     runtime_directory: Option<PathBuf>,
     #[command(flatten)]
     which: Which,
-    /// TLS 1.3 on data connections over TCP: off; offer, where a node wants it; or require, with no other nodes.
+    /// TLS 1.3 on TCP data connections. off: none; offer: where a node requires it; require: always, and nodes without
+    /// it are not used.
     #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Offer, global = true)]
     data_tls: DataTls,
-    /// A get whose node says nothing for at most so many milliseconds asks the node with the copy; 0: only when the
-    /// first cannot be reached.
+    /// Longest delay before a get is hedged, in milliseconds: a get that the owner has not answered by then is sent to
+    /// the replica owner too. 0: only if the owner cannot be reached.
     #[arg(long, value_name = "MS", default_value_t = ClientConfig::HEDGE.as_millis() as u64, global = true)]
     hedge_ms: u64,
-    /// The tenant whose objects are meant; without it, the one that our certificate is for, else the default one.
+    /// Tenant whose objects are accessed. Default: the tenant of the certificate, else the default tenant.
     #[arg(long, global = true)]
     tenant: Option<String>,
     #[command(subcommand)]
     action: Action,
 }
 
-/// What to do about tickets.
+/// Operations on tickets.
 #[derive(Subcommand)]
 enum Tickets {
-    /// Make them with a new key from now on, as every hour: when one may have leaked. Those under the former one are
-    /// good until they end.
+    /// Issue tickets with a new key at once, as happens every hour anyway: use it if the key may have leaked. Tickets
+    /// of the former key stay valid until they expire.
     Rotate,
 }
 
 #[derive(Subcommand)]
 enum Action {
-    /// Members, their states and loads.
+    /// List the members with their states and loads.
     Status {
-        /// As JSON.
+        /// Print as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Segments in the catalog.
+    /// List the segments of the catalog.
     Segments {
-        /// As JSON.
+        /// Print as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Every shard: what it holds, what it did, how long requests took.
+    /// Show the contents, counters and latencies of each shard.
     Shards(shards::Shards),
-    /// A live view of the shards' speeds.
+    /// Show the rates of each shard, live.
     Top(shards::Top),
-    /// The objects that nodes are asked for most, of late.
+    /// List the hottest objects: those with the most gets lately.
     Hot(shards::Hot),
-    /// What becomes of objects, beginning with those there are.
+    /// Print events of objects as they happen, after the objects that exist already.
     Events(events::Follow),
-    /// The SSDs under nodes.
+    /// Operate the SSD tier of nodes.
     #[command(subcommand)]
     Tier(tier::Action),
-    /// Certificates: the cluster's authority, and what it issues.
+    /// Manage certificates: the cluster's authority and the certificates that it issues.
     #[command(subcommand)]
     Cert(cert::Action),
-    /// Tenants: their quotas, and what they have.
+    /// Manage tenants: their quotas, weights and use of memory.
     #[command(subcommand)]
     Tenants(tenants::Action),
-    /// The Conductor: who takes requests, and how they are placed.
+    /// Operate the Conductor: its instances and its placement policy.
     #[command(subcommand)]
     Conductor(conductor::Action),
-    /// Tickets for data connections.
+    /// Operate the tickets for data connections.
     #[command(subcommand)]
     Tickets(Tickets),
-    /// Take a node out of the map.
+    /// Remove a node from the cluster map.
     Remove {
-        /// Its number.
+        /// Number of the node.
         node: u64,
     },
-    /// Have a node give its slots to others, which fetch what was in them. It stays reachable, without slots, until it
-    /// ends or starts again.
+    /// Drain a node: its slots migrate to other nodes, which fetch their objects. The node stays reachable, without
+    /// slots, until it ends or restarts.
     Drain {
-        /// Its number.
+        /// Number of the node.
         node: u64,
-        /// Give it its share of the slots again instead. What others have fetched stays with them until it moves back.
+        /// Cancel the drain: the node gets its share of the slots again. Objects that other nodes have fetched stay
+        /// there until their slots migrate back.
         #[arg(long, conflicts_with = "wait")]
         cancel: bool,
-        /// Wait until the node has no objects left, in memory or on its SSDs, at most so many seconds: an error if it
-        /// has then.
+        /// Time to wait until the node has no objects left, in memory or on its SSDs, in seconds; fails if it still has
+        /// some then. 0: do not wait.
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
     },
-    /// What is under way: nodes that are drained, and what they have left; objects that are copied, and tasks of late.
+    /// List tasks in flight: drains with the objects that they have left, and copy tasks, also those that ended lately.
     Tasks(tasks::Tasks),
-    /// Have objects copied to a second node, as if they had been put so, and wait for that.
+    /// Replicate objects to a second node, as if they had been put with two replicas, and wait for it.
     Copy(tasks::CopyKeys),
-    /// Store a file's content, or standard input, under a key.
+    /// Put a file, or standard input, as an object.
     Put {
-        /// The key.
+        /// Key of the object.
         key: String,
-        /// The file; `-` is standard input.
+        /// File to read; `-` is standard input.
         file: String,
         #[command(flatten)]
         keep: Keep,
     },
-    /// The objects that are there.
+    /// List the objects.
     Keys {
-        /// Say of each its length, version and where it is.
+        /// Print the length, version and location of each object too.
         #[arg(long, short)]
         long: bool,
-        /// One JSON object a line.
+        /// Print one JSON object a line.
         #[arg(long)]
         json: bool,
-        /// At most so many.
+        /// Most objects to list. Default: all.
         #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
         limit: u64,
     },
     /// Remove all objects whose keys match a regular expression.
     DeleteMatching {
-        /// The expression; it matches anywhere in a key unless it says `^` and `$`.
+        /// Regular expression; it matches anywhere in a key unless anchored with `^` and `$`.
         pattern: String,
     },
-    /// Remove all objects of all tenants, whoever put them. Not with `--tenant`.
+    /// Remove all objects of all tenants, including those of other clients. Not with `--tenant`.
     DeleteAll,
-    /// Write the object under a key to standard output.
+    /// Write the value of an object to standard output.
     Get {
-        /// The key.
+        /// Key of the object.
         key: String,
     },
-    /// Whether there is an object under a key, and how long it is.
+    /// Print the length of an object in bytes; fails if it does not exist.
     Size {
-        /// The key.
+        /// Key of the object.
         key: String,
     },
-    /// Remove the object under a key.
+    /// Remove an object.
     Delete {
-        /// The key.
+        /// Key of the object.
         key: String,
     },
 }
 
 impl Action {
-    /// Its name on the command line.
+    /// Returns the name of the subcommand on the command line.
     const fn name(&self) -> &'static str {
         match self {
             Self::Status { .. } => "status",
@@ -195,28 +197,29 @@ impl Action {
     }
 }
 
-/// How an object is to be kept.
+/// Options of a put.
 #[derive(Args)]
 struct Keep {
-    /// Replace an object that is there.
+    /// Replace an existing object.
     #[arg(long)]
     replace: bool,
-    /// Never evict it.
+    /// Pin the object until its removal (hard pin): it is never evicted.
     #[arg(long)]
     hard_pin: bool,
-    /// Keep it before others for so many milliseconds.
+    /// Pin the object for this time (soft pin), in milliseconds: it is evicted after others. 0: no soft pin.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     soft_pin_ms: u32,
-    /// The group that it belongs to, whose objects go together.
+    /// Number of the object's group; the objects of a group are evicted together. 0: no group.
     #[arg(long, default_value_t = 0)]
     group: u64,
-    /// What it is, by a number.
+    /// Type of the data, a number of the application's choice.
     #[arg(long, default_value_t = 0)]
     data_type: u8,
-    /// How many nodes are to have it, as far as slots have so many owners: see `kvplane control --replicas`.
+    /// Replicas of the object: 1, or 2 for a second replica, best effort; the cluster needs `kvplane control --replicas
+    /// 2`.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// When the put is done; left out, as the node's `--ssd-ack` says.
+    /// Acknowledgement level of the put. Default: the node's `--ssd-ack`.
     #[arg(long, value_enum)]
     ack: Option<AckChoice>,
 }
@@ -229,7 +232,7 @@ impl Keep {
     }
 }
 
-/// Segments asked for at once.
+/// Segments of one page of the catalog.
 const PAGE: u32 = 512;
 
 impl Ctl {
@@ -247,19 +250,21 @@ impl Ctl {
             Action::Conductor(action) => conductor::run(&self.link()?, action),
             Action::Tickets(Tickets::Rotate) => {
                 self.link()?.call(RotateTickets)?;
-                println!("tickets are made with a new key now; those under the former one are good until they end");
+                println!(
+                    "tickets are issued with a new key now; tickets of the former key are valid until they expire"
+                );
                 Ok(())
             }
             Action::Remove { node } => {
                 let (link, incarnation) = self.link_about(*node)?;
                 link.call(Leave { node: *node, incarnation })?;
-                println!("node {node} is out of the map");
+                println!("node {node} is removed from the cluster map");
                 Ok(())
             }
             Action::Drain { node, cancel: true, .. } => {
                 let (link, incarnation) = self.link_about(*node)?;
                 link.call(Undrain { node: *node, incarnation })?;
-                println!("node {node} gets its share of the slots again, when what moves has come");
+                println!("node {node} gets its share of the slots again, once migrations in flight are done");
                 Ok(())
             }
             Action::Drain { node, wait, .. } => self.drain(*node, *wait),
@@ -291,11 +296,13 @@ impl Ctl {
     fn delete_all(&self) -> Result<(), Failure> {
         let whole = "delete-all removes the objects of all tenants, not of";
         if let Some(of) = &self.tenant {
-            return Err(format!("{whole} {of:?} alone: use delete-matching '' for that, or leave out --tenant").into());
+            return Err(format!("{whole} {of:?} alone: use delete-matching '' instead, or leave out --tenant").into());
         }
         let mut client = self.client()?;
         if let Some(of) = client.link().own_tenant() {
-            return Err(format!("{whole} {of:?} alone, for which this certificate is: use delete-matching ''").into());
+            return Err(
+                format!("{whole} {of:?} alone, the only tenant of this certificate: use delete-matching ''").into()
+            );
         }
         println!("{} objects removed", client.remove_all(true)?);
         Ok(())
@@ -309,15 +316,15 @@ impl Ctl {
         Ok(self.link_as()?.0)
     }
 
-    /// A line to the control plane, and the role in which it was made.
+    /// Connects to the control plane; returns the link and the role of its certificate.
     fn link_as(&self) -> Result<(ControlLink, Role), Failure> {
         let control = self.control();
         let role = control.role_among(&roles::of(self.action.name()))?;
         Ok((ControlLink::to_within(&control, role, ControlLink::RESTART)?, role))
     }
 
-    /// A line to the control plane for a request about a node, and the incarnation that the request has to name: an
-    /// operator means the present one, a node's own certificate has to say which.
+    /// Connects to the control plane for a request about a node; returns the link and the incarnation that the request
+    /// has to name. An operator means the present incarnation; the node's own certificate has to name it.
     fn link_about(&self, node: u64) -> Result<(ControlLink, Option<u64>), Failure> {
         let (link, role) = self.link_as()?;
         let incarnation = if role == Role::Node { Some(link.call(GetIncarnation { node })?.incarnation) } else { None };
@@ -329,7 +336,7 @@ impl Ctl {
         let tenant = self.tenant.clone().unwrap_or_default();
         let hedge = std::time::Duration::from_millis(self.hedge_ms);
         let config = ClientConfig { control, tenant, data_tls, hedge, ..ClientConfig::local(&self.cluster) };
-        // A cluster that was never started is a mistake, of which the operator is to hear at once.
+        // The first attempt does not wait: a cluster that was never started is a mistake, which is reported at once.
         match Client::connect(&ClientConfig { connect: std::time::Duration::ZERO, ..config.clone() }) {
             Err(error) if error.may_restart() => Ok(Client::connect(&config)?),
             connected => Ok(connected?),
@@ -347,12 +354,14 @@ impl Ctl {
         let (put, copies) = self.put_counted(key.as_bytes(), &value, options)?;
         match put {
             Put::Stored(version) => println!("stored {} bytes, version {version}{copies}", value.len()),
-            Put::Exists => println!("there is an object under {key:?} already; it was left as it is"),
+            Put::Exists => {
+                println!("an object with key {key:?} exists already and was left as it is; use --replace to replace it")
+            }
         }
         Ok(())
     }
 
-    /// Stores an object. The second is what to print of its copies, where several were requested.
+    /// Stores an object. The string is the text to print about its replicas, if more than one was requested.
     fn put_counted(&self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<(Put, String), Failure> {
         let wanted = options.replicas;
         let mut client = self.client()?;
@@ -361,14 +370,14 @@ impl Ctl {
         }
         match client.put_replicas(key, value, options) {
             Ok((put, copies)) if copies < wanted => {
-                let why = "see `kvplane control --replicas`, the number of nodes and their room";
-                Ok((put, format!(", {copies} of {wanted} copies: {why}")))
+                let why = "see `kvplane control --replicas`, the number of nodes and their free memory";
+                Ok((put, format!(", {copies} of {wanted} replicas: {why}")))
             }
-            Ok((put, copies)) => Ok((put, format!(", {copies} copies"))),
-            // Over the limit of one shard it is stored in stripes, whose copies nobody counts.
+            Ok((put, copies)) => Ok((put, format!(", {copies} replicas"))),
+            // An object over the limit of one shard is stored in stripes, whose replicas are not counted.
             Err(kvplane::Error::Status { status: kvplane::Status::TooLarge, .. }) => {
                 let put = client.put_with(key, value, options)?;
-                Ok((put, "; it is in stripes, whose copies are not counted".to_owned()))
+                Ok((put, "; it is stored in stripes, whose replicas are not counted".to_owned()))
             }
             Err(error) => Err(error.into()),
         }

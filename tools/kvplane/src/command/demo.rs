@@ -1,8 +1,8 @@
-//! `kvplane demo`: the main job on real input with one command.
+//! `kvplane demo`: replays a conversation trace against a node and writes a report, with one command.
 //!
-//! Starts `kvplane dev` as a process of its own, replays the whole conversation trace over shared memory, then over
-//! TCP against a fresh node, with a pool far smaller than the working set, and leaves a table, a JSON file and a page
-//! with plots.
+//! Starts `kvplane dev` as a child process, replays the whole conversation trace over shared memory, then over TCP
+//! against a fresh node, with a pool far smaller than the working set, and writes a table, a JSON file and a page with
+//! plots.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -18,30 +18,30 @@ use crate::command::Failure;
 use crate::command::replay::{self, Plan, Way};
 use crate::command::size;
 
-/// How long `kvplane dev` may take to be ready: it touches every page of its pool first.
+/// Time limit for `kvplane dev` to be ready: it touches every page of its pool first.
 const READY: Duration = Duration::from_secs(60);
-/// Name of the conversation trace in its collection.
+/// File name of the conversation trace in Mooncake's collection.
 const TRACE_FILE: &str = "conversation_trace.jsonl";
 
-/// Start a node, replay the conversation trace, leave a report.
+/// Start a node, replay the conversation trace, write a report.
 #[derive(Args)]
 pub(crate) struct Demo {
-    /// Trace in Mooncake's format; without it, looked for in $KVPLANE_TRACES and ../shared/data/traces.
+    /// Trace file in Mooncake's format. Default: searched in $KVPLANE_TRACES and ../shared/data/traces, else generated.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Where the report goes.
+    /// Directory of the report.
     #[arg(long, default_value = "target/demo")]
     out: PathBuf,
-    /// Memory of the node.
+    /// Size of the node's memory pool, in bytes.
     #[arg(long, value_parser = size::parse, default_value = "2G")]
     pool: u64,
-    /// Bytes of a block of 512 tokens.
+    /// Size of the KV-cache block of 512 tokens, in bytes.
     #[arg(long, value_parser = size::parse_some, default_value = "64K")]
     block_bytes: u64,
-    /// Clients that take requests in turn.
+    /// Number of clients, which take requests in turn.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     clients: u32,
-    /// Only the first so many requests.
+    /// Number of requests to replay, from the trace's beginning. Default: all.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
 }
@@ -103,8 +103,8 @@ impl Demo {
     }
 }
 
-/// The recorded trace: where the variable says, a file or a folder that has it, else near by. An error says why there
-/// is none.
+/// Returns the path of the recorded trace: `named`, a file or a folder that contains the trace, else the shared folder
+/// nearby. The error says why there is no trace.
 fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let Some(place) = named else {
         let near = Path::new("../shared/data/traces").join(TRACE_FILE);
@@ -113,11 +113,11 @@ fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let file = if place.is_dir() { place.join(TRACE_FILE) } else { place };
     match file.exists() {
         true => Ok(file),
-        false => Err(format!("no trace found where $KVPLANE_TRACES says, {} does not exist", file.display())),
+        false => Err(format!("no trace found at $KVPLANE_TRACES: {} does not exist", file.display())),
     }
 }
 
-/// A `kvplane dev` of our own. Dropping it ends it.
+/// A `kvplane dev` child process; dropping it ends the process.
 pub(crate) struct Dev {
     pub(crate) child: Child,
     pub(crate) cluster: String,
@@ -129,7 +129,7 @@ impl Dev {
         Self::start_with(pool, &[])
     }
 
-    /// With more arguments.
+    /// Starts the child process with additional arguments.
     pub(crate) fn start_with(pool: u64, more: &[String]) -> Result<Self, Failure> {
         let cluster = "demo".to_owned();
         let directory = std::env::temp_dir().join(format!("kvplane-demo-{}", std::process::id()));
@@ -151,7 +151,7 @@ impl Dev {
         let stdout = child.stdout.take().ok_or("the node's output was to be a pipe")?;
         let dev = Self { child, cluster, directory };
         let (ready, wait) = mpsc::channel();
-        // Lives as long as the node's output; reading on keeps the node from blocking on a full pipe.
+        // The thread lives as long as the node's output; reading it keeps the node from blocking on a full pipe.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 if line.starts_with("ready") {
@@ -163,17 +163,19 @@ impl Dev {
         });
         wait.recv_timeout(READY).map_err(|error| match error {
             mpsc::RecvTimeoutError::Timeout => format!("kvplane dev was not ready within {} s", READY.as_secs()),
-            mpsc::RecvTimeoutError::Disconnected => "kvplane dev ended before it was ready: see above".to_owned(),
+            mpsc::RecvTimeoutError::Disconnected => {
+                "kvplane dev ended before it was ready: see its output above".to_owned()
+            }
         })?;
         Ok(dev)
     }
 
-    /// Ends the node and looks at how it ended.
+    /// Stops the node and checks its exit status.
     fn stop(&mut self) -> Result<(), Failure> {
         let pid = self.child.id().to_string();
         let told = Command::new("kill").args(["-TERM", &pid]).status()?;
         if !told.success() {
-            return Err("kvplane dev had ended before it was told to".into());
+            return Err("kvplane dev ended before it was stopped: see its output above".into());
         }
         let status = self.child.wait()?;
         if status.success() { Ok(()) } else { Err(format!("kvplane dev ended with {status}").into()) }
@@ -182,7 +184,7 @@ impl Dev {
 
 impl Drop for Dev {
     fn drop(&mut self) {
-        // Both are harmless when it has ended by itself.
+        // Both calls are harmless if the process has ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);

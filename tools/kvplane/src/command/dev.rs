@@ -1,4 +1,4 @@
-//! `kvplane dev`: control plane and one node in one process, on loopback, with state that lives as long as the process.
+//! `kvplane dev`: runs a control plane and one node in one process, on loopback.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,25 +12,25 @@ use crate::command::node::Shape;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop::{self, Stop};
 
-/// Control plane and one storage node in one process.
+/// Run a control plane and one storage node in one process.
 #[derive(Args)]
 pub(crate) struct Dev {
-    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    /// TOML file with settings; its keys are the names of these flags. A flag on the command line overrides the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Name of the cluster: what local clients ask for.
+    /// Name of the cluster, by which local clients find it.
     #[arg(long, default_value = "dev")]
     cluster: String,
     #[command(flatten)]
     http: control::Http,
-    /// Address for QUIC.
+    /// Address that the control plane listens on (QUIC with mutual TLS).
     #[arg(long, default_value = "127.0.0.1:0")]
     control: SocketAddr,
-    /// Directory of the control plane's state; without it, PATH.control where --ssd names a file, else the state ends
-    /// with the process, and what an SSD has with it.
+    /// Directory of the cluster state. Default: PATH.control beside the file that --ssd names, else the state is in
+    /// memory and ends with the process, and with it the validity of objects on SSD devices.
     #[arg(long)]
     state: Option<PathBuf>,
-    /// End when standard input ends: for whoever starts this as a part of something and may be killed.
+    /// Stop when standard input ends: for a parent process that may be killed.
     #[arg(long)]
     end_with_stdin: bool,
     #[command(flatten)]
@@ -42,15 +42,17 @@ pub(crate) struct Dev {
 impl Dev {
     pub(crate) fn run(mut self) -> Result<(), Failure> {
         self.log.begin(Level::Warn)?;
-        // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
+        // The only node of its cluster needs no number of its own, but an SSD requires the same number at every start.
         self.shape.or_node_id(1);
         let beside = if self.state.is_none() { self.shape.state_beside_ssd() } else { None };
-        // Before it is said of a file that nobody named.
+        // Checked here because the later error would name a directory that the user did not give.
         if let Some(parent) = beside.as_ref().and_then(|path| path.parent())
             && !parent.as_os_str().is_empty()
             && !parent.is_dir()
         {
-            return Err(format!("--ssd: there is no directory {}: make it, or name another", parent.display()).into());
+            return Err(
+                format!("--ssd: directory {} does not exist: create it, or name another", parent.display()).into()
+            );
         }
         let made = beside.clone().filter(|path| !path.exists());
         let state = self.state.clone().or(beside);
@@ -62,9 +64,9 @@ impl Dev {
             identity: None,
             replicas: 1,
             runtime_directory: self.shape.runtime_directory.as_ref(),
-            // All of it is one process, on loopback.
+            // Control plane and node are one process on loopback: tickets are not needed.
             tickets: None,
-            // Its members end with it.
+            // The only member ends with the process: no map can be adopted.
             adoption_wait: None,
         };
         let mut stop = Stop::listen()?;
@@ -73,7 +75,7 @@ impl Dev {
         let local = kvplane::Control::Local { cluster: self.cluster.clone(), runtime_directory };
         let started = self.shape.start(&self.cluster, local, Duration::ZERO, &mut stop);
         if started.is_err() {
-            // What was made for an SSD that was refused is of no use.
+            // A state created for an SSD that was refused is removed again.
             drop(plane);
             made.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
             return started.map(|_| ());
@@ -85,12 +87,12 @@ impl Dev {
         let orphaned = self.end_with_stdin.then(stop::parent_gone);
         stop.wait(|| {
             if orphaned.as_ref().is_some_and(|gone| gone.load(std::sync::atomic::Ordering::Relaxed)) {
-                return Err("standard input has ended, and with it this process's purpose".into());
+                return Err("standard input has ended: stopping, as --end-with-stdin says".into());
             }
             serving.node.check()?;
             control::watch(&mut plane)
         })?;
-        // The node leaves first, while there is somebody to tell.
+        // The node leaves first, while the control plane still runs.
         drop(serving);
         Ok(())
     }

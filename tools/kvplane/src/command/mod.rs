@@ -1,7 +1,7 @@
-//! The subcommands: each turns its arguments into calls of the public crate.
+//! Subcommands of `kvplane`: each turns its arguments into calls of the public crate.
 
-/// Prints a line of a server's. A line that cannot be written, as to a log on a full disk, is lost, and the server goes
-/// on: `println!` would end it.
+/// Prints a line of a server. A line that cannot be written, as to a log on a full disk, is dropped and the server
+/// continues; `println!` would panic.
 macro_rules! announce {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -28,10 +28,10 @@ mod which;
 
 use clap::Subcommand;
 
-/// Why a command failed, as a sentence for people.
+/// Error of a command, as a sentence for the operator.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
-/// A benchmark ran none of its cases: why. Its caller must not take that for a good run.
+/// Error of a benchmark none of whose cases could run, with the reason. A caller must not take it for a passed run.
 #[derive(Debug)]
 pub(crate) struct NothingRun(pub(crate) String);
 
@@ -45,30 +45,30 @@ impl std::error::Error for NothingRun {}
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Control plane and one storage node in one process, on loopback: the way to try kvplane.
+    /// Run a control plane and one storage node in one process, on loopback: the quickest way to try kvplane.
     Dev(dev::Dev),
-    /// The control plane: membership, the cluster map, the segment catalog.
+    /// Run the control plane: membership, the cluster map, the segment catalog, the Conductor.
     Control(control::Control),
-    /// A storage node: pinned shards with memory for objects.
+    /// Run a storage node: pinned shards with memory for objects.
     Node(node::Node),
-    /// Look at and operate a cluster.
+    /// Inspect and operate a cluster.
     Ctl(ctl::Ctl),
-    /// Measure the transfer engine, in the manner of Mooncake's tebench.
+    /// Benchmark the transfer engine with the flags of Mooncake's tebench.
     Tebench(Box<tebench::Tebench>),
-    /// Measure the transfer engine with the flags of Mooncake's transfer_engine_bench.
+    /// Benchmark the transfer engine with the flags of Mooncake's transfer_engine_bench.
     #[command(name = "transfer_engine_bench")]
     TransferEngineBench(Box<transfer_engine_bench::TransferEngineBench>),
-    /// Replay a trace of requests against live nodes, and check every byte.
+    /// Replay a trace of requests against live nodes and verify every byte.
     Replay(replay::Replay),
     #[command(name = "replay-engine", hide = true)]
     ReplayEngine(replay::live::engine::Engine),
-    /// What would be, without a cluster: hit rates of caches.
+    /// Simulate without a cluster: hit rates of caches, or placement in a whole cluster.
     Sim(sim::Sim),
-    /// Share big files between machines, each of which sends them on.
+    /// Distribute large files between machines over P2P.
     P2p(Box<p2p::P2p>),
-    /// What this machine is, and where shards would sit.
+    /// Show the machine's topology and the placement of shards on it.
     Topology(topology::Topology),
-    /// Start a node, replay the conversation trace over shared memory and TCP, and leave a report.
+    /// Start a node, replay the conversation trace over shared memory and TCP, and write a report.
     Demo(demo::Demo),
     #[command(hide = true)]
     Reference(crate::reference::Reference),

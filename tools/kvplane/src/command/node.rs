@@ -1,4 +1,4 @@
-//! `kvplane node`: a storage node as a process.
+//! `kvplane node`: runs a storage node as a process.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,22 +19,22 @@ use crate::command::size;
 use crate::command::tebench::{PacingChoice, values};
 use crate::command::which::Which;
 
-/// Between two attempts to find a control plane.
+/// Pause between two attempts to reach a control plane.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How much longer than the control plane said a node that was refused tries again.
+/// Margin added to the retry time that a refusing control plane names.
 const REFUSED_LONGER: Duration = Duration::from_secs(2);
 
-/// How long an object may wait that is written back.
+/// Longest time that an object stays unwritten under write-back, in nanoseconds.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
 
-/// Whether a node offers RDMA.
+/// Use of RDMA by a node.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RdmaChoice {
-    /// On the devices that there are.
+    /// RDMA if available.
     Auto,
-    /// Not at all.
+    /// No RDMA.
     Never,
-    /// On devices that must be there.
+    /// RDMA, which must be available: else the start fails.
     Require,
 }
 
@@ -48,20 +48,20 @@ impl From<RdmaChoice> for RdmaUse {
     }
 }
 
-/// A storage node.
+/// Run a storage node.
 #[derive(Args)]
 pub(crate) struct Node {
-    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    /// TOML file with settings; its keys are the names of these flags. A flag on the command line overrides the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Name of the cluster; its control plane is found in the user's runtime directory.
+    /// Name of the cluster. Without `--control`, its control plane is found in the user's runtime directory.
     #[arg(long, default_value = "kvplane")]
     cluster: String,
     #[command(flatten)]
     log: Log,
     #[command(flatten)]
     which: Which,
-    /// Wait so many seconds for a control plane that is not there yet, as when both start at the same time; 0: end at
+    /// Time to wait for a control plane that is not up yet, in seconds: both may start at the same time. 0: fail at
     /// once.
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     wait_control: u64,
@@ -69,52 +69,57 @@ pub(crate) struct Node {
     shape: Shape,
 }
 
-/// What a storage node is made of.
+/// Settings of a storage node, shared by `kvplane node` and `kvplane dev`.
 #[derive(Args, Clone)]
 pub(crate) struct Shape {
-    /// Memory for objects, over all shards.
+    /// Size of the memory pool for objects, in bytes, over all shards. Takes K, M, G and T (powers of 1024).
     #[arg(long, value_parser = size::parse, default_value = "1G")]
     pool: u64,
-    /// Number of shards; without it, what suits the machine.
+    /// Number of shards, each with a thread of its own. Default: chosen from the machine's topology.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: Option<u16>,
-    /// Stable number of this node, above 0; without it, one is drawn.
+    /// Number of this node, above 0, the same at every start. Default: drawn at random at each start.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     node_id: Option<u64>,
-    /// Address of the data ports: one of this host, which others reach. Beyond loopback only with a control plane that
-    /// makes tickets.
+    /// Address that the data ports listen on, which other hosts use to reach this node. An address beyond loopback
+    /// needs a control plane that issues tickets.
     #[arg(long, default_value = "127.0.0.1")]
     listen: IpAddr,
-    /// Data port of the first shard, the others follow; 0 picks free ones.
+    /// Data port of the first shard; the other shards take the ports that follow. 0: free ports are picked.
     #[arg(long, default_value_t = 0)]
     port: u16,
-    /// TLS 1.3 on data connections over TCP, with the certificates of control connections: off; offer, where whoever
-    /// connects may choose; or require, where plain connections are refused and none is made.
+    /// TLS 1.3 on TCP data connections, with the certificates of control connections. off: none; offer: the connecting
+    /// side chooses; require: plain connections are refused, and none is opened.
     #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Off)]
     data_tls: DataTls,
-    /// Share of the keys relative to other nodes; without it, in proportion to the memory.
+    /// Weight of this node when slots are assigned, relative to other nodes. Default: one unit for each 64 MiB of the
+    /// pool.
     #[arg(long)]
     weight: Option<u32>,
-    /// Copies of an object are kept in different failure domains; without it, the host.
+    /// Failure domain of this node; the replicas of an object are kept in different failure domains. Default: the host.
     #[arg(long)]
     failure_domain: Option<String>,
-    /// How shards wait; without it, what suits the machine.
+    /// Waiting strategy of the shards. Default: chosen from the machine's topology.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
-    /// How many objects the memory may hold; without it, one for each 4 KiB. Each costs up to 100 bytes more.
+    /// Maximum number of objects in memory. Default: one for each 4 KiB of the pool. Each object costs up to 100 bytes
+    /// of memory more.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     max_objects: Option<u64>,
-    /// What goes when room is needed: slru (what was asked for twice outlives what was asked for once), s3fifo, or lru.
+    /// Eviction policy: slru (segmented LRU: objects that were accessed twice outlive those that were accessed once),
+    /// s3fifo, or lru.
     #[arg(long, default_value = "slru")]
     eviction: Eviction,
-    /// When puts begin to evict a little more than they need, in percent of the memory, and how far they go on:
-    /// HIGH,LOW. 100,100: nothing goes before there is need.
+    /// High and low watermark of memory use, in percent: above HIGH, puts evict more than they need, down to LOW.
+    /// 100,100: objects are evicted only when a put needs their memory.
     #[arg(long, value_name = "HIGH,LOW", default_value = "100,100", value_parser = watermarks)]
     watermarks: (u8, u8),
-    /// How much of the memory, in percent, objects may take whose puts asked that they are never evicted.
+    /// Most memory that hard-pinned objects (never evicted) may take, in percent of the pool. Puts with a hard pin
+    /// beyond it are refused.
     #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=90))]
     hard_pins: u8,
-    /// The longest that objects are kept before others where their puts asked for that, in milliseconds; 0: not at all.
+    /// Longest soft pin that a put may request, in milliseconds; longer requests are shortened. 0: soft pins have no
+    /// effect.
     #[arg(
         long,
         value_name = "MS",
@@ -122,122 +127,119 @@ pub(crate) struct Shape {
         value_parser = clap::value_parser!(u64).range(0..=86_400_000)
     )]
     soft_pin_most_ms: u64,
-    /// RDMA: where it can be had (auto), never, or with an error where it cannot (require).
+    /// Use of RDMA.
     #[arg(long, value_enum, default_value = "auto")]
     rdma: RdmaChoice,
-    /// RDMA devices to use, separated by commas, in this order: each is connected to that of the same place in the
-    /// other side's list. Without it, all.
+    /// RDMA devices to use, separated by commas. Each is connected to the device at the same position of the peer's
+    /// list. Default: all devices.
     #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
     rdma_devices: Vec<String>,
-    /// Which RDMA devices serve which memory: a matrix of Mooncake or a topology of TENT, as JSON or the path of a file
-    /// of it. Without it, it follows from where devices and memory are.
+    /// Affinity of RDMA devices to memory: a NIC priority matrix of Mooncake or a topology of TENT, as JSON or as the
+    /// path of a JSON file. Default: derived from the NUMA placement of devices and memory.
     #[arg(long, alias = "nic_priority_matrix", default_value = "")]
     nic_priority_matrix: String,
-    /// Port of loopback for /metrics, what the shards counted as Prometheus text; 0 picks one. Without it, there is
-    /// none.
+    /// Loopback port that serves the shards' counters as Prometheus text at /metrics. 0: a free port is picked.
+    /// Default: no such port.
     #[arg(long, alias = "metrics_port")]
     metrics_port: Option<u16>,
-    /// From how many milliseconds on a request is slow: the latest are shown with their stages by ctl shards --slow.
+    /// Latency from which a request counts as slow, in milliseconds. `kvplane ctl shards --slow` shows the latest slow
+    /// requests with their stages.
     #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     slow_ms: u64,
-    /// How fast what was in slots that came from other nodes is fetched in the background, in bytes a second; 0: only
-    /// what is asked for.
+    /// Bandwidth limit of background migration into this node, in bytes per second over all shards. 0: objects of
+    /// migrating slots are fetched only on access.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size::parse)]
     fetch_rate: u64,
-    /// An object of which more bytes than this are given in a second gets a copy at another node, where slots have two
-    /// owners, and is read from both; 0: none does.
+    /// Read rate above which an object is replicated automatically, in bytes per second, if slots have two owners; gets
+    /// are then spread over both replicas. 0: no object is replicated automatically.
     #[arg(long, alias = "copy_hot", value_name = "BYTES", default_value = "256M", value_parser = size::parse)]
     copy_hot: u64,
-    /// On SIGTERM or SIGINT: give the slots to other nodes first, and wait at most so many seconds until these have
-    /// fetched what was in them. 0: leave at once.
+    /// Time to drain this node on SIGTERM or SIGINT before it leaves, in seconds: its slots migrate to other nodes. 0:
+    /// leave without draining.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     drain: u64,
     #[command(flatten)]
     ssd: Ssd,
-    /// Directory of local identities and sockets, instead of the user's runtime directory.
+    /// Directory of local identities and sockets. Default: the user's runtime directory.
     #[arg(long)]
     pub(crate) runtime_directory: Option<PathBuf>,
 }
 
-/// SSDs under the memory.
+/// Settings of the SSD tier.
 #[derive(Args, Clone)]
 struct Ssd {
-    /// A file or block device for objects that memory has no room for: PATH or PATH:SIZE. A file that is not there is
-    /// made with this size. Several are shared out among the shards. What is there outlives the process, so --node-id
-    /// must be the same at every start.
+    /// File or block device of the SSD tier: PATH or PATH:SIZE. A missing file is created with SIZE. Several are
+    /// distributed over the shards. The objects on it outlive the process, so --node-id must be the same at every
+    /// start.
     #[arg(long = "ssd", value_name = "PATH[:SIZE]")]
     paths: Vec<SsdConfig>,
-    /// How long objects on the SSDs are on average. The index in memory has room for as many as fill the SSDs then, at
-    /// 61 bytes each: 4K fills them also with objects of 4 KiB, for eight times the memory that 32K takes.
+    /// Expected mean size of an object on the SSDs, in bytes. It sizes the index in memory, at 61 bytes for each
+    /// object: with 4K, objects of 4 KiB fill the SSDs too, for eight times the memory that 32K takes.
     #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = object_bytes)]
     object_bytes: u32,
-    /// Which way reads and writes take to the SSDs. `auto` gives an NVMe drive commands by passthrough (/dev/ngXnY),
-    /// and polls for their ends where the kernel has queues for that (nvme.poll_queues); what a device or file does not
-    /// offer is done by io_uring, and said.
+    /// I/O path to the SSDs. The path in use is printed at start.
     #[arg(long = "ssd-io", value_enum, default_value = "auto")]
     io: IoArgument,
-    /// When objects are written to the SSD: as soon as they are put, when they were put or asked for twice, or after a
-    /// while and before they leave memory.
+    /// Write policy of the SSD tier.
     #[arg(long = "ssd-write", value_enum, default_value = "through", requires = "paths")]
     write: WriteChoice,
-    /// When a put is answered that is written at once and does not say itself: in memory, taken by the device (it
-    /// outlives the process), or durable (it outlives a power failure).
+    /// Acknowledgement level of puts that are written at once and request no level.
     #[arg(long = "ssd-ack", value_enum, default_value = "memory", requires = "paths")]
     ack: AckChoice,
-    /// How often an object must have been asked for lately to stay in memory after it was read from the SSD.
+    /// Number of recent accesses from which an object that was read from the SSD is promoted to memory.
     #[arg(long = "ssd-promote", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=15))]
     promote: u8,
-    /// How much of the memory may be held by objects that wait to be written, in percent.
+    /// Most memory that objects waiting to be written to the SSD may take, in percent of the pool.
     #[arg(long = "ssd-backlog", default_value_t = 25, value_parser = clap::value_parser!(u8).range(1..=75))]
     backlog: u8,
-    /// How much of the memory may be filled by objects that are read ahead from the SSD, in percent; 0 reads nothing
-    /// ahead.
+    /// Most memory that prefetched objects may take, in percent of the pool. 0: nothing is prefetched from the SSD.
     #[arg(long = "ssd-prefetch", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=50))]
     prefetch: u8,
-    /// Read ahead what somebody asks the existence of, also where they do not say that they want it next.
+    /// Prefetch an object from the SSD when a client checks its existence, even if the client requests no prefetch.
     #[arg(long = "ssd-prefetch-on-exists")]
     prefetch_on_exists: bool,
-    /// Bytes that may be written to the SSDs in a day; 0 for as many as there are. Near the limit only what is put or
-    /// asked for twice is written, beyond it only what was promised by --ssd-ack.
+    /// Write budget of the SSDs, in bytes a day. Near the limit only objects that are put or accessed twice are
+    /// written; beyond it, only those that --ssd-ack promises. 0: no limit.
     #[arg(long = "ssd-budget", value_name = "BYTES", default_value = "0", value_parser = size::parse)]
     budget: u64,
-    /// How fast the records on the SSDs are checked in the background, in bytes a second; 0 for not at all.
+    /// Read bandwidth of the background scrubber, in bytes per second. 0: no scrubbing.
     #[arg(long = "ssd-scrub", value_name = "BYTES", default_value = "16M", value_parser = size::parse)]
     scrub: u64,
 }
 
-/// The way to the SSDs.
+/// I/O path to the SSDs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum IoArgument {
-    /// What the device offers, best first.
+    /// NVMe passthrough (/dev/ngXnY) for an NVMe drive, with completion polling where the kernel has poll queues
+    /// (nvme.poll_queues); otherwise io_uring.
     Auto,
-    /// io_uring, completions by interrupt.
+    /// io_uring with completions by interrupt.
     Uring,
-    /// io_uring, completions polled for.
+    /// io_uring with polled completions.
     Iopoll,
     /// NVMe commands by passthrough.
     Passthrough,
 }
 
-/// When objects are written.
+/// Write policy of the SSD tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum WriteChoice {
-    /// As soon as they are put.
+    /// Write-through: an object is written at its put.
     Through,
-    /// The second time they are put or asked for.
+    /// Selective: an object is written at its second put or access.
     Selective,
-    /// After ten seconds, or earlier when much waits.
+    /// Write-back: an object is written within ten seconds, and before its eviction; earlier when the backlog is large.
     Back,
 }
 
-/// When puts are answered.
+/// Acknowledgement level of a put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum AckChoice {
-    /// When they are in memory.
+    /// The object is in memory.
     Memory,
-    /// When the device has taken them.
+    /// The device has taken the write; the object outlives the process.
     Buffered,
-    /// When they are durable.
+    /// The write is flushed; the object outlives a power failure.
     Durable,
 }
 
@@ -270,34 +272,34 @@ impl Ssd {
     }
 }
 
-/// A mean length, which is checked where it is used.
+/// Parses a mean object size; the node checks its range.
 fn object_bytes(text: &str) -> Result<u32, String> {
-    u32::try_from(size::parse(text)?).map_err(|_| format!("{text}: that long no object is"))
+    u32::try_from(size::parse(text)?).map_err(|_| format!("{text}: no object is that long"))
 }
 
-/// `HIGH,LOW` in percent.
+/// Parses `HIGH,LOW` in percent.
 fn watermarks(text: &str) -> Result<(u8, u8), String> {
     let parts =
         text.split_once(',').and_then(|(high, low)| Some((high.trim().parse().ok()?, low.trim().parse().ok()?)));
     match parts {
         Some((high @ 1..=100, low)) if low <= high => Ok((high, low)),
-        _ => Err(format!("{text:?} is not two percentages, the higher one first and from 1 to 100: say 95,90")),
+        _ => Err(format!("{text:?} is not two percentages, the higher one first and from 1 to 100: for example 95,90")),
     }
 }
 
-/// How long a node that stops waits for slots that move from it and to it while none of them is done with.
+/// Time without progress after which a stopping node no longer waits for slots that migrate from it or to it.
 const MOVES_PATIENCE: Duration = Duration::from_secs(5);
-/// The longest that it waits for them in all.
+/// Longest time that a stopping node waits for migrating slots.
 const MOVES_MOST: Duration = Duration::from_secs(20);
 
 impl Shape {
-    /// Gives the node a number where none was given.
+    /// Sets the node's number where none was given.
     pub(crate) fn or_node_id(&mut self, node: u64) {
         self.node_id.get_or_insert(node);
     }
 
-    /// Where the control plane's state goes when nobody says it: beside the first SSD that is a file, for what is on it
-    /// counts only as long as the control plane remembers whose slots were whose.
+    /// Returns the default directory of the control plane's state: beside the first SSD that is a file. The objects on
+    /// an SSD are valid only as long as the control plane remembers the owners of their slots.
     pub(crate) fn state_beside_ssd(&self) -> Option<PathBuf> {
         let path = &self.ssd.paths.first()?.path;
         let mut name = path.file_name().filter(|_| !path.starts_with("/dev"))?.to_owned();
@@ -305,13 +307,15 @@ impl Shape {
         Some(path.with_file_name(name))
     }
 
-    /// Gives the node's slots away before it ends, where that is wanted; else only what moves already.
+    /// Drains the node before it ends, if `--drain` is set; otherwise waits only for slots that migrate already.
     fn give_away(&self, node: &kvplane::Node) {
         if self.drain > 0 {
             match node.drain(Duration::from_secs(self.drain)) {
-                Ok(0) => return announce!("drained: all objects are with other nodes"),
-                Ok(left) => announce!("{left} objects were not fetched by other nodes within {} s", self.drain),
-                Err(error) => eprintln!("kvplane: not drained: {error}"),
+                Ok(0) => return announce!("drained: other nodes hold all objects"),
+                Ok(left) => {
+                    announce!("drain incomplete: other nodes did not fetch {left} objects within {} s", self.drain)
+                }
+                Err(error) => eprintln!("kvplane: drain failed: {error}"),
             }
         }
         if let Ok(left @ 1..) = node.finish_moves(MOVES_PATIENCE, MOVES_MOST) {
@@ -319,7 +323,7 @@ impl Shape {
         }
     }
 
-    /// Starts the node and what shows its counters. None where the process is told to stop meanwhile.
+    /// Starts the node and the server of its metrics. Returns `None` if a signal stops the process meanwhile.
     pub(crate) fn start(
         &self,
         cluster: &str,
@@ -372,15 +376,15 @@ impl Shape {
     }
 }
 
-/// A node, and what shows its counters. That ends first.
+/// A running node and the server of its metrics, which is dropped first.
 pub(crate) struct RunningNode {
     _metrics: Option<MetricsServer>,
     pub(crate) node: Arc<kvplane::Node>,
 }
 
-/// Starts a node. For up to `wait` it waits for a control plane that is not there yet, and for one that refuses it for
-/// now, as while it takes a former incarnation of the node for alive: a restarted node has other ports. None where the
-/// process is told to stop meanwhile.
+/// Starts a node. Retries for up to `wait` while no control plane is up, or while the control plane refuses the node
+/// for now: it refuses a restarted node, which has other ports, as long as it takes the former incarnation for alive.
+/// Returns `None` if a signal stops the process meanwhile.
 fn start_when_there(
     config: &NodeConfig,
     wait: Duration,
@@ -396,7 +400,8 @@ fn start_when_there(
         let now = Instant::now();
         let until = match error.join_again_after() {
             _ if error.is_control_away() => until,
-            // A node that lives goes on refusing: then the first time that was named is the last.
+            // A control plane refuses for as long as the former incarnation lives: the retry time of the first refusal
+            // is final.
             Some(after) => until.min(*refused_until.get_or_insert(now + after + REFUSED_LONGER)),
             None => return Err(error),
         };

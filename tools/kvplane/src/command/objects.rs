@@ -1,7 +1,8 @@
-//! The way of a control plane's HTTP paths to the objects: a client of the process, made when it is first asked.
+//! Access of the control plane's HTTP paths to objects: a client of this process, created at the first request.
 //!
-//! Who it is: the client that local processes find in the runtime directory, or, where the authority's key is
-//! elsewhere, the one whose certificate lies beside the control plane's. Without that there is no way.
+//! Its identity is the client certificate that local processes find in the runtime directory or, where the authority's
+//! key is kept elsewhere, the one beside the control plane's own certificate. Without such a certificate there is no
+//! access.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -12,27 +13,27 @@ use kvplane_server::Objects;
 
 use crate::command::ctl::keys::name_of;
 
-/// Where the cluster is found.
+/// Address and identity with which the cluster's objects are accessed.
 pub(super) struct ClusterArguments {
     cluster: String,
     who: Who,
-    /// Where this control plane listens, once that is known.
+    /// Address that this control plane listens on, once it is known.
     address: OnceLock<SocketAddr>,
 }
 
 enum Who {
-    /// Whom it left in the runtime directory: the user's, or this one.
+    /// Client identity of the runtime directory; `None` means the user's.
     Published(Option<PathBuf>),
-    /// Whose certificate is in this directory.
+    /// Client identity in this directory.
     Certified(PathBuf),
 }
 
-/// The certificate that a control plane with its own certificates needs for this.
+/// Files of the client certificate that a control plane with certificates of its own needs for access to objects.
 const CERTIFICATE: [&str; 2] = ["client.pem", "client.key"];
 
 impl ClusterArguments {
-    /// The way of a control plane with this runtime directory, or these certificates of its own; none where there is no
-    /// client's among those.
+    /// Creates the access of a control plane with this runtime directory, or with this directory of certificates;
+    /// `None` if the latter has no client certificate.
     pub(super) fn new(cluster: &str, runtime_directory: Option<&PathBuf>, identity: Option<&Path>) -> Option<Self> {
         let who = match identity {
             None => Who::Published(runtime_directory.cloned()),
@@ -44,9 +45,9 @@ impl ClusterArguments {
         Some(Self { cluster: cluster.to_owned(), who, address: OnceLock::new() })
     }
 
-    /// The control plane listens there.
+    /// Sets the address that the control plane listens on.
     pub(super) fn listens(&self, address: SocketAddr) {
-        // On all addresses it is on loopback, too.
+        // A wildcard address includes loopback.
         let ip = match address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -65,7 +66,9 @@ impl ClusterArguments {
                 addresses: vec![*address],
                 identity: identity.clone(),
             }),
-            (Who::Certified(_), None) => return Err("the control plane does not listen yet: ask again".to_owned()),
+            (Who::Certified(_), None) => {
+                return Err("the control plane does not listen yet: retry the request".to_owned());
+            }
         };
         let config = ClientConfig { control, tenant: tenant.to_owned(), ..ClientConfig::local(&self.cluster) };
         Client::connect(&config).map_err(|error| error.to_string())

@@ -1,6 +1,6 @@
-//! `kvplane p2p`: files and directories as objects of the P2P store: put one, get it elsewhere, list what there is.
+//! `kvplane p2p`: publishes files and directories as objects of the P2P store, fetches and lists them.
 //!
-//! An object has a buffer for each file that is not empty, and says the files' names in its words about it.
+//! An object has a buffer for each file that is not empty; its metadata holds the names of the files.
 
 mod destination;
 mod files;
@@ -29,41 +29,41 @@ use names::printable;
 use progress::Bar;
 use reshard::Reshard;
 
-/// Share big files between machines, each of which sends them on.
+/// Distribute large files between machines over P2P; each machine that has a file sends it on.
 #[derive(Args)]
 pub(crate) struct P2p {
     #[command(flatten)]
     which: Which,
-    /// The cluster's name.
+    /// Name of the cluster.
     #[arg(long, default_value = "dev", global = true)]
     cluster: String,
-    /// Directory where a local control plane says where it is; this user's own unless set.
+    /// Directory of local identities. Default: the user's runtime directory.
     #[arg(long, value_name = "DIRECTORY", global = true)]
     runtime_directory: Option<PathBuf>,
-    /// The role of our certificate; without it, the first of these of which --identity has one.
+    /// Role of the certificate to use. Default: the first of these roles that --identity has a certificate of.
     #[arg(long, value_parser = ["client", "node", "admin"], global = true)]
     role: Option<String>,
-    /// Whose objects; without it, those of the tenant that our certificate is for, else of the default one.
+    /// Tenant of the objects. Default: the tenant of the certificate, else the default tenant.
     #[arg(long, default_value = "", global = true)]
     tenant: String,
-    /// Where peers reach this process, who prove tickets: its data port. 0 takes a free one. Another address than a
-    /// loopback one needs a control plane that makes tickets. Without it, the address of this host that leads to the
-    /// control plane, where that is on another host and makes tickets, else a loopback one.
+    /// Address of this process's data port, which serves peers with tickets; port 0: a free port is picked. An address
+    /// beyond loopback needs a control plane that issues tickets. Default: the address of this host that routes to the
+    /// control plane if that is on another host and issues tickets, else a loopback address.
     #[arg(long, value_name = "ADDRESS", global = true)]
     listen: Option<SocketAddr>,
-    /// Keep to TCP, also between processes of one host.
+    /// Use only TCP, also between processes of one host.
     #[arg(long, global = true)]
     no_shared_memory: bool,
-    /// Label of the host; its own identity unless set. One copy of an object comes to a host.
+    /// Label of the host: an object is fetched once for a host. Default: the host's identity.
     #[arg(long, global = true)]
     host: Option<String>,
-    /// Label of the rack: sources in it come first.
+    /// Label of the rack: members of the same rack are preferred as sources.
     #[arg(long, default_value = "", global = true)]
     rack: String,
-    /// Most bytes per second that others fetch from here, such as 1g; 0 for no limit.
+    /// Upload limit, in bytes per second, such as 1g. 0: no limit.
     #[arg(long, default_value = "0", value_parser = size::parse, global = true)]
     upload: u64,
-    /// Most bytes per second that are fetched; 0 for no limit.
+    /// Download limit, in bytes per second. 0: no limit.
     #[arg(long, default_value = "0", value_parser = size::parse, global = true)]
     download: u64,
     #[command(subcommand)]
@@ -72,13 +72,13 @@ pub(crate) struct P2p {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Serve a file, or all files of a directory, until told to stop.
+    /// Publish a file, or all files of a directory, and serve it until stopped.
     Put(Put),
-    /// Fetch an object into a directory, checked shard by shard; run again, it goes on where it ended.
+    /// Fetch an object into a directory and verify each shard; an interrupted fetch is resumed when run again.
     Get(Get),
     /// List objects.
     Ls(Ls),
-    /// Pull a checkpoint under another parallel layout than it was written under: only what overlaps is read.
+    /// Fetch a checkpoint under another parallel layout than it was written under; only overlapping ranges are read.
     Reshard(Reshard),
 }
 
@@ -86,18 +86,17 @@ enum Action {
 struct Put {
     /// Name of the object.
     name: String,
-    /// File or directory.
+    /// File or directory to publish.
     path: PathBuf,
-    /// Its version; without one, the one after the newest.
+    /// Version of the object. Default: the one after the newest.
     #[arg(long)]
     version: Option<u64>,
-    /// Size of a shard, the piece in which it travels; without, one that suits the object: at least 256 shards, of
-    /// 64 KiB to 64 MiB.
+    /// Size of a shard, the unit of transfer, in bytes. Default: chosen from the object's size, for at least 256 shards
+    /// of 64 KiB to 64 MiB.
     #[arg(long, value_parser = size::parse_some)]
     shard: Option<u64>,
-    /// Read the files into memory first. Without, they are served from where they are, and must be neither changed nor
-    /// made shorter meanwhile: changed bytes are found out by who fetches them, a shorter file ends this process, which
-    /// says so.
+    /// Read the files into memory first. Without it, they are mapped, and must neither change nor shrink while they are
+    /// served: peers detect changed bytes by their checksums; a file that shrinks ends this process with an error.
     #[arg(long)]
     copy: bool,
 }
@@ -106,42 +105,42 @@ struct Put {
 struct Get {
     /// Name of the object.
     name: String,
-    /// Directory for its files.
+    /// Directory for the object's files.
     directory: PathBuf,
-    /// Its version; without one, the newest.
+    /// Version of the object. Default: the newest.
     #[arg(long)]
     version: Option<u64>,
-    /// How long it may take, in seconds; until then parts are waited for that nobody has, as who had them may be
-    /// starting again. Without it an hour, and 12 s for those.
+    /// Time limit of the fetch, in seconds. Shards that no member holds are waited for until then, as their holder may
+    /// be restarting. Default: one hour, of which at most 12 seconds for shards that no member holds.
     #[arg(long)]
     deadline: Option<u64>,
-    /// How long to serve it to others afterwards, in seconds.
+    /// Time to serve the object to others after the fetch, in seconds.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Which one this is of several processes that all fetch the object at about the same time, from 0 on: they fetch
-    /// it from each other by a schedule.
+    /// Rank of this process, from 0, among processes that all fetch the object at about the same time: ranks fetch it
+    /// from each other by a schedule.
     #[arg(long, requires = "ranks")]
     rank: Option<u32>,
-    /// How many there are of those.
+    /// Number of these ranks.
     #[arg(long, requires = "rank")]
     ranks: Option<u32>,
-    /// Their job's name, which is the same for all of them.
+    /// Name of the ranks' job, the same for all of them.
     #[arg(long, default_value = "", requires = "rank")]
     job: String,
-    /// How long to wait for another rank, in seconds, until its shards are fetched from others.
+    /// Time to wait for another rank, in seconds, before its shards are fetched from other members.
     #[arg(long, default_value_t = 2.0, requires = "rank", value_parser = seconds)]
     patience: f64,
 }
 
 #[derive(Args)]
 struct Ls {
-    /// What names begin with.
+    /// Prefix of the names to list. Default: all objects.
     #[arg(default_value = "")]
     prefix: String,
-    /// Who holds each object, and how much of it.
+    /// List the members of each object too, with the number of shards that each holds.
     #[arg(long, short)]
     long: bool,
-    /// As JSON, one object a line.
+    /// Print as JSON, one object a line.
     #[arg(long)]
     json: bool,
 }
@@ -151,7 +150,7 @@ impl P2p {
         let mut config = P2pConfig::new(self.which.control(&self.cluster, self.runtime_directory.clone()));
         config.role = match self.role.as_deref().and_then(Role::from_name) {
             Some(role) => role,
-            // An operator may look, and share nothing.
+            // An operator's certificate may list objects, but not share them.
             None if matches!(self.action, Action::Ls(_)) => {
                 config.control.role_among(&[Role::Client, Role::Node, Role::Admin])?
             }
@@ -178,13 +177,13 @@ impl P2p {
     }
 }
 
-/// A day at most.
+/// Parses seconds, at most a day.
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
     seconds.ok_or_else(|| format!("{text:?}: give seconds, 86400 at most"))
 }
 
-/// A line on stderr; nothing where nobody reads it.
+/// Prints a line on stderr; a failed write is ignored.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -204,8 +203,8 @@ impl Put {
     }
 }
 
-/// Whether what arrives cannot be written: the fetch is to end. Who waits asks a question without a state of its own,
-/// and a process fetches one object.
+/// Set when arrived shards cannot be written, which cancels the fetch. It is static because the cancellation callback
+/// of a fetch carries no state; a process runs one fetch.
 static CANNOT_WRITE: AtomicBool = AtomicBool::new(false);
 
 fn cannot_write() -> bool {
@@ -213,7 +212,7 @@ fn cannot_write() -> bool {
 }
 
 impl Get {
-    /// Fetches what is missing and writes it; the bytes that were fetched are the answer.
+    /// Fetches the missing shards and writes them; returns the number of bytes fetched.
     fn fetch(&self, store: &P2pStore, object: &Object, files: &Files) -> Result<u64, Failure> {
         let bar = Bar::new(object.layout.total_bytes())?;
         let failure: Mutex<Option<String>> = Mutex::new(None);
@@ -238,9 +237,11 @@ impl Get {
             ..GetOptions::default()
         };
         let fetched = interrupt::watched(cannot_write, || store.get_replica(object, &files.regions(), &options));
-        // It is why the fetch was ended.
+        // A write error is the cause of the cancelled fetch.
         if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(format!("{error}: no more is fetched; once that is mended, the same get goes on here").into());
+            return Err(
+                format!("{error}: the fetch was stopped; fix the cause and repeat the get, which resumes it").into()
+            );
         }
         let fetched = fetched?;
         bar.finish();
@@ -263,7 +264,7 @@ impl Get {
         if self.seed > 0 {
             let until = std::time::Instant::now() + Duration::from_secs(self.seed);
             let over = || if std::time::Instant::now() < until { Ok(()) } else { Err(Failure::from("")) };
-            // Told to stop, or the time is over: both are the end.
+            // A signal and the end of the seeding time both end the wait.
             let _ = stop::wait(over);
         }
         Ok(store.delete_replica(&object.name, Some(object.version))?)
@@ -299,7 +300,7 @@ impl Ls {
                 println!("{segment:>12}  {what}  {} of {} shards{wrong}", member.have, object.shards);
             }
             if found.lost > 0 {
-                println!("{:>12}  {} shards are nowhere", "", found.lost);
+                println!("{:>12}  {} shards are held by no member", "", found.lost);
             }
         }
         Ok(())

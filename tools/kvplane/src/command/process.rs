@@ -1,4 +1,4 @@
-//! What every process of ours has: a log, signals that stop it, and a port for its metrics.
+//! Common parts of every process of kvplane: log, stop signals, and metrics port.
 
 pub(crate) mod log;
 pub(crate) mod metrics;

@@ -1,5 +1,5 @@
-//! Which roles of certificates each command can do its work in: what the calls that it makes allow, in the order in
-//! which certificates are looked for. docs/security.md has the same as a table.
+//! Roles of certificates that each command can use, from the callers that its calls allow, in the order in which
+//! certificates are searched. docs/security.md shows them as a table.
 
 use kvplane::rpc::Role;
 use kvplane::rpc::conductor::WatchInstances;
@@ -10,16 +10,16 @@ use kvplane::rpc::message::{
 use kvplane::rpc::placement::ShowPlacement;
 use kvplane::rpc::rights::CallMessage;
 
-/// In which order operators' commands look for certificates. A control plane's is not for commands.
+/// Search order of certificates for operators' commands. Commands never use a control plane's certificate.
 const OPERATORS_FIRST: [Role; 4] = [Role::Admin, Role::Scheduler, Role::Client, Role::Node];
-/// The same of what asks nodes for objects.
+/// Search order of certificates for commands that access objects at nodes.
 const CLIENTS_FIRST: [Role; 2] = [Role::Client, Role::Admin];
 
-/// Who may make the calls of a command.
+/// Calls of a group of commands.
 struct Needs {
-    /// Commands of `kvplane ctl`.
+    /// Subcommands of `kvplane ctl`.
     commands: &'static [&'static str],
-    /// All of these calls are made: the roles that may make each.
+    /// Allowed roles of each call; every call of the list is made.
     calls: &'static [&'static [Role]],
     order: &'static [Role],
 }
@@ -49,7 +49,8 @@ const NEEDS: [Needs; 10] = [
     },
 ];
 
-/// The roles in which this command of `kvplane ctl` can do its work, the usual one first; none where it asks nobody.
+/// Returns the roles in which a subcommand of `kvplane ctl` can do its work, the preferred one first; none if it calls
+/// no control plane.
 pub(super) fn of(command: &str) -> Vec<Role> {
     let needs = NEEDS.iter().find(|needs| needs.commands.contains(&command));
     let allowed = |needs: &Needs, role: &Role| needs.calls.iter().all(|callers| callers.contains(role));
@@ -64,7 +65,7 @@ mod tests {
 
     const DOCS: &str = include_str!("../../../../docs/security.md");
 
-    /// The rows of the table in docs/security.md: commands of ctl, and roles.
+    /// Rows of the table in docs/security.md: subcommands of ctl, and roles.
     fn documented() -> Vec<(Vec<String>, Vec<String>)> {
         let quoted = |cell: &str| -> Vec<String> {
             cell.split('`').skip(1).step_by(2).filter_map(|word| word.strip_prefix("ctl ").map(str::to_owned)).collect()
@@ -83,7 +84,7 @@ mod tests {
         for command in Ctl::augment_args(clap::Command::new("ctl")).get_subcommands() {
             let (name, roles) = (command.get_name(), of(command.get_name()));
             if name == "cert" {
-                // It has the authority's key, and asks nobody.
+                // `cert` works on the authority's key and calls no control plane.
                 assert_eq!(roles, []);
                 continue;
             }
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_needs_less_than_who_changes() {
+    fn reading_needs_fewer_rights_than_changing() {
         assert_eq!(of("status"), [Role::Admin, Role::Scheduler]);
         assert_eq!(of("events"), [Role::Admin, Role::Scheduler, Role::Client]);
         assert_eq!(of("put"), [Role::Client, Role::Admin]);

@@ -1,4 +1,4 @@
-//! `kvplane sim`: what would be, without a cluster.
+//! `kvplane sim`: simulations without a cluster.
 
 mod cluster;
 
@@ -14,7 +14,7 @@ use self::cluster::{Figures, Policies};
 use crate::command::Failure;
 use crate::command::replay::GeneratedTrace;
 
-/// Simulate.
+/// Run a simulation.
 #[derive(Args)]
 pub(crate) struct Sim {
     #[command(subcommand)]
@@ -23,44 +23,45 @@ pub(crate) struct Sim {
 
 #[derive(Subcommand)]
 enum What {
-    /// What a cache finds of a trace, by eviction policy and size, beside Belady's bound and the paper's figures.
+    /// Simulate a cache on a trace: hit rates by eviction policy and size, beside Belady's bound and the paper's
+    /// figures.
     Cache(Cache),
-    /// How policies of the Conductor serve a trace on a simulated cluster, beside bounds that no scheduler beats.
+    /// Simulate a cluster on a trace: the Conductor's placement policies, beside bounds that no scheduler beats.
     Policies(Policies),
-    /// Figures of Mooncake's papers beside what the simulator finds.
+    /// Reproduce figures of Mooncake's papers with the simulator.
     Figures(Figures),
 }
 
 #[derive(Args)]
 struct Cache {
-    /// Traces in Mooncake's format.
+    /// Trace files in Mooncake's format.
     #[arg(long, num_args = 1.., conflicts_with = "generate", required_unless_present = "generate")]
     trace: Vec<PathBuf>,
-    /// Generate a trace of this shape instead.
+    /// Generate a trace of this shape instead of reading one.
     #[arg(long, value_enum)]
     generate: Option<GeneratedTrace>,
     /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the first so many requests.
+    /// Number of requests to use, from the trace's beginning. Default: all.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
-    /// Sizes of the cache in tokens, separated by commas; `k` and `M` are thousands and millions. Without it, those of
-    /// the paper's Figure 9 and 3M, which is about 1 TB for a model of 70 billion parameters.
+    /// Sizes of the cache in tokens, separated by commas; `k` and `M` are thousands and millions. Default: those of the
+    /// paper's Figure 9 and 3M, which is about 1 TB for a model of 70 billion parameters.
     #[arg(long, value_delimiter = ',', value_parser = tokens)]
     tokens: Vec<u64>,
-    /// Write the figures as JSON to this file; `-` is standard output.
+    /// File to write the results to as JSON; `-` is standard output.
     #[arg(long)]
     json: Option<String>,
-    /// Write a page with plots to this file.
+    /// File to write a page with plots to, as HTML.
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Write the tables as Markdown to this file.
+    /// File to write the tables to, as Markdown.
     #[arg(long)]
     markdown: Option<PathBuf>,
 }
 
-/// A number of tokens: `10000`, `100k`, `3M`.
+/// Parses a number of tokens: `10000`, `100k`, `3M`.
 fn tokens(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 1_000),
@@ -70,7 +71,7 @@ fn tokens(text: &str) -> Result<u64, String> {
     let tokens = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
     match tokens {
         Some(tokens @ 1..=MAX_TOKENS) => Ok(tokens),
-        _ => Err(format!("{text:?} is no size of a cache: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")),
+        _ => Err(format!("{text:?} is not a cache size: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 pub(crate) use kvplane::parse_bytes as parse;
 
-/// As [`parse`], but at least one byte.
+/// Parses like [`parse`], but refuses 0.
 pub(crate) fn parse_some(text: &str) -> Result<u64, String> {
     match parse(text)? {
         0 => Err("at least one byte is needed".to_owned()),
@@ -10,7 +10,7 @@ pub(crate) fn parse_some(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Bytes for people: the largest unit that divides them.
+/// Formats bytes in the largest unit that divides them.
 pub(crate) fn show(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let found = units.into_iter().find(|&(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));

@@ -1,4 +1,4 @@
-//! `kvplane topology`: what this machine is, where shards would sit, and which NICs serve which memory.
+//! `kvplane topology`: shows the machine's topology, the placement of shards, and the affinity of NICs to memory.
 
 use std::path::{Path, PathBuf};
 
@@ -14,38 +14,38 @@ use kvplane_topology::{
 
 use crate::command::Failure;
 
-/// What this machine is, where shards would sit, and which NICs serve which memory.
+/// Show the machine's topology, the placement of shards, and the affinity of NICs to memory.
 #[derive(Args)]
 pub(crate) struct Topology {
-    /// Plan for this many shards instead of what suits the machine.
+    /// Number of shards to plan for. Default: chosen from the machine's topology.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     shards: Option<u16>,
-    /// Plan as if only these CPUs were allowed, such as 0-3,8.
+    /// CPUs to plan for, such as 0-3,8. Default: the allowed CPUs of this process.
     #[arg(long, value_name = "LIST", value_parser = cpulist::parse)]
     cpus: Option<CpuSet>,
-    /// Read a saved machine: a directory like /sys. A directory proc/self beside it is read too.
+    /// Read the topology of a saved machine from a directory like /sys. A directory proc/self beside it is read too.
     #[arg(long, value_name = "ROOT", conflicts_with = "synthetic")]
     sysfs: Option<PathBuf>,
-    /// Take the structure from a file of hwloc (lstopo --of xml); with --sysfs, the rest from there.
+    /// Read the structure from an hwloc file (lstopo --of xml); with --sysfs, the rest is read from there.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     hwloc_xml: Option<PathBuf>,
-    /// Draw an imagined machine, such as "numa:2 core:4 pu:2".
+    /// Show a synthetic machine, such as "numa:2 core:4 pu:2".
     #[arg(long)]
     synthetic: Option<String>,
-    /// Check a matrix of Mooncake or a topology of TENT (JSON) against the machine, and draw its tiers.
+    /// Check a NIC priority matrix of Mooncake or a topology of TENT (JSON) against the machine, and show its tiers.
     #[arg(long, value_name = "FILE")]
     matrix: Option<PathBuf>,
-    /// Say why each shard and each rail is where it is.
+    /// Explain the placement of each shard and each rail.
     #[arg(long)]
     why: bool,
-    /// How to draw it. The form mooncake is the matrix that its tools read.
+    /// Output format. The format mooncake is the matrix that Mooncake's tools read.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// Say by which ways the engine of this name is reached from here, and why.
+    /// Show the transports by which the engine of this name is reached from here, and the reasons.
     #[arg(long, value_name = "PEER",
         conflicts_with_all = ["shards", "cpus", "sysfs", "hwloc_xml", "synthetic", "why"])]
     explain: Option<String>,
-    /// As JSON; the same as --format json.
+    /// Print as JSON, like --format json.
     #[arg(long, conflicts_with = "format")]
     json: bool,
 }
@@ -83,7 +83,7 @@ impl Topology {
             Format::Mooncake => println!("{}", rails.to_mooncake()),
         }
         if self.why {
-            // The other forms carry the reasons in themselves, or are for programs: they stay whole.
+            // The other formats contain the reasons, or are for programs: they stay complete.
             match format {
                 Format::Text => print!("{}", draw::why(&plan, &rails)),
                 _ => eprint!("{}", draw::why(&plan, &rails)),
@@ -110,38 +110,38 @@ impl Topology {
     }
 }
 
-/// The description of a process that a saved tree may come with.
+/// Returns the directory of the process description that a saved tree may have beside it.
 fn process_beside(root: &Path) -> PathBuf {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     root.parent().unwrap_or(&root).join("proc/self")
 }
 
-/// Reads a matrix and fits it to the machine; what it prefers otherwise is said in notes.
+/// Reads a matrix and fits it to the machine; differences in preference are printed as notes.
 fn given(path: &Path, rails: &RailMatrix) -> Result<RailMatrix, Failure> {
     let text = read_file(path, MAX_MATRIX_BYTES)?;
     let fitted = GivenMatrix::parse(&text).and_then(|given| rails.with_given(&given));
     let mut fitted = fitted.map_err(|error| format!("{}: {error}", path.display()))?;
     let differences = rails.differences(&fitted);
     let verdict = match differences.len() {
-        0 => "prefers what is nearest everywhere",
-        _ => "can be used, and differs from what is nearest",
+        0 => "prefers the nearest rails everywhere",
+        _ => "is usable, but differs from the nearest rails",
     };
     fitted.notes.insert(0, format!("{} {verdict}.", path.display()));
     fitted.notes.extend(differences);
     Ok(fitted)
 }
 
-/// The whole of a text file of at most `limit` bytes.
+/// Reads a text file of at most `limit` bytes.
 fn read_file(path: &Path, limit: usize) -> Result<String, Failure> {
     let describe = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
     let bytes = std::fs::metadata(path).map_err(describe)?.len();
     if bytes > limit as u64 {
-        return Err(format!("{} has {bytes} bytes, and at most {limit} are read", path.display()).into());
+        return Err(format!("{} has {bytes} bytes: the limit is {limit}", path.display()).into());
     }
     Ok(std::fs::read_to_string(path).map_err(describe)?)
 }
 
-/// Asks as an engine of the same machine and user would.
+/// Resolves the paths to a peer as an engine of the same machine and user would.
 fn explain(peer: &str, matrix: Option<&Path>, json: bool) -> Result<(), Failure> {
     let environment = Environment::of_process()?;
     let rdma = RdmaConfig { matrix: matrix.map(|path| path.display().to_string()), ..RdmaConfig::default() };
@@ -183,7 +183,7 @@ fn as_json(peer: &str, found: &Explanation) -> serde_json::Value {
 }
 
 fn as_text(peer: &str, found: &Explanation) -> String {
-    let chosen = |transport: Option<&'static str>| transport.unwrap_or("no way");
+    let chosen = |transport: Option<&'static str>| transport.unwrap_or("no path");
     let mut text = format!(
         "{peer}\n  memory that can be mapped   {}\n  any other memory            {}\n\n",
         chosen(found.for_mapped()),

@@ -1,7 +1,7 @@
-//! `kvplane transfer_engine_bench`: the flags and lines of Mooncake's tool of that name, over our engine.
+//! `kvplane transfer_engine_bench`: flags and output of Mooncake's tool of that name, over kvplane's engine.
 //!
-//! One size, some threads, a while: how many batches went through. Requests of all threads are interleaved in the
-//! target's buffer. For latencies, sweeps and checks there is `tebench`.
+//! Measures the throughput of batches of one size, by several threads, for some time. Requests of all threads are
+//! interleaved in the target's buffer. For latencies, sweeps and checks there is `tebench`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::command::tebench::engine::{Backend, allocate};
 use crate::command::tebench::values::{self, ListenAddress, Transport};
 use crate::command::tebench::{PacingChoice, TARGET_SEED};
 
-/// What a batch may take before it counts as failed.
+/// Time limit of a batch.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -39,7 +39,7 @@ enum Operation {
     Write,
 }
 
-/// A unit of throughput: its name and its bytes per second.
+/// Unit of throughput: its name and its bytes per second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Unit {
     name: &'static str,
@@ -60,86 +60,87 @@ const UNITS: [Unit; 9] = [
 
 fn unit(text: &str) -> Result<Unit, String> {
     let names = || UNITS.map(|unit| unit.name).join(", ");
-    UNITS.into_iter().find(|unit| unit.name == text).ok_or_else(|| format!("{text:?} is none of {}", names()))
+    UNITS.into_iter().find(|unit| unit.name == text).ok_or_else(|| format!("{text:?} is not one of {}", names()))
 }
 
-/// Measure the transfer engine with the flags of Mooncake's transfer_engine_bench.
+/// Benchmark the transfer engine with the flags of Mooncake's transfer_engine_bench.
 #[derive(Args, Clone)]
 #[command(args_override_self = true)]
 pub(crate) struct TransferEngineBench {
-    /// Peer to peer the address IP[:PORT] to listen on, else any name; without it a loopback address.
+    /// Name of the local segment: with P2PHANDSHAKE the address IP[:PORT] to listen on, otherwise any name. Default: a
+    /// loopback address.
     #[arg(long = "local_server_name", default_value = "")]
     local_server_name: String,
-    /// Where segments are found: P2PHANDSHAKE, or a store of metadata (http://, etcd://, redis://).
+    /// Discovery of segments: P2PHANDSHAKE, or the URL of a metadata store (http://, etcd://, redis://).
     #[arg(long = "metadata_server", default_value = "P2PHANDSHAKE")]
     metadata_server: String,
-    /// Whether to transfer or to serve.
+    /// Role of this process: initiator or target.
     #[arg(long = "mode", value_enum, default_value = "initiator")]
     mode: Mode,
-    /// What to do.
+    /// Operation to measure.
     #[arg(long = "operation", value_enum, default_value = "read")]
     operation: Operation,
-    /// Transport: tcp, rdma, shm, cma; without it, the best of those that both sides have.
+    /// Transport to use: tcp, rdma, shm, cma. Default: the best one that both sides have.
     #[arg(long = "protocol", default_value = "", value_parser = values::transport)]
     protocol: Transport,
-    /// RDMA devices to use, separated by commas; without it, all, or those of the variable `MC_TE_FILTERS`. Not used
-    /// with other transports.
+    /// RDMA devices to use, separated by commas. Default: those of the environment variable `MC_TE_FILTERS`, else all.
+    /// Ignored with other transports.
     #[arg(long = "device_name", value_delimiter = ',')]
     device_name: Vec<String>,
-    /// Which RDMA devices serve which memory: a matrix of Mooncake or a topology of TENT, as JSON or the path of a file
-    /// of it. Without it, that of the variable `MC_CUSTOM_TOPO_JSON`,
-    /// or what follows from where devices and memory are. Not used with other transports.
+    /// Affinity of RDMA devices to memory: a NIC priority matrix of Mooncake or a topology of TENT, as JSON or as the
+    /// path of a JSON file. Default: that of the environment variable `MC_CUSTOM_TOPO_JSON`, else derived from the NUMA
+    /// placement of devices and memory. Ignored with other transports.
     #[arg(long = "nic_priority_matrix", default_value = "")]
     nic_priority_matrix: String,
-    /// Finding network cards: --device_name and --nic_priority_matrix are then not used.
+    /// Discover the network cards: --device_name and --nic_priority_matrix are then ignored.
     #[arg(long = "auto_discovery", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     auto_discovery: bool,
-    /// The target's segment; an initiator needs it.
+    /// Name of the target's segment; required for an initiator.
     #[arg(long = "segment_id", default_value = "")]
     segment_id: String,
-    /// Bytes of registered memory.
+    /// Size of the registered memory, in bytes.
     #[arg(long = "buffer_size", value_parser = size::parse_some, default_value = "1G")]
     buffer_size: u64,
-    /// Requests of one batch.
+    /// Requests of a batch.
     #[arg(long = "batch_size", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..))]
     batch_size: u64,
-    /// Bytes of one request.
+    /// Size of a request, in bytes.
     #[arg(long = "block_size", value_parser = size::parse_some, default_value = "65536")]
     block_size: u64,
-    /// Seconds, also parts of one.
+    /// Duration of the run, in seconds; fractions are allowed.
     #[arg(long = "duration", default_value = "10", value_parser = values::seconds)]
     duration: f64,
-    /// Threads that submit.
+    /// Number of threads that submit batches.
     #[arg(long = "threads", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=4096))]
     threads: u64,
     /// Unit of the throughput: GB, GiB, Gb, MB, MiB, Mb, KB, KiB, Kb.
     #[arg(long = "report_unit", default_value = "GB", value_parser = unit)]
     report_unit: Unit,
-    /// Decimal places of the throughput.
+    /// Number of decimal places of the throughput.
     #[arg(long = "report_precision", default_value_t = 2, value_parser = clap::value_parser!(u8).range(..=17))]
     report_precision: u8,
-    /// Whose protocol to speak to targets: kvplane where they have it (also: classic, tent), or mooncake.
+    /// Protocol of data connections to targets. The names classic and tent mean kvplane.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     backend: Backend,
-    /// GPU memory: there is no driver of it.
+    /// Use GPU memory: not available, because this build has no driver of it.
     #[arg(long = "use_vram", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     use_vram: bool,
-    /// Whether memory gets a pattern first.
+    /// Fill the memory with a pattern first.
     #[arg(long = "init_mem", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     init_mem: bool,
-    /// GPU: 0 or -1, as there is no driver of GPU memory.
+    /// Number of the GPU: 0 or -1, because this build has no driver of GPU memory.
     #[arg(long = "gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
     _gpu_id: i32,
-    /// Lets a target's --local_server_name be another address than a loopback one. Whoever reaches it may read and
-    /// write all of the registered memory: there is no authentication. An initiator gives nobody its memory, and needs
-    /// no such word.
+    /// Allow a target's --local_server_name to be an address beyond loopback. There is no authentication: every host
+    /// that reaches the address can read and write all of the registered memory. Initiators register no memory for
+    /// peers and do not need it.
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,
-    /// How to wait for completions.
+    /// Waiting strategy for completions.
     #[arg(long = "pacing", value_enum, default_value = "adaptive")]
     pacing: PacingChoice,
 }
@@ -147,10 +148,10 @@ pub(crate) struct TransferEngineBench {
 impl TransferEngineBench {
     pub(crate) fn run(self) -> Result<(), Failure> {
         if self.use_vram {
-            return Err("--use_vram: this build has no driver of GPU memory; leave it away".into());
+            return Err("--use_vram: this build has no driver of GPU memory; omit it".into());
         }
         if matches!(self.protocol, Transport::Uring | Transport::Local) {
-            return Err(format!("--protocol {}: tebench has that, with --xport_type", self.protocol.name()).into());
+            return Err(format!("--protocol {}: use tebench, with --xport_type", self.protocol.name()).into());
         }
         match self.mode {
             Mode::Target => self.target(),
@@ -165,7 +166,7 @@ impl TransferEngineBench {
         let address = match address {
             Ok(address) => address,
             Err(_) if text.is_empty() || text == "localhost" || !peer_to_peer => ([127, 0, 0, 1], 0).into(),
-            Err(_) => return Err(format!("--local_server_name {text:?} is no address IP[:PORT]").into()),
+            Err(_) => return Err(format!("--local_server_name {text:?} is not an address IP[:PORT]").into()),
         };
         let target = self.mode == Mode::Target;
         let ListenAddress { listen, announce } =
@@ -193,7 +194,7 @@ impl TransferEngineBench {
         })?)
     }
 
-    /// Devices are named for RDMA alone, as with Mooncake's tool.
+    /// RDMA devices are used for RDMA only, as with Mooncake's tool.
     fn rdma(&self) -> Result<RdmaConfig, String> {
         let named = self.protocol == Transport::Rdma && !self.auto_discovery;
         values::rdma(
@@ -274,7 +275,7 @@ impl TransferEngineBench {
         format!("Test completed: duration {seconds:.2}, batch count {batches}, throughput {rate:.places$} {name}/s")
     }
 
-    /// Batches until it is over; how many.
+    /// Runs batches until the run is over; returns their number.
     fn worker(
         &self,
         engine: &TransferEngine,

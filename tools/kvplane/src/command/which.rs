@@ -1,4 +1,5 @@
-//! Which control plane a command means: the one of this user on this host, or others with certificates from files.
+//! Selection of the control plane that a command calls: the one of this user on this host, or remote ones with
+//! certificates from files.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,13 +7,14 @@ use std::path::PathBuf;
 use clap::Args;
 use kvplane::{Control, Remote};
 
-/// Control planes elsewhere.
+/// Remote control planes.
 #[derive(Args, Clone)]
 pub(crate) struct Which {
-    /// Where the cluster's control planes listen, separated by commas; without it, the one of this user on this host.
+    /// Addresses of the cluster's control planes, separated by commas. Default: the control plane of this user on this
+    /// host.
     #[arg(long = "control", value_name = "ADDRESS,...", value_delimiter = ',', requires = "identity", global = true)]
     addresses: Vec<SocketAddr>,
-    /// Directory with ca.pem and the certificates and keys that kvplane ctl cert issued.
+    /// Directory with ca.pem and the certificates and keys that `kvplane ctl cert` issued.
     #[arg(long, value_name = "DIRECTORY", requires = "addresses", global = true)]
     identity: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! A line chart as one `<figure>`: title, legend, and an SVG that scales with the page.
+//! Line chart as one `<figure>`: title, legend, and an SVG that scales with the page.
 //!
 //! The drawing is 480 by 300 units and the style sheet enlarges its text where the page is narrow, so that it is
 //! legible at the width of a phone as well as in half a desktop window. Points closer together than the eye can tell
@@ -15,45 +15,45 @@ const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 52.0;
-/// Colours in the style sheet; further series take them again from the start.
+/// Number of colours in the style sheet; further series start again with the first.
 const COLORS: usize = 8;
-/// Points nearer than this, in drawing units, are one.
+/// Points that are closer than this are drawn as one, in drawing units.
 const MERGE: f64 = 0.4;
 /// Series with at most this many points show them as dots.
 const DOTTED: usize = 24;
 
-/// One line of a chart.
+/// Line of a chart.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Its points, x ascending. What an axis cannot show is skipped.
+    /// Points, x ascending. Values that an axis cannot show are skipped.
     pub points: Vec<(f64, f64)>,
-    /// Which of the colours, from 0; lines that belong together share one.
+    /// Index of the colour, from 0; lines that belong together share one.
     pub color: usize,
-    /// Drawn dashed: a model or a bound, not a measurement.
+    /// Draw a dashed line: a model or a bound, not a measurement.
     pub dashed: bool,
 }
 
-/// A line chart.
+/// Line chart.
 #[derive(Clone, Debug)]
 pub struct Chart<'a> {
-    /// Unique on its page, of letters, digits and dashes.
+    /// Identifier that is unique on the page, of letters, digits and dashes.
     pub id: &'a str,
-    /// What it shows.
+    /// Title above the chart.
     pub title: &'a str,
-    /// The same for someone who cannot see it, in a sentence.
+    /// Description in a sentence, for readers who cannot see the chart.
     pub description: &'a str,
-    /// The horizontal axis.
+    /// Horizontal axis.
     pub x: Axis<'a>,
-    /// The vertical axis.
+    /// Vertical axis.
     pub y: Axis<'a>,
-    /// The lines.
+    /// Lines of the chart.
     pub series: &'a [Series],
 }
 
 impl Chart<'_> {
-    /// The chart as an HTML figure.
+    /// Renders the chart as an HTML figure.
     #[must_use]
     pub fn to_html(&self) -> String {
         let mut out = String::new();
@@ -96,7 +96,7 @@ impl Chart<'_> {
         out
     }
 
-    /// Where each line ends, in words.
+    /// Describes the end of each line in words.
     fn last_values(&self) -> String {
         let mut words = String::new();
         for series in self.series {
@@ -124,7 +124,7 @@ impl Chart<'_> {
         for tick in x.ticks(6) {
             let Some(position) = x.position(tick) else { continue };
             let at = LEFT + position * (right - LEFT);
-            // The words at the right edge would be cut off in the middle.
+            // A centered label at the right edge would be cut off.
             let class = if at > right - 20.0 { "end" } else { "mid" };
             let text_at = if at > right - 20.0 { WIDTH - 2.0 } else { at };
             let _ = write!(
@@ -148,7 +148,7 @@ impl Chart<'_> {
     }
 }
 
-/// The path of one series, and its dots if they are few.
+/// Draws the path of one series, and its dots if they are few.
 fn line(out: &mut String, series: &Series, x: &Scale, y: &Scale) {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let place = |&(px, py): &(f64, f64)| {

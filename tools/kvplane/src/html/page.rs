@@ -1,42 +1,42 @@
-//! The document around the charts: header, key figures, tables, styles.
+//! HTML document around the charts: header, key figures, tables, styles.
 
 use std::fmt::Write as _;
 
 use super::chart::Chart;
 use super::escape;
 
-/// A page in the making.
+/// HTML page under construction.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
     body: String,
 }
 
-/// A table: the first column names its rows, the others hold figures.
+/// Table whose first column names the rows; the other columns hold figures.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// What it shows.
+    /// Caption of the table.
     pub caption: String,
-    /// Column heads.
+    /// Headings of the columns.
     pub head: Vec<String>,
     /// Rows, each as long as the head.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Page {
-    /// A page with a title and a line below it that says what was run.
+    /// Creates a page with a title, and a subtitle that describes the run.
     #[must_use]
     pub fn new(title: &str, subtitle: &str) -> Self {
         let body = format!("<header><h1>{}</h1><p>{}</p></header>\n", escape(title), escape(subtitle));
         Self { title: title.to_owned(), body }
     }
 
-    /// A heading.
+    /// Adds a heading.
     pub fn heading(&mut self, text: &str) {
         let _ = writeln!(self.body, "<h2>{}</h2>", escape(text));
     }
 
-    /// Key figures in a row: (name, value, whether it is an alarm).
+    /// Adds key figures in a row: name, value, and true for an alarm.
     pub fn figures(&mut self, figures: &[(String, String, bool)]) {
         self.body.push_str("<dl class=\"figures\">");
         for (name, value, alarm) in figures {
@@ -46,7 +46,8 @@ impl Page {
         self.body.push_str("</dl>\n");
     }
 
-    /// Charts side by side, or one below the other where the page is narrow, and after them `note`, unless it is empty.
+    /// Adds charts side by side, or one below the other where the page is narrow, followed by `note` unless it is
+    /// empty.
     pub fn charts(&mut self, charts: &[Chart<'_>], note: &str) {
         self.body.push_str("<div class=\"charts\">");
         for chart in charts {
@@ -58,7 +59,7 @@ impl Page {
         self.body.push_str("</div>\n");
     }
 
-    /// A table that scrolls sideways by itself where the page is narrow.
+    /// Adds a table that scrolls sideways by itself where the page is narrow.
     pub fn table(&mut self, table: &Table) {
         let _ = write!(
             self.body,
@@ -85,7 +86,7 @@ impl Page {
         self.body.push_str("</tbody></table></div>\n");
     }
 
-    /// The whole document.
+    /// Renders the whole document.
     #[must_use]
     pub fn finish(&self) -> String {
         format!(
@@ -98,15 +99,15 @@ impl Page {
         )
     }
 
-    /// What is between the tags of `<main>`: for tests.
+    /// Returns the content of `<main>`, for tests.
     #[cfg(test)]
     pub(crate) fn body(&self) -> &str {
         &self.body
     }
 }
 
-/// The colours are Okabe and Ito's, which the colour-blind can tell apart, darkened or lightened to stand out from
-/// the ground.
+/// Style sheet. The colours are those of Okabe and Ito, which colour-blind readers can tell apart, darkened or
+/// lightened for contrast with the background.
 const STYLE: &str = "\
 :root{--ground:#fff;--panel:#f6f7f9;--ink:#1b1f24;--soft:#59636e;--rule:#d8dde3;--alarm:#b3261e;\
 --c0:#0072b2;--c1:#c75300;--c2:#00805f;--c3:#9a4f7f;--c4:#7a6a00;--c5:#2c7da0;--c6:#7a3b00;--c7:#444}\
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_is_put_in_is_escaped() {
+    fn all_input_is_escaped() {
         let bad = "</style><img src=x onerror=\"a\">&";
         let mut page = Page::new(bad, bad);
         page.heading(bad);
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_and_nothing_runs() {
+    fn pages_have_no_external_resources_and_no_scripts() {
         let html = Page::new("t", "s").finish();
         for word in ["http:", "https:", "<script", "<link", "url(", "@import"] {
             assert!(!html.contains(word), "{word}");

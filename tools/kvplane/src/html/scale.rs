@@ -1,6 +1,6 @@
-//! Axes: from values to positions, and which values are worth a tick.
+//! Axes of charts: positions of values, and values of ticks.
 
-/// How values are spread over an axis.
+/// Spacing of values along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AxisSpacing {
     /// Equal distances for equal differences; the axis starts at 0.
@@ -9,12 +9,12 @@ pub enum AxisSpacing {
     Logarithmic,
 }
 
-/// What the numbers on an axis are.
+/// Unit of the values on an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A plain number.
     Plain,
-    /// A share from 0 to 1, shown in per cent.
+    /// A fraction from 0 to 1, shown in percent.
     Share,
     /// Bytes, shown with binary multiples, ticks at powers of two.
     Bytes,
@@ -22,18 +22,18 @@ pub enum Unit {
     Nanoseconds,
 }
 
-/// One axis of a chart.
+/// Axis of a chart.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis<'a> {
-    /// What is shown, without the unit of the ticks.
+    /// Label of the axis, without the unit of the ticks.
     pub label: &'a str,
-    /// How values are spread.
+    /// Spacing of values.
     pub spacing: AxisSpacing,
-    /// What they are.
+    /// Unit of values.
     pub unit: Unit,
 }
 
-/// An axis with its range: maps a value to 0..1 along it.
+/// Axis with its range, which maps a value to 0..1 along it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     spacing: AxisSpacing,
@@ -43,7 +43,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The scale that shows all of `values` that can be shown.
+    /// Creates a scale that covers all of `values` that the axis can show.
     pub(super) fn over(axis: &Axis<'_>, values: impl Iterator<Item = f64>) -> Self {
         let shown = values.filter(|value| shows(axis.spacing, *value));
         let (low, high) =
@@ -51,7 +51,7 @@ impl Scale {
         let (low, high) = match axis.spacing {
             _ if low > high => (if axis.spacing == AxisSpacing::Linear { 0.0 } else { 0.1 }, 1.0),
             AxisSpacing::Linear => (low.min(0.0), if high > 0.0 { high } else { 1.0 }),
-            // A little room, so that a lone value is not the whole axis.
+            // The range is widened so that a single value does not fill the whole axis.
             AxisSpacing::Logarithmic if low == high => (low / 2.0, high * 2.0),
             AxisSpacing::Logarithmic => (low, high),
         };
@@ -64,20 +64,21 @@ impl Scale {
         scale
     }
 
-    /// Position of `value`, 0 at the low end and 1 at the high end; nothing for what the axis cannot show.
+    /// Returns the position of `value`, 0 at the low end and 1 at the high end; `None` for a value that the axis cannot
+    /// show.
     pub(super) fn position(&self, value: f64) -> Option<f64> {
         if !shows(self.spacing, value) {
             return None;
         }
         let position = match self.spacing {
             AxisSpacing::Linear => (value - self.low) / (self.high - self.low),
-            // Of logarithms, not of ratios: a ratio of extremes overflows.
+            // The difference of logarithms is used because a ratio of extreme values overflows.
             AxisSpacing::Logarithmic => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
         };
         Some(position.clamp(0.0, 1.0))
     }
 
-    /// Values worth a tick, ascending, at most about `most`.
+    /// Returns the values of the ticks, ascending, at most about `most`.
     pub(super) fn ticks(&self, most: usize) -> Vec<f64> {
         match self.spacing {
             AxisSpacing::Linear => {
@@ -90,7 +91,7 @@ impl Scale {
         }
     }
 
-    /// A round step that cuts the range in about five.
+    /// Returns a round step that divides the range in about five.
     fn step(&self) -> f64 {
         let raw = (self.high - self.low) / 5.0;
         let magnitude = 10f64.powf(raw.log10().floor());
@@ -109,7 +110,8 @@ impl Scale {
         (first..=last).filter(|power| (power - first) % stride == 0).map(|power| base.powi(power)).collect()
     }
 
-    /// 1, 2 and 5 of each decade, or 1 and 3 where those are too many: for a range with hardly a power of ten in it.
+    /// Returns 1, 2 and 5 of each decade, or 1 and 3 where those are too many: for a range with hardly a power of ten
+    /// in it.
     fn within_decades(&self, most: usize) -> Vec<f64> {
         let first = self.low.log10().floor() as i32;
         let last = self.high.log10().ceil() as i32;
@@ -121,18 +123,18 @@ impl Scale {
         if fine.len() < most { fine } else { of(&[1.0, 3.0]) }
     }
 
-    /// A tick's words.
+    /// Formats the label of a tick.
     pub(super) fn label(&self, value: f64) -> String {
         show(self.unit, value)
     }
 }
 
-/// Whether an axis of this spacing has a place for `value`.
+/// Returns true if an axis of this spacing can show `value`.
 fn shows(spacing: AxisSpacing, value: f64) -> bool {
     value.is_finite() && (spacing == AxisSpacing::Linear || value > 0.0)
 }
 
-/// `value` in words: three significant digits at most, with its unit.
+/// Formats `value` with its unit and at most three significant digits.
 #[must_use]
 pub fn show(unit: Unit, value: f64) -> String {
     match unit {
@@ -146,7 +148,7 @@ pub fn show(unit: Unit, value: f64) -> String {
 fn scaled(value: f64, base: f64, names: &[&str]) -> String {
     let mut value = value;
     let mut name = 0;
-    // 999.6 would be rounded to 1000 of this unit: that is 1 of the next.
+    // 999.6 would be rounded to 1000 of this unit, which is 1 of the next.
     while value.abs() >= base - 0.5 && name + 1 < names.len() {
         value /= base;
         name += 1;
@@ -164,7 +166,7 @@ fn plain(value: f64) -> String {
         size if size >= 99.95 => 0,
         size if size >= 9.995 => 1,
         size if size >= 0.1 => 2,
-        // 0.001 and less: as many places as show two digits.
+        // Values of 0.001 and less get as many decimals as show two digits.
         size => (1 - size.log10().floor() as i32).clamp(2, 9) as usize,
     };
     let text = format!("{value:.decimals$}");

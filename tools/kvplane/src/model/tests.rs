@@ -1,4 +1,4 @@
-//! The models against traces worked out by hand, and against a list that is moved about naively.
+//! Tests of the models against traces worked out by hand, and against a naive implementation with lists.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn run(policy: Policy, capacity_blocks: u64, requests: &[&[u64]]) -> ModelRun {
 
 #[test]
 fn lru_evicts_what_was_accessed_longest_ago() {
-    // 1 is got again before 3 comes in: 2 goes.
+    // Block 1 is accessed before 3 is inserted: 2 is evicted.
     let lru = run(Policy::Lru, 2, &[&[1], &[2], &[1], &[3], &[1], &[2]]);
     assert_eq!((lru.counts.hit_blocks, lru.evictions), (2, 2));
     assert_eq!(lru.after(3).hit_blocks, 1);
@@ -31,20 +31,21 @@ fn only_the_prefix_is_a_hit_and_the_rest_is_accessed() {
 }
 
 #[test]
-fn a_scan_does_not_wash_out_what_was_accessed_twice() {
+fn a_scan_does_not_evict_blocks_accessed_twice() {
     let scan: Vec<Vec<u64>> = (10..30).map(|block| vec![block]).collect();
     let mut requests: Vec<&[u64]> = vec![&[1], &[1]];
     requests.extend(scan.iter().map(Vec::as_slice));
     requests.push(&[1]);
     assert_eq!(run(Policy::Lru, 5, &requests).counts.hit_blocks, 1);
     assert_eq!(run(Policy::SegmentedLru, 5, &requests).counts.hit_blocks, 2);
-    // The protected fifth of four blocks holds none: as LRU.
+    // The protected fifth of four blocks holds none: the policy behaves like LRU.
     assert_eq!(run(Policy::SegmentedLru, 4, &requests).counts.hit_blocks, 1);
 }
 
 #[test]
-fn what_protected_pushes_out_is_the_most_recent_of_probation() {
-    // Room for five, one of them protected. 2 takes the place of 1, which goes behind 3, 4 and 5: those go first.
+fn blocks_demoted_from_protected_are_most_recent_in_probation() {
+    // The cache has room for five blocks, one of them protected. 2 takes the place of 1, which goes behind 3, 4 and 5:
+    // those are evicted first.
     let requests: &[&[u64]] = &[&[1], &[2], &[3], &[4], &[5], &[1], &[2], &[6], &[7], &[8], &[1]];
     let slru = run(Policy::SegmentedLru, 5, requests);
     assert_eq!((slru.counts.hit_blocks, slru.evictions), (3, 3));
@@ -67,7 +68,7 @@ fn an_endless_pool_equals_the_infinite_cache_and_hits_grow_with_the_pool() {
     }
 }
 
-/// Figures that an independent simulation of the published trace gave, for pools counted in blocks.
+/// Hit rates of an independent simulation of the published trace, for pools counted in blocks.
 #[test]
 fn lru_on_the_published_conversation_trace() {
     let Some(path) = crate::trace::stats::tests::published("conversation_trace.jsonl") else { return };
@@ -78,7 +79,7 @@ fn lru_on_the_published_conversation_trace() {
     }
 }
 
-/// Both policies once more, as lists with the least recent first and everything moved by hand.
+/// Naive implementation of both policies: lists with the least recent block first.
 fn naive(segmented: bool, requests: &[Vec<u64>], capacity: usize) -> (u64, u64) {
     let (mut probation, mut protected): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
     let (mut hits, mut evictions) = (0, 0);

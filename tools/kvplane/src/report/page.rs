@@ -1,4 +1,4 @@
-//! The HTML page of one or several runs.
+//! HTML page of one or several runs.
 
 use std::io;
 use std::path::Path;
@@ -10,27 +10,26 @@ use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
 use crate::html::scale::{Axis, AxisSpacing, Unit, show};
 
-/// Points of the timeline that are drawn at most; a longer one is thinned.
+/// Most points of the timeline that are drawn; a longer one is thinned out.
 const TIMELINE_POINTS: usize = 600;
 
 const HOW_TO_READ: &str = "How to read the curves: the share on the left took longer than the time below. A curve \
-    crosses \
-    50 % at its p50, 1 % at its p99 and 0.1 % at its p99.9. One call is about all blocks of a \
+    crosses 50 % at its p50, 1 % at its p99 and 0.1 % at its p99.9. One call is about all blocks of a \
     request that it concerns.";
 
-/// Colour of the model where all runs share one: the neutral one.
+/// Colour of the model's line where all runs share it: the neutral one.
 const MODEL_COLOR: usize = 7;
 
-/// Writes the page to `path`. Blocks on the file.
+/// Writes the page to `path`; blocks on file I/O.
 ///
 /// # Errors
-/// As the file system says, with the path in the words.
+/// Returns the error of the file system, with the path.
 pub fn write_html(reports: &[ReplayReport], path: &Path) -> io::Result<()> {
     std::fs::write(path, to_html(reports))
         .map_err(|error| io::Error::new(error.kind(), format!("cannot write report {}: {error}", path.display())))
 }
 
-/// The page of `reports`, runs side by side.
+/// Renders the page of `reports`, runs side by side.
 #[must_use]
 pub fn to_html(reports: &[ReplayReport]) -> String {
     page(reports).finish()
@@ -85,7 +84,7 @@ fn key_figures(run: &ReplayReport) -> Vec<(String, String, bool)> {
     for operation in &run.operations {
         if operation.operation != Operation::Exists {
             let name = format!("{} p50 / p99", operation.operation.name());
-            // A line may break between the two, not between a number and its unit.
+            // A line may break between the two values, not between a number and its unit.
             let time = |ns: u64| show(Unit::Nanoseconds, ns as f64).replace(' ', "\u{a0}");
             figures.push((name, format!("{} / {}", time(operation.p50_ns), time(operation.p99_ns)), false));
         }
@@ -95,7 +94,7 @@ fn key_figures(run: &ReplayReport) -> Vec<(String, String, bool)> {
     figures
 }
 
-/// Every n-th element so that at most [`TIMELINE_POINTS`] remain, and the last.
+/// Keeps every n-th element so that at most [`TIMELINE_POINTS`] remain, and the last one.
 fn thinned<T: Copy>(points: &[T]) -> Vec<T> {
     let stride = points.len().div_ceil(TIMELINE_POINTS).max(1);
     let mut kept: Vec<T> = points.iter().copied().step_by(stride).collect();
@@ -122,8 +121,7 @@ fn hit_rate_series(reports: &[ReplayReport]) -> Vec<Series> {
         dashed: true,
     };
     let mut series: Vec<Series> = reports.iter().enumerate().map(line).collect();
-    // Runs of one trace in pools of one size have one model: one line then says so better than two on top of each
-    // other.
+    // Runs of one trace in pools of one size have the same model, which is drawn once instead of two coinciding lines.
     if reports.windows(2).all(|pair| pair[0].model_segmented_lru == pair[1].model_segmented_lru) {
         let one = |run| Series { name: "segmented LRU model".into(), ..model((MODEL_COLOR, run)) };
         series.extend(reports.first().map(one));
@@ -174,13 +172,13 @@ fn latency_series(reports: &[ReplayReport], operation: Operation) -> Vec<Series>
     reports.iter().enumerate().filter_map(of).collect()
 }
 
-/// For each point, the share of calls that took longer.
+/// Returns for each point the fraction of calls that took longer.
 fn slower_than(histogram: &[HistogramPoint]) -> Vec<(f64, f64)> {
     let total: u64 = histogram.iter().map(|point| point.count).sum();
     let mut left = total;
     let mut points = Vec::with_capacity(histogram.len() + 1);
     if let Some(first) = histogram.first() {
-        // No call was faster than the range before the first: the curve starts at all of them.
+        // No call was faster than the range before the first: the curve starts at 100 %.
         points.push((first.ns as f64 * 15.0 / 16.0, 1.0));
     }
     for point in histogram {

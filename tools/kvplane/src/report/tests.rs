@@ -1,9 +1,9 @@
-//! The three forms of a report say the same and survive hostile names.
+//! Tests of the three forms of a report: they agree, and survive hostile names.
 
 use super::*;
 use crate::html::well_formed;
 
-/// A run with all fields set, of the shape that a replay has.
+/// Builds a report with all fields set, of the shape that a replay has.
 pub(crate) fn sample(title: &str, slow: f64) -> ReplayReport {
     let mut rng = kvplane_proto::rng::Rng::new(7, title);
     let mut operation = |operation, median_ns: f64, items: u64, bytes| {
@@ -128,7 +128,7 @@ fn a_long_run_and_an_empty_one_make_pages_too() {
     well_formed::check(page::page(&[run]).body().trim());
 }
 
-/// Leaves samples to be looked at when asked to.
+/// Writes sample pages for visual inspection, if the environment variable is set.
 #[test]
 fn pages_to_look_at() {
     let Some(directory) = std::env::var_os("KVPLANE_SAMPLE_PAGES") else { return };

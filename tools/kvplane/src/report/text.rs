@@ -1,14 +1,14 @@
-//! The table on the terminal: one column a run, then one line an operation.
+//! Table on the terminal: one column for each run, then one line for each operation.
 
 use std::fmt::Write as _;
 
 use super::ReplayReport;
 use crate::html::scale::{Unit, show};
 
-/// What a row shows of a run.
+/// Formatter of one row's value of a run.
 type Cell = Box<dyn Fn(&ReplayReport) -> String>;
 
-/// The figures that a run is summed up in: (name, value). Shared with the page, so that both show the same.
+/// Returns the summary figures of a run: (name, value). Shared with the page, so that both show the same.
 pub(super) fn rows() -> Vec<(&'static str, Cell)> {
     let percent = |rate: f64| format!("{:.2} %", rate * 100.0);
     vec![
@@ -38,17 +38,17 @@ pub(super) fn rows() -> Vec<(&'static str, Cell)> {
     ]
 }
 
-/// What moved the bytes, with how many.
+/// Formats the bytes that each transport moved.
 fn carried(run: &ReplayReport) -> String {
     let used = run.carried.iter().filter(|(_, bytes)| **bytes > 0);
     used.map(|(transport, bytes)| format!("{transport} {:.2} GB", *bytes as f64 / 1e9)).collect::<Vec<_>>().join(", ")
 }
 
-/// Heads of the table of operations.
+/// Headings of the table of operations.
 pub(super) const OPERATION_HEAD: [&str; 11] =
     ["run", "operation", "calls", "items", "GB", "mean", "p50", "p90", "p99", "p99.9", "max"];
 
-/// Lines of the table of operations, under [`OPERATION_HEAD`].
+/// Returns the rows of the table of operations, under [`OPERATION_HEAD`].
 pub(super) fn operation_rows(reports: &[ReplayReport]) -> Vec<Vec<String>> {
     let time = |ns: f64| show(Unit::Nanoseconds, ns);
     let lines = reports.iter().flat_map(|run| run.operations.iter().map(move |operation| (run, operation)));
@@ -71,7 +71,7 @@ pub(super) fn operation_rows(reports: &[ReplayReport]) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The runs as aligned text, ending in a line feed.
+/// Formats the runs as aligned text, ending in a line feed.
 #[must_use]
 pub fn to_text(reports: &[ReplayReport]) -> String {
     let mut out = String::new();
@@ -92,12 +92,12 @@ pub fn to_text(reports: &[ReplayReport]) -> String {
     out
 }
 
-/// A file's name must not steer the terminal.
+/// Replaces control characters, so that a file's name cannot control the terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Writes `rows` in columns, the first `left` of them aligned to the left and the others to the right.
+/// Appends `rows` in columns, the first `left` of them aligned to the left and the others to the right.
 fn aligned(out: &mut String, rows: &[Vec<String>], left: usize) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();

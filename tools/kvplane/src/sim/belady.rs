@@ -1,16 +1,16 @@
-//! The bound: a cache that knows which block is asked for when.
+//! Belady's bound: the hits of a cache that knows all future requests.
 //!
 //! After Belady, "A study of replacement algorithms for a virtual-storage computer" (IBM Systems Journal, 1966), with
-//! bypass: a block that is wanted later than everything that is held is not kept. Of blocks wanted by the same request
-//! the later one goes first, as it is of no use without those before it. For blocks of one size nothing finds more; the
-//! partial last ones, all others being equal, hardly matter.
+//! bypass: a block whose next use is later than that of all cached blocks is not kept. Of two blocks with the next use
+//! in the same request the later one is evicted first, as it is of no use without those before it. For blocks of one
+//! size no algorithm finds more; the partial last blocks, all others being equal, hardly matter.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::block_tokens;
 use crate::trace::{HitCounts, Request};
 
-/// When a block is wanted next: the request, the place in it, and the block.
+/// Next use of a block: the request, the position in it, and the block.
 type NextUse = (usize, usize, u64);
 
 pub(super) fn replay(requests: &[Request], tokens: u64) -> HitCounts {
@@ -42,7 +42,7 @@ pub(super) fn replay(requests: &[Request], tokens: u64) -> HitCounts {
     counts
 }
 
-/// For each block of each request, the next request that names it.
+/// Returns for each block of each request the next request that contains it.
 fn next_uses(requests: &[Request]) -> Vec<Vec<Option<usize>>> {
     let mut later: HashMap<u64, usize> = HashMap::new();
     let mut next: Vec<Vec<Option<usize>>> = Vec::with_capacity(requests.len());

@@ -1,4 +1,4 @@
-//! Policies on a simulated cluster: which serves a trace how well.
+//! Comparison of placement policies on a simulated cluster.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::trace::Request;
 
-/// The requests of a trace as work for a cluster, in order of arrival.
+/// Converts the requests of a trace to work for a cluster, in order of arrival.
 #[must_use]
 pub fn works(requests: &[Request]) -> Vec<Work> {
     let mut works: Vec<Work> = requests
@@ -25,19 +25,19 @@ pub fn works(requests: &[Request]) -> Vec<Work> {
     works
 }
 
-/// Algorithm 1 with a rejection of the arXiv version.
+/// Creates Algorithm 1 with a rejection of the arXiv version.
 #[must_use]
 pub fn rejecting(rejection: Rejection) -> Box<dyn Policy> {
     Box::new(RejectingAlgorithm1::new(rejection))
 }
 
-/// Algorithm 1 without transfers.
+/// Creates Algorithm 1 without transfers.
 #[must_use]
 pub fn local() -> Box<dyn Policy> {
     Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() })
 }
 
-/// Policies that refuse: the paper's, and ours.
+/// Creates the policies that reject requests: those of the papers, and kvplane's.
 #[must_use]
 pub fn refusing() -> Vec<Box<dyn Policy>> {
     let mut all: Vec<Box<dyn Policy>> = vec![Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() })];
@@ -46,34 +46,34 @@ pub fn refusing() -> Vec<Box<dyn Policy>> {
     all
 }
 
-/// How one policy fared.
+/// Results of one policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyOutcome {
-    /// The policy, or the bound.
+    /// Name of the policy, or of the bound.
     pub policy: String,
-    /// How many times faster than the trace requests came.
+    /// Arrival rate relative to the trace.
     pub load: f64,
-    /// Mean time to the first token.
+    /// Mean time to first token, in seconds.
     pub mean_ttft_s: f64,
-    /// Its median.
+    /// Median time to first token, in seconds.
     pub p50_ttft_s: f64,
-    /// What nine of ten stayed below.
+    /// 90th percentile of the time to first token, in seconds.
     pub p90_ttft_s: f64,
-    /// What all but one of a hundred stayed below.
+    /// 99th percentile of the time to first token, in seconds.
     pub p99_ttft_s: f64,
-    /// The part of prompt tokens that was not computed.
+    /// Fraction of prompt tokens that were not computed.
     pub hit: f64,
-    /// Mean time of a prefill.
+    /// Mean time of a prefill, in seconds.
     pub prefill_s: f64,
-    /// The busiest instance's work against the mean.
+    /// Work of the busiest instance relative to the mean.
     pub imbalance: f64,
-    /// The part of requests with the first token within 30 s and others within 0.1 s.
+    /// Fraction of requests with the first token within 30 s and each further token within 0.1 s.
     pub goodput: f64,
-    /// Refused at arrival.
+    /// Requests rejected at arrival.
     pub refused: usize,
-    /// Refused after the prefill.
+    /// Requests rejected after the prefill.
     pub refused_late: usize,
-    /// How much the booked work swings, against 30 s.
+    /// Oscillation of the booked work, relative to 30 s.
     pub oscillation: f64,
 }
 
@@ -97,7 +97,7 @@ impl PolicyOutcome {
         }
     }
 
-    /// The head of a table of these.
+    /// Headings of a table of outcomes.
     pub const HEAD: [&'static str; 13] = [
         "policy",
         "load",
@@ -114,7 +114,7 @@ impl PolicyOutcome {
         "swing",
     ];
 
-    /// A row of such a table.
+    /// Returns a row of such a table.
     #[must_use]
     pub fn cells(&self) -> Vec<String> {
         vec![
@@ -135,7 +135,7 @@ impl PolicyOutcome {
     }
 }
 
-/// Both bounds and each of `policies` on `trace`, one after the other; each is told when it is done.
+/// Runs both bounds and each of `policies` on `trace`, one after the other; calls `done` with each outcome.
 pub fn compare(
     trace: &[Work],
     config: &SimConfig,

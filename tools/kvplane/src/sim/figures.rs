@@ -1,9 +1,9 @@
-//! Figures and tables of Mooncake's papers beside what the simulator finds.
+//! Figures and tables of Mooncake's papers, reproduced by the simulator.
 //!
-//! Each line has the paper's value (FAST'25, decoded from its drawings, or the arXiv version for early rejection),
-//! ours, and the difference; each figure says in a sentence why it differs where it does. Nothing here is tuned to
-//! come out: the cost of a prefill is the fit to Figure 14, decodes follow Figure 14 too, and everything else is as
-//! the paper says it was.
+//! Each line has the paper's value (FAST'25, decoded from its drawings, or the arXiv version for early rejection), the
+//! simulator's, and the difference; each figure explains its differences in a sentence. No parameter is tuned to match:
+//! the cost of a prefill is the fit to Figure 14, decodes follow Figure 14 too, and everything else is as described in
+//! the paper.
 
 mod caches;
 mod clusters;
@@ -13,14 +13,14 @@ use serde::Serialize;
 
 use crate::trace::Request;
 
-/// One value.
+/// Compared value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// What it is.
+    /// Description of the value.
     pub label: String,
-    /// The paper's, where it has one.
+    /// Value of the paper, if it has one.
     pub paper: Option<f64>,
-    /// Ours.
+    /// Value of the simulator.
     pub ours: Option<f64>,
 }
 
@@ -33,59 +33,59 @@ impl Line {
         Self { label: label.into(), paper: None, ours: Some(ours) }
     }
 
-    /// Ours less the paper's.
+    /// Returns the simulator's value minus the paper's.
     #[must_use]
     pub fn difference(&self) -> Option<f64> {
         Some(self.ours? - self.paper?)
     }
 }
 
-/// A line of a plot.
+/// Line of a plot.
 #[derive(Clone, Debug, Serialize)]
 pub struct Curve {
-    /// Its name.
+    /// Name in the legend.
     pub name: String,
-    /// Its points.
+    /// Points of the line.
     pub points: Vec<(f64, f64)>,
-    /// Whether the paper drew it.
+    /// The line is taken from the paper.
     pub paper: bool,
 }
 
-/// A figure or table of a paper.
+/// Figure or table of a paper.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// Its name there.
+    /// Name in the paper.
     pub name: &'static str,
-    /// What it shows, with units.
+    /// Title, with units.
     pub title: &'static str,
-    /// Its values.
+    /// Compared values.
     pub lines: Vec<Line>,
-    /// Why ours differs.
+    /// Explanation of the differences.
     pub why: &'static str,
-    /// The axes of its plot: (label, whether logarithmic), and label. Nothing to plot without curves.
+    /// Axes of the plot: label and true for a logarithmic scale, then the vertical label. Unused without curves.
     pub axes: (&'static str, bool, &'static str),
-    /// Its plot.
+    /// Lines of the plot.
     pub curves: Vec<Curve>,
 }
 
-/// The traces that figures are made of; a figure whose trace is missing is left out.
+/// Traces that figures are computed from; a figure whose trace is missing is left out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Traces<'a> {
     /// Mooncake's conversation trace.
     pub conversation: Option<&'a [Request]>,
-    /// Its synthetic trace.
+    /// Mooncake's synthetic trace.
     pub synthetic: Option<&'a [Request]>,
 }
 
 impl<'a> Traces<'a> {
-    /// Name, requests and place in the tables of those there are.
+    /// Returns name, requests and column in the tables of each available trace.
     fn each(&self) -> impl Iterator<Item = (&'static str, &'a [Request], usize)> {
         let all = [("conversation", self.conversation, 0), ("synthetic", self.synthetic, 1)];
         all.into_iter().filter_map(|(name, trace, at)| Some((name, trace?, at)))
     }
 }
 
-/// Makes all figures, one after the other; each is given to `done`.
+/// Computes all figures, one after the other, and passes each to `done`.
 pub fn all(traces: Traces<'_>, mut done: impl FnMut(Figure)) {
     let makers: [fn(Traces<'_>) -> Option<Figure>; 9] = [
         caches::table_2,

@@ -1,7 +1,8 @@
-//! A variant of any policy: whoever should go is spared while a block that continues it is there, and that one goes.
+//! Leaves-first variant of any eviction policy: a victim with cached continuations is spared, and one of these is
+//! evicted.
 //!
-//! A block is of no use without all blocks before it, so evicting from the far end of a prompt wastes nothing. It needs
-//! to know for each block which one it continues; here the trace says so.
+//! A block is of no use without all blocks before it, so evicting from the far end of a prompt loses nothing else. The
+//! variant needs the parent of each block, which the trace gives here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,9 +15,9 @@ use crate::trace::Request;
 
 pub(super) struct LeavesFirst {
     inner: ChosenPolicy,
-    /// The block before each one.
+    /// Parent of each block: the one before it in a prompt.
     parents: HashMap<Digest, Digest>,
-    /// The blocks held that continue one, in the order in which they came.
+    /// Cached children of each block, in the order of their insertion.
     children: HashMap<Digest, Vec<EntryId>>,
 }
 
@@ -69,7 +70,7 @@ impl EvictionPolicy for LeavesFirst {
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
         let mut victim = self.inner.victim(entries)?;
         let mut passed = HashSet::from([victim.0]);
-        // A trace may be wrong about what continues what: no block is passed twice.
+        // A trace may contain a cycle of parents: no block is passed twice.
         while let Some(child) = self.children.get(&entries[victim].digest()).and_then(|children| children.first())
             && passed.insert(child.0)
         {

@@ -1,11 +1,11 @@
-//! What the paper published about hit rates by cache size, to stand beside what we find.
+//! Hit rates by cache size that the Mooncake paper published, for comparison.
 //!
 //! Figure 9 of "Mooncake: Trading more storage for less computation" (FAST 2025): an LRU cache, hit rates by tokens,
-//! read off the drawing. The traces are found by what is in them: the number of requests and of tokens.
+//! read off the drawing. A trace is identified by its numbers of requests and tokens.
 
 use crate::trace::HitCounts;
 
-/// The sizes in tokens that [`figure_9`] has values for.
+/// Sizes in tokens that [`figure_9`] has values for.
 pub const SIZES: [u64; 10] =
     [10_000, 100_000, 1_000_000, 2_000_000, 4_000_000, 5_000_000, 8_000_000, 10_000_000, 50_000_000, 100_000_000];
 
@@ -15,7 +15,7 @@ const FIGURE_9: [(usize, u64, [f64; SIZES.len()]); 2] = [
     (3_993, 61_194_628, [0.000, 0.012, 0.146, 0.234, 0.381, 0.435, 0.545, 0.589, 0.658, 0.658]),
 ];
 
-/// The published hit rate by tokens of a cache of `tokens` on this trace; nothing for other traces and sizes.
+/// Returns the published hit rate by tokens of a cache of `tokens` on this trace; `None` for other traces and sizes.
 #[must_use]
 pub fn figure_9(requests: usize, whole: HitCounts, tokens: u64) -> Option<f64> {
     let at = SIZES.iter().position(|size| *size == tokens)?;

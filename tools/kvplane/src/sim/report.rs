@@ -1,4 +1,4 @@
-//! The hit rates of a trace in their three forms: a table on the terminal, JSON, and an HTML page.
+//! Hit rates of a trace in three forms: a table on the terminal, JSON, and an HTML page.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,28 +13,28 @@ use crate::html::page::{Page, Table};
 use crate::html::scale::{Axis, AxisSpacing, Unit};
 use crate::trace::HitCounts;
 
-/// What was found of one trace.
+/// Hit rates of one trace.
 #[derive(Clone, Debug)]
 pub struct CacheReport {
-    /// The trace: a path, or "generated ...".
+    /// Path of the trace, or "generated ...".
     pub trace: String,
-    /// Its requests.
+    /// Number of requests.
     pub requests: usize,
     /// Sizes of caches in tokens, ascending.
     pub sizes: Vec<u64>,
-    /// One row for each keeper.
+    /// One row for each rule.
     pub rows: Vec<Row>,
 }
 
 impl CacheReport {
-    /// What was published for this trace at each size.
+    /// Returns the published rate of this trace at each size.
     fn published(&self) -> Vec<Option<f64>> {
         let whole =
             self.rows.first().and_then(|row| row.cells.first()).map_or_else(HitCounts::default, |cell| cell.hits);
         self.sizes.iter().map(|size| figure_9(self.requests, whole, *size)).collect()
     }
 
-    /// Name and rate by tokens at each size, the published ones last; nothing where there is none.
+    /// Returns name and rate by tokens at each size, the published ones last; `None` where there is none.
     fn lines(&self) -> Vec<(String, Vec<Option<f64>>)> {
         let line = |row: &Row| {
             let rates = row.cells.iter().map(|cell| Some(cell.hits.rate_tokens()));
@@ -58,7 +58,7 @@ impl CacheReport {
     }
 }
 
-/// A count of tokens as in the paper's figure: `100k`, `3M`.
+/// Formats a count of tokens as in the paper's figure: `100k`, `3M`.
 fn short(tokens: u64) -> String {
     match tokens {
         0..1_000 => tokens.to_string(),
@@ -68,7 +68,7 @@ fn short(tokens: u64) -> String {
     }
 }
 
-/// The reports as aligned text: shares of tokens found.
+/// Formats the reports as aligned text: fractions of tokens found.
 #[must_use]
 pub fn to_text(reports: &[CacheReport]) -> String {
     let mut out = String::new();
@@ -89,7 +89,7 @@ pub fn to_text(reports: &[CacheReport]) -> String {
     out
 }
 
-/// The reports as Markdown tables, for the documentation.
+/// Formats the reports as Markdown tables, for the documentation.
 #[must_use]
 pub fn to_markdown(reports: &[CacheReport]) -> String {
     let mut out = String::new();
@@ -104,7 +104,7 @@ pub fn to_markdown(reports: &[CacheReport]) -> String {
     out
 }
 
-/// All that was counted, and the rates under `derived`.
+/// Formats the reports as JSON: all counts, and the rates under `derived`.
 #[must_use]
 pub fn to_json(reports: &[CacheReport]) -> Value {
     let one = |report: &CacheReport| {
@@ -130,10 +130,10 @@ pub fn to_json(reports: &[CacheReport]) -> Value {
     json!({ "schema_version": 1, "traces": reports.iter().map(one).collect::<Vec<_>>() })
 }
 
-/// Writes the page of `reports` to `path`. Blocks on the file.
+/// Writes the page of `reports` to `path`; blocks on file I/O.
 ///
 /// # Errors
-/// As the file system says, with the path in the words.
+/// Returns the error of the file system, with the path.
 pub fn write_html(reports: &[CacheReport], path: &Path) -> io::Result<()> {
     std::fs::write(path, page(reports).finish())
         .map_err(|error| io::Error::new(error.kind(), format!("cannot write page {}: {error}", path.display())))

@@ -1,4 +1,4 @@
-//! A trace against the store itself, without bytes behind it.
+//! Replay of a trace against the store itself, without memory behind it.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use super::leaves::LeavesFirst;
 use super::{block_tokens, is_full};
 use crate::trace::{BLOCK_TOKENS, HitCounts, Request};
 
-/// The name under which a block is stored. Ids of blocks are dense; the index spreads digests by itself.
+/// Returns the digest under which a block is stored. Ids of blocks are dense; the index spreads digests by itself.
 pub(super) fn digest_of(block: u64) -> Digest {
     Digest(u128::from(block))
 }
@@ -44,7 +44,7 @@ pub(super) fn replay(
     }
 }
 
-/// For each request: get the longest prefix that is there, then put the rest, in order.
+/// Replays the requests: for each, gets the longest existing prefix, then puts the rest, in order.
 fn drive<P: EvictionPolicy>(mut store: Store<P>, requests: &[Request], tails: bool) -> HitCounts {
     let mut counts = HitCounts::default();
     for request in requests {
@@ -55,7 +55,7 @@ fn drive<P: EvictionPolicy>(mut store: Store<P>, requests: &[Request], tails: bo
         }
         for (at, block) in request.blocks.iter().enumerate().skip(found) {
             if tails || is_full(request, at) {
-                // What is there already is accessed; what is larger than the cache is not kept.
+                // A put of an existing block is an access; a block larger than the cache is not kept.
                 let bytes = block_tokens(request, at) * GRANULE_BYTES;
                 if let Ok((reservation, _)) = store.reserve(digest_of(*block), bytes) {
                     store.commit(reservation, 0).expect("nobody else puts it");

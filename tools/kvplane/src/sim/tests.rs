@@ -1,4 +1,4 @@
-//! The simulated caches against the independent models, by hand, and on the published traces.
+//! Tests of the simulated caches: against the independent models, by hand, and on the published traces.
 
 use super::*;
 use crate::model::{self, Policy};
@@ -13,9 +13,9 @@ fn policy(eviction: Eviction, tails: bool, leaves_first: bool) -> Keeper {
 }
 
 #[test]
-fn the_store_finds_what_the_models_find() {
+fn the_store_has_the_hits_of_the_models() {
     let mut requests = generate(Shape::Conversation, 800, 5).unwrap().requests;
-    // The models charge every block the same.
+    // The models charge the same for every block.
     requests.iter_mut().for_each(|request| request.input_tokens = request.blocks.len() as u32 * 512);
     for blocks in [50, 400, 3_000] {
         for (eviction, judge) in [(Eviction::Lru, Policy::Lru), (Eviction::SegmentedLru, Policy::SegmentedLru)] {
@@ -26,7 +26,7 @@ fn the_store_finds_what_the_models_find() {
 }
 
 #[test]
-fn nothing_finds_more_than_the_bound_and_an_endless_cache_finds_all() {
+fn no_policy_exceeds_the_bound_and_an_unlimited_cache_finds_all() {
     let trace = generate(Shape::Conversation, 800, 7).unwrap();
     let infinite = crate::trace::TraceStats::of(&trace).infinite_cache;
     for keeper in Keeper::all() {
@@ -47,21 +47,21 @@ fn tails_are_not_kept_and_leaves_go_first() {
     let requests = [tail.clone(), tail];
     assert_eq!(policy(Eviction::Lru, true, false).replay(&requests, 2048).hit_blocks, 2);
     assert_eq!(policy(Eviction::Lru, false, false).replay(&requests, 2048).hit_blocks, 1);
-    // Room for three blocks: 4 needs one. The oldest is 1, the last that depends on it is 3.
+    // The cache has room for three blocks, and 4 needs one. The oldest is 1, the last block that depends on it is 3.
     let requests = [request(&[1, 2, 3]), request(&[4]), request(&[1, 2, 3])];
     assert_eq!(policy(Eviction::Lru, true, false).replay(&requests, 3 * 512).hit_blocks, 0);
     assert_eq!(policy(Eviction::Lru, true, true).replay(&requests, 3 * 512).hit_blocks, 2);
 }
 
 #[test]
-fn the_bound_keeps_what_is_wanted_soonest() {
-    // Room for one block: 1 is wanted sooner than 2, and 3 never again.
+fn the_bound_keeps_the_block_with_the_soonest_use() {
+    // The cache has room for one block: 1 is used sooner than 2, and 3 never again.
     let requests = [request(&[1]), request(&[2]), request(&[3]), request(&[1]), request(&[2])];
     assert_eq!(Keeper::Belady.replay(&requests, 512).hit_blocks, 1);
     assert_eq!(Keeper::Belady.replay(&requests, 1024).hit_blocks, 2);
 }
 
-/// Figures of an independent simulation of the published traces, by tokens.
+/// Hit rates by tokens of an independent simulation of the published traces.
 #[test]
 fn the_published_traces() {
     let cases = [

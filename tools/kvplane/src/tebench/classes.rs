@@ -1,7 +1,7 @@
-//! Classes of service: which threads of a run belong together, what they are promised, and what they move.
+//! Classes of service: their threads, objectives and loads in a run.
 //!
-//! The forms are those of Mooncake's tebench: `name:threads:slo_us:weight[:isolated_gbps]`, the same as JSON, and JSON
-//! with what each class moves. Threads belong to classes in order: the first class has the first threads.
+//! The formats are those of Mooncake's tebench: `name:threads:slo_us:weight[:isolated_gbps]`, the same as JSON, and
+//! JSON with the load of each class. Threads are assigned to classes in order: the first class has the first threads.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,40 +9,40 @@ use std::ops::Range;
 use kvplane_client::Intent;
 use serde_json::Value;
 
-/// The most threads that one class may have.
+/// Most threads of one class.
 const THREADS_MOST: u64 = 1 << 16;
 
-/// A class of service.
+/// Class of service.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Class {
-    /// Its name, unlike any other's.
+    /// Name, unique among the classes.
     pub name: String,
-    /// Its threads, at least 1.
+    /// Number of threads, at least 1.
     pub threads: u64,
-    /// A batch that takes longer does not count as good, in µs; 0 for no such promise.
+    /// Objective for the time of a batch, in µs: a slower batch does not count towards goodput. 0: no objective.
     pub slo_us: u64,
-    /// Its share relative to others', more than 0.
+    /// Weight relative to the other classes, more than 0.
     pub weight: f64,
-    /// What it moved when it had the machine for itself, in GB/s, from another run.
+    /// Throughput of the class alone on the machine, in GB/s, from another run.
     pub isolated_gb_s: Option<f64>,
 }
 
-/// A class with what it moves.
+/// Class with its load.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Workload {
-    /// Who.
+    /// Class of the threads.
     pub class: Class,
-    /// Bytes of one request.
+    /// Size of a request, in bytes.
     pub block_bytes: u64,
-    /// Requests of one batch.
+    /// Number of requests of a batch.
     pub batch: u64,
-    /// When each batch should be done, in µs from its start; 0 for no such time.
+    /// Deadline of each batch, in µs from its start; 0 for none.
     pub deadline_us: u64,
-    /// What for.
+    /// Purpose of the transfers.
     pub intent: Intent,
 }
 
-/// Classes that cannot be: says which, and what is wrong with it.
+/// Error about an invalid class; its text names the class and the fault.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClassError(String);
 
@@ -58,10 +58,10 @@ fn wrong<T>(words: String) -> Result<T, ClassError> {
     Err(ClassError(words))
 }
 
-/// Classes from `name:threads:slo_us:weight[:isolated_gbps],...`.
+/// Parses classes from `name:threads:slo_us:weight[:isolated_gbps],...`.
 ///
 /// # Errors
-/// [`ClassError`], naming the class and what is wrong with it.
+/// Returns [`ClassError`] with the class and its fault.
 pub fn parse(text: &str) -> Result<Vec<Class>, ClassError> {
     let classes = text.split(',').map(|entry| one(entry.trim())).collect::<Result<Vec<_>, _>>()?;
     distinct(classes, |class| &class.name)
@@ -74,11 +74,11 @@ fn one(entry: &str) -> Result<Class, ClassError> {
         _ => return wrong(format!("class {entry:?} is not name:threads:slo_us:weight[:isolated_gbps]")),
     };
     let number = |field: &str, value: &str| {
-        let bad = || ClassError(format!("class {name:?}: {field} {value:?} is no whole number from 0 on"));
+        let bad = || ClassError(format!("class {name:?}: {field} {value:?} is not a whole number from 0"));
         value.parse::<u64>().map_err(|_| bad())
     };
     let rate = |field: &str, value: &str| {
-        let bad = || ClassError(format!("class {name:?}: {field} {value:?} is no number"));
+        let bad = || ClassError(format!("class {name:?}: {field} {value:?} is not a number"));
         value.parse::<f64>().map_err(|_| bad())
     };
     let isolated_gb_s = rest.first().map(|value| rate("isolated_gbps", value)).transpose()?;
@@ -114,21 +114,22 @@ fn distinct<T>(items: Vec<T>, name: impl Fn(&T) -> &str) -> Result<Vec<T>, Class
     Ok(items)
 }
 
-/// Classes from a JSON array of objects with `name`, `threads`, `slo_us`, `weight` and perhaps `isolated_gbps`.
+/// Parses classes from a JSON array of objects with `name`, `threads`, `slo_us`, `weight` and optionally
+/// `isolated_gbps`.
 ///
 /// # Errors
-/// [`ClassError`], naming the entry and what is wrong with it.
+/// Returns [`ClassError`] with the entry and its fault.
 pub fn parse_json(text: &str) -> Result<Vec<Class>, ClassError> {
     let entries = entries(text)?;
     let classes = entries.iter().enumerate().map(|(at, value)| from_json(at, value));
     distinct(classes.collect::<Result<Vec<_>, _>>()?, |class| &class.name)
 }
 
-/// Workloads from a JSON array: as of [`parse_json`], with `block_size`, `batch_size`, `intent_type` and perhaps
-/// `deadline_us` in each.
+/// Parses workloads from a JSON array: like [`parse_json`], with `block_size`, `batch_size`, `intent_type` and
+/// optionally `deadline_us` in each object.
 ///
 /// # Errors
-/// [`ClassError`], naming the entry and what is wrong with it.
+/// Returns [`ClassError`] with the entry and its fault.
 pub fn parse_workloads(text: &str) -> Result<Vec<Workload>, ClassError> {
     let workload = |(at, value): (usize, &Value)| {
         let class = from_json(at, value)?;
@@ -138,7 +139,7 @@ pub fn parse_workloads(text: &str) -> Result<Vec<Workload>, ClassError> {
         };
         let (block_bytes, batch) = (size("block_size")?, size("batch_size")?);
         if block_bytes.checked_mul(batch).is_none() {
-            return wrong(format!("entry {at}: {batch} blocks of {block_bytes} bytes are more bytes than there are"));
+            return wrong(format!("entry {at}: {batch} blocks of {block_bytes} bytes exceed 64 bits of bytes"));
         }
         let deadline_us = match value.get("deadline_us") {
             None => 0,
@@ -153,7 +154,7 @@ pub fn parse_workloads(text: &str) -> Result<Vec<Workload>, ClassError> {
 }
 
 fn entries(text: &str) -> Result<Vec<Value>, ClassError> {
-    let value: Value = serde_json::from_str(text).map_err(|error| ClassError(format!("no JSON: {error}")))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| ClassError(format!("not JSON: {error}")))?;
     match value {
         Value::Array(entries) if !entries.is_empty() => Ok(entries),
         _ => wrong("it must be a JSON array with at least one class".to_owned()),
@@ -184,14 +185,14 @@ fn whole(at: usize, value: &Value, field: &str) -> Result<u64, ClassError> {
         None => wrong(format!("entry {at}: {field} is missing")),
         Some(found) => found
             .as_u64()
-            .ok_or_else(|| ClassError(format!("entry {at}: {field} is {found}, it must be a whole number from 0 on"))),
+            .ok_or_else(|| ClassError(format!("entry {at}: {field} is {found}, it must be a whole number from 0"))),
     }
 }
 
-/// The intent of this name, as tebench spells it.
+/// Returns the intent of this name, as tebench spells it.
 ///
 /// # Errors
-/// The names that there are.
+/// Lists the known names.
 pub fn intent_named(name: &str) -> Result<Intent, String> {
     Ok(match name {
         "unspec" | "intent_unspec" => Intent::Unspecified,
@@ -203,17 +204,17 @@ pub fn intent_named(name: &str) -> Result<Intent, String> {
         "staging_internal" => Intent::Staging,
         _ => {
             return Err(format!(
-                "{name:?} is none of unspec, foreground_get, background_prefetch, migration, checkpoint, \
+                "{name:?} is not one of unspec, foreground_get, background_prefetch, migration, checkpoint, \
                  weight_loading, staging_internal"
             ));
         }
     })
 }
 
-/// Checks that the classes have exactly these threads.
+/// Checks that the classes have exactly this number of threads.
 ///
 /// # Errors
-/// [`ClassError`] with both numbers.
+/// Returns [`ClassError`] with both numbers.
 pub fn check_threads(classes: &[Class], threads: u64) -> Result<(), ClassError> {
     let configured: u64 = classes.iter().map(|class| class.threads).sum();
     match configured == threads {
@@ -222,7 +223,7 @@ pub fn check_threads(classes: &[Class], threads: u64) -> Result<(), ClassError> 
     }
 }
 
-/// The threads of each class.
+/// Returns the range of threads of each class.
 #[must_use]
 pub fn ranges(classes: &[Class]) -> Vec<Range<usize>> {
     let mut next = 0;
@@ -236,12 +237,13 @@ pub fn ranges(classes: &[Class]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The classes' weights as the engine takes them: whole numbers in the same proportions, as far as 16 bits have them.
+/// Converts the classes' weights to those of the engine: whole numbers in the same proportions, as far as 16 bits can
+/// express them.
 #[must_use]
 pub fn engine_weights(classes: &[Class]) -> Vec<u16> {
     let weights = || classes.iter().map(|class| class.weight);
     let (least, most) = (weights().fold(f64::INFINITY, f64::min), weights().fold(0.0, f64::max));
-    // Fine steps where there is room for them; the largest fits in any case.
+    // Steps are fine where the range allows it; the largest weight fits in any case.
     let scale = (64.0 / least).min(f64::from(u16::MAX) / most);
     weights().map(|weight| (weight * scale).round().clamp(1.0, f64::from(u16::MAX)) as u16).collect()
 }

@@ -1,4 +1,4 @@
-//! What is counted beside the cases: by transport over the whole run, and by groups of threads with deadlines.
+//! Counters beside the cases: by transport over the whole run, and by groups of threads with deadlines.
 
 use kvplane::{Histogram, SlowTransfer};
 use serde::{Serialize, Serializer};
@@ -6,26 +6,26 @@ use serde::{Serialize, Serializer};
 use super::stats::{CaseStats, Samples};
 use super::sweep::Case;
 
-/// What one transport did over a whole run, warm-ups included.
+/// Counters of one transport over a whole run, warm-ups included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// Its name.
+    /// Name of the transport.
     pub transport: &'static str,
-    /// Slices done.
+    /// Completed slices.
     pub operations: u64,
-    /// Bytes of those.
+    /// Bytes of the completed slices.
     pub bytes: u64,
-    /// Slices that failed on it and were sent again.
+    /// Slices that failed on the transport and were retried.
     pub retries: u64,
-    /// Slices that went over to another way.
+    /// Slices that failed over to another path.
     pub failovers: u64,
-    /// Time that slices waited for it.
+    /// Time that slices waited in the queue.
     pub queue: Histogram,
-    /// Time from being given to it to being done.
+    /// Time from the submission of a slice to its completion.
     pub service: Histogram,
 }
 
-/// Times in µs: upper bounds, within a quarter of the truth.
+/// Times in µs: upper bounds, within a quarter of the true value.
 #[derive(Serialize)]
 struct Times {
     p50_us: f64,
@@ -51,27 +51,27 @@ impl Serialize for Transport {
     }
 }
 
-/// A transfer that took long, and where its time went.
+/// Slow transfer, with the time of its stages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Slow {
-    /// What carried it last.
+    /// Transport that carried the transfer last.
     pub transport: &'static str,
-    /// Bytes that it was to move.
+    /// Bytes of the transfer.
     pub bytes: u64,
-    /// Times that it was sent before.
+    /// Number of earlier attempts.
     pub attempts: u8,
     /// Time of earlier attempts, in µs.
     pub earlier_us: u64,
-    /// Time that it waited for a rail, in µs.
+    /// Time of waiting for a rail, in µs.
     pub queue_us: u64,
-    /// Time that it was behind others on its connection, in µs.
+    /// Time behind other transfers on the same connection, in µs.
     pub lane_us: u64,
-    /// Time from then to its end, in µs.
+    /// Time from then to the completion, in µs.
     pub service_us: u64,
 }
 
 impl Slow {
-    /// What an engine says of one.
+    /// Converts an engine's record of a slow transfer.
     #[must_use]
     pub const fn of(slow: &SlowTransfer) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Slow {
 }
 
 impl Transport {
-    /// Adds counts to the transport's own among `all`.
+    /// Adds the counts to those of the same transport in `all`.
     pub fn add(self, all: &mut Vec<Self>) {
         match all.iter_mut().find(|other| other.transport == self.transport) {
             None => all.push(self),
@@ -102,7 +102,7 @@ impl Transport {
         }
     }
 
-    /// The line for people and scripts.
+    /// Formats the line for operators and scripts.
     #[must_use]
     pub fn line(&self) -> String {
         let Self { transport, operations, bytes, retries, failovers, .. } = self;
@@ -124,25 +124,26 @@ impl Transport {
     }
 }
 
-/// The threads of a case that have a deadline, or those that have none.
+/// Group of a case's threads: those with a deadline, or those without.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeadlineGroup {
     /// `tight` or `loose`.
     pub group: &'static str,
-    /// Its threads.
+    /// Number of threads.
     pub threads: u64,
-    /// Their deadline, in µs; 0 for none.
+    /// Deadline of a batch, in µs; 0 for none.
     pub deadline_us: u64,
-    /// Batches done.
+    /// Completed batches.
     pub operations: u64,
-    /// Batches that took longer than that.
+    /// Batches that missed the deadline.
     pub missed: u64,
-    /// What they moved, in GB/s.
+    /// Throughput of the group, in GB/s.
     pub throughput_gbps: f64,
 }
 
 impl DeadlineGroup {
-    /// Both groups of a case whose first `tight` threads have this deadline; a group without threads is left out.
+    /// Returns both groups of a case whose first `tight` threads have this deadline; a group without threads is left
+    /// out.
     #[must_use]
     pub fn of(case: Case, threads: &[(Samples, u64)], tight: usize, deadline_us: u64) -> Vec<Self> {
         let (with, without) = threads.split_at(tight.min(threads.len()));
@@ -162,7 +163,7 @@ impl DeadlineGroup {
         groups.into_iter().filter(|group| group.threads > 0).collect()
     }
 
-    /// The line for people and scripts.
+    /// Formats the line for operators and scripts.
     #[must_use]
     pub fn line(&self) -> String {
         let Self { group, threads, deadline_us, operations, missed, throughput_gbps } = self;
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_with_deadlines_are_told_apart() {
+    fn threads_are_grouped_by_deadline() {
         let case = Case { threads: 3, block_bytes: 1000, batch: 1 };
         let thread = |deadline_ns| {
             let promises = Promises { deadline_ns, ..Promises::default() };

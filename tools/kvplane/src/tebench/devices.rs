@@ -1,25 +1,25 @@
-//! What each RDMA device of ours did over a whole run, and whether memory and devices kept together.
+//! Counters of each local RDMA device over a whole run, and the NUMA locality of memory and devices.
 
 use kvplane::{NodeCounts, RailSnapshot};
 use serde::{Serialize, Serializer};
 
-/// What went by one device, warm-ups included.
+/// Counters of one device, warm-ups included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Slices done.
+    /// Completed slices.
     pub operations: u64,
-    /// Bytes of those.
+    /// Bytes of the completed slices.
     pub bytes: u64,
-    /// By whether our memory and this device are on one NUMA node.
+    /// Slices by NUMA locality of the local memory and this device.
     pub own: NodeCounts,
-    /// By whether the peer's memory and its device are, as far as it told.
+    /// Slices by NUMA locality of the peer's memory and its device, as far as the peer reports it.
     pub peer: NodeCounts,
 }
 
 impl Device {
-    /// Adds what a rail counted to its device's own among `all`.
+    /// Adds the counts of a rail to those of its device in `all`.
     pub fn add(rail: &RailSnapshot, all: &mut Vec<Self>) {
         let Some(name) = &rail.device else { return };
         let position = all.iter().position(|device| device.name == *name).unwrap_or_else(|| {
@@ -33,7 +33,7 @@ impl Device {
         device.peer.add(&rail.peer_node);
     }
 
-    /// The line for people and scripts.
+    /// Formats the line for operators and scripts.
     #[must_use]
     pub fn line(&self) -> String {
         let Self { name, operations, bytes, own, peer } = self;

@@ -1,4 +1,4 @@
-//! The cases of a run as an HTML page: bandwidth and transfer times against the block size.
+//! HTML page of a run's cases: bandwidth and transfer times against the block size.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,10 +9,10 @@ use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
 use crate::html::scale::{Axis, AxisSpacing, Unit, show};
 
-/// Writes the page of `cases` to `path`. `label` says what was run. Blocks on the file.
+/// Writes the page of `cases` to `path`, with `label` as the description of the run; blocks on file I/O.
 ///
 /// # Errors
-/// As the file system says, with the path in the words.
+/// Returns the error of the file system, with the path.
 pub fn write_html(label: &str, cases: &[CaseStats], path: &Path) -> io::Result<()> {
     std::fs::write(path, page(label, cases).finish())
         .map_err(|error| io::Error::new(error.kind(), format!("cannot write plot {}: {error}", path.display())))
@@ -51,10 +51,10 @@ fn page(label: &str, cases: &[CaseStats]) -> Page {
     page
 }
 
-/// A figure of a case: its name before the setting, whether its line is dashed, its value.
+/// Plotted value of a case: name before the setting, true for a dashed line, getter.
 type Figure<'a> = (&'a str, bool, fn(&CaseStats) -> f64);
 
-/// One line for each number of threads and batch size, and for each of `figures`.
+/// Returns one line for each number of threads and batch size, and for each of `figures`.
 fn series(cases: &[CaseStats], figures: &[Figure<'_>]) -> Vec<Series> {
     let mut groups: BTreeMap<(u64, u64), Vec<&CaseStats>> = BTreeMap::new();
     for case in cases {
@@ -72,13 +72,13 @@ fn series(cases: &[CaseStats], figures: &[Figure<'_>]) -> Vec<Series> {
     series
 }
 
-/// What the cases of one line have in common.
+/// Formats the setting that the cases of one line share.
 fn setting(threads: u64, batch: u64) -> String {
     let plural = if threads == 1 { "" } else { "s" };
     format!("{threads} thread{plural}, batch {batch}")
 }
 
-/// The best bandwidth and the shortest median, with their cases.
+/// Returns the best bandwidth and the shortest median, with their cases.
 fn best(cases: &[CaseStats]) -> Vec<(String, String, bool)> {
     let of = |case: &CaseStats| {
         let setting = setting(case.case.threads, case.case.batch);
@@ -140,7 +140,7 @@ mod tests {
         assert!(lines.iter().all(|line| line.points.len() == 15 && line.points.is_sorted_by_key(|point| point.0)));
     }
 
-    /// Leaves a sample to be looked at when asked to.
+    /// Writes a sample page for visual inspection, if the environment variable is set.
     #[test]
     fn pages_to_look_at() {
         let Some(directory) = std::env::var_os("KVPLANE_SAMPLE_PAGES") else { return };

@@ -1,9 +1,10 @@
-//! How classes of service fared beside each other: good throughput, fairness, isolation; as lines and as a record.
+//! Comparison of classes of service: goodput, fairness, isolation; as lines and as a record.
 //!
-//! * goodput: throughput times the share of batches that kept the class's promise;
-//! * fairness: Jain's index of throughput by weight (Jain, Chiu and Hawe, 1984): 1 where all have their share, 1/n
-//!   where one has everything;
-//! * isolation leakage: what a class lost against a run by itself, as a share of that; 0 when it lost nothing.
+//! * goodput: throughput times the fraction of batches within the class's objective;
+//! * fairness: Jain's index of throughput by weight (Jain, Chiu and Hawe, 1984): 1 where all classes have their share,
+//!   1/n where one has everything;
+//! * isolation leakage: throughput that a class lost against a run by itself, as a fraction of that; 0 when it lost
+//!   none.
 //!
 //! Records and lines have the fields of Mooncake's tebench, schema version 1. Its `gbps` are GB/s (10^9 bytes).
 
@@ -15,22 +16,22 @@ use serde::Serialize;
 
 use super::classes::Class;
 
-/// What was measured of one class.
+/// Measurements of one class.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Sample {
-    /// Batches done.
+    /// Completed batches.
     pub operations: u64,
-    /// Bytes of those.
+    /// Bytes of the completed batches.
     pub transferred_bytes: u64,
     /// Mean of its threads' durations, in seconds.
     pub duration_s: f64,
     /// 99th percentile of the time of a batch, in µs.
     pub p99_us: f64,
-    /// Batches that took no longer than the class's promise.
+    /// Batches within the class's objective.
     pub within_slo: u64,
 }
 
-/// One class in a report.
+/// Results of one class.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ClassReport {
     name: String,
@@ -48,15 +49,15 @@ pub struct ClassReport {
     isolation_leakage: Option<f64>,
 }
 
-/// How the classes of one case fared: one record.
+/// Results of the classes of one case: one record.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
     schema_version: u32,
-    /// Bytes of one request; 0 where classes differ.
+    /// Size of a request, in bytes; 0 where classes differ.
     pub block_size: u64,
-    /// Requests of one batch; 0 where classes differ.
+    /// Number of requests of a batch; 0 where classes differ.
     pub batch_size: u64,
-    /// Threads of all classes.
+    /// Number of threads of all classes.
     pub num_threads: u64,
     aggregate_throughput_gbps: f64,
     weighted_goodput_gbps: f64,
@@ -91,8 +92,8 @@ impl ClassReport {
 }
 
 impl Report {
-    /// Sums up a case: each class with its sample. `block_size` and `batch_size` are 0 where classes differ in them;
-    /// `link_gb_s` is the capacity to relate to, 0 when it is not known.
+    /// Summarizes a case: each class with its sample. `block_size` and `batch_size` are 0 where classes differ in them;
+    /// `link_gb_s` is the link's capacity, 0 if unknown.
     #[must_use]
     pub fn new(block_size: u64, batch_size: u64, classes: &[(Class, Sample)], link_gb_s: f64) -> Self {
         let reports: Vec<_> = classes.iter().map(|(class, sample)| ClassReport::new(class, sample)).collect();
@@ -114,7 +115,7 @@ impl Report {
         }
     }
 
-    /// The lines for people and scripts, without a last line feed.
+    /// Formats the lines for operators and scripts, without a last line feed.
     #[must_use]
     pub fn lines(&self) -> String {
         let shown = |value: Option<f64>| value.map_or_else(|| "N/A".to_owned(), |value| format!("{value:.6}"));
@@ -146,20 +147,20 @@ impl Report {
         text
     }
 
-    /// Appends the record as one line to a file of them. Blocks on the file.
+    /// Appends the record as one line to a file; blocks on file I/O.
     ///
     /// # Errors
-    /// As the file system says, with the path in the words.
+    /// Returns the error of the file system, with the path.
     pub fn append(&self, path: &Path) -> Result<(), String> {
         let failed = |error: &dyn std::fmt::Display| format!("cannot append to {}: {error}", path.display());
         let line = serde_json::to_string(self).map_err(|error| failed(&error))?;
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        // One write for the line, so that runs side by side do not mix theirs.
+        // The line is one write, so that concurrent runs do not mix their lines.
         file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(|error| failed(&error))
     }
 }
 
-/// Jain's index: the square of the sum by n times the sum of squares; 0 where nobody has anything.
+/// Returns Jain's index: the square of the sum divided by n times the sum of squares; 0 if all values are 0.
 #[must_use]
 pub fn jain_index(values: &[f64]) -> f64 {
     let sum: f64 = values.iter().sum();

@@ -1,7 +1,8 @@
-//! The statistics of one case.
+//! Statistics of one case.
 //!
 //! A thread keeps the duration of each of its batches in [`Samples`]: all of them up to a limit, beyond it a uniform
-//! sample (Vitter's algorithm R), with count and sum always exact. [`CaseStats`] then computes what the table shows:
+//! sample (Vitter's algorithm R), with count and sum always exact. [`CaseStats`] then computes the columns of the
+//! table:
 //!
 //! * bandwidth: bytes of all batches over the mean of the threads' total durations;
 //! * instantaneous bandwidth: the mean over batches of bytes by duration;
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use super::sweep::Case;
 
-/// Durations that one thread keeps by default: 2 MiB.
+/// Number of durations that one thread keeps by default: 2 MiB.
 pub const DEFAULT_SAMPLES: usize = 1 << 18;
 
 /// Durations of one thread's batches.
@@ -23,40 +24,41 @@ pub struct Samples {
     limit: usize,
     count: u64,
     sum_ns: u128,
-    /// Sum of 1 / duration, over batches that took measurable time.
+    /// Sum of 1 / duration, over all batches.
     sum_inverse: f64,
     rng: Rng,
     promises: Promises,
     kept: FastBatches,
 }
 
-/// How long a batch may take, in nanoseconds.
+/// Limits of a batch's time, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promises {
-    /// By the promise of its class.
+    /// Objective of the thread's class.
     pub slo_ns: u64,
-    /// By its deadline.
+    /// Deadline of the batch.
     pub deadline_ns: u64,
 }
 
 impl Default for Promises {
-    /// None: every batch keeps them.
+    /// Returns no limits: every batch keeps them.
     fn default() -> Self {
         Self { slo_ns: u64::MAX, deadline_ns: u64::MAX }
     }
 }
 
-/// Batches that took no longer than promised.
+/// Number of batches within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FastBatches {
-    /// By the promise of their class.
+    /// Batches within the objective of their class.
     pub slo: u64,
-    /// By their deadline.
+    /// Batches within their deadline.
     pub deadline: u64,
 }
 
 impl Samples {
-    /// Keeps at most `limit` (at least 1) durations, allocated here; `seed` and `thread` fix which, beyond the limit.
+    /// Keeps at most `limit` (at least 1) durations, allocated here; beyond it, `seed` and `thread` determine the
+    /// sample.
     #[must_use]
     pub fn new(limit: usize, seed: u64, thread: u64) -> Self {
         let limit = limit.max(1);
@@ -65,7 +67,7 @@ impl Samples {
         Self { kept_ns: Vec::with_capacity(limit), limit, count: 0, sum_ns: 0, sum_inverse: 0.0, rng, promises, kept }
     }
 
-    /// Counts batches that keep these promises.
+    /// Sets the limits against which batches are counted.
     #[must_use]
     pub fn with_promises(self, promises: Promises) -> Self {
         Self { promises, ..self }
@@ -89,47 +91,47 @@ impl Samples {
         }
     }
 
-    /// Batches counted.
+    /// Returns the number of batches.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Those of them that took no longer than promised.
+    /// Returns the number of batches within the limits.
     #[must_use]
     pub const fn kept(&self) -> FastBatches {
         self.kept
     }
 }
 
-/// What the table shows of one case.
+/// Values that the table shows of one case.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CaseStats {
-    /// The case.
+    /// Measured case.
     #[serde(flatten)]
     pub case: Case,
-    /// Batches of all threads.
+    /// Number of batches of all threads.
     pub batches: u64,
     /// Bandwidth in GB/s (10^9 bytes).
     pub bandwidth_gb_s: f64,
-    /// Mean over batches of their own bandwidth, in GB/s.
+    /// Mean over batches of the bandwidth of each, in GB/s.
     pub average_instant_gb_s: f64,
-    /// Time per batch including what lies between two, in µs.
+    /// Time per batch including the pause between batches, in µs.
     pub average_latency_us: f64,
     /// Mean time of a batch, in µs.
     pub average_transfer_us: f64,
     /// Median time of a batch, in µs.
     pub p50_transfer_us: f64,
-    /// 99th percentile, in µs.
+    /// 99th percentile of the time of a batch, in µs.
     pub p99_transfer_us: f64,
-    /// 99.9th percentile, in µs.
+    /// 99.9th percentile of the time of a batch, in µs.
     pub p999_transfer_us: f64,
-    /// CPU seconds of this process per 10^9 bytes; nothing where it was not measured.
+    /// CPU seconds of this process per 10^9 bytes; `None` if not measured.
     pub cpu_s_per_gb: Option<f64>,
 }
 
 impl CaseStats {
-    /// Sums up `threads`: each thread's samples and its total duration in nanoseconds. `cpu_s` is the CPU time spent
+    /// Summarizes `threads`: each thread's samples and its total duration in nanoseconds. `cpu_s` is the CPU time spent
     /// meanwhile.
     #[must_use]
     pub fn new(case: Case, threads: &[(Samples, u64)], cpu_s: Option<f64>) -> Self {
@@ -162,7 +164,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 /// Durations of all threads, ascending, each with its weight.
 ///
-/// A thread that kept only some of its durations counts each for as many as it stands for, so that threads of different
+/// In a thread that kept only a sample of its durations, each stands for several batches, so that threads of different
 /// speeds keep their weight.
 struct RankedDurations(Vec<(u64, f64)>);
 
@@ -177,8 +179,8 @@ impl RankedDurations {
         Self(values)
     }
 
-    /// The percentile, interpolated linearly between ranks: of n values of weight 1 the rank is `quantile * (n - 1)`,
-    /// and each value covers the ranks from its own to the next's.
+    /// Returns the percentile, interpolated linearly between ranks: the rank of n values of weight 1 is
+    /// `quantile * (n - 1)`, and each value covers the ranks from its own to the next's.
     fn percentile_ns(&self, quantile: f64) -> f64 {
         let total: f64 = self.0.iter().map(|value| value.1).sum();
         let rank = quantile * (total - 1.0).max(0.0);
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_zero_not_nonsense() {
+    fn statistics_without_samples_are_zero() {
         let stats = CaseStats::new(CASE, &[thread(&[], 0)], Some(1.0));
         assert_eq!((stats.bandwidth_gb_s, stats.p99_transfer_us, stats.average_latency_us), (0.0, 0.0, 0.0));
         assert!(CaseStats::new(CASE, &[thread(&[0], 0)], None).average_instant_gb_s.is_finite());

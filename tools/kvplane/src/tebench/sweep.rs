@@ -1,23 +1,23 @@
-//! The cases of a run: threads outermost, then block size, then batch size, each doubling from its start to its end.
+//! Cases of a run: threads outermost, then block size, then batch size, each doubling from its start to its end.
 //!
 //! A case whose buffers do not fit is skipped, and the caller logs it: `block * batch * threads` may not exceed the
 //! total buffer size.
 
 use std::fmt;
 
-/// One case: what every iteration of every thread moves.
+/// Case: load of every iteration of every thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Case {
-    /// Threads that submit.
+    /// Number of threads that submit.
     pub threads: u64,
-    /// Bytes of one request.
+    /// Size of a request, in bytes.
     pub block_bytes: u64,
-    /// Requests of one batch.
+    /// Number of requests of a batch.
     pub batch: u64,
 }
 
 impl Case {
-    /// Bytes that all threads together have under way; nothing when that is beyond 64 bits.
+    /// Returns the bytes that all threads together have in flight; `None` beyond 64 bits.
     #[must_use]
     pub const fn buffer_bytes(&self) -> Option<u64> {
         match self.block_bytes.checked_mul(self.batch) {
@@ -27,12 +27,12 @@ impl Case {
     }
 }
 
-/// Doubling from `start` as long as it does not pass `max`.
+/// Range of values that double from `start` up to `max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// First value, at least 1.
     pub start: u64,
-    /// Last value that is allowed.
+    /// Largest value that is allowed.
     pub max: u64,
 }
 
@@ -53,7 +53,7 @@ impl Range {
     }
 }
 
-/// A sweep that can be run.
+/// Sweep with checked ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sweep {
     threads: Range,
@@ -62,35 +62,35 @@ pub struct Sweep {
     total_buffer_bytes: u64,
 }
 
-/// What to do next in a sweep.
+/// Step of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Run this case.
     Run(Case),
-    /// Log that this case does not fit, and go on.
+    /// Log that this case does not fit, and continue.
     Skip {
-        /// The case.
+        /// Case that does not fit.
         case: Case,
-        /// What it does not fit in.
+        /// Size of the buffer that it does not fit in.
         total_buffer_bytes: u64,
     },
 }
 
-/// Why there is no such sweep.
+/// Error about an invalid range of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SweepError {
     /// A start of 0 never doubles.
     Zero {
-        /// The range, as in the flags.
+        /// Name of the range, as in the flags.
         name: &'static str,
     },
     /// The start is beyond the end.
     Reversed {
-        /// The range, as in the flags.
+        /// Name of the range, as in the flags.
         name: &'static str,
-        /// Its start.
+        /// Start of the range.
         start: u64,
-        /// Its end.
+        /// End of the range.
         max: u64,
     },
 }
@@ -121,10 +121,10 @@ impl fmt::Display for Step {
 }
 
 impl Sweep {
-    /// Checks the ranges.
+    /// Creates a sweep after checking the ranges.
     ///
     /// # Errors
-    /// [`SweepError`], naming the flag and its value.
+    /// Returns [`SweepError`] with the flag and its value.
     pub fn new(threads: Range, blocks: Range, batches: Range, total_buffer_bytes: u64) -> Result<Self, SweepError> {
         threads.check("num_threads")?;
         blocks.check("block_size")?;
@@ -132,7 +132,7 @@ impl Sweep {
         Ok(Self { threads, blocks, batches, total_buffer_bytes })
     }
 
-    /// The steps in order.
+    /// Returns the steps in order.
     pub fn steps(self) -> impl Iterator<Item = Step> {
         let Self { threads, blocks, batches, total_buffer_bytes } = self;
         threads.values().flat_map(move |threads| {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_skipped_with_the_numbers() {
+    fn cases_beyond_the_buffer_are_skipped_with_the_numbers() {
         let sweep = Sweep::new(range(2, 2), range(1 << 20, 1 << 21), range(4, 4), 8 << 20).unwrap();
         let steps: Vec<_> = sweep.steps().collect();
         assert!(matches!(steps[0], Step::Run(_)), "exactly full still runs");

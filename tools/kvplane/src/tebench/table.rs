@@ -1,4 +1,4 @@
-//! The table that readers of Mooncake's tebench know, with two columns of ours behind it, and the same rows as JSON.
+//! Table in the format of Mooncake's tebench, with two more columns behind it, and the same rows as JSON.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use super::devices::Device;
 use super::qos::Report;
 use super::stats::CaseStats;
 
-/// Dashes below the header.
+/// Length of the rule below the header, in dashes.
 const RULE: usize = 160;
 
-/// Names and widths of the columns. The first eight are fixed by the tool this one stands in for.
+/// Names and widths of the columns. The first eight are those of Mooncake's tebench.
 const COLUMNS: [(&str, usize); 10] = [
     ("BlkSize (B)", 14),
     ("Batch", 8),
@@ -29,13 +29,13 @@ fn line(cells: &[String; COLUMNS.len()]) -> String {
     padded.trim_end().to_owned()
 }
 
-/// The header and the rule below it, two lines without a last line feed.
+/// Formats the header and the rule below it, two lines without a last line feed.
 #[must_use]
 pub fn header() -> String {
     format!("{}\n{}", line(&COLUMNS.map(|(name, _)| name.to_owned())), "-".repeat(RULE))
 }
 
-/// One case as a line, without a line feed.
+/// Formats one case as a line, without a line feed.
 #[must_use]
 pub fn row(stats: &CaseStats) -> String {
     line(&[
@@ -52,22 +52,22 @@ pub fn row(stats: &CaseStats) -> String {
     ])
 }
 
-/// What is reported beside the cases.
+/// Measurements that are reported beside the cases.
 #[derive(Clone, Debug, Default)]
 pub struct Beside {
     /// Records of classes of service.
     pub qos: Vec<Report>,
-    /// Threads with deadlines and threads without.
+    /// Groups of threads with and without deadlines.
     pub deadlines: Vec<DeadlineGroup>,
-    /// What the transports counted.
+    /// Counters of the transports.
     pub transports: Vec<Transport>,
-    /// What our RDMA devices did.
+    /// Counters of the local RDMA devices.
     pub devices: Vec<Device>,
-    /// Transfers that took long.
+    /// Slow transfers.
     pub slow: Vec<Slow>,
 }
 
-/// All cases as JSON. `label` says what was run (operation, transport, machine).
+/// Formats all cases as JSON. `label` describes the run (operation, transport, machine).
 #[must_use]
 pub fn to_json(label: &str, cases: &[CaseStats], beside: &Beside) -> Value {
     let Beside { qos, deadlines, transports, devices, slow } = beside;
@@ -92,7 +92,7 @@ pub(crate) mod tests {
     use super::super::sweep::Case;
     use super::*;
 
-    /// A case with round figures.
+    /// Builds a case with round figures.
     pub(crate) fn sample(threads: u64, block_bytes: u64, batch: u64) -> CaseStats {
         let transfer_us = 8.0 + block_bytes as f64 * batch as f64 / 6e3;
         let bandwidth_gb_s = block_bytes as f64 * batch as f64 * threads as f64 / transfer_us / 1e3;

@@ -1,18 +1,18 @@
-//! A seeded generator of traces with the published shapes, for where the published traces are not at hand.
+//! Seeded generator of traces with the published shapes, for machines without the published traces.
 //!
-//! *Conversation*: requests arrive in quanta of 3 s with bursts; all begin with one shared head block; a request
-//! opens a session with a fresh prompt or is a later turn of one: its prompt extends the previous prompt, or takes it
-//! up from a point in the middle, or repeats it. The tables below are quantiles of Mooncake's published conversation
-//! trace (FAST'25), and the probabilities are set so that the statistics that matter to a cache agree: lengths,
-//! sharing, reuse gaps, blocks used once.
+//! *Conversation*: requests arrive in quanta of 3 s with bursts; all begin with one shared head block; a request opens
+//! a session with a fresh prompt or is a later turn of one: its prompt extends the previous prompt, or branches off
+//! from a point in the middle, or repeats it. The tables are quantiles of Mooncake's published conversation trace
+//! (FAST'25), and the probabilities are set so that the statistics that matter to a cache agree: lengths, sharing,
+//! reuse gaps, blocks used once.
 //!
 //! *Tool and agent*: two more kinds of request that share a long head and nothing else, in the published proportions
 //! of heads.
 //!
-//! A trace shorter than the published one is the same trace in a shrunk world: the arrival rate stays and the time
-//! between turns shrinks with the number of requests, so that hit rates, and pools in proportion to the working set,
-//! carry over. Everything here is generated, and the label says so; it is no substitute for the published trace in a
-//! published figure.
+//! A trace shorter than the published one is a scaled-down version of it: the arrival rate stays and the time between
+//! turns shrinks with the number of requests, so that hit rates, and pools in proportion to the working set, carry
+//! over. The label states that the trace is generated; it is no substitute for the published trace in a published
+//! figure.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,18 +26,18 @@ mod tables;
 
 use tables::Quantiles;
 
-/// Milliseconds between arrival times.
+/// Interval between arrival times, in milliseconds.
 const QUANTUM_MS: u64 = 3_000;
-/// Quanta of a published trace.
+/// Number of quanta of a published trace.
 const PUBLISHED_QUANTA: f64 = 1_180.0;
 /// Largest burst, as a multiple of the mean arrivals of a quantum: 28 of 10.2.
 const BURST: f64 = 2.75;
-/// Longest prompt in tokens.
+/// Length of the longest prompt, in tokens.
 const MAX_INPUT_TOKENS: u32 = 126_195;
-/// Longest answer in tokens.
+/// Length of the longest answer, in tokens.
 const MAX_OUTPUT_TOKENS: u32 = 2_000;
 
-/// What the generated trace resembles.
+/// Shape of a generated trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Mooncake's conversation trace.
@@ -47,7 +47,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Requests of the published trace.
+    /// Returns the number of requests of the published trace.
     #[must_use]
     pub const fn published_requests(self) -> usize {
         match self {
@@ -56,7 +56,7 @@ impl Shape {
         }
     }
 
-    /// The name in labels and on the command line.
+    /// Returns the name in labels and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,12 +73,12 @@ impl Shape {
     }
 }
 
-/// Why no trace was generated.
+/// Error of the generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenerateError {
-    /// Not between 1 and [`MAX_REQUESTS`].
+    /// The number of requests is not between 1 and [`MAX_REQUESTS`].
     Requests {
-        /// What was asked for.
+        /// Requested number.
         requests: usize,
     },
 }
@@ -86,13 +86,13 @@ pub enum GenerateError {
 impl fmt::Display for GenerateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Requests { requests } = self;
-        write!(f, "cannot generate {requests} requests, ask for 1 to {MAX_REQUESTS}")
+        write!(f, "cannot generate {requests} requests: give from 1 to {MAX_REQUESTS}")
     }
 }
 
 impl std::error::Error for GenerateError {}
 
-/// The three heads of prompts, and what follows them.
+/// Kind of a prompt, by its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// One shared block, then a conversation.
@@ -128,7 +128,7 @@ impl Kind {
         }
     }
 
-    /// The kind of the next request.
+    /// Draws the kind of the next request.
     fn draw(shape: Shape, rng: &mut Rng) -> Self {
         match (shape, rng.unit()) {
             (Shape::ToolAgent, u) if u < 0.39 => Self::LongHead,
@@ -138,7 +138,7 @@ impl Kind {
     }
 }
 
-/// A later turn that is due: ordered by time, then by the order in which it was planned.
+/// Later turn that is due: ordered by time, then by the order in which it was planned.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at_ms: u64,
@@ -151,7 +151,7 @@ struct Due {
 /// Generates `requests` requests of the given shape. The same arguments give the same trace, everywhere and always.
 ///
 /// # Errors
-/// When `requests` is 0 or more than [`MAX_REQUESTS`].
+/// Fails if `requests` is 0 or more than [`MAX_REQUESTS`].
 pub fn generate(shape: Shape, requests: usize, seed: u64) -> Result<Trace, GenerateError> {
     if requests == 0 || requests > MAX_REQUESTS {
         return Err(GenerateError::Requests { requests });
@@ -167,8 +167,8 @@ pub fn generate(shape: Shape, requests: usize, seed: u64) -> Result<Trace, Gener
     Ok(Trace { label, requests: generated, unordered: 0 })
 }
 
-/// How many requests arrive in each quantum: Poisson with one large burst, no quantum empty while there are requests
-/// enough.
+/// Draws the number of requests that arrive in each quantum: Poisson with one large burst; no quantum is empty while
+/// there are requests enough.
 fn arrivals(shape: Shape, requests: usize, seed: u64) -> Vec<u64> {
     let mut rng = Rng::new(seed, "trace arrivals");
     let mean = shape.published_requests() as f64 / PUBLISHED_QUANTA;
@@ -195,7 +195,7 @@ fn arrivals(shape: Shape, requests: usize, seed: u64) -> Vec<u64> {
     counts
 }
 
-/// A Poisson number by Knuth's product of uniforms; the means here are at most 20.
+/// Draws a Poisson number by Knuth's product of uniforms; the means here are at most 20.
 fn poisson(mean: f64, rng: &mut Rng) -> u64 {
     let limit = (-mean).exp();
     let mut product = rng.unit();
@@ -207,13 +207,13 @@ fn poisson(mean: f64, rng: &mut Rng) -> u64 {
     count
 }
 
-/// The state between requests. Streams are separate, so that tuning one table leaves the draws of the others alone.
+/// State between requests. Random streams are separate, so that tuning one table leaves the draws of the others alone.
 struct Generator {
     shape: Shape,
     kinds: Rng,
     lengths: Rng,
     turns: Rng,
-    /// Time between turns is multiplied by this.
+    /// Factor of the time between turns.
     gap_scale: f64,
     next_block: u64,
     planned: u64,
@@ -267,7 +267,7 @@ impl Generator {
         self.due.pop().map(|Reverse(due)| due)
     }
 
-    /// The prompt of the turn after `due`: an extension, a repetition, or a new way from a point in the middle.
+    /// Returns the prompt of the turn after `due`: an extension, a repetition, or a branch from a point in the middle.
     fn later_prompt(&mut self, due: &Due) -> (u32, Vec<u64>) {
         let full = (due.input_tokens / super::BLOCK_TOKENS) as usize;
         let way = self.turns.unit();
@@ -277,21 +277,21 @@ impl Generator {
         let added = tables::TURN_ADDED_TOKENS.draw(&mut self.lengths) as u32;
         let input_tokens = (due.input_tokens + added).min(MAX_INPUT_TOKENS);
         let branches = way < tables::REPEAT + tables::BRANCH && full > 1;
-        // Some branches leave right at the head, most keep a good part.
+        // Some branches start right at the head, most keep a good part.
         let kept = if branches { 1 + self.turns.below(full as u64 - 1) as usize } else { full };
         (input_tokens, self.extend(due.blocks[..kept].to_vec(), input_tokens))
     }
 
-    /// `prefix` and as many fresh blocks as `input_tokens` ask for.
+    /// Extends `prefix` with fresh blocks up to the length `input_tokens`.
     fn extend(&mut self, mut prefix: Vec<u64>, input_tokens: u32) -> Vec<u64> {
         let missing = Request::blocks_of(input_tokens).saturating_sub(prefix.len());
         prefix.extend(fresh(&mut self.next_block, missing));
         prefix
     }
 
-    /// Decides whether the session goes on after this turn, and when.
+    /// Draws if and when the session continues after this turn.
     fn plan(&mut self, now_ms: u64, turn: u32, input_tokens: u32, blocks: &[u64]) {
-        // Sessions with long prompts go on less often: without this, prompts of later turns outgrow the published ones.
+        // Sessions with long prompts continue less often: otherwise prompts of later turns outgrow the published ones.
         let taper = (tables::TAPER_TOKENS / f64::from(input_tokens)).min(1.0);
         let goes_on = if turn == 1 { tables::SECOND_TURN } else { tables::FURTHER_TURN };
         if !self.turns.chance(goes_on * taper) {
@@ -305,7 +305,7 @@ impl Generator {
     }
 }
 
-/// The next `count` block ids.
+/// Returns the next `count` block ids.
 fn fresh(next_block: &mut u64, count: usize) -> Vec<u64> {
     let first = *next_block;
     *next_block += count as u64;

@@ -1,8 +1,8 @@
-//! Reading a trace: Mooncake's JSON lines, one request a line.
+//! Reader of traces in Mooncake's format: JSON lines, one request a line.
 //!
-//! The reader streams and trusts nothing: a line has a length limit, a request a limit of ids, and every complaint
-//! names the file and the line. Timestamps need not ascend (the file's order is the arrival order); steps back are
-//! counted. Fields that are not known are skipped, since published traces carry extra ones.
+//! The reader streams and trusts nothing: a line has a length limit, a request a limit of ids, and every error names
+//! the file and the line. Timestamps need not ascend (the file's order is the arrival order); steps back are counted.
+//! Unknown fields are skipped, since published traces carry extra ones.
 
 use std::fmt;
 use std::fs::File;
@@ -13,80 +13,80 @@ use serde::Deserialize;
 
 use super::{BLOCK_TOKENS, MAX_REQUESTS, MAX_TRACE_BLOCKS, Request, Trace};
 
-/// The longest line that is read, in bytes.
+/// Length of the longest line that is read, in bytes.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// The most block ids one request may have: 33 million tokens.
+/// Most block ids of one request: 33 million tokens.
 pub const MAX_BLOCKS_PER_REQUEST: usize = 65_536;
 
-/// Why a trace could not be read.
+/// Error of reading a trace.
 #[derive(Debug)]
 pub enum TraceError {
     /// The file cannot be opened.
     Open {
-        /// The file.
+        /// File that cannot be opened.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Reading stopped in the middle.
+    /// Reading failed in the middle.
     Read {
-        /// The file.
+        /// File that is read.
         path: PathBuf,
-        /// The line being read, from 1.
+        /// Line that is read, from 1.
         line: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A line that is not a request.
+    /// A line is not a request.
     Line {
-        /// The file.
+        /// File that is read.
         path: PathBuf,
-        /// The line, from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// Fault of the line.
         fault: LineFault,
     },
     /// The file has no requests.
     Empty {
-        /// The file.
+        /// File without requests.
         path: PathBuf,
     },
 }
 
-/// What is wrong with a line.
+/// Fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LineFault {
-    /// Nothing on the line.
+    /// The line is empty.
     Blank,
-    /// Longer than [`MAX_LINE_BYTES`].
+    /// The line is longer than [`MAX_LINE_BYTES`].
     TooLong,
     /// The JSON ends before the object does.
     Torn {
-        /// Bytes on the line.
+        /// Number of bytes on the line.
         bytes: usize,
     },
-    /// Not JSON, or a field is missing, of the wrong type or out of range.
+    /// The line is not JSON, or a field is missing, of the wrong type or out of range.
     Malformed {
-        /// The column, from 1.
+        /// Column of the error, from 1.
         column: usize,
-        /// The parser's words.
+        /// Error text of the parser.
         reason: String,
     },
     /// `input_length` is 0.
     NoInput,
-    /// More ids than [`MAX_BLOCKS_PER_REQUEST`].
+    /// The line has more ids than [`MAX_BLOCKS_PER_REQUEST`].
     TooManyBlocks {
-        /// Ids on the line.
+        /// Number of ids on the line.
         found: usize,
     },
     /// The number of ids does not fit the length.
     WrongBlocks {
-        /// Ids on the line.
+        /// Number of ids on the line.
         found: usize,
-        /// Ids that the length asks for.
+        /// Number of ids that fits the length.
         expected: usize,
-        /// The length in tokens.
+        /// Length of the prompt, in tokens.
         input_tokens: u32,
     },
     /// The trace as a whole has more than [`MAX_REQUESTS`] requests or [`MAX_TRACE_BLOCKS`] blocks.
@@ -137,7 +137,7 @@ impl std::error::Error for TraceError {
     }
 }
 
-/// A line as it is published.
+/// Line in the published format.
 #[derive(Deserialize)]
 struct Line {
     timestamp: u64,
@@ -146,9 +146,9 @@ struct Line {
     hash_ids: Vec<u64>,
 }
 
-/// Requests of a stream of JSON lines, one by one, holding one line in memory.
+/// Iterator over the requests of a stream of JSON lines, holding one line in memory.
 ///
-/// After the first error the iterator ends: what follows a torn line means nothing.
+/// After the first error the iterator ends: lines after a torn line cannot be trusted.
 #[derive(Debug)]
 pub struct Lines<R> {
     source: R,
@@ -159,17 +159,17 @@ pub struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads `source`, naming it `path` in errors.
+    /// Reads `source`; errors name it `path`.
     pub fn new(source: R, path: &Path) -> Self {
         Self { source, path: path.to_owned(), buffer: Vec::new(), line: 0, ended: false }
     }
 
-    /// The line last read, from 1; 0 before the first.
+    /// Returns the number of the line last read, from 1; 0 before the first.
     pub const fn line(&self) -> u64 {
         self.line
     }
 
-    /// An error at the line last read.
+    /// Builds an error about the line last read.
     fn fault(&self, fault: LineFault) -> TraceError {
         TraceError::Line { path: self.path.clone(), line: self.line, fault }
     }
@@ -177,7 +177,7 @@ impl<R: BufRead> Lines<R> {
     fn next_line(&mut self) -> Result<Option<Request>, TraceError> {
         self.buffer.clear();
         self.line += 1;
-        // One byte over the limit tells a line of exactly the limit, with its line feed, from a longer one.
+        // One byte above the limit distinguishes a line of exactly the limit, with its line feed, from a longer one.
         let limit = MAX_LINE_BYTES as u64 + 1;
         let read = self.source.by_ref().take(limit).read_until(b'\n', &mut self.buffer);
         let bytes = read.map_err(|source| TraceError::Read { path: self.path.clone(), line: self.line, source })?;
@@ -207,7 +207,7 @@ impl<R: BufRead> Iterator for Lines<R> {
     }
 }
 
-/// One request of one line, without its line feed.
+/// Parses one request from one line, without its line feed.
 fn parse(bytes: &[u8]) -> Result<Request, LineFault> {
     if bytes.trim_ascii().is_empty() {
         return Err(LineFault::Blank);
@@ -216,7 +216,7 @@ fn parse(bytes: &[u8]) -> Result<Request, LineFault> {
         if error.is_eof() {
             return LineFault::Torn { bytes: bytes.len() };
         }
-        // The parser sees one line only: its "at line 1" would contradict the number we print.
+        // The parser sees one line only: its "at line 1" would contradict the printed number.
         let words = error.to_string();
         let reason = words.split(" at line ").next().unwrap_or(&words).to_owned();
         LineFault::Malformed { column: error.column(), reason }
@@ -240,10 +240,10 @@ fn parse(bytes: &[u8]) -> Result<Request, LineFault> {
     })
 }
 
-/// Reads the whole trace at `path`. Blocks on the file.
+/// Reads the whole trace at `path`; blocks on file I/O.
 ///
 /// # Errors
-/// [`TraceError`], naming the file and the line. A file without requests is an error too.
+/// Returns [`TraceError`] with the file and the line. A file without requests is an error too.
 pub fn load(path: &Path) -> Result<Trace, TraceError> {
     let file = File::open(path).map_err(|source| TraceError::Open { path: path.to_owned(), source })?;
     collect(BufReader::with_capacity(1 << 16, file), path)

@@ -1,7 +1,7 @@
-//! What a trace looks like: lengths, sharing, reuse and bursts, as the published tables state them.
+//! Statistics of a trace: lengths, sharing, reuse and bursts, as the published tables state them.
 //!
-//! The infinite-cache hit rate is the share that a cache which never evicts would have found; it bounds every policy.
-//! Percentiles are by rank without interpolation: the value at index `floor(p * n)` of the sorted values.
+//! The infinite-cache hit rate is the fraction that a cache which never evicts would have found; it bounds every
+//! policy. Percentiles are by rank without interpolation: the value at index `floor(p * n)` of the sorted values.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,12 +19,12 @@ pub struct Spread {
     pub p90: f64,
     /// 99th percentile.
     pub p99: f64,
-    /// Largest.
+    /// Largest value.
     pub max: f64,
 }
 
 impl Spread {
-    /// Sorts `values` and describes them; all zero when there are none.
+    /// Sorts `values` and computes their spread; all zero when there are none.
     fn of(values: &mut [u64], scale: f64) -> Self {
         let Some(last) = values.len().checked_sub(1) else { return Self::default() };
         values.sort_unstable();
@@ -40,43 +40,43 @@ impl Spread {
     }
 }
 
-/// The statistics of one trace.
+/// Statistics of one trace.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct TraceStats {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// From the first to the last timestamp, in seconds.
+    /// Time from the first to the last timestamp, in seconds.
     pub duration_s: f64,
-    /// Requests with a timestamp before their predecessor's.
+    /// Number of requests with a timestamp before their predecessor's.
     pub unordered: u64,
-    /// Prompt lengths in tokens.
+    /// Lengths of prompts, in tokens.
     pub input_tokens: Spread,
-    /// Generated lengths in tokens.
+    /// Lengths of answers, in tokens.
     pub output_tokens: Spread,
-    /// Blocks named by all requests.
+    /// Number of blocks in all requests.
     pub block_accesses: u64,
-    /// Different blocks among them.
+    /// Number of distinct blocks among them.
     pub unique_blocks: u64,
-    /// Share of the different blocks that are named once only.
+    /// Fraction of the distinct blocks that occur only once.
     pub accessed_once: f64,
-    /// Different first blocks.
+    /// Number of distinct first blocks.
     pub distinct_first_blocks: u64,
-    /// What a cache that never evicts would have found.
+    /// Blocks and tokens that a cache which never evicts would have found.
     pub infinite_cache: HitCounts,
-    /// From one access of a block to the next one of the same block, in seconds.
+    /// Time from one access of a block to the next one of the same block, in seconds.
     pub reuse_gap_s: Spread,
-    /// Different timestamps.
+    /// Number of distinct timestamps.
     pub distinct_timestamps: u64,
-    /// The most requests with one timestamp.
+    /// Most requests with one timestamp.
     pub largest_burst: u64,
-    /// Arrivals in each 10 s of the trace.
+    /// Number of arrivals in each 10 s of the trace.
     pub arrivals_per_10_s: Spread,
     /// Standard deviation over mean of the arrivals in each 10 s.
     pub arrivals_variation: f64,
 }
 
 impl TraceStats {
-    /// Computes the statistics: one pass, memory in proportion to the different blocks and the accesses.
+    /// Computes the statistics in one pass, with memory in proportion to the distinct blocks and the accesses.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let requests = &trace.requests;
@@ -105,7 +105,7 @@ impl TraceStats {
     }
 }
 
-/// Who shares which blocks with whom, and how long after.
+/// Sharing of blocks between requests.
 struct BlockSharing {
     infinite_cache: HitCounts,
     unique: u64,
@@ -148,7 +148,7 @@ impl BlockSharing {
     }
 }
 
-/// When requests arrive.
+/// Arrivals of requests.
 struct Arrivals {
     duration_ms: u64,
     distinct: u64,
@@ -163,7 +163,8 @@ impl Arrivals {
         times.sort_unstable();
         let (first, last) = (times.first().copied().unwrap_or(0), times.last().copied().unwrap_or(0));
         let bursts: Vec<u64> = times.chunk_by(|a, b| a == b).map(|burst| burst.len() as u64).collect();
-        // Empty windows count as well, but a single timestamp far off must not ask for memory in proportion to it.
+        // Empty windows count as well, but a single distant timestamp must not take memory in proportion to its
+        // distance.
         let mut windows: Vec<u64> =
             times.chunk_by(|a, b| a / 10_000 == b / 10_000).map(|window| window.len() as u64).collect();
         let spanned = (last / 10_000 - first / 10_000 + 1).min(windows.len() as u64 + 1_000_000) as usize;

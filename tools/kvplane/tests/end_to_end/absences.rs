@@ -1,5 +1,5 @@
-//! Nodes with SSDs that are away: stopped and started again one after the other, and for so long that others have their
-//! slots.
+//! Absences of nodes with SSDs: stopped and restarted one after the other, and away for so long that others take over
+//! their slots.
 
 use std::collections::BTreeSet;
 
@@ -32,12 +32,12 @@ fn node_of(place: &Workplace, number: u64, ssd_bytes: &str, more: &[&str]) -> Pr
     place.node(number, &[&words, more].concat())
 }
 
-/// The object under a key, when somebody answers.
+/// Returns the object under a key, once a node answers.
 fn found(client: &mut Client, key: usize) -> Option<Vec<u8>> {
     wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer")
 }
 
-/// A cluster of three nodes with an object under each key, with so many owners.
+/// Starts a cluster of three nodes with an object under each key, with this number of replicas.
 fn cluster(place: &Workplace, replicas: u8) -> (Process, Vec<Process>, Client) {
     let (state, owners) = (place.path("state"), replicas.to_string());
     let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", &owners]));
@@ -55,13 +55,13 @@ fn cluster(place: &Workplace, replicas: u8) -> (Process, Vec<Process>, Client) {
     (control, nodes, client)
 }
 
-/// So many nodes are members.
+/// Waits until this number of nodes are members.
 fn settled(control: &Process, members: u64) {
     let here = wait_until(|| (health(control.http())["members"] == members).then_some(()));
     assert_eq!(here, Some(()), "{}", health(control.http()));
 }
 
-/// Every object is there as it was first put. One that is not recovered or fetched yet is a miss.
+/// Asserts that every object exists as first put. An object that is not recovered or fetched yet is a miss.
 fn assert_all(client: &mut Client, why: &str) {
     for key in 0..KEYS {
         let there = wait_until(|| found(client, key).filter(|bytes| *bytes == value(key, 0)));
@@ -80,9 +80,9 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
     assert_all(&mut client, "was acknowledged");
 }
 
-/// An heir that has a copy in memory already writes it before the drained node gives up what its SSD has.
+/// A new owner that has a copy in memory already writes it before the drained node frees the object on its SSD.
 #[test]
-fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
+fn objects_on_the_ssd_of_a_drained_node_move_to_ssds_of_others() {
     let place = Workplace::new("heirs");
     let (_control, mut nodes, mut client) = cluster(&place, 2);
     place.run(&["ctl", "drain", "1", "--wait", "60"]).well();
@@ -93,9 +93,9 @@ fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
     assert_all(&mut client, "was on the SSDs of the others");
 }
 
-/// Objects of several stripes, more than fit into the memory of the nodes that take them: some wait for room there.
+/// Objects of several stripes exceed the memory of the nodes that import them: some wait for memory there.
 #[test]
-fn long_objects_of_a_drained_node_find_room_at_the_others_one_after_the_other() {
+fn long_objects_of_a_drained_node_migrate_one_after_the_other() {
     let place = Workplace::new("long-moves");
     let control = Process::start(place.command(&["control", "--state", text(&place.path("state"))]));
     control.wait_for("metrics on");
@@ -114,7 +114,7 @@ fn long_objects_of_a_drained_node_find_room_at_the_others_one_after_the_other() 
     }
 }
 
-/// No node is left to take what they are to give away.
+/// No node is left to take over the slots.
 #[test]
 fn nodes_that_are_all_drained_and_stopped_at_once_lose_nothing() {
     let place = Workplace::new("drain-all");
@@ -129,19 +129,19 @@ fn nodes_that_are_all_drained_and_stopped_at_once_lose_nothing() {
     assert_all(&mut client, "was acknowledged");
 }
 
-/// Objects that a node had not fetched from one that stops would be lost.
+/// Objects that a node has yet to fetch from a stopping one would be lost.
 #[test]
-fn a_node_that_is_stopped_lets_others_fetch_what_moved_to_them() {
+fn a_stopping_node_waits_until_others_have_fetched_their_slots() {
     let place = Workplace::new("finish");
     let (_control, mut nodes, mut client) = cluster(&place, 1);
-    // Half a second for its quarter of it.
+    // The transfer of its quarter takes half a second.
     let _new = place.node(4, &["--pool", "32M", "--shards", "2", "--fetch-rate", "2M"]);
     assert!(nodes[0].stop().success());
     nodes[0] = node(&place, 1);
     assert_all(&mut client, "was acknowledged");
 }
 
-/// The drain's slots are for nodes that live: one that restarts, or was killed, takes its part when it is back.
+/// The drain's slots go to living nodes: one that restarts, or was killed, gets its part when it is back.
 #[test]
 fn a_drain_beside_a_node_that_restarts_loses_nothing() {
     for in_order in [true, false] {
@@ -159,7 +159,7 @@ fn a_drain_beside_a_node_that_restarts_loses_nothing() {
 }
 
 #[test]
-fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
+fn a_returning_node_serves_objects_that_did_not_change() {
     let place = Workplace::new("away");
     let (control, mut nodes, mut client) = cluster(&place, 1);
     nodes[1].kill();
@@ -187,11 +187,11 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     assert_eq!(back, [0; 0], "what was removed stays so");
 }
 
-/// The list asks the node that was killed until another one owns its slots. The nodes that it asked before own some,
-/// too.
+/// The list retries at the killed node until another one owns its slots. The nodes that it listed before own some of
+/// these, too.
 #[test]
-fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
-    // One of them is asked last.
+fn a_list_during_a_node_death_has_all_objects_of_the_others() {
+    // One of them is listed last.
     for number in 1..=3 {
         let place = Workplace::new("list-death");
         let control =
@@ -203,7 +203,7 @@ fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
         let mut client = place.client(Way::Tcp);
         let options = PutOptions { replicas: 2, wait_replicas: true, replace: true, ..PutOptions::default() };
         for key in 0..KEYS {
-            // The first ones may find the map of before, with fewer owners.
+            // The first puts may use the map of before, with fewer owners.
             let mut put = || client.put_replicas(name(key).as_bytes(), &value(key, 0), &options).ok();
             wait_until(|| put().filter(|(_, copies)| *copies == 2)).expect("it is taken twice");
         }
@@ -216,8 +216,8 @@ fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
 }
 
 #[test]
-fn copies_that_were_promised_are_made_again_when_all_nodes_were_killed() {
-    // They come back at once, and when the control plane has given all of them up.
+fn replicas_are_restored_after_all_nodes_were_killed() {
+    // The nodes come back at once, or after the control plane has expelled all of them.
     for given_up in [false, true] {
         let place = Workplace::new("copies-again");
         let (control, mut nodes, mut client) = cluster(&place, 2);

@@ -1,4 +1,4 @@
-//! What operators and other programs see of a running cluster: shards, segments, Mooncake's HTTP paths, events.
+//! Views of operators and other programs on a running cluster: shards, segments, Mooncake's HTTP paths, events.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -27,14 +27,14 @@ fn json(place: &Workplace, arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// The sum of a number over all shards.
+/// Returns the sum of a number over all shards.
 fn sum(shards: &Value, path: &str) -> u64 {
     let nodes = shards["nodes"].as_array().unwrap();
     let all = nodes.iter().flat_map(|node| node["shards"].as_array().unwrap());
     all.map(|shard| shard.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {path}: {shard}"))).sum()
 }
 
-/// How many requests of a kind all shards answered.
+/// Returns the number of requests of a kind that all shards answered.
 fn count(shards: &Value, operation: &str) -> u64 {
     let nodes = shards["nodes"].as_array().unwrap();
     let all = nodes.iter().flat_map(|node| node["shards"].as_array().unwrap());
@@ -67,7 +67,7 @@ fn shards_and_the_times_of_their_requests_are_shown() {
     assert_eq!(segments["segments"][0]["bytes"], 32 << 20, "{segments}");
     let status = json(&place, &["status", "--json"]);
     assert_eq!(status["members"][0]["state"], "active", "{status}");
-    // The node itself has its times as histograms.
+    // The node itself exports its times as histograms.
     let (_, scraped) = http_get(dev.address("counters of the shards on http://"), "/metrics");
     let puts: f64 = scraped
         .lines()
@@ -78,7 +78,7 @@ fn shards_and_the_times_of_their_requests_are_shown() {
 }
 
 #[test]
-fn the_objects_that_are_asked_for_most_are_shown_with_their_names() {
+fn hot_objects_are_listed_with_their_names() {
     let place = Workplace::new("hot");
     let _dev = place.dev("32M", &["--shards", "2"]);
     fill(&place, Way::Tcp, 0..20);
@@ -163,7 +163,7 @@ fn http_beyond_this_machine_needs_a_token_and_with_one_everybody_does() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("leader"), "{answer}");
 }
 
-/// Lines of `kvplane ctl events --json`, as they come.
+/// Returns the lines of `kvplane ctl events --json` so far.
 fn events(process: &Process) -> Vec<Value> {
     process.said().iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
@@ -193,12 +193,12 @@ fn events_begin_with_what_there_is_and_go_on_in_order() {
             .collect();
         assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
     }
-    // Who counts is done when there were so many.
+    // With --count the command ends after this number of events.
     let counted = place.run(&["ctl", "events", "--json", "--count", "14"]).text();
     assert_eq!(counted.lines().count(), 14, "{counted}");
 }
 
-/// A frame of ZMTP: flags and body.
+/// Reads a frame of ZMTP: flags and body.
 fn frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
     let mut head = [0; 2];
     stream.read_exact(&mut head).unwrap();
@@ -246,7 +246,7 @@ fn zeromq_subscribers_get_numbered_batches() {
     place.run(&["dev", "--pool", "4M", "--kv-events", "0.0.0.0:0"]).failed(1, &["0.0.0.0:0", "loopback"]);
 }
 
-/// The same by the library that everybody has.
+/// Reads the events with the pyzmq library too.
 fn with_pyzmq(place: &Workplace, address: SocketAddr) {
     let present = Command::new("python3").args(["-c", "import zmq, msgpack"]).output();
     if !present.is_ok_and(|output| output.status.success()) {

@@ -1,5 +1,5 @@
-//! Command lines and files that make no sense: each gets a sentence that names the number or the file, and a status
-//! other than 0; 2 where the command line itself is wrong.
+//! Tests of invalid command lines and files: each gets a sentence that names the number or the file, and a status other
+//! than 0; 2 if the command line itself is wrong.
 
 use crate::support::{Workplace, finish, text};
 
@@ -24,7 +24,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["control", "--state", "s", "--replicas", "0"], &["0", "1..=2"]),
         (&["replay", "--generate", "conversation", "--block-bytes", "0"], &["--block-bytes", "0"]),
         (&["replay", "--generate", "conversation", "--speed", "-3"], &["-3"]),
-        (&["replay", "--generate", "conversation", "--speed", "0"], &["0", "no speed"]),
+        (&["replay", "--generate", "conversation", "--speed", "0"], &["0", "not a speed"]),
         (&["replay", "--generate", "chess"], &["chess"]),
         (&["replay", "--generate", "conversation", "--requests", "0"], &["--requests", "0"]),
         (&["replay"], &["--trace"]),
@@ -40,7 +40,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["tebench", "--local_gpu_id", "3"], &["GPU 3 is not available"]),
         (&["tebench", "--backend", "ucx"], &["ucx", "mooncake"]),
         (&["tebench", "--metadata_type", "zookeeper"], &["zookeeper", "etcd"]),
-        (&["tebench", "--tent_intent_type", "fun"], &["\"fun\" is none of unspec"]),
+        (&["tebench", "--tent_intent_type", "fun"], &["\"fun\" is not one of unspec"]),
         (&["tebench", "--qos_link_capacity_gbps=-1"], &["-1", "capacity"]),
         (&["tebench", "--initiators", "0"], &["--initiators", "1..=64"]),
     ];
@@ -50,7 +50,7 @@ fn wrong_command_lines_are_usage_errors() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_named() {
+fn invalid_settings_are_named() {
     let place = Workplace::new("settings");
     let cases: &[(&[&str], &[&str])] = &[
         (&["dev", "--pool", "0"], &["0 bytes"]),
@@ -76,7 +76,7 @@ fn settings_that_cannot_be_are_named() {
     finish(place.bare(&nobody), &[]).failed(1, &["127.0.0.1:1"]);
     let name = ["tebench", "--target_seg_name=nowhere", "--total_buffer_size=1M", "--max_block_size=4K"];
     finish(place.bare(&name), &[]).failed(1, &["nowhere", "resolving its name"]);
-    finish(place.bare(&["tebench", "--target_seg_name=,"]), &[]).failed(1, &["\",\"", "names nobody"]);
+    finish(place.bare(&["tebench", "--target_seg_name=,"]), &[]).failed(1, &["\",\"", "names no target"]);
 }
 
 #[test]

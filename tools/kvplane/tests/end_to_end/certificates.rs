@@ -1,9 +1,9 @@
-//! A cluster whose certificates come from an operator: nobody finds anything in a runtime directory, everybody shows
-//! what `kvplane ctl cert` issued.
+//! Tests of a cluster with certificates from an operator: no process uses a runtime directory, and each presents a
+//! certificate that `kvplane ctl cert` issued.
 
 use crate::support::{Outcome, Process, Workplace, finish, wait_until};
 
-/// `kvplane ctl cert` with these arguments.
+/// Runs `kvplane ctl cert` with these arguments.
 pub(crate) fn cert(place: &Workplace, arguments: &[&str]) -> Outcome {
     finish(place.bare(&[&["ctl", "--cluster", &place.cluster, "cert"], arguments].concat()), &[])
 }
@@ -15,7 +15,7 @@ pub(crate) fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
     assert!(said.contains(role), "{said}");
 }
 
-/// The operator's tools with the certificates of this directory.
+/// Runs `kvplane ctl` with the certificates of this directory.
 pub(crate) fn ctl(place: &Workplace, control: &impl ToString, identity: &str, arguments: &[&str]) -> Outcome {
     let (at, identity) = (control.to_string(), place.path(identity));
     let whom = ["--control", &at, "--identity", identity.to_str().unwrap()];
@@ -83,12 +83,12 @@ fn a_cluster_of_issued_certificates_lets_in_whom_they_say() {
     assert_eq!(ctl(&place, &at, "people", &["get", "a"]).well(), b"issued");
     let status = ctl(&place, &at, "people", &["status"]).text();
     assert!(status.lines().any(|line| line.trim_start().starts_with("7 ")), "{status}");
-    // Nothing of it lies about for others of this user.
+    // No identity is left in the runtime directory for other processes of this user.
     let local = finish(place.command(&["ctl", "status"]), &[]);
     local.failed(1, &["left no identity of role admin", "--identity"]);
-    // A node's certificate is none of an operator's, and a directory without one says which file is missing.
+    // A node's certificate is not an operator's, and the error for a directory without one names the missing file.
     ctl(&place, &at, "seven", &["status"]).failed(1, &["admin.pem"]);
-    // An operator's own certificate does for all that an operator may; who may not is told which roles may.
+    // An admin's certificate allows all of an operator's commands; an error for another role names the allowed ones.
     issue(&place, "ops", "admin", &[]);
     issue(&place, "apps", "client", &[]);
     issue(&place, "placing", "scheduler", &[]);
@@ -98,28 +98,28 @@ fn a_cluster_of_issued_certificates_lets_in_whom_they_say() {
     ctl(&place, &at, "apps", &["status"]).failed(1, &needed);
     ctl(&place, &at, "placing", &["put", "c", file(&place)]).failed(1, &["role client or admin", "scheduler.pem"]);
     ctl(&place, &at, "placing", &["status"]).well();
-    // What becomes of objects may be followed by clients.
+    // Clients may follow events of objects.
     let followed = ctl(&place, &at, "apps", &["events", "--count", "2"]).text();
     assert_eq!(followed.matches(" stored ").count(), 2, "{followed}");
-    // A node may drain itself, though it does not see what it has left.
+    // A node may drain itself, although it may not list the objects that are left.
     issue(&place, "eight", "node", &["--node-id", "8"]);
     let heir = node(&place, &at, "eight", "8");
     heir.wait_for("node 8 with");
     ctl(&place, &at, "seven", &["drain", "8"]).failed(1, &["may not speak for node 8"]);
     let drained = ctl(&place, &at, "seven", &["drain", "7"]).text();
-    assert!(drained.contains("gives its slots away"), "{drained}");
-    ctl(&place, &at, "seven", &["drain", "7", "--wait", "5"]).failed(1, &["an admin's; the drain goes on"]);
-    // Half of a place is none.
+    assert!(drained.contains("is draining"), "{drained}");
+    ctl(&place, &at, "seven", &["drain", "7", "--wait", "5"]).failed(1, &["an admin's; the drain continues"]);
+    // An address without an identity is incomplete.
     finish(place.bare(&["ctl", "--control", "127.0.0.1:9", "status"]), &[]).failed(2, &["--identity"]);
 }
 
 fn file(place: &Workplace) -> &'static str {
-    // A leaked path is as long as the test.
+    // The leaked path lives as long as the test.
     Box::leak(place.file("value", b"issued").to_str().unwrap().to_owned().into_boxed_str())
 }
 
 #[test]
-fn another_authority_takes_over_from_one_that_leaked() {
+fn a_new_authority_key_replaces_a_leaked_one() {
     let place = Workplace::new("rotated");
     let ca = authority(&place);
     cert(&place, &["init", "--authority", &ca]).well();
@@ -133,7 +133,7 @@ fn another_authority_takes_over_from_one_that_leaked() {
     cert(&place, &["rotate", "--authority", &ca]).failed(1, &["retire"]);
     issue(&place, "new", "admin", &[]);
     issue(&place, "plane", "control", &[]);
-    // The control plane looks for itself, and then shows what only those know who have the new ca.pem.
+    // The control plane reloads its certificate, and then only clients with the new ca.pem accept it.
     let status = |identity: &str| ctl(&place, &at, identity, &["status"]).status.success();
     assert!(wait_until(|| (status("new") && !status("old")).then_some(())).is_some(), "{:?}", plane.said());
     std::fs::copy(place.path("ca").join("ca.pem"), place.path("old").join("ca.pem")).unwrap();

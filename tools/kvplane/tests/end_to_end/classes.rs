@@ -1,4 +1,5 @@
-//! `kvplane tebench` with classes of service, deadlines and notices: what it says, records, and leaves with the target.
+//! Tests of `kvplane tebench` with classes of service, deadlines and notices: its output, records, and notices at the
+//! target.
 
 use serde_json::Value;
 
@@ -38,7 +39,7 @@ fn two_classes_leave_a_record_of_each_case() {
             (&"gold".into(), &1_000_000.into(), &Value::Null)
         );
         assert!(gold["slo_attainment"].as_f64() > Some(0.0) && bulk["slo_attainment"].is_null(), "{record}");
-        // Nobody moves 1000 GB/s here, so it lost something.
+        // No engine moves 1000 GB/s here, so the leakage is above 0.
         let leakage = bulk["isolation_leakage"].as_f64().unwrap();
         assert!(leakage > 0.5 && leakage <= 1.0 && record["max_isolation_leakage"] == bulk["isolation_leakage"]);
         for class in [gold, bulk] {
@@ -72,7 +73,7 @@ fn classes_that_move_different_things_run_side_by_side() {
 }
 
 #[test]
-fn threads_with_a_deadline_are_told_apart() {
+fn threads_are_reported_by_deadline() {
     let place = Workplace::new("deadlines");
     let (_target, address) = target(&place);
     let flags = ["--deadline_us=100000", "--deadline_tight_threads=1", "--deadline_bw_arbitration"];
@@ -96,6 +97,6 @@ fn each_batch_leaves_a_notice() {
     assert!(target.stop().success());
     let line = target.wait_for(" notices");
     let notices: u64 = line.split(' ').next().unwrap().parse().unwrap();
-    // The warm-up leaves some too.
+    // The warm-up sends notices too.
     assert!(batches > 0 && notices >= batches, "{notices} notices of {batches} batches");
 }

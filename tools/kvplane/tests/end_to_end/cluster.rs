@@ -1,9 +1,9 @@
-//! Five nodes, each in a network namespace of its own, and one of them killed under load: no byte is wrong, nothing
-//! that two nodes had is lost, and errors end soon.
+//! Five nodes, each in a network namespace of its own, one of which is killed under load: no byte is wrong, no object
+//! with two replicas is lost, and errors end soon.
 //!
-//! The load is this test program again, beside the control plane: it knows what each object's bytes must be, when each
-//! of its operations began and ended, and who owned what it asked for. `cargo x cluster` kills every node in turn. A
-//! machine that gives no namespaces skips it.
+//! The load is this test program, started again beside the control plane: it knows the expected bytes of each object,
+//! the start and end of each of its operations, and the owners of their keys. `cargo x cluster` kills every node in
+//! turn. A machine without namespaces skips the test.
 
 use std::io::Write;
 use std::process::Command;
@@ -18,27 +18,27 @@ use crate::namespaces::Space;
 use crate::support::{Process, Workplace, finish, text, wait_until};
 
 pub(crate) const NODES: u64 = 5;
-/// Objects of a round that two nodes have before it begins, as many that are put again and again, and how long each is.
+/// Objects of a round that two nodes have before it begins, the same number that are put repeatedly, and their length.
 const OBJECTS: u64 = 300;
 const BYTES: usize = 8192;
-/// Load before the kill, and after it.
+/// Time of load before the kill, and after it.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(5);
-/// Errors end within so long of a kill.
+/// Time after a kill within which errors end.
 const WINDOW: Duration = Duration::from_millis(1500);
-/// How long an operation may take.
+/// Deadline of an operation.
 const DEADLINE: Duration = Duration::from_millis(250);
 pub(crate) const PLANE: &str = "10.78.0.1";
-/// Tells this program that it is the load: the cluster, the identity, and the round.
+/// Environment variable that makes this program the load: the cluster, the identity, and the round.
 const ROLE: &str = "KVPLANE_TEST_LOAD";
 
-/// The one with the bridge.
+/// Creates the namespace with the bridge.
 fn hub() -> Option<Space> {
     let bridge = format!("ip link add hub type bridge && ip addr add {PLANE}/24 dev hub && ip link set hub up");
     Space::fresh(&format!("ip link set lo up && {bridge}"))
 }
 
-/// One that is wired to the bridge.
+/// Creates a namespace that is connected to the bridge.
 fn leaf(hub: &Space, number: u64) -> Option<Space> {
     let mut command = hub.enter();
     command.args(["unshare", "--net"]);
@@ -100,7 +100,7 @@ impl Cluster {
         let who = ["node", "--cluster", &place.cluster, "--node-id", &name, "--identity", text(&identity)];
         let (control, domain) = (format!("{PLANE}:7400"), format!("rack-{name}"));
         let how = ["--control", &control, "--listen", &at, "--pool", "96M", "--shards", "1"];
-        // On a busy machine the first attempt may take longer than it may.
+        // On a busy machine the first attempt may exceed its time limit.
         let more = ["--failure-domain", &domain, "--runtime-directory", text(&run), "--wait-control", "60"];
         let command = place.bare(&[&who[..], &how, &more].concat());
         let node = Process::start(self.leaves[number as usize - 1].inside(&command));
@@ -108,7 +108,7 @@ impl Cluster {
         node
     }
 
-    /// What the control plane says over HTTP, which only its own host may ask.
+    /// Requests a path of the control plane's HTTP server, which only its own host may do.
     fn asked(&self, path: &str) -> serde_json::Value {
         let at = self.plane.http().to_string().replace(':', "/");
         let script = format!(
@@ -121,7 +121,8 @@ impl Cluster {
         serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
     }
 
-    /// Waits until all nodes are there, and so many objects have two owners, for longer than reports take.
+    /// Waits until all nodes are members and this number of objects have two replicas, for longer than the interval of
+    /// reports.
     fn whole(&self, objects: u64) {
         let mut good = 0;
         let there = wait_until(|| {
@@ -140,7 +141,8 @@ impl Cluster {
         self.beside("cluster::load", ROLE, &format!(" {round}"))
     }
 
-    /// A function of this program beside the control plane, in a role: the cluster, the identity, and what is said.
+    /// Starts a function of this program beside the control plane, in a role: the cluster, the identity, and more
+    /// arguments.
     pub(crate) fn beside(&self, function: &str, role: &str, said: &str) -> Process {
         let said = format!("{} {}{said}", self.place.cluster, text(&self.place.path("people")));
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -148,7 +150,7 @@ impl Cluster {
         Process::start(self.hub.inside(&command))
     }
 
-    /// Pulls the cable of a node: nothing comes back from it, not even that it is gone.
+    /// Disconnects a node: no packet comes back from it, not even a reset.
     pub(crate) fn cut(&self, number: u64) {
         let mut command = self.hub.enter();
         command.args(["ip", "link", "set", &format!("v{number}"), "down"]);
@@ -160,13 +162,13 @@ fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// The bytes follow from the name.
+/// Returns an object's bytes, which follow from its name.
 fn value(name: &str) -> Vec<u8> {
     let seed = kvplane_proto::Digest::of(b"", name.as_bytes()).0 as u64;
     (0..BYTES as u64).map(|at| (seed.wrapping_mul(at | 1) >> 32 ^ at) as u8).collect()
 }
 
-/// One operation, as the load tells of it: when it ended, how long it took, whether it went well, and its key's owners.
+/// Operation of the load: its end, duration, outcome, and the owners of its key.
 struct LoadRecord {
     put: bool,
     at_ms: u64,
@@ -175,7 +177,7 @@ struct LoadRecord {
     owners: Vec<u64>,
 }
 
-/// Not a test: the load. Without a role it has nothing to do.
+/// Entry point of the load, not a test: without the role it does nothing.
 #[test]
 fn load() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -190,7 +192,7 @@ fn load() {
     let kept = (0..OBJECTS).map(|number| format!("kept-{round}-{number}"));
     for name in kept.chain((0..OBJECTS).map(changed)) {
         let done = wait_until(|| {
-            // What is there already is put again, until both have it.
+            // Objects that exist already are put again, until both owners have them.
             let (_, replicas) = client.put_replicas(name.as_bytes(), &value(&name), &twice).ok()?;
             (replicas == 2).then_some(())
         });
@@ -209,7 +211,7 @@ fn load() {
             .collect();
         all.into_iter().flat_map(|one| one.join().unwrap()).collect()
     });
-    // All that two nodes had, in this round and before, is still there.
+    // All objects with two replicas, of this round and before, still exist.
     for round in 0..=round {
         for number in 0..OBJECTS {
             let name = format!("kept-{round}-{number}");
@@ -219,8 +221,8 @@ fn load() {
     std::io::stdout().lock().write_all((out.join("\n") + "\nover\n").as_bytes()).unwrap();
 }
 
-/// What one caller does, who asks for nothing that this node has: when it is killed, nothing stands in this one's way,
-/// and what comes of its operations is what comes of those on other nodes. Others wait for the dead meanwhile.
+/// Runs the operations of one caller that avoids the keys of the node to be killed: its operations must fare like those
+/// on other nodes, undisturbed by the death. Other callers wait for the dead node meanwhile.
 fn operate(config: &ClientConfig, spared: u64, round: u64, begun: Instant) -> Vec<String> {
     let mut client = Client::connect(config).unwrap();
     let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
@@ -228,7 +230,7 @@ fn operate(config: &ClientConfig, spared: u64, round: u64, begun: Instant) -> Ve
     while begun.elapsed() < BEFORE + AFTER {
         let put = rng.chance(0.2);
         let name = if put { changed(puts % OBJECTS) } else { any_kept(&mut rng, round) };
-        // Each changes objects of its own.
+        // Each caller changes objects of its own.
         puts += if put { NODES } else { 0 };
         let owners = owners_of(&mut client, &name);
         if owners.contains(&spared) {
@@ -254,7 +256,7 @@ fn any_kept(rng: &mut Rng, round: u64) -> String {
     format!("kept-{}-{}", rng.below(round + 1), rng.below(OBJECTS))
 }
 
-/// Whether an object was read. It is never another, and never missing.
+/// Returns true if an object was read. It must never have other bytes, and never be missing.
 fn check(name: &str, got: Result<Option<Vec<u8>>, Error>) -> bool {
     match got {
         Ok(Some(bytes)) => assert!(bytes == value(name), "{name} has other bytes"),
@@ -333,7 +335,7 @@ fn any_node_may_be_killed_under_load() {
             let (what, after) = (if one.put { "put" } else { "get" }, began(one).saturating_sub(killed_ms));
             println!("  slow: a {what} of nodes {:?}, {after} ms after the kill: {} us", one.owners, one.took_us);
         }
-        // What began in time may fail when its own deadline is over.
+        // Operations that began before may fail at their own deadline.
         let limit = window.start..window.end + DEADLINE.as_millis() as u64;
         assert!(failed.iter().all(|at| limit.contains(at)), "errors {failed:?} ms, the kill at {killed_ms} ms");
         assert!(all.len() > 500, "only {} operations", all.len());

@@ -1,4 +1,4 @@
-//! `kvplane dev` and `kvplane ctl`: the commands that people try first.
+//! Tests of `kvplane dev` and `kvplane ctl`: the first commands of a new user.
 
 use std::net::TcpListener;
 
@@ -15,9 +15,9 @@ fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
     assert!(run(&["ctl", "put", "key", text(&file)]).text().starts_with("stored 3000000 bytes"));
     assert_eq!(run(&["ctl", "get", "key"]).well(), value);
     assert_eq!(run(&["ctl", "size", "key"]).text(), "3000000\n");
-    // The cluster has one node: the second copy that is requested is missing, and the command says so.
+    // The cluster has one node: the requested second replica is missing, and the command reports that.
     let twice = finish(place.command(&["ctl", "put", "--replicas", "2", "twice", "-"]), b"value").text();
-    assert!(twice.contains("1 of 2 copies"), "{twice}");
+    assert!(twice.contains("1 of 2 replicas"), "{twice}");
     let again = finish(place.command(&["ctl", "put", "key", "-"]), b"other");
     assert!(again.text().contains("left as it is"));
     assert_eq!(run(&["ctl", "get", "key"]).well(), value);
@@ -61,7 +61,7 @@ fn caches_are_simulated_in_three_forms() {
     assert_eq!(figures["traces"][0]["sizes_tokens"], serde_json::json!([100_000, 1_000_000]));
     assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
     let nothing = ["sim", "cache", "--generate", "conversation", "--tokens", "0"];
-    finish(place.bare(&nothing), &[]).failed(2, &["no size of a cache"]);
+    finish(place.bare(&nothing), &[]).failed(2, &["not a cache size"]);
 }
 
 #[test]
@@ -90,10 +90,10 @@ fn an_interrupted_demo_leaves_no_directory() {
     let place = Workplace::new("demo");
     let out = place.path("out");
     let mut command = place.bare(&["demo", "--pool", "16M", "--requests", "3000", "--out", text(&out)]);
-    // A folder without the trace is no reason not to start.
+    // A folder without the trace does not keep the demo from starting.
     command.env("TMPDIR", &place.directory).env("KVPLANE_TRACES", &place.directory);
     let mut demo = Process::start(command);
-    demo.wait_for("no trace found where $KVPLANE_TRACES says");
+    demo.wait_for("no trace found at $KVPLANE_TRACES");
     demo.wait_for("dev | ");
     let directories = || {
         let names = std::fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap().file_name());
@@ -102,12 +102,12 @@ fn an_interrupted_demo_leaves_no_directory() {
     assert_eq!(directories(), 1);
     demo.signal("INT");
     assert!(!demo.ended().success());
-    // Its node hears of it by the end of its input.
+    // The demo's node notices the end of its input.
     wait_until(|| (directories() == 0).then_some(())).expect("the node removes it");
 }
 
 #[test]
-fn a_second_dev_of_the_same_name_is_refused_and_the_first_goes_on() {
+fn a_second_dev_of_the_same_name_is_refused() {
     let place = Workplace::new("twice");
     let mut dev = place.dev("8M", &[]);
     place.run(&["dev", "--pool", "8M"]).failed(1, &["cluster twice already runs", "twice.lock"]);
@@ -129,7 +129,7 @@ fn a_port_in_use_is_named() {
     place.run(&["dev", "--pool", "8M", "--control", &quic]).failed(1, &[&udp_port, "in use"]);
     finish(place.bare(&["tebench", "--total_buffer_size=1M", "--rpc_server_port", &tcp_port]), &[])
         .failed(1, &[&tcp_port, "in use"]);
-    // A start that failed leaves nothing in the way of the next.
+    // A failed start leaves nothing that blocks the next.
     let mut dev = place.dev("8M", &[]);
     dev.assert_alive();
 }

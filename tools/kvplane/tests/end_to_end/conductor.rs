@@ -1,4 +1,4 @@
-//! What operators tell the Conductor from the command line.
+//! Tests of operators' commands for the Conductor.
 
 use kvplane::rpc::Role;
 use kvplane::rpc::conductor::{InstancePart, RegisterInstance};
@@ -35,7 +35,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let said = ctl(&["show"]).text();
     assert!(said.starts_with("requests are placed by load-balance\n"), "{said}");
     assert!(said.lines().any(|line| line.starts_with("first ") && line.contains(" takes ")), "{said}");
-    assert!(said.contains("hot prefixes are not copied: the cluster keeps one copy of everything\n"), "{said}");
+    assert!(said.contains("hot prefixes are not replicated: slots have one owner"), "{said}");
     let said = ctl(&["hold", "first"]).text();
     assert!(said.contains("instance first gets no new requests; 0 are booked there"), "{said}");
     let said = ctl(&["policy", "kvplane", "--promise-ttft-ms", "1500"]).text();
@@ -67,7 +67,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     none.run(&["ctl", "conductor", "show"]).failed(1, &["--conductor"]);
 }
 
-/// Twelve prompts of two blocks, of which the first is the same for all: who has it not brings it from the store.
+/// Twelve prompts of two blocks, of which the first is common to all: an instance without it fetches it from the store.
 #[test]
 fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
     let place = Workplace::new("live");
@@ -87,11 +87,11 @@ fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
         let number = |name: &str| run[name].as_f64().unwrap();
         assert_eq!((number("requests"), number("refused"), number("unasked")), (12.0, 0.0, 0.0), "{run}");
         assert_eq!(number("bytes_wrong"), 0.0, "{run}");
-        // Of 24 blocks only 13 are different.
+        // Only 13 of the 24 blocks are distinct.
         assert!(number("local") + number("fetched") > 0.2, "{run}");
         assert!(number("mean_ttft_s") > 0.0 && number("p99_ttft_s") >= number("p50_ttft_s"), "{run}");
     }
-    // The policy is again what it was, and nobody is left.
+    // The policy is restored, and no instance is left.
     let said = place.run(&["ctl", "conductor", "show"]).text();
     assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 3, "{said}");
     place.run(&[&words[..6], &["--policies", "best"]].concat()).failed(2, &["round-robin"]);

@@ -1,8 +1,8 @@
-//! Settings in files: they are what flags would be, and what is wrong with them is said with its line.
+//! Tests of settings in files: they act like flags, and errors name their line.
 
 use crate::support::{Process, Workplace, finish};
 
-/// `kvplane dev` with this file and these arguments, which must not start.
+/// Runs `kvplane dev` with this file and these arguments, which must not start.
 fn refused(content: &str, more: &[&str], words: &[&str]) {
     let place = Workplace::new("refused");
     let file = place.file("settings.toml", content.as_bytes());
@@ -11,7 +11,7 @@ fn refused(content: &str, more: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn a_file_sets_what_flags_set_and_the_command_line_counts_more() {
+fn a_file_sets_flags_and_the_command_line_overrides_it() {
     let place = Workplace::new("by-file");
     let file = place.file(
         "settings.toml",
@@ -44,22 +44,22 @@ fn a_file_sets_what_flags_set_and_the_command_line_counts_more() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said_with_its_line() {
+fn errors_in_a_file_name_the_line() {
     refused(
         "\n\npol = \"1G\"\n",
         &[],
-        &["settings.toml:3:", "\"pol\" is no setting of kvplane dev", "is \"pool\" meant?"],
+        &["settings.toml:3:", "\"pol\" is not a setting of kvplane dev", "did you mean \"pool\"?"],
     );
-    refused("node_id = 1", &[], &["settings.toml:1:", "is \"node-id\" meant?"]);
-    refused("config = \"x\"", &[], &["settings.toml:1:", "no setting"]);
+    refused("node_id = 1", &[], &["settings.toml:1:", "did you mean \"node-id\"?"]);
+    refused("config = \"x\"", &[], &["settings.toml:1:", "not a setting"]);
     refused("zzz = 1", &[], &["settings.toml:1:", "--help lists"]);
-    refused("[dev]\nsharts = 1", &[], &["settings.toml:2:", "is \"shards\" meant?"]);
-    refused("[nodes]\nshards = 1", &[], &["settings.toml:1:", "no command that takes settings"]);
-    refused("shards = true", &[], &["settings.toml:1:", "shards wants a text or a number"]);
-    refused("strict-tenants = 1", &[], &["settings.toml:1:", "strict-tenants is true or false"]);
+    refused("[dev]\nsharts = 1", &[], &["settings.toml:2:", "did you mean \"shards\"?"]);
+    refused("[nodes]\nshards = 1", &[], &["settings.toml:1:", "not a command that takes settings"]);
+    refused("shards = true", &[], &["settings.toml:1:", "shards has to be a text or a number"]);
+    refused("strict-tenants = 1", &[], &["settings.toml:1:", "strict-tenants has to be true or false"]);
     refused("a = 1\nshards 2", &[], &["settings.toml:2:"]);
-    refused("pool = \"1G\"\nshards = 0\n", &[], &["settings.toml:2: see below", "--shards"]);
-    // The file's value does not count, so it is not to blame.
+    refused("pool = \"1G\"\nshards = 0\n", &[], &["settings.toml:2: invalid setting", "--shards"]);
+    // The flag overrides the file's value, so the error must not name the file.
     refused("shards = 3", &["--shards", "x"], &["invalid value 'x'"]);
     let place = Workplace::new("none");
     finish(place.command(&["dev", "--config", "/nonexistent.toml"]), &[]).failed(2, &["/nonexistent.toml", "read"]);

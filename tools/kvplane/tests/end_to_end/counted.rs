@@ -1,4 +1,4 @@
-//! What there is to know of a running process: why a peer is reached as it is, and counters over HTTP.
+//! Tests of the diagnostics of a running process: explanations of paths to a peer, and counters over HTTP.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ fn explain(place: &Workplace, target: &str, more: &[&str]) -> Outcome {
     finish(place.bare(&[&["topology", "--explain", target], more].concat()), &[])
 }
 
-/// The sum of a family's samples that have this in their labels.
+/// Returns the sum of a family's samples that have this in their labels.
 pub(crate) fn sum(text: &str, family: &str, label: &str) -> f64 {
     let series = text.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(label));
     series.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
@@ -23,7 +23,7 @@ fn the_way_to_another_process_is_explained_as_it_is_taken() {
     let names: Vec<_> = found["transports"].as_array().unwrap().iter().map(|one| &one["transport"]).collect();
     assert_eq!(names, ["local", "shm", "cma", "rdma", "tcp", "mooncake-rdma", "mooncake", "file"]);
     assert_eq!(found["chosen"]["mapped"], "shm", "{found}");
-    // What is said of the kernel's permission is what happens: a run over cma alone works, or it does not.
+    // The reported permission of the kernel matches the outcome: a run over cma alone works, or it does not.
     let run = tebench(&place, &address, &["--xport_type=cma", "--op_type=read_verify", "--json=-"]);
     let cma = &found["transports"][2];
     assert_eq!(cma["usable"], run.status.success(), "{found}: {}", run.stderr);
@@ -53,7 +53,7 @@ fn metrics_are_scraped_from_both_sides_of_a_run() {
     assert_eq!(status, 200);
     assert!(sum(&text, "kvplane_transfer_served_bytes_total", "read") >= 4096.0, "{text}");
     tebench(&place, &name, &["--api=session", "--metrics_port=0"]).failed(1, &["--metrics_port", "--api session"]);
-    // While it runs, an initiator says what it does.
+    // A running initiator exports its counters.
     let arguments = ["tebench", "--total_buffer_size=4M", "--duration=60", "--metrics_port=0", "--xport_type=shm"];
     let mut initiator = Process::start(place.bare(&[&arguments[..], &[&format!("--target_seg_name={name}")]].concat()));
     let ours = initiator.http();
@@ -66,7 +66,7 @@ fn metrics_are_scraped_from_both_sides_of_a_run() {
 }
 
 #[test]
-fn shards_are_scraped_where_that_was_asked_for() {
+fn shards_export_metrics_on_the_metrics_port() {
     let place = Workplace::new("shards");
     let dev = place.dev("16M", &["--shards", "2", "--metrics-port", "0"]);
     let address = dev.address("counters of the shards on http://");
@@ -75,7 +75,7 @@ fn shards_are_scraped_where_that_was_asked_for() {
         for key in 0..20u32 {
             client.put(format!("{key} over {}", way.name()).as_bytes(), &key.to_le_bytes().repeat(25_000)).unwrap();
         }
-        // A client of the store has no other way, not even one that it does not use.
+        // A client of the store has no other path, not even an unused one.
         let rails = client.metrics().rails;
         assert!(rails.iter().all(|rail| rail.transport.name() == way.carrier()), "{rails:?}");
         assert_eq!(rails.iter().map(|rail| rail.bytes).sum::<u64>(), 20 * 100_000);

@@ -1,4 +1,4 @@
-//! Sealed data connections through real processes: who gets in, and who is told why not.
+//! Tests of TLS data connections between real processes: admitted clients, and errors of rejected ones.
 
 use std::time::Duration;
 
@@ -26,13 +26,13 @@ fn exercise(client: &mut Client, round: usize) {
 }
 
 #[test]
-fn a_node_that_requires_tls_serves_sealed_clients_and_tells_others_why_not() {
+fn a_node_that_requires_tls_refuses_plain_clients_with_the_reason() {
     let place = Workplace::new("sealed");
     let _dev = place.dev("128M", &["--shards", "2", "--data-tls", "require"]);
     exercise(&mut client(&place, DataTls::Require).unwrap(), 0);
-    // Whoever seals where it is told to needs no setting.
+    // A client that offers TLS works without a setting of its own.
     exercise(&mut client(&place, DataTls::Offer).unwrap(), 100);
-    // Other devices carry what is asked for over a connection of this kind, too.
+    // Over other devices, requests go over a TCP connection too.
     if !over_rdma() {
         let error = client(&place, DataTls::Off).unwrap().put(b"plain", b"bytes").unwrap_err();
         assert_eq!(error.status(), Some(Status::WantsTls), "{error}");
@@ -55,7 +55,7 @@ fn a_client_that_requires_tls_uses_no_node_without() {
     assert_eq!(error.status(), Some(Status::TlsFailed), "{error}");
 }
 
-/// A node that shares no memory with the others: copies go over TCP. Nothing where that cannot be had.
+/// Starts a node that shares no memory with the others: replicas go over TCP. `None` without mount namespaces.
 fn node(place: &Workplace, number: usize, tls: &str) -> Option<Process> {
     let boot_id = place.file(&format!("boot-{number}"), format!("0000000{number}\n").as_bytes());
     let number = number.to_string();
@@ -66,7 +66,7 @@ fn node(place: &Workplace, number: usize, tls: &str) -> Option<Process> {
 }
 
 #[test]
-fn nodes_that_require_tls_bring_copies_to_each_other_and_not_to_one_that_does_not_seal() {
+fn nodes_that_require_tls_replicate_only_among_each_other() {
     if over_rdma() {
         return;
     }
@@ -99,7 +99,7 @@ fn nodes_that_require_tls_bring_copies_to_each_other_and_not_to_one_that_does_no
     }
     drop(second);
     members(0);
-    // Neither takes a plain connection, nor makes one.
+    // Neither node accepts a plain connection of the other kind, nor opens one.
     let (_third, _fourth) = (node(&place, 3, "require"), node(&place, 4, "off"));
     members(2);
     let copies: Vec<u8> = (100..108).map(|key| put(&mut client, key)).collect();

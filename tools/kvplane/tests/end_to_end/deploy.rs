@@ -1,5 +1,5 @@
-//! The files in docs/deploy: they say what the program understands, systemd understands them, and what they start runs
-//! where they let it write, keeps its SSD over a stop, and ends in time.
+//! Tests of the files in docs/deploy: their flags exist, systemd accepts the units, and their commands run where they
+//! may write, keep their SSD over a stop, and end in time.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
@@ -17,10 +17,10 @@ const FILES: [(&str, &str); 3] = [
     ("kvplane-node.service", NODE),
     ("Containerfile", include_str!("../../../../docs/deploy/Containerfile")),
 ];
-/// Where the units find the program.
+/// Path of the program in the units.
 const INSTALLED: &str = "/usr/local/bin/kvplane";
 
-/// The command lines in a file: from a subcommand to the end of its line, which a backslash continues.
+/// Returns the command lines in a file: from a subcommand to the end of its line, which a backslash continues.
 fn commands(text: &str) -> Vec<Vec<String>> {
     let joined = text.replace("\\\n#", " ").replace("\\\n", " ");
     let of = |line: &str| {
@@ -32,7 +32,7 @@ fn commands(text: &str) -> Vec<Vec<String>> {
     joined.lines().filter_map(of).collect()
 }
 
-/// The flags that the pages give for `MORE`, each once.
+/// Returns the flags that the pages give for `MORE`, each once.
 fn more() -> Vec<String> {
     let lines = NODE.lines().chain(README.lines()).filter_map(|line| line.split("MORE=\"").nth(1)?.split('"').next());
     let mut flags: Vec<String> =
@@ -60,14 +60,14 @@ fn every_flag_in_the_files_exists() {
     assert!(checked > 20, "only {checked} flags were found");
 }
 
-/// The values of a setting of a unit, in order.
+/// Returns the values of a setting of a unit, in order.
 fn settings<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
     unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('=')).collect()
 }
 
-/// A stop of a node with an SSD drains nothing, and the SSD's file is where the unit lets it be written.
+/// A stop of a node with an SSD drains nothing, and the unit may write to the SSD's file.
 #[test]
-fn the_nodes_unit_lets_an_ssd_be_written_and_keeps_it_over_a_stop() {
+fn the_nodes_unit_may_write_the_ssd_and_keeps_it_over_a_stop() {
     assert_eq!(settings(NODE, "ProtectSystem"), ["strict"]);
     let [directory] = settings(NODE, "StateDirectory")[..] else { panic!("the unit has no StateDirectory") };
     let start = settings(NODE, "ExecStart").concat();
@@ -77,7 +77,7 @@ fn the_nodes_unit_lets_an_ssd_be_written_and_keeps_it_over_a_stop() {
     for (name, text) in [("the unit", NODE), ("the README", README)] {
         assert!(text.contains(&writable), "{name} says {writable}");
     }
-    // What is told to stop has more time than the drain that the pages speak of.
+    // The stop timeout is longer than the drain that the pages mention.
     let drain: u64 = README.split("MORE=\"--drain ").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
     let stop: u64 = settings(NODE, "TimeoutStopSec").concat().parse().unwrap();
     assert!(stop >= drain + 20, "TimeoutStopSec={stop} and --drain {drain}");
@@ -92,20 +92,20 @@ fn systemd_understands_the_units() {
     }
     let place = Workplace::new("units");
     for (name, unit) in [("kvplane-control.service", CONTROL), ("kvplane-node.service", NODE)] {
-        // It wants the program to be there.
+        // systemd-analyze requires the program to exist.
         let unit = unit.replace(INSTALLED, env!("CARGO_BIN_EXE_kvplane"));
         let file = place.file(name, unit.as_bytes());
         let mut command = Command::new("systemd-analyze");
         command.args(["verify", "--man=no", text(&file)]);
         let Outcome { status, stderr, .. } = finish(command, &[]);
-        // Of this unit; what it says of others of this machine is theirs.
+        // Only messages about this unit count; other units of this machine may have problems of their own.
         let ours: Vec<&str> = stderr.lines().filter(|line| line.contains(name)).collect();
         assert!(ours.is_empty(), "{name}: {ours:?}");
         assert!(status.success() || !stderr.contains("kvplane"), "{name}: {stderr}");
     }
 }
 
-/// A host as the units see one, below a directory: where certificates, state and sockets are.
+/// Host as the units see one, below a directory: certificates, state and sockets.
 struct Laid {
     place: Workplace,
     root: PathBuf,
@@ -126,7 +126,7 @@ impl Laid {
         Self { place, root }
     }
 
-    /// A path of the units' as it is below the directory.
+    /// Translates a path of the units to one below the directory.
     fn moved(&self, word: &str) -> String {
         let root = text(&self.root);
         let places = [("/etc/kvplane", "etc"), ("/var/lib", "var"), ("/run", "run")];
@@ -134,17 +134,17 @@ impl Laid {
         at.unwrap_or_else(|| word.to_owned())
     }
 
-    /// The command of a unit, with these variables, as systemd would start it: it may write below its state and its
-    /// runtime directory only. The second is whether that could be had.
+    /// Returns the command of a unit, with these variables, as systemd would start it: it may write below its state and
+    /// its runtime directory only. The second value is true if that sandbox is available.
     fn command(&self, unit: &str, variables: &BTreeMap<&str, String>) -> (Command, bool) {
         let start = settings(unit, "ExecStart").concat();
         let words = start.split_whitespace().skip(1).flat_map(|word| match word.strip_prefix('$') {
-            // One in braces is one word, another is split.
+            // A variable in braces is one word, another is split.
             Some(name) if name.starts_with('{') => vec![variables[name.trim_matches(['{', '}'])].clone()],
             Some(name) => variables[name].split_whitespace().map(str::to_owned).collect(),
             None => vec![word.to_owned()],
         });
-        // Ports of its own: others run here, too.
+        // Ports are replaced by free ones, because other tests run at the same time.
         let free = |word: String| match word.as_str() {
             "127.0.0.1:7401" => "127.0.0.1:0".to_owned(),
             "7411" => "0".to_owned(),
@@ -173,8 +173,8 @@ impl Laid {
     }
 }
 
-/// The same command as under `ProtectSystem=strict`: all of the file system below this directory is read-only, but for
-/// what is listed. Nothing where mount namespaces cannot be had.
+/// Wraps a command like `ProtectSystem=strict`: the file system below this directory is read-only, except for the
+/// listed paths. `None` without mount namespaces.
 fn strict(command: &Command, below: &Path, writable: &[PathBuf]) -> Option<Command> {
     let mut script = r#"below="$0"; mount --bind "$below" "$below" || exit 99; "#.to_owned();
     for directory in writable {
@@ -195,8 +195,8 @@ fn strict(command: &Command, below: &Path, writable: &[PathBuf]) -> Option<Comma
     works.then_some(confined)
 }
 
-/// What the units start, with an SSD as the README has it, in the sandbox that they ask for: it serves, a stop keeps
-/// what is on the SSD, and a start finds it again.
+/// The commands of the units, with an SSD as in the README, in their sandbox: the node serves, a stop keeps the objects
+/// on the SSD, and a restart recovers them.
 #[test]
 fn the_units_commands_run_in_their_sandbox_and_an_ssd_outlives_a_stop() {
     let laid = Laid::out();
@@ -229,7 +229,7 @@ fn the_units_commands_run_in_their_sandbox_and_an_ssd_outlives_a_stop() {
     assert!(plane.stop().success(), "{:?}", plane.said());
 }
 
-/// The file that the README gives to an SSD.
+/// Returns the file that the README gives to an SSD.
 fn ssd_in_the_readme() -> String {
     let line =
         README.lines().find_map(|line| line.trim().strip_prefix("MORE=\"--ssd ")).expect("the README has an SSD");

@@ -1,5 +1,5 @@
-//! Disks that fail as they are told: a file with a write cache that the power can be taken from, and block devices over
-//! files. What this machine does not let us make is skipped, with a line that says why.
+//! Disks with injected faults: a file with a write cache and power failures, and block devices over files. Devices that
+//! this machine does not allow are skipped, with a line that gives the reason.
 
 use std::collections::VecDeque;
 use std::io::{Seek, SeekFrom};
@@ -18,35 +18,35 @@ pub(crate) const EIO: i32 = 5;
 pub(crate) const ENOSPC: i32 = 28;
 pub(crate) const EROFS: i32 = 30;
 
-/// A write survives a power failure whole, up to a sector, or not at all.
+/// Atomic write unit: a sector survives a power failure whole or not at all.
 const SECTOR: usize = 512;
-/// How long a flush takes.
+/// Duration of a flush.
 const FLUSH: Duration = Duration::from_millis(4);
 
-/// What goes wrong.
+/// Injected faults.
 #[derive(Default)]
 pub(crate) struct Faults {
-    /// Reads that touch this fail.
+    /// Reads of this range fail.
     pub(crate) unreadable: Option<Range<u64>>,
-    /// Every write fails so.
+    /// Error number of every write.
     pub(crate) writes: Option<i32>,
-    /// Every flush fails so.
+    /// Error number of every flush.
     pub(crate) flushes: Option<i32>,
-    /// Flushes are acknowledged and not done.
+    /// Flushes are acknowledged but not done.
     pub(crate) lies: bool,
-    /// Writes from here on are acknowledged and not done.
+    /// Writes from this offset on are acknowledged but not done.
     pub(crate) lost: Option<u64>,
 }
 
 struct State {
-    /// What a flush made durable, and what was written since, in order.
+    /// Bytes that a flush made durable, and writes since then, in order.
     durable: Vec<u8>,
     pending: VecDeque<(usize, Vec<u8>)>,
-    /// What is read.
+    /// Bytes that reads return.
     now: Vec<u8>,
     faults: Faults,
     flushes: u64,
-    /// Writes that were flushed.
+    /// Number of flushed writes.
     flushed: u64,
 }
 
@@ -96,7 +96,7 @@ impl Backing for CachedWrite {
         if state.faults.lies {
             return Ok(());
         }
-        // What comes while it takes its time is not covered.
+        // Writes that arrive during the flush are not covered.
         let upto = state.flushed + state.pending.len() as u64;
         drop(state);
         std::thread::sleep(FLUSH);
@@ -111,14 +111,14 @@ impl Backing for CachedWrite {
     }
 }
 
-/// A file with a write cache.
+/// File with a write cache.
 pub(crate) struct Disk {
     cached: Arc<CachedWrite>,
     mount: Mount,
 }
 
 impl Disk {
-    /// A blank one in this directory.
+    /// Creates a blank disk in this directory.
     pub(crate) fn new(directory: &Path, bytes: usize) -> Option<Self> {
         let (durable, now) = (vec![0; bytes], vec![0; bytes]);
         let state = State { durable, pending: VecDeque::new(), now, faults: Faults::default(), flushes: 0, flushed: 0 };
@@ -138,20 +138,20 @@ impl Disk {
         self.cached.state().faults = faults;
     }
 
-    /// How often it was flushed.
+    /// Returns the number of flushes.
     pub(crate) fn flushes(&self) -> u64 {
         self.cached.state().flushes
     }
 
-    /// Takes the power away, and with it everything that was not flushed; how many writes that were.
+    /// Fails the power, and loses all unflushed writes; returns their number.
     pub(crate) fn lose_unflushed(&self) -> usize {
         self.settle(|_| KeptBytes::Nothing)
     }
 
-    /// Takes the power away: what was flushed stays; of what was written since, each write stays, is lost, or is torn.
-    /// How many writes had not been flushed.
+    /// Fails the power: flushed writes stay; each unflushed write stays, is lost, or is torn. Returns the number of
+    /// unflushed writes.
     pub(crate) fn cut(&self, rng: &mut Rng) -> usize {
-        // Now and then everything since the flush is lost, or nothing.
+        // Sometimes all writes since the flush are lost, or none.
         let lost_percent = [0, 30, 70, 100, 100][rng.below(5) as usize];
         self.settle(|sectors| match rng.below(100) {
             percent if percent < lost_percent => KeptBytes::Nothing,
@@ -184,21 +184,21 @@ impl Disk {
     }
 }
 
-/// What is left of a write that was not flushed.
+/// Part of an unflushed write that is kept.
 enum KeptBytes {
     All,
     Nothing,
     Sectors(Vec<bool>),
 }
 
-/// A block device over a file; gone when it is dropped.
+/// Block device over a file, removed on drop.
 pub(crate) struct Loop {
     pub(crate) device: String,
     file: PathBuf,
 }
 
 impl Loop {
-    /// Over a file of this length, which is made where there is none.
+    /// Creates a device over a file of this length, which is created if it is missing.
     pub(crate) fn over(file: PathBuf, bytes: u64, options: &[&str]) -> Option<Self> {
         let made = std::fs::File::options().write(true).create(true).truncate(false).open(&file).unwrap();
         made.set_len(bytes).unwrap();
@@ -209,7 +209,7 @@ impl Loop {
         }
     }
 
-    /// Whatever lies behind is an error when it is read from now on.
+    /// Makes reads beyond this offset fail from now on.
     pub(crate) fn lose_from(&self, bytes: u64) {
         std::fs::File::options().write(true).open(&self.file).unwrap().set_len(bytes).unwrap();
     }
@@ -221,7 +221,7 @@ impl Drop for Loop {
     }
 }
 
-/// A device that the kernel maps to others as a table says; gone when it is dropped.
+/// Device-mapper device with a table, removed on drop.
 pub(crate) struct MappedDevice {
     name: String,
     pub(crate) device: String,
@@ -233,12 +233,12 @@ impl MappedDevice {
         if let Err(why) = run("dmsetup", &["create", &name, "--noudevsync", "--table", table]) {
             return skipped("a mapped device", &why);
         }
-        // Where nobody makes names below /dev/mapper, the kernel's own is there.
+        // Without udev there is no name below /dev/mapper, only the kernel's own.
         let device = run("dmsetup", &["info", "--columns", "--noheadings", "-o", "blkdevname", &name]).unwrap();
         Some(Self { name, device: format!("/dev/{}", device.trim()) })
     }
 
-    /// Another table from now on.
+    /// Loads another table.
     pub(crate) fn load(&self, table: &str) {
         for words in [&["suspend", "--noudevsync"][..], &["load", "--table", table], &["resume", "--noudevsync"]] {
             run("dmsetup", &[&words[..1], &[&self.name], &words[1..]].concat()).unwrap();
@@ -252,7 +252,7 @@ impl Drop for MappedDevice {
     }
 }
 
-/// A small ext4; unmounted when it is dropped.
+/// Small ext4, unmounted on drop.
 pub(crate) struct SmallFileSystem {
     pub(crate) directory: PathBuf,
     _device: Loop,
@@ -278,7 +278,7 @@ impl Drop for SmallFileSystem {
     }
 }
 
-/// What a program said, or why it failed.
+/// Runs a program; returns its output, or the reason of its failure.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let done = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
     if done.status.success() {
@@ -292,7 +292,7 @@ pub(crate) fn skipped<T>(what: &str, why: &str) -> Option<T> {
     None
 }
 
-/// Makes a drive of the rig a blank one: what other tests have left there is no tier, or another's.
+/// Blanks a drive of the rig: leftovers of other tests are no tier, or another one.
 pub(crate) fn wipe(drive: &str) {
     if run("blkdiscard", &["-z", drive]).is_ok() {
         return;

@@ -1,4 +1,5 @@
-//! Put sessions whose owner restarts, or hands its slots over, in the middle: they end, and touch nobody else's.
+//! Tests of put sessions whose owner restarts, or hands its slots over, in the middle: they end, and harm no other
+//! session.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +24,7 @@ fn members(control: &Process, count: u64) {
     assert_eq!(there, Some(()), "{count} members");
 }
 
-/// A client with two halves of memory, of `A`s and of `B`s.
+/// Client with two halves of memory, of `A`s and of `B`s.
 struct Writer {
     client: Client,
     memory: kvplane::Buffer,
@@ -55,7 +56,7 @@ impl Writer {
         self.client.fill(&[fill]).unwrap().pop().unwrap().map_err(|error| error.status())
     }
 
-    /// The first session is over; the second is written, and has what was written.
+    /// Checks that the first session has ended, and that the second is written and has the written bytes.
     fn check(&mut self, over: &PutSession, goes_on: &PutSession, key: &str) {
         assert_eq!(self.fill(over, b'A', 1), Err(Some(Status::Stale)));
         assert_eq!(self.client.commit_session(over).unwrap_err().status(), Some(Status::Stale));
@@ -78,7 +79,7 @@ impl Writer {
 }
 
 #[test]
-fn a_session_of_a_node_that_started_again_touches_no_other() {
+fn a_put_session_of_a_restarted_node_harms_no_other() {
     let place = Workplace::new("drafts-again");
     let (control, mut nodes) = control(&place, 1);
     for way in Way::BOTH {
@@ -99,12 +100,13 @@ fn a_session_of_a_node_that_started_again_touches_no_other() {
 }
 
 #[test]
-fn a_session_whose_slot_goes_to_another_node_touches_no_session_there() {
+fn a_put_session_whose_slot_migrates_harms_no_session_there() {
     let place = Workplace::new("drafts-moved");
     let (control, nodes) = control(&place, 2);
     for way in Way::BOTH {
         let mut writer = Writer::new(&place, way);
-        // As many on both nodes as find keys there: some of the first, which is drained, and some of the second.
+        // There are as many keys on both nodes as needed: some sessions on the first, which is drained, and some on the
+        // second.
         let keys: Vec<String> = (0..16).map(|number| format!("{way:?}-{number}")).collect();
         let both = wait_until(|| {
             let owners: BTreeSet<_> = writer.client.owners(&keys).unwrap().into_iter().flatten().collect();
@@ -116,7 +118,8 @@ fn a_session_whose_slot_goes_to_another_node_touches_no_session_there() {
             assert_eq!(writer.fill(session, b'A', 0), Ok(()));
         }
         place.run(&["ctl", "drain", "1", "--wait", "60"]).well();
-        // Those of the first are over, as soon as the client has heard. It must not write into those of the second.
+        // Sessions of the first node end as soon as the client has the new map. They must not write into those of the
+        // second.
         let over = wait_until(|| {
             let moved =
                 sessions.iter().position(|session| writer.fill(session, b'A', 0) == Err(Some(Status::Stale)))?;

@@ -1,5 +1,5 @@
-//! Several control planes over a real etcd: one leads and the others stand by; leaders are killed and stopped, etcd is
-//! killed, stopped, full and wiped. Data operations go on through all of it.
+//! Tests of several control planes over a real etcd: a leader and standbys; leaders are killed and stopped, etcd is
+//! killed, stopped, full and wiped. Data operations continue through all of it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::certificates::{authority, cert, ctl, issue, node};
 use crate::launch::{Etcd, soon};
 use crate::support::{Process, Workplace, http_try, wait_until};
 
-/// A cluster of two control planes and a node.
+/// Cluster of two control planes and a node.
 struct Cluster {
     place: Workplace,
     etcd: Etcd,
@@ -79,7 +79,7 @@ impl Cluster {
         assert_eq!(ctl(&self.place, &self.at(), "people", &["get", key]).well(), value.as_bytes());
     }
 
-    /// Which of the two leads: the last that says so, and is alive.
+    /// Returns the leader: the last of the two that reports to lead, and is alive.
     fn leader(&self) -> usize {
         let leads = |at: usize| {
             let answer = self.health(at)?;
@@ -94,15 +94,14 @@ impl Cluster {
         assert!(wait_until(leads).is_some(), "{:?}", self.planes[at].said());
     }
 
-    /// What one of the two says of itself, if it says something.
+    /// Returns the health report of one of the two, if it answers.
     fn health(&self, at: usize) -> Option<String> {
         let at = self.planes[at].http();
-        // One that was killed listens no more.
-        // One that steps down may end in the middle of an answer.
+        // A killed control plane listens no more. One that steps down may end in the middle of a reply.
         http_try(at, "GET", "/health", "").ok().map(|(_, body)| body)
     }
 
-    /// The node is a member, as whoever leads says.
+    /// Asserts that the node is a member, as reported by the leader.
     fn assert_member(&self) {
         let status = || ctl(&self.place, &self.at(), "people", &["status"]);
         let is_in = || {
@@ -113,7 +112,7 @@ impl Cluster {
         assert!(wait_until(is_in).is_some(), "{:?}, and the node said {:?}", status(), self.node.said());
     }
 
-    /// The epoch, which nothing here may turn back.
+    /// Returns the epoch, which must never go back.
     fn epoch(&self) -> u64 {
         let leader = self.leader();
         let health: serde_json::Value = serde_json::from_str(&self.health(leader).unwrap()).unwrap();
@@ -122,19 +121,19 @@ impl Cluster {
 }
 
 #[test]
-fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
+fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
     let Some(mut cluster) = Cluster::start("turns", &[]) else { return };
     let first = cluster.leader();
     assert_eq!(first, 0, "who came first leads");
     let other = cluster.health(1).unwrap();
     let where_to = cluster.addresses[0].to_string();
     assert!(other.contains(r#""role":"standby""#) && other.contains(&where_to), "{other}");
-    // Who asks the standby alone is told whom to ask.
+    // The standby redirects callers to the leader.
     let sent = ctl(&cluster.place, &cluster.addresses[1], "people", &["status"]);
     sent.failed(1, &["is a standby", &where_to]);
     let before = cluster.epoch();
 
-    // kill -9.
+    // The leader is killed.
     cluster.planes[0].kill();
     let killed = Instant::now();
     cluster.wait_for_leader(1);
@@ -144,7 +143,7 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
     assert!(cluster.epoch() >= before);
     cluster.put("second", "2");
 
-    // It comes back and stands by; the other is told to end, and gives the lead away.
+    // It comes back as a standby; the other is stopped, and hands over leadership.
     let (name, at) = (cluster.name(), cluster.addresses[0].to_string());
     cluster.planes[0] = plane(&cluster.place, &name, &at);
     cluster.planes[0].wait_for("is a standby");
@@ -155,7 +154,7 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
     assert!(cluster.planes[1].ended().success());
     cluster.assert_member();
 
-    // One that stands still for a while is taken over from, and stands by when it goes on.
+    // A leader that is halted for a while is taken over from, and is a standby when it continues.
     let at = cluster.addresses[1].to_string();
     cluster.planes[1] = plane(&cluster.place, &name, &at);
     cluster.planes[1].wait_for("is a standby");
@@ -173,17 +172,18 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
 }
 
 #[test]
-fn an_etcd_that_is_away_costs_nobody_its_membership() {
+fn members_stay_while_etcd_is_away() {
     let Some(mut cluster) = Cluster::start("away", &[]) else { return };
     let before = cluster.epoch();
-    // Away for a moment: whoever leads goes on.
+    // etcd is away for a moment: the leader stays.
     cluster.etcd.kill();
     let refused = ctl(&cluster.place, &cluster.at(), "people", &["tenants", "set", "acme", "--memory", "1M"]);
     refused.failed(1, &["etcd"]);
     cluster.etcd.restart();
     cluster.assert_member();
     cluster.assert_has("first", "1");
-    // Away for so long that the leader sends its callers to others, who do not know better: then puts go on.
+    // etcd is away for so long that the leader redirects its callers to others, which do not know a leader: puts
+    // continue then.
     let client = kvplane::Client::connect(&kvplane::ClientConfig {
         control: kvplane::Control::Remote(kvplane::Remote {
             cluster: cluster.place.cluster.clone(),
@@ -209,13 +209,13 @@ fn an_etcd_that_is_away_costs_nobody_its_membership() {
 }
 
 #[test]
-fn an_etcd_that_was_wiped_or_is_full_is_survived() {
-    // Of 16 MiB, so that it is soon full.
+fn the_cluster_survives_a_wiped_or_full_etcd() {
+    // The quota is 16 MiB, so that etcd is soon full.
     let Some(mut cluster) = Cluster::start("wiped", &["--quota-backend-bytes", "16777216"]) else { return };
     cluster.etcd.kill();
     std::fs::remove_dir_all(cluster.etcd.directory()).unwrap();
     cluster.etcd.restart();
-    // The member says which map it follows, and goes on with what it has.
+    // The member offers its map, and keeps its objects.
     cluster.assert_member();
     cluster.assert_has("first", "1");
     let put = || {
@@ -237,13 +237,13 @@ fn an_etcd_that_was_wiped_or_is_full_is_survived() {
 }
 
 #[test]
-fn who_was_taken_over_from_changes_nothing_any_more() {
+fn a_former_leader_changes_no_state() {
     let Some(cluster) = Cluster::start("fenced", &[]) else { return };
     let (gateway, base) = (cluster.etcd.gateway(), format!("/kvplane/{}/", cluster.place.cluster));
     let key = |name: &str| format!("{base}{name}").into_bytes();
     let leader = cluster.leader();
-    // As another would that found it silent. It leads until the call has ended, which would find the next leader
-    // otherwise, and is found silent then.
+    // Another control plane takes the lead, as after a silence. It leads until the call has ended, which would find the
+    // next leader otherwise, and is silent then.
     let (leads, fence) = (key("leader"), key("fence"));
     let taken = [Operation::Put(&leads, b"1 192.0.2.1:7"), Operation::Put(&fence, b"1 0")];
     gateway.transact(&[], &taken, &[], soon()).unwrap();
@@ -261,7 +261,7 @@ fn who_was_taken_over_from_changes_nothing_any_more() {
         outcome
     });
     assert!(!refused.status.success(), "{refused:?}");
-    // Nobody's records were touched meanwhile, and one of the two leads again.
+    // No records were changed meanwhile, and one of the two leads again.
     let again = cluster.leader();
     cluster.assert_member();
     let tenants = ctl(&cluster.place, &cluster.addresses[again], "people", &["tenants", "list"]).text();
@@ -269,8 +269,8 @@ fn who_was_taken_over_from_changes_nothing_any_more() {
     cluster.assert_has("first", "1");
 }
 
-/// Instances that registered over HTTP, holds and the policy are state: whoever leads next begins with them, and says
-/// that it does not know yet what the instances hold.
+/// Instances that registered over HTTP, holds and the policy are state: the next leader begins with them, and reports
+/// that its prefix index is not complete yet.
 #[test]
 fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
     let Some(mut cluster) = Cluster::start("desks", &[]) else { return };
@@ -302,7 +302,7 @@ fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
     let (_, answer) = http_try(http, "POST", "/query_by_hash", query).unwrap();
     assert!(answer.contains(r#""degraded":true"#), "{answer}");
 
-    // While the state cannot be written nothing is registered; what is answered is durable.
+    // While the state cannot be written nothing is registered; acknowledged registrations are durable.
     cluster.etcd.kill();
     let refused = || (register(&cluster, 1, "e2") != 200).then_some(());
     assert!(wait_until(refused).is_some(), "{:?}", cluster.planes[1].said());

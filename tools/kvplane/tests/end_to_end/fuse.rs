@@ -1,7 +1,7 @@
-//! A file system with one file, served by this process over `/dev/fuse`: what the kernel asks of the file goes to a
-//! [`Backing`]. So faults of disks can be had on any kernel, below a real process that knows nothing of it.
+//! File system with one file, served by this process over `/dev/fuse`: requests of the kernel go to a [`Backing`]. So
+//! faults of disks can be injected on any kernel, below a real process that is not aware of it.
 //!
-//! Mounting takes root and `mount`; it is handed the connection as its standard input.
+//! Mounting needs root and `mount`, which gets the connection as its standard input.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -11,24 +11,24 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The name of the file.
+/// Name of the file.
 pub(crate) const NAME: &str = "disk";
 
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
-/// The longest read or write.
+/// Length of the longest read or write.
 const MOST: u32 = 1 << 20;
 const HEADER: usize = 40;
-/// Who answers; so writes go on during a flush.
+/// Number of serving threads: writes continue during a flush.
 const THREADS: usize = 3;
 
-/// How long the kernel may take to end the connection of what was unmounted.
+/// Time limit for the kernel to end the connection after unmounting.
 const UNMOUNTED: Duration = Duration::from_secs(5);
 
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 
-/// What is behind the file. Errors are the kernel's numbers.
+/// Content of the file. Errors are the kernel's numbers.
 pub(crate) trait Backing: Send + Sync + 'static {
     fn bytes(&self) -> u64;
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
@@ -36,17 +36,17 @@ pub(crate) trait Backing: Send + Sync + 'static {
     fn sync(&self) -> Result<(), i32>;
 }
 
-/// A mounted file system; gone when it is dropped.
+/// Mounted file system, unmounted on drop.
 pub(crate) struct Mount {
     at: PathBuf,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Mount {
-    /// Mounts it on this directory, which it makes.
+    /// Mounts the file system on this directory, which is created.
     ///
     /// # Errors
-    /// When this machine does not let us: says why.
+    /// Fails if this machine does not allow it, with the reason.
     pub(crate) fn new(at: &Path, backing: &Arc<dyn Backing>) -> Result<Self, String> {
         let connection = File::options().read(true).write(true).open("/dev/fuse").map_err(|error| error.to_string())?;
         std::fs::create_dir(at).map_err(|error| error.to_string())?;
@@ -77,8 +77,8 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
-        // A mount namespace that another process made meanwhile has the mount too, for as long as it lives. The threads
-        // end with this process then; nobody asks them for anything.
+        // A mount namespace that another process created meanwhile has the mount too, for as long as it lives. The
+        // threads then end with this process, without further requests.
         let until = Instant::now() + UNMOUNTED;
         while Instant::now() < until && self.threads.iter().any(|thread| !thread.is_finished()) {
             std::thread::sleep(Duration::from_millis(5));
@@ -86,7 +86,7 @@ impl Drop for Mount {
     }
 }
 
-/// One request, behind its header.
+/// Request without its header.
 struct Request<'a> {
     operation: u32,
     node: u64,
@@ -103,13 +103,13 @@ impl Request<'_> {
     }
 }
 
-/// Answers until it is unmounted.
+/// Serves requests until the file system is unmounted.
 fn serve(mut connection: File, backing: &dyn Backing) {
     let mut buffer = vec![0; MOST as usize + (64 << 10)];
     loop {
         let length = match connection.read(&mut buffer) {
             Ok(length) if length >= HEADER => length,
-            // Withdrawn before it was read.
+            // The request was cancelled before it was read.
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::NotFound) => continue,
             _ => return,
         };
@@ -126,12 +126,12 @@ fn serve(mut connection: File, backing: &dyn Backing) {
         reply.extend(error.to_le_bytes());
         reply.extend(long(8).to_le_bytes());
         reply.extend(body);
-        // Whoever asked may be dead by now.
+        // The requester may have ended.
         let _ = connection.write(&reply);
     }
 }
 
-/// Nothing where no answer is wanted.
+/// Answers a request; `None` if it has no reply.
 fn answer(request: &Request<'_>, backing: &dyn Backing) -> Option<Result<Vec<u8>, i32>> {
     let answer = match request.operation {
         // Forget, interrupt, destroy, forget several.
@@ -158,7 +158,7 @@ fn answer(request: &Request<'_>, backing: &dyn Backing) -> Option<Result<Vec<u8>
         // An empty directory; release, flush, and release of the directory.
         18 | 25 | 28 | 29 => Ok(Vec::new()),
         26 => Ok(welcome(request)),
-        // What the kernel then does without: setting space aside, attributes, access rights.
+        // Features that the kernel can do without: allocating space, extended attributes, access checks.
         _ => Err(ENOSYS),
     };
     Some(answer)
@@ -172,7 +172,7 @@ fn longs(all: &[u64]) -> Vec<u8> {
     all.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
 
-/// Version 7.31: asynchronous direct I/O, long writes, many pages.
+/// Negotiates version 7.31: asynchronous direct I/O, long writes, many pages.
 fn welcome(request: &Request<'_>) -> Vec<u8> {
     let wanted = 1 | 1 << 5 | 1 << 15 | 1 << 22;
     let flags = request.word(12) & wanted;

@@ -1,9 +1,9 @@
-//! Broken frames without end: at the data ports, at the Unix sockets for shared memory, and over QUIC from a peer with
-//! a good certificate. No process panics or ends, none grows, and a client beside them gets every byte right.
+//! Fuzzing with broken frames: at the data ports, at the Unix sockets for shared memory, and over QUIC from a peer with
+//! a valid certificate. No process panics, ends or grows, and a client beside them gets every byte right.
 //!
-//! Frames are made so that they come far: checksums and lengths are right more often than not, and what lies behind
-//! them is random, from the words that numbers of a protocol go wrong with. `KVPLANE_FUZZ_SECONDS` says how long
-//! (`cargo x fuzz`); `KVPLANE_SEED` repeats a run's frames, if not their order among threads.
+//! Frames are built to pass the first checks: checksums and lengths are right more often than not, and the rest is
+//! random, from numbers that protocols typically get wrong. `KVPLANE_FUZZ_SECONDS` sets the duration (`cargo x fuzz`);
+//! `KVPLANE_SEED` repeats a run's frames, if not their order among threads.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,22 +25,22 @@ use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::peers::hello_of;
 use crate::support::{Process, Way, Workplace, text};
 
-/// One good frame of every message of the control protocol, with its name, in hex.
+/// One valid frame of every message of the control protocol, with its name, in hex.
 const GOLDEN: &str = include_str!("../../../../control/rpc/tests/suite/golden_frames.txt");
 /// Bytes of a control frame before its body; the last four are the body's length.
 const RPC_HEADER_BYTES: usize = 12;
-/// How long a peer waits for an answer before it says the next thing, or gives up.
+/// Time that a peer waits for a reply before it sends more, or gives up.
 const GLANCE: Duration = Duration::from_millis(20);
-/// Parts of a run of which it is said how large the processes were.
+/// Number of parts of a run after which the sizes of processes are printed.
 const PARTS: u64 = 12;
-/// What the processes may grow by, once they have seen a quarter of it all.
+/// Allowed growth of the processes after a quarter of the run.
 const GROWTH_BYTES: u64 = 48 << 20;
 
 fn environment(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
-/// A number as protocols meet them.
+/// Draws a number that protocols typically get wrong.
 fn word(rng: &mut Rng) -> u64 {
     match rng.below(8) {
         0 => 0,
@@ -60,7 +60,7 @@ fn bytes(rng: &mut Rng, count: usize) -> Vec<u8> {
     out
 }
 
-/// Spoils a frame somewhere: bits, a word, a piece less or more.
+/// Corrupts a frame somewhere: bits, a word, a missing or an additional piece.
 fn spoil(rng: &mut Rng, frame: &mut Vec<u8>) {
     for _ in 0..=rng.below(3) {
         let at = rng.below(frame.len().max(1) as u64) as usize;
@@ -80,7 +80,7 @@ fn spoil(rng: &mut Rng, frame: &mut Vec<u8>) {
     }
 }
 
-/// A frame of the data protocol: any operation, items of any size, sums that are right.
+/// Builds a frame of the data protocol: any operation, items of any size, valid checksums.
 fn data_frame(rng: &mut Rng) -> Vec<u8> {
     let operation = Operation::ALL[rng.below(Operation::ALL.len() as u64) as usize];
     let kind = if rng.chance(0.9) { Kind::Request(operation) } else { Kind::Reply(operation) };
@@ -105,7 +105,7 @@ fn data_frame(rng: &mut Rng) -> Vec<u8> {
     frame
 }
 
-/// Says things on a stream until the other side has enough of it.
+/// Sends frames on a stream until the other side closes it.
 fn chat(rng: &mut Rng, stream: &mut (impl Read + Write), first: &[u8], sent: &AtomicU64) {
     if rng.chance(0.8) && stream.write_all(first).is_err() {
         return;
@@ -117,7 +117,7 @@ fn chat(rng: &mut Rng, stream: &mut (impl Read + Write), first: &[u8], sent: &At
         if stream.write_all(&frame).is_err() {
             return;
         }
-        // Nothing to read within a glance is an answer too.
+        // No reply within the time is a valid outcome too.
         if rng.chance(0.5) && matches!(stream.read(&mut answer), Ok(0)) {
             return;
         }
@@ -144,10 +144,10 @@ fn at_unix_socket(mut rng: Rng, socket: &PathBuf, cluster: &str, stop: &AtomicBo
     }
 }
 
-/// What peers that the cluster trusts may well do, and what takes objects from others.
+/// Messages that a trusted peer may send with effect, and that take objects from others.
 const ALLOWED: [&str; 3] = ["Join ", "Leave ", "Drain "];
 
-/// Good frames of the control protocol; all of them, or without what is allowed.
+/// Returns valid frames of the control protocol; all of them, or without the allowed ones.
 fn golden(all: bool) -> Vec<Vec<u8>> {
     let frame = |line: &str| -> Option<Vec<u8>> {
         let hex = line.split(' ').nth(1)?;
@@ -190,7 +190,7 @@ fn quic_config(trust: &Trust, identity: &Identity) -> quinn::ClientConfig {
     quinn::ClientConfig::new(Arc::new(crypto))
 }
 
-/// Broken calls and datagrams from whoever the cluster trusts, in every role.
+/// Sends broken calls and datagrams from trusted peers, in every role.
 fn over_quic(mut rng: Rng, place: &Workplace, all: bool, stop: &AtomicBool, sent: &AtomicU64) {
     let cluster = ClusterName::new(&place.cluster).unwrap();
     let local = RuntimeDirectory::at(place.runtime()).discover(&cluster).unwrap();
@@ -209,7 +209,7 @@ fn over_quic(mut rng: Rng, place: &Workplace, all: bool, stop: &AtomicBool, sent
                 let frame = control_frame(&mut rng, &golden);
                 sent.fetch_add(1, Ordering::Relaxed);
                 if rng.chance(0.1) {
-                    // Too long for a datagram, or the connection is closed.
+                    // The datagram is too long, or the connection is closed.
                     let _ = connection.send_datagram(frame.into());
                     continue;
                 }
@@ -224,7 +224,7 @@ fn over_quic(mut rng: Rng, place: &Workplace, all: bool, stop: &AtomicBool, sent
     });
 }
 
-/// Puts and gets that nobody else is to spoil: how many.
+/// Puts and gets objects that no fuzzer may corrupt; returns their number.
 fn honest(place: &Workplace, way: Way, stop: &AtomicBool) -> u64 {
     let mut client = place.client(way);
     let mut round = 0u64;
@@ -245,12 +245,12 @@ fn resident_bytes(process: &Process) -> u64 {
 }
 
 #[test]
-fn broken_frames_harm_nobody() {
+fn broken_frames_do_no_harm() {
     let (seconds, seed) = (environment("KVPLANE_FUZZ_SECONDS", 5), environment("KVPLANE_SEED", 1));
     let place = Workplace::new("fuzzed");
     let mut dev = place.dev("32M", &["--shards", "2", "--conductor"]);
     let data = dev.data();
-    // One that has nobody's objects, so that all may be said to it.
+    // A cluster without objects of others, so that all messages may be sent to it.
     let alone = Workplace::new("alone");
     let state = alone.path("state");
     let mut plane =

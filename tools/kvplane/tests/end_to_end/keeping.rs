@@ -1,4 +1,4 @@
-//! How objects are kept, through real processes: pins, groups and types as puts asked for them.
+//! Tests of retention through real processes: pins, groups and types as requested by puts.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn put(client: &mut Client, key: &str, at: usize, options: PutOptions) -> Result
     client.put_with(key.as_bytes(), &value(at), &options).map(|_| ()).map_err(|error| error.status().expect("a status"))
 }
 
-/// Four times what memory holds, so that nothing is left that has no reason to be.
+/// Puts four times the memory, so that only pinned objects are left.
 fn flood(client: &mut Client, name: &str) {
     for at in 0..4 * (16 << 20) / BYTES {
         put(client, &format!("{name}-{at}"), at, PutOptions::default()).expect("what is not pinned makes room");
@@ -49,7 +49,7 @@ fn pinned_objects_stay_for_as_long_as_their_puts_asked() {
         let page = client.list(None).unwrap();
         let pinned = page.keys.iter().filter(|key| key.hard_pin && key.data_type == 3).count();
         assert!(pinned > 0, "lists say what puts asked for");
-        // Unpinned by removal: what is pinned for good goes only so.
+        // Hard-pinned objects are freed only by removal.
         assert_eq!(client.remove_matching("^hard-").unwrap(), stored as u64);
         put(client, "one-more", 0, hard).expect("there is room for pins again");
         client.remove_all(false).unwrap();
@@ -70,7 +70,7 @@ fn objects_of_a_group_go_together() {
             let options = PutOptions { group, ..PutOptions::default() };
             put(client, &format!("{group}/{part}"), part, options).unwrap();
         }
-        // Of the first group one part only is asked for: that counts for all three.
+        // Only one object of the first group is read: that counts for all three.
         assert!(client.get(b"1/1").unwrap().is_some(), "after group {group}");
     }
     let keys: Vec<String> = (1..=200).flat_map(|group| (0..3).map(move |part| format!("{group}/{part}"))).collect();

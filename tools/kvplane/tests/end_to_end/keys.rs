@@ -1,4 +1,4 @@
-//! Keys through real processes: put with names, replaced, read in parts, listed, and removed by what a list finds.
+//! Tests of keys through real processes: put with names, replaced, read in ranges, listed, and removed by pattern.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ fn value_of(key: &str, version: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 7 + at / 256 + key.len() * 31 + version * 101) as u8).collect()
 }
 
-/// All keys that lists find.
+/// Returns all keys that lists find.
 fn listed(client: &mut Client) -> BTreeSet<Vec<u8>> {
     let (mut cursor, mut found) = (None, BTreeSet::new());
     loop {
@@ -38,7 +38,7 @@ fn keys_are_kept_listed_and_removed_by_pattern() {
         for name in names(0) {
             client.put(name.as_bytes(), &value_of(&name, 0)).unwrap();
         }
-        // Keys are bytes; these two are no text, and this one is as long as a key can be.
+        // Keys are bytes; these are not text, and one has the maximum length.
         let odd: [Vec<u8>; 2] = [vec![0xff, 0, b'k'], vec![b'l'; 4096]];
         for key in &odd {
             client.put(key, b"odd").unwrap();
@@ -62,7 +62,7 @@ fn keys_are_kept_listed_and_removed_by_pattern() {
 }
 
 #[test]
-fn removal_by_pattern_leaves_what_has_no_name_and_others_have() {
+fn removal_by_pattern_leaves_nameless_objects_and_those_of_other_tenants() {
     let place = Workplace::new("nameless");
     let dev = place.dev("64M", &["--shards", "2"]);
     for way in [Way::Shm, Way::Tcp] {
@@ -184,7 +184,7 @@ fn ctl_lists_replaces_and_deletes() {
     assert_eq!((&first["in_memory"], &first["on_ssd"], &first["tenant"]), (&true.into(), &false.into(), &"".into()));
     assert_eq!(run(&["ctl", "delete-matching", "^a/"]).text(), "2 objects removed\n");
     run(&["ctl", "delete-matching", "("]).failed(1, &["the pattern cannot be used"]);
-    // Of several keys, the one that is not there is named.
+    // The missing one of several keys is named.
     run(&["ctl", "copy", "b/1", "no\"thing"]).failed(1, &[r#"under "no\"thing""#]);
     // The default tenant has a name too.
     assert_eq!(run(&["ctl", "--tenant", "default", "get", "b/1"]).well(), b"first");
@@ -205,7 +205,7 @@ fn keys_of_what_only_the_ssd_has_are_listed_and_replacing_it_lasts() {
     let mut dev = place.dev("16M", &arguments);
     let mut client = place.client(Way::Tcp);
     let names = || (0..60).map(|at| format!("kept-{at}"));
-    // More than memory holds.
+    // There are more objects than memory holds.
     let value = |at: usize| (0..600_000).map(|byte| (byte / 5 + at) as u8).collect::<Vec<u8>>();
     let put = |client: &mut Client, at: usize, name: &str, replace: bool| {
         let options = PutOptions { replace, group: 5, ..PutOptions::default() };
@@ -233,7 +233,7 @@ fn keys_of_what_only_the_ssd_has_are_listed_and_replacing_it_lasts() {
 
 #[test]
 fn objects_of_4_kib_take_4_kib_above_an_ssd_keys_and_all() {
-    // 4,096 units: one for each object, and 93 for their keys.
+    // The memory has 4,096 units: one for each object, and 93 for their keys.
     const OBJECTS: usize = 3900;
     let bed = crate::ssd::Bed::new("packedkeys", &[]);
     let dev = bed.start();

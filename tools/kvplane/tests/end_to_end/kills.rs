@@ -1,10 +1,10 @@
-//! `kill -9` of a client in the middle of a put and of a get, over both ways: what it held comes back, and nobody else
-//! sees an error or a wrong byte.
+//! Tests of `kill -9` of a client in the middle of a put and of a get, over both transports: its handles are released,
+//! and no other client sees an error or a wrong byte.
 //!
 //! The victim is this test binary, started again in a role of its own. To die in the middle for certain, it is stopped
-//! first (SIGSTOP): if the node then holds its space or its pins and keeps holding them, the victim cannot be anywhere
-//! else, and it is killed where it stands; over RDMA, where devices go on for it, at once. Others are killed at random
-//! moments. The node is in this process, so that what it holds can be looked at.
+//! first (SIGSTOP): if the node then keeps holding its reservation or its pins, the victim must be in the middle, and
+//! is killed there; over RDMA, where devices continue its transfers, it is killed at once. Others are killed at random
+//! moments. The node is in this process, so that its memory can be inspected.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,13 +20,13 @@ use kvplane_tools::pattern;
 use crate::network::{End, instead_of_tcp, over_rdma};
 use crate::support::{Process, Way, Workplace, wait_until};
 
-/// Far more than sockets buffer, so that a victim that is stopped leaves its transfer unfinished.
+/// Length far above the socket buffers, so that a stopped victim leaves its transfer unfinished.
 const LARGE_BYTES: usize = 16 << 20;
 const SMALL_BYTES: usize = 64 << 10;
 const POOL_BYTES: u64 = 64 << 20;
-/// What was promised: from the death of a client to the return of all that it held.
+/// Promised time from the death of a client to the release of all its handles.
 const COMES_BACK: Duration = Duration::from_secs(1);
-/// Tells this binary that it is a victim: `put` or `get`, and where.
+/// Environment variable that makes this binary a victim: `put` or `get`, and the location.
 const ROLE: &str = "KVPLANE_TEST_ROLE";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,19 +44,19 @@ impl Deed {
     }
 }
 
-/// Not a test: the victim, which puts or gets until it is killed. Without a role it has nothing to do.
+/// Entry point of the victim, not a test: it puts or gets until it is killed. Without the role it does nothing.
 #[test]
 fn victim() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let [deed, way, cluster, directory] = words[..] else { panic!("{role:?} is no role") };
     let way = if way == "shm" { Way::Shm } else { Way::Tcp };
-    // The test's own place, entered by name: dropping it would remove the directory under the others.
+    // The test's own workplace, entered by name: dropping it would remove the directory of the others.
     let place = std::mem::ManuallyDrop::new(Workplace { directory: directory.into(), cluster: cluster.to_owned() });
     let mut client = place.client(way);
     let memory = client.register(Region::allocate(&RegionOptions::new("victim", LARGE_BYTES)).unwrap());
     let whole = memory.slice(0, LARGE_BYTES);
-    // Killed with its parent, too: an end of the input is the parent's death.
+    // The victim ends with its parent: an end of its input is the parent's death.
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(0);
@@ -74,7 +74,7 @@ fn victim() {
     }
 }
 
-/// A control plane and a node in this process.
+/// Control plane and node in this process.
 struct Cluster {
     node: Node,
     _control: ControlHandle,
@@ -97,13 +97,13 @@ impl Cluster {
         Self { node: node.unwrap(), _control: control, place }
     }
 
-    /// Bytes pinned, and bytes of puts under way or expired.
+    /// Returns the bytes pinned, and the bytes of puts in flight or expired.
     fn held(&self) -> (u64, u64) {
         let stats = self.node.snapshots().unwrap()[0].store.unwrap();
         (stats.pinned_bytes, stats.reserved_bytes + stats.quarantined_bytes)
     }
 
-    /// Whether a deed of a victim is half done.
+    /// Returns true if an operation of a victim is half done.
     fn in_the_middle(&self, deed: Deed) -> bool {
         let (pinned, reserved) = self.held();
         let bytes = if deed == Deed::Put { reserved } else { pinned };
@@ -121,7 +121,7 @@ impl Cluster {
         victim
     }
 
-    /// Stops the victim until it stands in the middle of its deed.
+    /// Stops the victim in the middle of its operation.
     fn catch(&self, victim: &mut Process, deed: Deed) {
         let caught = wait_until(|| {
             victim.assert_alive();
@@ -129,7 +129,7 @@ impl Cluster {
                 return None;
             }
             victim.signal("STOP");
-            // What was under way when it was stopped is done by then.
+            // Transfers in flight at the stop are done by then.
             std::thread::sleep(Duration::from_millis(20));
             if self.in_the_middle(deed) {
                 return Some(());
@@ -140,7 +140,7 @@ impl Cluster {
         assert!(caught.is_some(), "no victim was ever in the middle of a {deed:?}");
     }
 
-    /// Waits until nothing is held, with all others quiet; how long that took.
+    /// Waits until nothing is held, with all others quiet; returns the time that took.
     fn comes_back(&self, others: &Others) -> Duration {
         let _quiet = others.gate.write().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
@@ -150,7 +150,7 @@ impl Cluster {
     }
 }
 
-/// Clients that go on all the time, over both ways.
+/// Clients that work all the time, over both transports.
 struct Others {
     gate: Arc<RwLock<()>>,
     stop: Arc<AtomicBool>,
@@ -180,7 +180,7 @@ impl Others {
         Self { gate, stop, rounds, threads: threads.into() }
     }
 
-    /// Waits until each of them has certainly begun and ended something.
+    /// Waits until each of them has certainly begun and ended an operation.
     fn go_on(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         let went_on = wait_until(|| {
@@ -198,7 +198,7 @@ impl Others {
     }
 }
 
-/// Puts a value, gets it and looks at every byte. It may have been evicted meanwhile, but not be another.
+/// Puts a value, gets it and verifies every byte. It may have been evicted meanwhile, but not be another.
 fn round_trip(client: &mut Client, memory: &Buffer, key: &str, seed: u64) {
     let (region, whole) = (memory.region(), memory.slice(0, SMALL_BYTES));
     client.remove(key.as_bytes()).unwrap();
@@ -220,10 +220,11 @@ fn a_killed_client_leaves_nothing(way: Way) {
         for round in 0..8 {
             let mut victim = cluster.victim(deed, way);
             if round < 4 && way == Way::Tcp && over_rdma() {
-                // Devices go on for a client that is stopped: it is killed at once where it stands.
+                // Devices continue transfers of a stopped client: it is killed at once.
                 cluster.catch(&mut victim, deed);
             } else if round < 4 {
-                // On a loaded machine the kernel may still take in for a stopped client what was under way: then again.
+                // On a loaded machine the kernel may still complete the transfer of a stopped client: the test retries
+                // then.
                 let held = (0..10).any(|_| {
                     cluster.catch(&mut victim, deed);
                     others.go_on();

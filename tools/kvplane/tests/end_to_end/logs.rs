@@ -1,9 +1,9 @@
-//! What processes log: lines of text or JSON, as much as was asked for.
+//! Tests of logs: lines of text or JSON, at the requested level.
 
 use crate::support::{Process, Workplace, finish, text};
 
 #[test]
-fn members_and_maps_are_logged_as_wanted() {
+fn members_and_maps_are_logged_at_the_set_level() {
     let place = Workplace::new("logs");
     let state = place.path("state");
     let control =
@@ -24,7 +24,7 @@ fn members_and_maps_are_logged_as_wanted() {
     assert!(node.stop().success());
     control.wait_for("a node leaves");
 
-    // Only what an operator should look at; the flag counts more than the variable.
+    // Only warnings and errors are logged; the flag overrides the variable.
     let mut command = place.command(&["node", "--pool", "8M", "--node-id", "4", "--shards", "1", "--log", "warn"]);
     command.env("KVPLANE_LOG", "debug");
     let quiet = Process::start(command);
@@ -35,5 +35,5 @@ fn members_and_maps_are_logged_as_wanted() {
     quiet.wait_for("serving by the last map");
     let mut command = place.command(&["control", "--state", text(&state)]);
     command.env("KVPLANE_LOG", "loud");
-    finish(command, &[]).failed(1, &["KVPLANE_LOG=\"loud\" is no level"]);
+    finish(command, &[]).failed(1, &["KVPLANE_LOG=\"loud\" is not a log level"]);
 }

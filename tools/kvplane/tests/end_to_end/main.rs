@@ -1,8 +1,8 @@
-//! The whole system as its users meet it: real processes of the `kvplane` binary, killed and fed with nonsense, and the
-//! public crate beside them.
+//! End-to-end tests: real processes of the `kvplane` binary, killed and fed with invalid input, and the public crate
+//! beside them.
 //!
 //! Each test has a directory, a cluster name and free loopback ports of its own, so all run side by side; children are
-//! killed when their handles are dropped. One binary, because linking it is what takes long.
+//! killed when their handles are dropped. The tests are one binary because linking takes most of the build time.
 
 mod absences;
 mod admin;

@@ -1,23 +1,23 @@
-//! Network namespaces, where a machine gives them: each lives as long as a process that does nothing.
+//! Network namespaces, where available: each lives as long as an idle process.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process that holds a network namespace.
+/// Process that keeps a network namespace alive.
 pub(crate) struct Space(Child);
 
 impl Drop for Space {
     fn drop(&mut self) {
-        // Both are harmless when it has ended.
+        // Both calls are harmless if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The same command on a host of its own, as far as a process can tell: it reads this boot id, so that nobody shares
-/// memory with it. Nothing where mount namespaces cannot be had.
+/// Returns the same command on a seemingly different host: it reads this boot id, so that it shares memory with no
+/// other process. `None` without mount namespaces.
 pub(crate) fn on_another_host(command: &Command, boot_id: &Path) -> Option<Command> {
     let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
     let other = |program: &OsStr| {
@@ -33,14 +33,14 @@ pub(crate) fn on_another_host(command: &Command, boot_id: &Path) -> Option<Comma
 }
 
 impl Space {
-    /// A namespace of its own user's, with what this script makes in it; nothing where it cannot be had.
+    /// Creates a namespace of its own user, configured by this script; `None` if that is not possible.
     pub(crate) fn fresh(script: &str) -> Option<Self> {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--net"]);
         Self::new(command, script)
     }
 
-    /// Has a command, which ends in a fresh namespace, run a script there and stay.
+    /// Runs a script in the fresh namespace that a command creates, and keeps it alive.
     pub(crate) fn new(mut command: Command, script: &str) -> Option<Self> {
         let script = format!("{script} && echo there && exec sleep 3600");
         command.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -51,19 +51,19 @@ impl Space {
         there.then_some(space)
     }
 
-    /// The process that holds it.
+    /// Returns the process that keeps it alive.
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// What enters it, to be given a command.
+    /// Returns the command prefix that enters it.
     pub(crate) fn enter(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--preserve-credentials", "--user", "--net", "--target", &self.pid().to_string(), "--"]);
         command
     }
 
-    /// The same command in there.
+    /// Returns the same command inside the namespace.
     pub(crate) fn inside(&self, command: &Command) -> Command {
         let mut inside = self.enter();
         inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! `kvplane p2p`: directories go from process to process, also when the one that brought them is killed.
+//! Tests of `kvplane p2p`: directories spread from process to process, also after their origin is killed.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Process, Workplace, finish, text, wait_until};
 
-/// Files whose bytes say where they belong; one of them is empty, and none a multiple of a shard.
+/// Writes files whose bytes identify their location; one of them is empty, and none a multiple of a shard.
 fn fill(directory: &Path) {
     for (name, bytes) in
         [("config.json", 20), ("layers/0.safetensors", 3_000_001), ("layers/1.safetensors", 70_000), ("none", 0)]
@@ -27,7 +27,7 @@ fn same(one: &Path, other: &Path) {
     assert_eq!(names(&other.join("layers")), ["0.safetensors", "1.safetensors"]);
 }
 
-/// What is in a directory.
+/// Lists the names in a directory.
 fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -43,7 +43,7 @@ fn put(place: &Workplace, directory: &Path) -> Process {
 }
 
 #[test]
-fn a_directory_goes_on_from_those_who_have_it() {
+fn a_directory_spreads_from_its_members() {
     let place = Workplace::new("p2p");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -56,14 +56,14 @@ fn a_directory_goes_on_from_those_who_have_it() {
     same(&source, &first);
     let listed = finish(place.command(&["p2p", "ls", "a/", "--long"]), &[]).text();
     assert!(listed.contains("a/model@1") && listed.contains("49 of 49 shards"), "{listed}");
-    // The one that brought it is killed; what it sent on is enough.
+    // The origin is killed; the parts that it sent are enough.
     origin.kill();
     let second = place.path("second");
     let get = ["p2p", "get", "a/model", text(&second), "--no-shared-memory", "--host", "second"];
     let found = finish(place.command(&get), &[]).text();
     assert!(found.contains("4 files"), "{found}");
     same(&source, &second);
-    // Broken and missing parts are fetched again, and nothing else.
+    // Corrupt and missing parts are fetched again, and nothing else.
     let broken = second.join("layers/0.safetensors");
     let mut content = fs::read(&broken).unwrap();
     content[70_000] ^= 1;
@@ -80,7 +80,7 @@ fn a_directory_goes_on_from_those_who_have_it() {
 }
 
 #[test]
-fn what_cannot_be_put_or_got_is_said() {
+fn errors_of_put_and_get_give_the_reason() {
     let place = Workplace::new("p2p-wrong");
     let _dev = place.dev("16M", &[]);
     let missing = place.path("missing");
@@ -89,7 +89,7 @@ fn what_cannot_be_put_or_got_is_said() {
     finish(place.command(&["p2p", "put", "", text(&place.file("f", b"x"))]), &[]).failed(1, &["a name of 0 bytes"]);
     let far = ["p2p", "get", "a", text(&missing), "--listen", "0.0.0.0:0"];
     finish(place.command(&far), &[]).failed(1, &["makes no tickets"]);
-    // Opening a pipe would wait for who writes to it.
+    // Opening a pipe would block until a writer opens it.
     let pipe = place.path("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     finish(place.command(&["p2p", "put", "a", text(&pipe)]), &[]).failed(1, &["pipe: is a pipe: give a file"]);
@@ -101,9 +101,9 @@ fn what_cannot_be_put_or_got_is_said() {
     finish(place.command(&["p2p", "put", "a", text(&many)]), &[]).failed(1, &said);
 }
 
-/// A get that takes long holds its directory, and ends at once when it cannot write: its directory is taken away.
+/// A long get locks its directory, and ends at once when the directory is removed and cannot be written.
 #[test]
-fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
+fn a_get_locks_its_directory_and_ends_when_it_cannot_write() {
     let place = Workplace::new("p2p-lock");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -111,24 +111,23 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
     let _origin = put(&place, &source);
     let (slow, other) = (place.path("slow"), place.path("other"));
     let get = ["p2p", "get", "a/model", text(&slow), "--no-shared-memory", "--host", "slow"];
-    // A minute and a half.
+    // The download takes a minute and a half.
     let mut first = Process::start(place.command(&[&get[..], &["--download", "32KiB"]].concat()));
-    // The last file that is made is the last of the object.
+    // The last file to be created is the last of the object.
     wait_until(|| names(&slow).iter().any(|name| name.starts_with(".none")).then_some(())).unwrap();
-    finish(place.command(&get), &[]).failed(1, &["slow: ", "process", "fetches into it: wait until that has ended"]);
+    finish(place.command(&get), &[]).failed(1, &["slow: ", "process", "fetches into it: wait until it has ended"]);
     let get = ["p2p", "get", "a/model", text(&other), "--no-shared-memory", "--host", "other"];
     finish(place.command(&get), &[]).well();
     same(&source, &other);
-    // What is there of it is nobody's object.
+    // The other file in the directory belongs to no object.
     fs::write(slow.join("mine"), "x").unwrap();
     let put = ["p2p", "put", "partial", text(&slow), "--no-shared-memory"];
     let partial = Process::start(place.command(&put));
-    partial
-        .wait_for("slow: left out what a get or reshard has left that did not end, 4 in all, such as \".config.json");
+    partial.wait_for("slow: left out partial files of interrupted gets or reshards: 4, such as \".config.json");
     partial.wait_for("1 B in 1 files");
     let part = slow.join(names(&slow).into_iter().find(|name| name.starts_with(".none")).unwrap());
     let one = ["p2p", "put", "partial", text(&part), "--no-shared-memory"];
-    finish(place.command(&one), &[]).failed(1, &["that did not end", "run that again, or rename it"]);
+    finish(place.command(&one), &[]).failed(1, &["of an interrupted get", "run that again, or rename it"]);
     let since = Instant::now();
     fs::remove_dir_all(&slow).unwrap();
     first.wait_for("No such file or directory (os error 2): no more is fetched");
@@ -136,10 +135,10 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
     assert!(since.elapsed() < Duration::from_secs(30), "it did not go on to the end: {:?}", since.elapsed());
 }
 
-/// A file that is made shorter while it is served ends who serves it, with its name: it is looked at now and then. One
-/// that was removed, or replaced by another one, is served on.
+/// A file that shrinks while it is served ends the serving process, with its name: lengths are checked at intervals. A
+/// file that was removed, or replaced by another one, is still served.
 #[test]
-fn a_file_that_is_made_shorter_is_named() {
+fn a_file_that_shrinks_is_named() {
     let place = Workplace::new("p2p-shorter");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -156,7 +155,7 @@ fn a_file_that_is_made_shorter_is_named() {
     assert!(!origin.ended().success());
 }
 
-/// Long ones, ones with which partial files could be mixed up, ones that are no files, and ones that terminals obey.
+/// Long names, names that resemble partial files, entries that are not files, and names with terminal escapes.
 #[test]
 fn names_of_all_kinds_arrive_and_are_shown() {
     let place = Workplace::new("p2p-names");
@@ -171,7 +170,7 @@ fn names_of_all_kinds_arrive_and_are_shown() {
     let name = "red\u{1b}[31m\n";
     let put = ["p2p", "put", name, text(&source), "--no-shared-memory", "--host", "source"];
     let former = Process::start(place.command(&put));
-    former.wait_for("left out what is no file, 1 in all, such as \"link\", a link to no file");
+    former.wait_for("left out entries that are not files: 1, such as \"link\", a link to no file");
     former.wait_for("version 1: 262 B in 3 files");
     let get = ["p2p", "get", name, text(&copy), "--no-shared-memory", "--host", "copy"];
     let found = finish(place.command(&get), &[]);
@@ -182,12 +181,12 @@ fn names_of_all_kinds_arrive_and_are_shown() {
         assert_eq!(fs::read_to_string(copy.join(name)).unwrap(), name);
     }
     assert_eq!(names(&copy).len(), 3, "no partial files");
-    // The next version has one file less, which stays where the former one was fetched to.
+    // The next version has one file less, which stays in the destination of the former one.
     fs::remove_file(source.join("x.part")).unwrap();
     let latter = Process::start(place.command(&put));
     latter.wait_for("version 2: 256 B in 2 files");
     let found = finish(place.command(&get), &[]);
-    let stays = "copy: what is no file of \"red\\u{1b}[31m\\n\" version 2 stays: 1, such as \"x.part\"";
+    let stays = "copy: files that do not belong to \"red\\u{1b}[31m\\n\" version 2 stay: 1, such as \"x.part\"";
     assert!(found.stderr.contains(stays), "{}", found.stderr);
     found.well();
     assert!(copy.join("x.part").exists());
@@ -195,7 +194,7 @@ fn names_of_all_kinds_arrive_and_are_shown() {
     assert!(listed.contains("red\\u{1b}[31m\\n@2") && listed.lines().count() == 2, "{listed}");
 }
 
-/// One of four ranks, which goes on serving.
+/// Starts one of four ranks, which then seeds the object.
 fn rank(place: &Workplace, rank: u32, patience: &str) -> (Process, std::path::PathBuf) {
     let directory = place.path(&format!("rank{rank}"));
     let (number, host) = (rank.to_string(), format!("h{rank}"));
@@ -205,7 +204,7 @@ fn rank(place: &Workplace, rank: u32, patience: &str) -> (Process, std::path::Pa
 }
 
 #[test]
-fn four_ranks_have_it_all() {
+fn four_ranks_fetch_the_whole_object() {
     let place = Workplace::new("p2p-ranks");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -222,10 +221,10 @@ fn four_ranks_have_it_all() {
     finish(place.command(&wrong), &[]).failed(2, &["--ranks"]);
 }
 
-/// Rank 1 is killed when it is known and has nothing yet, as it waits for rank 3; or it is not there at all. The others
-/// wait for it, and then fetch elsewhere what it was to send.
+/// Rank 1 is killed when it is known and has nothing yet, as it waits for rank 3; or it never starts. The others wait
+/// for it, and then fetch its part elsewhere.
 #[test]
-fn a_rank_that_is_killed_or_missing_is_done_without() {
+fn ranks_continue_without_a_killed_or_missing_rank() {
     for killed in [true, false] {
         let place = Workplace::new("p2p-rank-gone");
         let _dev = place.dev("16M", &[]);

@@ -1,4 +1,5 @@
-//! Peers that break the protocol or belong elsewhere: their connection is closed, and everybody else is served on.
+//! Tests of peers that break the protocol or belong to another cluster: their connection is closed, and the others are
+//! served.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -36,7 +37,7 @@ pub(crate) fn hello_of(cluster: &str, versions: (u8, u8), node: u64) -> Vec<u8> 
     [&header.encode()[..], &body].concat()
 }
 
-/// A header with some of its bytes replaced, and its checksum made right again.
+/// Returns a header with some of its bytes replaced, and a valid checksum.
 fn forged(header: &Header, at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut out = header.encode();
     out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -45,14 +46,14 @@ fn forged(header: &Header, at: usize, bytes: &[u8]) -> Vec<u8> {
     out.to_vec()
 }
 
-/// Says this, and reads until the other side closes. A reset is an end too: what we sent was not all read.
+/// Sends bytes, and reads until the other side closes. A reset is an end too: not all sent bytes were read.
 fn say(data: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let stream = TcpStream::connect(data).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     go_on(stream, bytes)
 }
 
-/// A connection whose hello was answered.
+/// Opens a connection and completes the hello.
 fn greeted(data: SocketAddr, hello: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(data).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -65,9 +66,9 @@ fn greeted(data: SocketAddr, hello: &[u8]) -> TcpStream {
     stream
 }
 
-/// Says this too, and reads until the end.
+/// Sends more bytes, and reads until the end.
 fn go_on(mut stream: TcpStream, bytes: &[u8]) -> Vec<u8> {
-    // It may be closed before all was said.
+    // The connection may be closed before all was sent.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let mut part = [0; 4096];
@@ -94,7 +95,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// What a peer may say first that is no hello: each with its name.
+/// Returns first frames that are no valid hello: each with its name.
 fn broken_before_hello(exists: &Header, good: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let mut torn = exists.encode();
     torn[20] ^= 1;
@@ -122,7 +123,7 @@ fn broken_before_hello(exists: &Header, good: &[u8]) -> Vec<(&'static str, Vec<u
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
+fn a_peer_that_breaks_the_protocol_is_disconnected() {
     let place = Workplace::new("peers");
     let mut dev = place.dev("16M", &["--shards", "1"]);
     let data = dev.data();
@@ -143,14 +144,14 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
                     client.put(key.as_bytes(), &value).unwrap();
                     assert_eq!(client.get(key.as_bytes()).unwrap(), Some(value));
                     rounds += 1;
-                    // After at least one.
+                    // At least one round has run.
                     if stop.load(Ordering::Relaxed) {
                         return;
                     }
                 }
             })
         });
-        // Also when the test fails: the scope waits for them.
+        // The guard acts also when the test fails: the scope waits for the threads.
         let end = StopOnDrop(&stop);
         for (name, bytes) in &silent {
             assert!(say(data, bytes).is_empty(), "{name} was answered");
@@ -170,7 +171,7 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
         ] {
             assert_eq!(status_of(&say(data, &bytes)), Some(status), "{name}");
         }
-        // Half a frame, and then nothing but the end.
+        // Half a frame, followed by the end.
         let mut half = TcpStream::connect(data).unwrap();
         half.write_all(&good[..30]).unwrap();
         drop(half);
@@ -183,13 +184,14 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
 }
 
 #[test]
-fn whoever_says_nothing_is_cut_off_in_time() {
+fn a_silent_connection_times_out() {
     let place = Workplace::new("silent");
     let dev = place.dev("8M", &["--shards", "1"]);
     assert!(say(dev.data(), &[]).is_empty());
 }
 
-/// A connection that asked for an object and does not take it: it is far more than sockets buffer, so it stays pinned.
+/// Opens a connection that requests an object and does not read it: it is far longer than socket buffers, so it stays
+/// pinned.
 fn not_taken(data: SocketAddr, cluster: &str, key: &str, bytes: u64) -> TcpStream {
     let mut stream = greeted(data, &hello_of(cluster, (VERSION, VERSION), 0));
     let mut body = Vec::new();
@@ -205,7 +207,7 @@ fn not_taken(data: SocketAddr, cluster: &str, key: &str, bytes: u64) -> TcpStrea
 }
 
 #[test]
-fn a_pool_that_is_full_of_pinned_bytes_says_so_until_they_come_back() {
+fn a_pool_full_of_pinned_bytes_refuses_puts_until_they_are_unpinned() {
     let place = Workplace::new("pinned");
     let mut dev = place.dev("64M", &["--shards", "1"]);
     // An object may take a quarter of the pool; together they leave a MiB.

@@ -1,4 +1,4 @@
-//! Objects go to the nodes that their callers prefer.
+//! Tests of preferred nodes: objects go to the nodes that their callers prefer.
 
 use kvplane::{Client, ClientConfig, Near, NodeId};
 
@@ -7,7 +7,7 @@ use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until
 const OBJECTS: usize = 12;
 const BYTES: usize = 1 << 20;
 
-/// Bytes in use of each node's memory, as it has said.
+/// Returns the bytes in use of a node's memory, as reported.
 fn used(dev: &Process, node: u64) -> u64 {
     let (_, body) = http_get(dev.http(), "/debug/shards");
     let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
@@ -32,7 +32,7 @@ fn what_is_wanted_near_lies_there() {
     let config: ClientConfig = place.client_config(Way::Tcp);
     let mut client = Client::connect(&config).unwrap();
     let all = OBJECTS * BYTES;
-    // One that there is not counts for nothing; whoever has the key's slot already needs no head.
+    // An unknown node is ignored; the owner of the key's slot needs no head.
     client.prefer(Near { nodes: vec![NodeId(99), NodeId(2)], together: false });
     for key in 0..OBJECTS {
         client.put(format!("near-{key}").as_bytes(), &value(key)).unwrap();
@@ -55,7 +55,7 @@ fn what_is_wanted_near_lies_there() {
     }
     let empty = wait_until(|| ((1..=3).map(|node| used(&control, node)).sum::<u64>() == 0).then_some(()));
     assert_eq!(empty, Some(()), "nothing is left behind");
-    // Where nobody is named, a batch is with its first key.
+    // Without preferred nodes, a batch is placed with its first key.
     client.prefer(Near { nodes: Vec::new(), together: true });
     let names: Vec<String> = (0..OBJECTS).map(|key| format!("together-{key}")).collect();
     let values: Vec<Vec<u8>> = (0..OBJECTS).map(value).collect();

@@ -1,12 +1,12 @@
-//! The reference pages in docs/reference list every flag and every metric that there is; `cargo x reference` writes
-//! them anew.
+//! Tests that the reference pages in docs/reference list every flag and every metric; `cargo x reference` regenerates
+//! them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::support::{Workplace, finish, http_get, wait_until};
 
-/// Compares a page with what it should be, or writes it.
+/// Compares a page with its expected content, or writes it.
 fn hold(name: &str, wanted: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
     if std::env::var_os("KVPLANE_WRITE_REFERENCE").is_some() {
@@ -24,7 +24,7 @@ fn the_reference_of_flags_is_current() {
     hold("flags.md", &finish(place.bare(&["reference"]), &[]).text());
 }
 
-/// Name, type and help of every family in a scrape.
+/// Returns name, type and help of every family in a scrape.
 fn families(text: &str) -> BTreeMap<String, (String, String)> {
     let mut found: BTreeMap<String, (String, String)> = BTreeMap::new();
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! `kvplane replay` against a real node: every byte checked, and the hit rate is the model's.
+//! Tests of `kvplane replay` with a real node: every byte is verified, and the hit rate is the model's.
 
 use serde_json::Value;
 
@@ -35,7 +35,7 @@ fn check(run: &Value, way: Way) {
     let carried = run["carried"].as_object().unwrap();
     let least = run["operations"].as_array().unwrap().iter().filter_map(|operation| operation["bytes"].as_u64()).sum();
     for (transport, bytes) in carried {
-        // What a full pool refused was moved all the same.
+        // Bytes that a full pool refused were moved all the same.
         let right = if transport == way.carrier() { bytes.as_u64() >= Some(least) } else { bytes == &Value::from(0) };
         assert!(right, "{} was to carry {least} bytes: {carried:?}", way.carrier());
     }
@@ -48,10 +48,10 @@ fn gap(run: &Value) -> f64 {
 }
 
 #[test]
-fn one_client_hits_as_the_model_says() {
+fn one_client_has_the_hit_rate_of_the_model() {
     for way in Way::BOTH {
         let place = Workplace::new("replay");
-        // Smaller than the blocks of the trace, so that there are evictions.
+        // The pool is smaller than the blocks of the trace, so that there are evictions.
         let _dev = place.dev("8M", &["--shards", "1"]);
         let run = replay(&place, way, "1", "conversation");
         check(&run, way);
@@ -84,7 +84,7 @@ fn files_of_a_replay_are_written() {
     let hits = &report["runs"][0]["hits"];
     assert_eq!((&hits["blocks"], &hits["hit_blocks"]), (&6.into(), &4.into()));
     assert!(std::fs::read_to_string(&html).unwrap().contains("<svg"));
-    // A file that cannot be written is named.
+    // The error for a file that cannot be written names it.
     let mut command = place.command(&["replay", "--json", "/nowhere/report.json"]);
     command.arg("--trace").arg(&trace);
     crate::support::finish(command, &[]).failed(1, &["/nowhere/report.json"]);

@@ -1,4 +1,4 @@
-//! Nodes die, and objects of which two nodes had a copy are still read.
+//! Tests of replicas: nodes die, and objects with two replicas are still read.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use kvplane::{Client, ClientConfig, PutOptions, Scheduler};
 
 use crate::support::{Process, Way, Workplace, finish, health, http_get, text, wait_until};
 
-/// Objects, and how long each is.
+/// Number and length of the objects.
 const OBJECTS: u64 = 400;
 const BYTES: usize = 6000;
 
@@ -39,7 +39,7 @@ fn twice() -> PutOptions {
     PutOptions { replicas: 2, replace: true, ..PutOptions::default() }
 }
 
-/// Puts until two nodes have it: the first ones may come before nodes have heard of each other.
+/// Puts until two nodes have the object: the first puts may come before the nodes know each other.
 fn put_twice(client: &mut Client, key: u64, turn: u64) {
     let done = wait_until(|| {
         let (_, replicas) = client.put_replicas(name(key).as_bytes(), &value(key, turn), &twice()).expect("a put");
@@ -67,8 +67,8 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     let mut shared = Client::connect(&place.client_config(Way::Shm)).unwrap();
     assert_eq!(shared.replicas(&keys).unwrap(), places);
     let by_hand = finish(place.command(&["ctl", "put", "--replicas", "2", "by-hand", "-"]), &value(7, 7)).text();
-    assert!(by_hand.contains(", 2 copies"), "{by_hand}");
-    // What is replaced or removed has no copy left that could come back.
+    assert!(by_hand.contains(", 2 replicas"), "{by_hand}");
+    // Replaced or removed objects have no replica left that could come back.
     for key in 0..40 {
         put_twice(&mut client, key, 1);
     }
@@ -85,7 +85,7 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
             slowest = slowest.max(begun.elapsed());
             gets += 1;
             match (key, got) {
-                // Of a dead owner nothing is known until it is known to be dead.
+                // The objects of a dead owner are unknown until the owner is known to be dead.
                 (40..60, Ok(found)) => assert_eq!(found, None, "{} was removed", name(key)),
                 (40..60, Err(_)) => {}
                 (_, Ok(Some(bytes))) => assert_eq!(bytes, value(key, u64::from(key < 40)), "{}", name(key)),
@@ -102,7 +102,7 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     assert_eq!(gone, Some(()), "the dead node leaves the map");
     sweep(&mut client);
     println!("{gets} gets in {:?} since the kill, the slowest {slowest:?}", killed.elapsed());
-    // By now each object has two owners again, or soon will: then another node may die.
+    // Each object has two replicas again, or will soon: then another node may die.
     let whole = wait_until(|| {
         let mut fresh = Client::connect(&config).ok()?;
         let (_, replicas) = fresh.put_replicas(b"probe", &value(1, 1), &twice()).ok()?;
@@ -111,7 +111,7 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     assert_eq!(whole, Some(()), "two nodes are enough for two copies");
 }
 
-/// Objects in stripes, put over shared memory: their heads are short, and come with their bytes.
+/// Objects in stripes, put over shared memory: their stripe heads are short, and sent with their bytes.
 #[test]
 fn long_objects_outlive_their_first_owner_and_keep_their_names() {
     let place = Workplace::new("replicas-long");
@@ -141,7 +141,7 @@ fn long_objects_outlive_their_first_owner_and_keep_their_names() {
     }
 }
 
-/// In which incarnation a node reported last, and how many objects all shards say that their second owners have.
+/// Returns the incarnation of a node's last report, and the number of objects that all shards report as replicated.
 fn copied(control: &Process, node: u64) -> (u64, u64) {
     let (_, body) = http_get(control.http(), "/debug/shards");
     let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
@@ -152,7 +152,7 @@ fn copied(control: &Process, node: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
+fn a_killed_node_that_restarts_gets_its_objects_from_the_others() {
     let place = Workplace::new("replicas-again");
     let control = control(&place);
     let mut nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
@@ -164,7 +164,7 @@ fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
     }
     let found = |client: &mut Client| {
         for key in 0..OBJECTS {
-            // Until all have heard of what happened, it may be out of reach.
+            // The object may be unreachable until all nodes know the new map.
             let found = wait_until(|| client.get(name(key).as_bytes()).ok().flatten());
             assert_eq!(found, Some(value(key, 0)), "{} had two copies", name(key));
         }
@@ -179,13 +179,13 @@ fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
     });
     assert_eq!(whole, Some(()), "of {OBJECTS} objects have a copy again: {:?}", copied(&control, 2));
     let shown = place.run(&["ctl", "shards"]).text();
-    assert!(shown.contains("copies: "), "{shown}");
-    // Each has two owners again, so that another node may die.
+    assert!(shown.contains("replicas: "), "{shown}");
+    // Each object has two owners again, so that another node may die.
     nodes[0].kill();
     found(&mut client);
 }
 
-/// What `ctl tasks` says of the task for these keys.
+/// Returns the entry of `ctl tasks` for these keys.
 fn task_of(place: &Workplace, name: &str) -> serde_json::Value {
     let shown = place.run(&["ctl", "tasks", "--json"]).text();
     let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
@@ -193,7 +193,7 @@ fn task_of(place: &Workplace, name: &str) -> serde_json::Value {
     tasks.iter().find(|task| task["name"] == name).expect("the task").clone()
 }
 
-/// Objects that were put with one copy get a second by a task, and are read when the node dies that had the first.
+/// Objects that were put with one replica get a second by a task, and are read when the node with the first dies.
 #[test]
 fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     let place = Workplace::new("replicas-tasks");
@@ -206,23 +206,23 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     for key in 0..100 {
         client.put(name(key).as_bytes(), &value(key, 0)).unwrap();
     }
-    // In stripes: all of them are copied.
+    // The object is in stripes: all of them are replicated.
     let large: Vec<u8> = (0..(3u32 << 20)).map(|at| (at ^ at >> 9) as u8).collect();
     client.put(b"large", &large).unwrap();
     assert_eq!(copied(&control, 1).1, 0, "nothing has a copy before it is asked for");
     let keys: Vec<String> = (0..100).map(name).chain(["large".to_owned()]).collect();
     let (mut command, names) = (vec!["ctl", "copy"], keys.iter().map(String::as_str));
     command.extend(names);
-    assert!(place.run(&command).text().contains("104 of 104 objects are copied"));
+    assert!(place.run(&command).text().contains("104 of 104 objects are replicated"));
     let task = task_of(&place, "101 keys");
     assert_eq!((&task["state"], &task["copied"]), (&"succeeded".into(), &104.into()), "{task}");
-    // A scheduler may ask for that too.
+    // A scheduler may request that too.
     let scheduler = Scheduler::connect(&config.control, Duration::from_secs(2)).unwrap();
     client.put(b"hot", &value(1, 1)).unwrap();
     let id = scheduler.replicate("", &["hot"]).unwrap();
     let done = wait_until(|| client.task(id).unwrap().filter(|task| task.state == TaskState::Succeeded));
     assert_eq!(done.map(|task| task.copied), Some(1));
-    // Again: that is so already. What is not there is refused, and so is a segment that is not there.
+    // A repeated task has nothing to do. A missing object is refused, and so is an unknown segment.
     assert!(place.run(&["ctl", "copy", &keys[0]]).text().contains("1 of 1"));
     let missing = client.create_copy_task(&["nobody"], &[]).expect_err("there is no such object");
     assert_eq!(missing.status(), Some(kvplane::Status::NotFound));
@@ -234,7 +234,7 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
         assert_eq!(found, Some(value(key, 0)), "{} was copied", name(key));
     }
     assert_eq!(wait_until(|| client.get(b"large").ok().flatten()).as_deref(), Some(&large[..]));
-    // With one node left there is nobody to copy to.
+    // With one node left there is no destination for a replica.
     let gone = wait_until(|| (health(control.http())["members"] == 1).then_some(()));
     assert_eq!(gone, Some(()), "the dead node leaves the map");
     client.put(b"alone", b"value").unwrap();
@@ -244,7 +244,7 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     assert!(client.cancel_task(id).is_err(), "it is over");
 }
 
-/// Gets that found something, and those of them that were answered with a copy, by node.
+/// Returns the gets that found an object, and those of them that a replica answered, by node.
 fn reads(control: &Process) -> Vec<(u64, u64)> {
     let (_, body) = http_get(control.http(), "/debug/shards");
     let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
@@ -256,8 +256,8 @@ fn reads(control: &Process) -> Vec<(u64, u64)> {
     shown["nodes"].as_array().expect("nodes").iter().map(of).collect()
 }
 
-/// One object that many read and that a task has copied: both nodes give it, over TCP and through shared memory, and
-/// nobody is given what was replaced.
+/// One object with many readers that a task has replicated: both nodes serve it, over TCP and through shared memory,
+/// and no reader gets a replaced version.
 #[test]
 fn a_hot_object_is_read_from_both_nodes() {
     let place = Workplace::new("replicas-hot");
@@ -270,7 +270,7 @@ fn a_hot_object_is_read_from_both_nodes() {
     assert!(place.run(&["ctl", "copy", "hot"]).text().contains("1 of 1"));
     for (way, spread) in [(Way::Tcp, true), (Way::Shm, true), (Way::Tcp, false)] {
         let before = reads(&control);
-        // Where gets are not spread, one that is slow on a busy machine is not hedged either.
+        // If gets are not spread, a slow one on a busy machine is not hedged either.
         let hedge = if spread { ClientConfig::HEDGE } else { Duration::ZERO };
         let config = ClientConfig { spread, hedge, ..place.client_config(way) };
         std::thread::scope(|scope| {
@@ -296,7 +296,7 @@ fn a_hot_object_is_read_from_both_nodes() {
             false => assert!(copies == 0 && grown.iter().any(|node| node.0 == 0), "the first gave it: {grown:?}"),
         }
     }
-    // Who replaces it again and again reads what was last acknowledged, whoever has read what.
+    // A client that replaces the object repeatedly reads its last acknowledged version, whatever others have read.
     let mut reader = Client::connect(&place.client_config(Way::Tcp)).unwrap();
     for turn in 1..100 {
         client.put_replicas(b"hot", &value(0, turn), &twice()).expect("a put");
@@ -306,7 +306,7 @@ fn a_hot_object_is_read_from_both_nodes() {
     }
 }
 
-/// Nobody asks for a copy of an object that many read: its shard has one made, and then both nodes give it.
+/// An object with many readers is replicated automatically by its shard, and then both nodes serve it.
 #[test]
 fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
     let place = Workplace::new("replicas-heat");
@@ -321,7 +321,7 @@ fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
     for key in 1..=20 {
         client.put(name(key).as_bytes(), &value(key, 0)).unwrap();
     }
-    // A few gets of each make none hot; some hundreds of one do, at 14 KB each by what a get weighs.
+    // A few gets of each object make none hot; some hundreds of one do, at 14 KB each by the weight of a get.
     for key in (1..=20).chain(1..=20) {
         assert_eq!(client.get(name(key).as_bytes()).unwrap(), Some(value(key, 0)));
     }
@@ -333,12 +333,12 @@ fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
     });
     assert_eq!(both, Some(()), "a second owner gives it: {:?}", reads(&control));
     assert_eq!(copies(2), Some(()), "and of nothing else there is a copy: {:?}", copied(&control, 1));
-    // Whoever removes it removes both.
+    // A removal removes both replicas.
     assert!(client.remove(name(1).as_bytes()).unwrap());
     assert_eq!(client.get(name(1).as_bytes()).unwrap(), None);
 }
 
-/// Whoever clears the second owner's copy of an object has it cleared, and only that; and no copy comes back by itself.
+/// Clearing the replica owner's replica of an object removes only that, and no replica comes back by itself.
 #[test]
 fn a_copy_that_is_given_up_is_gone_and_its_object_is_not() {
     let place = Workplace::new("replicas-cleared");
@@ -351,7 +351,7 @@ fn a_copy_that_is_given_up_is_gone_and_its_object_is_not() {
             put_twice(&mut client, key, 0);
         }
         client.put(b"alone", &value(7, 7)).unwrap();
-        // 9 MiB in stripes of 1 MiB.
+        // The object has 9 MiB in stripes of 1 MiB.
         let config = ClientConfig { stripe_bytes: 1 << 20, ..place.client_config(way) };
         let mut striping = Client::connect(&config).unwrap();
         let long = vec![7; 9 << 20];
@@ -373,7 +373,7 @@ fn a_copy_that_is_given_up_is_gone_and_its_object_is_not() {
         assert_eq!(striping.get(b"long").unwrap(), Some(long));
         let others: Vec<String> = (10..20).map(name).collect();
         assert!(client.replicas(&others).unwrap().iter().all(|shards| shards.len() == 2), "others keep theirs");
-        // Whoever puts it with two replicas gets them.
+        // A put with two replicas creates both again.
         put_twice(&mut client, 0, 0);
         assert!(client.remove(b"alone").unwrap() && striping.remove(b"long").unwrap());
     }

@@ -1,5 +1,6 @@
-//! `kvplane p2p reshard`: what four ranks of tensor parallelism wrote, pulled by three of tensor times two of pipeline
-//! parallelism, between real processes; and again when one of those who have the same rank's bytes is killed.
+//! Tests of `kvplane p2p reshard`: a checkpoint written by four ranks of tensor parallelism, fetched by three of tensor
+//! times two of pipeline parallelism, between real processes; and again after one of two members with the same rank's
+//! bytes is killed.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,7 @@ use crate::support::{Process, Workplace, finish, text};
 const ROWS: u64 = 12;
 const COLUMNS: u64 = 24;
 
-/// A tensor in two dimensions: name, which of its dimensions is cut, and for which stage of the pipeline it is.
+/// Tensors in two dimensions: name, dimension that is cut, and stage of the pipeline.
 const TENSORS: [(&str, Option<usize>, u64); 6] = [
     ("layers.0.up", Some(0), 0),
     ("layers.0.down", Some(1), 0),
@@ -21,7 +22,7 @@ const TENSORS: [(&str, Option<usize>, u64); 6] = [
     ("layers.1.norm", None, 1),
 ];
 
-/// One rank: its name, and of each tensor that it has the offset and the shape.
+/// Rank: its name, and of each of its tensors the offset and the shape.
 struct Rank {
     name: String,
     has: Vec<(usize, [u64; 2], [u64; 2])>,
@@ -68,7 +69,7 @@ fn manifest(ranks: &[Rank]) -> Value {
             "parts": ranks.iter().map(part).collect::<Vec<_>>() })
 }
 
-/// The bytes of a box, which say where they belong.
+/// Returns the bytes of a box, which identify their location.
 fn bytes(&(tensor, offset, shape): &(usize, [u64; 2], [u64; 2])) -> Vec<u8> {
     let mut bytes = Vec::new();
     for row in offset[0]..offset[0] + shape[0] {
@@ -85,7 +86,7 @@ fn packed(rank: &Rank) -> Vec<u8> {
 }
 
 fn safetensors(rank: &Rank) -> Vec<u8> {
-    // The tensors lie in another order than the manifest has them.
+    // The tensors lie in another order than in the manifest.
     let (mut table, mut data) = (serde_json::Map::new(), Vec::new());
     for part in rank.has.iter().rev() {
         let from = data.len();
@@ -97,7 +98,7 @@ fn safetensors(rank: &Rank) -> Vec<u8> {
     [&(table.len() as u64).to_le_bytes()[..], &table, &data].concat()
 }
 
-/// What of a rank's file is right: every tensor, by name.
+/// Checks a rank's file: every tensor, by name.
 fn check(path: &Path, rank: &Rank) {
     let file = fs::read(path).unwrap();
     let table = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -125,7 +126,7 @@ fn a_checkpoint_of_four_ranks_is_pulled_by_three_times_two() {
     let (source, target) = (ranks(4, 1), ranks(3, 2));
     let source_json = place.file("source.json", manifest(&source).to_string().as_bytes());
     let target_json = place.file("target.json", manifest(&target).to_string().as_bytes());
-    // Two ranks in one object, in either format, and the others in objects of their own.
+    // Two ranks are in one object, in either format, and the others in objects of their own.
     let directory = place.path("checkpoint");
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join("tp0.safetensors"), safetensors(&source[0])).unwrap();
@@ -149,7 +150,8 @@ fn a_checkpoint_of_four_ranks_is_pulled_by_three_times_two() {
         assert!(process.ended().success());
         check(&out.join(format!("{}.safetensors", rank.name)), rank);
     }
-    // One of two who have the fourth rank's bytes is killed; the other is asked. All ranks in one go, packed.
+    // One of two members with the fourth rank's bytes is killed; the other serves them. All ranks are fetched by one
+    // command, packed.
     killed.kill();
     let found = finish(place.command(&[&reshard[..], &["--packed"]].concat()), &[]).text();
     assert_eq!(found.lines().count(), 6, "{found}");
@@ -159,13 +161,13 @@ fn a_checkpoint_of_four_ranks_is_pulled_by_three_times_two() {
     refuses(&place, &reshard, &source);
 }
 
-/// What cannot be pulled is said, and nothing is left behind.
+/// Requests that cannot be served are refused with a reason, and leave nothing behind.
 fn refuses(place: &Workplace, reshard: &[&str], source: &[Rank]) {
     let refused = |arguments: &[&str], words: &[&str]| finish(place.command(arguments), &[]).failed(1, words);
-    // A directory that a get writes to.
+    // The directory is locked by a get.
     let get = fs::File::open(place.path("out")).unwrap();
     get.try_lock().unwrap();
-    refused(reshard, &["out: ", "fetches into it: wait until that has ended"]);
+    refused(reshard, &["out: ", "fetches into it: wait until it has ended"]);
     drop(get);
     refused(&[reshard, &["--participant", "tp9"]].concat(), &["no participant \"tp9\"", "pp0-tp0"]);
     // One rank is missing from the manifest, and then its bytes are.
@@ -178,7 +180,7 @@ fn refuses(place: &Workplace, reshard: &[&str], source: &[Rank]) {
     let more = place.file("more.json", more.to_string().as_bytes());
     arguments[5] = text(&more);
     refused(&arguments, &["no file \"nobody\"", "ckpt/nobody"]);
-    // A file that is not what the manifest says.
+    // A file does not match the manifest.
     let mut wrong = manifest(source);
     wrong["tensors"][0]["dtype"] = json!("bfloat16");
     let wrong_json = place.file("wrong.json", wrong.to_string().as_bytes());

@@ -1,4 +1,4 @@
-//! The control plane dies and comes back: the data path does not notice, and the cluster is the same afterwards.
+//! Tests of restarts of the control plane: the data path is not affected, and the cluster is the same afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ fn control(place: &Workplace, listen: &str) -> Process {
     control
 }
 
-/// Waits until a node said something to this very control plane: its load is in memory only, unlike its membership.
+/// Waits until a node reports to this very control plane: its load is in memory only, unlike its membership.
 fn heard_of(control: &Process, node: u64) -> Option<()> {
     let name = format!("kvplane_node_objects{{node=\"{node}\"}} ");
     wait_until(|| {
@@ -46,10 +46,10 @@ fn puts_and_gets_go_on_without_a_control_plane_and_the_cluster_comes_back() {
     first.kill();
     for (client, way) in clients.iter_mut().zip(Way::BOTH) {
         put_and_get(client, &format!("without-{way:?}"));
-        // Another connection than before: nothing of it asks the control plane either.
+        // A new connection does not need the control plane either.
         assert_eq!(client.get(b"before-Shm-7").unwrap().as_deref(), Some(&[7u8; 1007][..]));
     }
-    // A new client is told what is the matter, and which file says so.
+    // A new client gets an error that names the problem and the file.
     place.run(&["ctl", "get", "before-Shm-7"]).failed(1, &["stable.local", "gone"]);
 
     let mut second = control(&place, &address);
@@ -65,7 +65,7 @@ fn puts_and_gets_go_on_without_a_control_plane_and_the_cluster_comes_back() {
     }
     assert_eq!(place.run(&["ctl", "size", "before-Tcp-11"]).text(), "1011\n");
 
-    // The node leaves: it owns nothing any more, and the epoch goes on growing.
+    // The node leaves: it owns nothing any more, and the epoch continues to grow.
     assert!(node.stop().success());
     assert!(place.left_over(".shm").is_empty());
     let gone = wait_until(|| (health(second.http())["members"] == 0).then_some(()));
@@ -75,7 +75,7 @@ fn puts_and_gets_go_on_without_a_control_plane_and_the_cluster_comes_back() {
     assert!(second.stop().success());
 }
 
-/// Puts and gets for so long, each of which must succeed: how many.
+/// Puts and gets for this time, each of which must succeed; returns their number.
 fn work(clients: &mut [kvplane::Client; 2], round: &str, seconds: u64) -> usize {
     let until = Instant::now() + Duration::from_secs(seconds);
     let mut rounds = 0;
@@ -86,9 +86,9 @@ fn work(clients: &mut [kvplane::Client; 2], round: &str, seconds: u64) -> usize 
     rounds * 100
 }
 
-/// `KVPLANE_AWAY_SECONDS` says for how long; it is longer than the deadline for heartbeats, 6 s.
+/// `KVPLANE_AWAY_SECONDS` sets the time; it is longer than the deadline for heartbeats, 6 s.
 #[test]
-fn a_control_plane_that_stands_still_or_is_gone_expels_nobody_and_costs_no_operation() {
+fn a_halted_or_dead_control_plane_expels_no_member_and_fails_no_operation() {
     let seconds = std::env::var("KVPLANE_AWAY_SECONDS").map_or(8, |text| text.parse().expect("seconds"));
     let place = Workplace::new("still");
     let mut plane = control(&place, "127.0.0.1:0");
@@ -127,7 +127,7 @@ fn a_control_plane_that_comes_back_elsewhere_is_found() {
     let place = Workplace::new("moved");
     let mut first = control(&place, "127.0.0.1:0");
     let node = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "9"]));
-    // A member is on the map a little after it is one.
+    // A member is on the map shortly after it has joined.
     node.wait_for("node 9 with");
     let member = |control: &Process| wait_until(|| (health(control.http())["members"] == 1).then_some(()));
     assert_eq!(member(&first), Some(()));
@@ -135,7 +135,7 @@ fn a_control_plane_that_comes_back_elsewhere_is_found() {
     put_and_get(&mut client, "before");
     let taken = first.quic();
     first.kill();
-    // Its port is somebody else's by now.
+    // Another process has taken its port by now.
     let _port = std::net::UdpSocket::bind(taken).unwrap();
     let second = control(&place, "127.0.0.1:0");
     assert_ne!(second.quic(), taken);
@@ -159,7 +159,7 @@ fn a_node_killed_and_started_again_serves_the_same_clients() {
     clients.iter_mut().for_each(|client| put_and_get(client, "before"));
     node.kill();
     let mut node = start();
-    // Its memory went with it; what is stored now is found again.
+    // Its memory was lost; objects that are put now are found again.
     for client in &mut clients {
         let stored = wait_until(|| {
             let put = client.put(b"again", b"value").is_ok();
@@ -184,7 +184,7 @@ fn a_server_whose_output_cannot_be_written_serves() {
     assert_eq!((stored, ended), (Some(true), None));
 }
 
-/// Where the authority is older than the state, the state may have been lost, and its members come within seconds.
+/// If the authority is older than the state, the state may have been lost, and its members report within seconds.
 #[test]
 fn a_client_that_connects_before_a_lost_state_is_adopted_waits_for_the_map() {
     let place = Workplace::new("early-client");
@@ -226,7 +226,7 @@ fn a_client_that_connects_while_the_control_plane_restarts_waits_for_it() {
     });
 }
 
-/// Objects of members count under the new state as well, and so do those that come after it, on an SSD too.
+/// Objects of members are valid under the new state too, and so are later ones, on an SSD too.
 #[test]
 fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     let place = Workplace::new("lost-state");
@@ -244,7 +244,7 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     let members = |plane: &Process, count: u64| wait_until(|| (health(plane.http())["members"] == count).then_some(()));
     assert_eq!(members(&plane, 2), Some(()));
     let mut clients = Way::BOTH.map(|way| place.client(way));
-    // Epochs of the first state go on for a while.
+    // Epochs of the first state grow for a while.
     for _ in 0..3 {
         assert!(other.stop().success());
         other = Process::start(place.command(&["node", "--pool", "16M", "--node-id", "8", "--shards", "1"]));
@@ -258,7 +258,7 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     assert_eq!(members(&plane, 2), Some(()));
     let after = health(plane.http())["epoch"].as_u64().unwrap();
     assert!(after > before, "epochs go on: {after} after {before}");
-    // Clients that were there all the while, and new ones, over both ways.
+    // Old clients and new ones, over both transports.
     let mut all: Vec<kvplane::Client> = clients.into_iter().chain(Way::BOTH.map(|way| place.client(way))).collect();
     for (which, client) in all.iter_mut().enumerate() {
         let put = wait_until(|| client.put(format!("settled-{which}").as_bytes(), b"yes").ok());
@@ -273,7 +273,7 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
         }
         put_and_get(client, &format!("after-{which}"));
     }
-    // The note on the SSD is of the same state: a restart keeps what it has. The other node has none.
+    // The note on the SSD is of the same state: a restart keeps its objects. The other node has no SSD.
     assert!(other.stop().success());
     assert_eq!(members(&plane, 1), Some(()));
     put_and_get(&mut all[0], "kept");
@@ -293,8 +293,8 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     }
 }
 
-/// A node dies while its control plane is away: what it had is a miss soon after the control plane is back, and what is
-/// put has an owner, long before the grace of a restart is over.
+/// A node dies while its control plane is away: its objects are misses soon after the control plane is back, and new
+/// puts have an owner, long before the grace of a restart is over.
 #[test]
 fn what_a_node_had_that_died_while_the_control_plane_was_away_is_a_miss_soon() {
     let place = Workplace::new("died-meanwhile");
@@ -313,7 +313,7 @@ fn what_a_node_had_that_died_while_the_control_plane_was_away_is_a_miss_soon() {
     nodes[0].kill();
     let second = control(&place, &address);
     let begun = Instant::now();
-    // The deadline of each is shorter than the grace of 10 s.
+    // The deadline of each call is shorter than the grace of 10 s.
     let mut missed = 0;
     for at in 0..50 {
         let key = format!("before-{at}");

@@ -1,5 +1,5 @@
-//! What the binary makes of a machine with several nodes. Runs in the rig (docs/rig.md), and elsewhere says that it was
-//! skipped.
+//! Tests of the binary on a machine with several NUMA nodes. They run in the rig (docs/rig.md), and elsewhere report
+//! that they were skipped.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::disks::wipe;
 use crate::ssd::{Bed, counted, is_there, name, recovered, value};
 use crate::support::{Process, Way, Workplace};
 
-/// Whether the machine has several NUMA nodes.
+/// Returns true if the machine has several NUMA nodes.
 fn several_nodes() -> bool {
     let inside = std::env::var("RIG").is_ok_and(|value| value == "1");
     let count = std::env::var("RIG_NUMA").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -20,7 +20,7 @@ fn several_nodes() -> bool {
     false
 }
 
-/// The node of each shard's thread by its core, and the node of its pool by the kernel's count of pages.
+/// Returns the NUMA node of each shard's thread by its core, and that of its pool by the kernel's count of pages.
 fn placement(dev: &Process, shards: usize) -> Vec<(u32, u32)> {
     let of_process = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", dev.id())).unwrap();
     let threads = fs::read_dir(format!("/proc/{}/task", dev.id())).unwrap().flatten();
@@ -86,7 +86,7 @@ fn topology_draws_the_machine() {
     let nodes = count("RIG_NUMA") + usize::from(count("RIG_CXL") > 0);
     assert!(lines[0].starts_with(&format!("{nodes} NUMA nodes, 4 physical cores, 4 CPUs")), "{text}");
     assert!(lines[1].ends_with("housekeeping on CPU 0"), "{text}");
-    // Each thing stands under its node: what the rig deals out in turns, drawn in turns.
+    // Each device is listed under its node, in the alternating order of the rig.
     let place = |name: &str| {
         let at = lines.iter().position(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
         let node = lines[..at].iter().rev().find_map(|line| line.strip_prefix("node ")).expect("a node above");
@@ -99,13 +99,13 @@ fn topology_draws_the_machine() {
     }
     let on_pci = fs::exists("/sys/class/net/nic0/device").unwrap();
     for device in 0..devices {
-        // The ends of virtual cables are nowhere, and nobody claims that they are near.
+        // The ends of virtual cables have no NUMA node, and are not shown as near.
         let node = if on_pci { (device % 2).to_string() } else { "unknown".to_owned() };
         assert_eq!(place(&format!("rdma rxe{device}: port 1 active")), node, "{text}");
         assert_eq!(place(&format!("nic nic{device}:")), node, "{text}");
     }
     if on_pci {
-        // What a good engineer would write by hand: the NICs of the node first, those of the other behind.
+        // The matrix is the one that an engineer would write by hand: the NICs of the node first, the others behind.
         let row = |line: &str| lines.iter().any(|one| one.split_ascii_whitespace().eq(line.split(' ')));
         assert!(devices == 4 && row("cpu:0 1 node 2 d21 1 node 2 d21"), "{text}");
         assert!(row("cpu:1 2 d21 1 node 2 d21 1 node"), "{text}");
@@ -119,12 +119,12 @@ fn topology_draws_the_machine() {
     assert_eq!(drawn["machine"]["cores"].as_array().map(Vec::len), Some(4), "{drawn}");
 }
 
-/// How many of a thing the machine has, by the rig's variable.
+/// Returns the number of a kind of devices of the machine, by the rig's variable.
 fn count(variable: &str) -> usize {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Each way to the drive finds what the others wrote.
+/// Each I/O path to the drive finds the bytes that the others wrote.
 #[test]
 fn objects_on_a_drive_are_there_whichever_way_is_taken() {
     if count("RIG_NVME") == 0 {

@@ -1,7 +1,7 @@
-//! A node falls silent, or one dies: how long gets, puts and upserts take at most while others take over.
+//! Tests of a node that is silent or dead: the longest times of gets, puts and upserts until failover.
 //!
-//! A node that is stopped, a dead host and a cut cable look the same: nothing is refused, and nothing is answered.
-//! Every call must succeed. `cargo x silence` does it again and again and shows the slowest of each kind.
+//! A halted node, a dead host and a cut cable look the same: connections are not refused, and requests are not
+//! answered. Every call must succeed. `cargo x silence` repeats the tests and shows the slowest call of each kind.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use kvplane::{Client, ClientConfig, Control, PutOptions, Remote};
 use crate::cluster::{Cluster, NODES, PLANE};
 use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
-/// Objects that two nodes have before, and how long each is.
+/// Number and length of the objects that two nodes have before.
 const OBJECTS: u64 = 60;
 const BYTES: usize = 6000;
-/// Callers, half of whom get, and a quarter each put and upsert.
+/// Number of callers: half of them get, and a quarter each put and upsert.
 const CALLERS: u64 = 8;
-/// How long they call after the node is gone.
+/// Time of the calls after the node is gone.
 const CALLING: Duration = Duration::from_millis(2500);
-/// How long a call may take: less than a silent node is a member at most.
+/// Deadline of a call: less than the longest time that a silent node stays a member.
 const DEADLINE: Duration = Duration::from_millis(4500);
-/// Tells this program that it is the callers: the cluster and the identity.
+/// Environment variable that makes this program the callers: the cluster and the identity.
 const ROLE: &str = "KVPLANE_TEST_CALLERS";
 
-/// How often each is done.
+/// Returns the number of rounds.
 fn rounds() -> usize {
     std::env::var("KVPLANE_SILENCE_ROUNDS").map_or(1, |count| count.parse().expect("a number"))
 }
@@ -36,7 +36,7 @@ fn name(key: u64) -> String {
     format!("twice-{key}")
 }
 
-/// How long each kind of call took at most, in milliseconds.
+/// Longest time of each kind of call, in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slowest {
     get: u128,
@@ -58,7 +58,7 @@ fn timed<T>(slowest_ms: &mut u128, call: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// What two nodes have: the first puts may come before nodes have heard of each other.
+/// Puts the objects with two replicas: the first puts may come before the nodes know each other.
 fn fill(config: &ClientConfig) {
     let mut client = Client::connect(config).unwrap();
     let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
@@ -71,7 +71,7 @@ fn fill(config: &ClientConfig) {
     }
 }
 
-/// Clients that are connected to all nodes call while `gone` happens, and after it.
+/// Runs clients that are connected to all nodes while `gone` happens, and after it.
 fn call(config: &ClientConfig, gone: impl FnOnce()) -> Slowest {
     let ready = Barrier::new(CALLERS as usize + 1);
     std::thread::scope(|scope| {
@@ -100,7 +100,7 @@ fn caller(config: &ClientConfig, number: u64, ready: &Barrier) -> Slowest {
         if begun.elapsed() >= CALLING {
             break;
         }
-        // Upserts are of objects that nobody else asks for: where one was lately acknowledged there may be no copy yet.
+        // Upserts use objects of their own: a recently acknowledged object may have no replica yet.
         let (of, key) = (number % 4, (number / 4 + turn * 2) % (OBJECTS / 2));
         match of {
             0 | 1 => {
@@ -132,7 +132,7 @@ fn show(what: &str, all: &[Slowest]) {
     }
 }
 
-/// One of three nodes, with an SSD or without, gets this signal.
+/// Sends this signal to one of three nodes, with an SSD or without.
 fn signalled(ssd: bool, signal: &str, round: usize) -> Slowest {
     let place = Workplace::new("silence");
     let state = place.path("state");
@@ -160,9 +160,9 @@ fn signalled(ssd: bool, signal: &str, round: usize) -> Slowest {
     slowest
 }
 
-/// Nobody waits for a node's heartbeats to be missed for 6 s: deadlines are shorter than that.
+/// Calls do not wait until a node's heartbeats are missed for 6 s: their deadlines are shorter.
 #[test]
-fn a_node_that_is_stopped_or_killed_is_left_before_its_heartbeats_are_missed_for_long() {
+fn a_halted_or_killed_node_is_failed_over_before_its_heartbeats_time_out() {
     for (what, ssd, signal) in [
         ("stopped", false, "STOP"),
         ("stopped, with an SSD", true, "STOP"),
@@ -174,7 +174,7 @@ fn a_node_that_is_stopped_or_killed_is_left_before_its_heartbeats_are_missed_for
     }
 }
 
-/// Not a test: the callers beside a control plane in its namespace. Without a role they have nothing to do.
+/// Entry point of the callers beside a control plane in its namespace, not a test. Without the role they do nothing.
 #[test]
 fn callers() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -188,7 +188,7 @@ fn callers() {
 }
 
 #[test]
-fn a_node_whose_cable_is_cut_is_left_before_its_heartbeats_are_missed_for_long() {
+fn a_disconnected_node_is_failed_over_before_its_heartbeats_time_out() {
     let mut all = Vec::new();
     for round in 0..rounds() {
         let Some(cluster) = Cluster::start() else { return };

@@ -1,5 +1,5 @@
-//! The SSD under a node: what was put outlives the process that is killed, what was removed stays gone, and whatever
-//! happens to the bytes on the device, none of them is ever given for another.
+//! Tests of the SSD tier under a node: objects outlive a killed process, removed objects stay gone, and whatever
+//! happens to the bytes on the device, no get returns wrong ones.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::counted::sum;
 use crate::disks::{run, skipped};
 use crate::support::{Process, Way, Workplace, http_get, text, wait_until};
 
-/// How much the device has in these tests.
+/// Size of the device in these tests.
 const SSD: &str = "128M";
 
-/// Packed ones, extents, whole blocks and odd ends, one and several checksums.
+/// Sizes of packed objects, extents, whole blocks and odd ends, with one and several checksums.
 const SIZES: [usize; 8] = [1, 100, 4096, 20_000, 32 << 10, 100_001, 300_000, 1 << 20];
 
 pub(crate) fn size_of(key: u64) -> usize {
@@ -44,7 +44,7 @@ impl Bed {
         Self::with(place, ssd, more)
     }
 
-    /// Over a device or file; the control plane's state is not beside it.
+    /// Creates a bed over a device or file, without the control plane's state beside it.
     pub(crate) fn over(place: Workplace, ssd: &str, more: &[&str]) -> Self {
         let state = place.path("state");
         Self::with(place, ssd.to_owned(), &[more, &["--state", text(&state)]].concat())
@@ -56,7 +56,7 @@ impl Bed {
         Self { place, more: all }
     }
 
-    /// What comes after `dev --pool 16M`.
+    /// Returns the arguments after `dev --pool 16M`.
     pub(crate) fn words(&self) -> Vec<&str> {
         ["--shards", "1"].into_iter().chain(self.more.iter().map(String::as_str)).collect()
     }
@@ -69,7 +69,7 @@ impl Bed {
         self.client_within(way, Duration::from_secs(5))
     }
 
-    /// A client whose calls end within this time.
+    /// Connects a client with this deadline.
     pub(crate) fn client_within(&self, way: Way, deadline: Duration) -> Client {
         Client::connect(&ClientConfig { deadline, ..self.place.client_config(way) }).unwrap()
     }
@@ -85,7 +85,7 @@ pub(crate) fn recovered(dev: &Process) {
     assert!(all.is_some(), "recovery does not end: {:?}", dev.said());
 }
 
-/// Whether the object is there; with its own bytes, if it is.
+/// Returns true if the object exists, and asserts that it has its own bytes.
 pub(crate) fn is_there(client: &mut Client, key: u64) -> bool {
     let Some(got) = client.get(name(key).as_bytes()).unwrap() else { return false };
     assert_eq!(got.len(), size_of(key), "object {key}");
@@ -93,7 +93,7 @@ pub(crate) fn is_there(client: &mut Client, key: u64) -> bool {
     true
 }
 
-/// Under write-back a put is acknowledged in memory and written later; this one says that it wants more.
+/// Under write-back a put is acknowledged in memory and written later; this one requests a higher level.
 #[test]
 fn a_put_chooses_its_acknowledgement() {
     let bed = Bed::new("chosen", &["--ssd-ack", "memory", "--ssd-write", "back"]);
@@ -129,7 +129,7 @@ fn a_put_chooses_its_acknowledgement() {
     client.put_with(b"key", b"value", &options).unwrap();
 }
 
-/// What comes over shared memory comes with its bytes: its name and its tenant are written all the same.
+/// Objects over shared memory arrive with their bytes: their key and tenant are written all the same.
 #[test]
 fn short_objects_of_shared_memory_keep_their_names_over_a_restart() {
     let bed = Bed::new("names", &["--ssd-ack", "buffered"]);
@@ -220,7 +220,7 @@ fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
     }
     assert!((1..64).contains(&lost), "{lost} of 64 are lost");
     dev.wait_for("records were not whole (");
-    // What is lost can be put again.
+    // Lost objects can be put again.
     let mut client = bed.client(Way::Shm);
     for key in 0..64 {
         if !is_there(&mut client, key) {
@@ -230,7 +230,7 @@ fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
     }
 }
 
-/// Flips a bit in every 1.5 MiB or so of what was written, but not in the superblocks.
+/// Flips a bit in every 1.5 MiB or so of the written bytes, but not in the superblocks.
 pub(crate) fn flip(path: &Path) {
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let bytes = file.metadata().unwrap().len();
@@ -255,13 +255,13 @@ fn much_more_than_memory_holds_is_served_by_every_policy() {
     ] {
         let bed = Bed::new("much", &more);
         let mut dev = bed.start();
-        // Three times the memory, and less than the device.
+        // There is three times the memory, and less than the device.
         let keys: Vec<u64> = (0..256).collect();
         let way = |key: u64| Way::BOTH[key as usize % 2];
         let mut clients = Way::BOTH.map(|way| bed.client(way));
         for key in &keys {
             let client = &mut clients[usize::from(way(*key) == Way::Tcp)];
-            // Memory that waits to be written makes puts wait, where they must be written.
+            // Memory that waits to be written makes puts wait, if they must be written.
             client.put(name(*key).as_bytes(), &value(*key)).unwrap();
             if more[1] == "through" && key % 8 == 7 {
                 let idle = wait_until(|| (counted(&dev, "kvplane_tier_backlog_objects") == 0.0).then_some(()));
@@ -275,7 +275,7 @@ fn much_more_than_memory_holds_is_served_by_every_policy() {
         assert!(counted(&dev, "kvplane_tier_hits_total") > 0.0);
         assert_eq!(counted(&dev, "kvplane_tier_misses_total"), 0.0);
         drop(clients);
-        // Told to stop, a node writes what waits.
+        // A stopping node writes its backlog.
         assert!(dev.stop().success());
         let dev = bed.start();
         recovered(&dev);
@@ -294,7 +294,7 @@ fn what_nobody_asks_for_again_is_not_written_where_that_is_wanted() {
     }
     assert!(counted(&dev, "kvplane_tier_writes_total") <= 2.0, "all were put once");
     let written = wait_until(|| {
-        // What finds no room among those that wait gets another chance when it is asked for again.
+        // An object that finds no space in the backlog is considered again at its next access.
         (0..32).for_each(|key| assert!(is_there(&mut client, key)));
         (counted(&dev, "kvplane_tier_objects") >= 32.0).then_some(())
     });
@@ -340,7 +340,7 @@ fn a_device_is_one_nodes_and_says_so() {
     let again = |more: &[&str]| bed.place.run(&[&["dev", "--pool", "16M", "--ssd", path], more].concat());
     again(&["--shards", "1", "--node-id", "9"]).failed(1, &["belongs to node 0x1, not to 0x9"]);
     again(&["--shards", "2"]).failed(1, &["as many shards and SSDs"]);
-    // Nothing of that touched it.
+    // None of that changed the device.
     let mut dev = bed.start();
     assert!(dev.stop().success());
     std::fs::File::options().write(true).open(&ssd).and_then(|file| file.set_len(64 << 20)).unwrap();
@@ -366,16 +366,16 @@ fn a_device_that_does_not_do_is_refused_in_words() {
     place.run(&["dev", "--ssd", "x:y"]).failed(2, &["K, M, G or T"]);
     refused(&format!("{}:18446744073709551615", text(&place.path("most"))), &["more than a file can have"]);
     let nowhere = place.path("nowhere").join("x");
-    refused(&format!("{}:64M", text(&nowhere)), &["there is no directory", "nowhere"]);
+    refused(&format!("{}:64M", text(&nowhere)), &["does not exist: create it", "nowhere"]);
     let left = std::fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap().file_name());
     let states: Vec<_> = left.filter(|name| text(Path::new(name)).ends_with(".control")).collect();
     assert!(states.is_empty(), "nothing is left behind: {states:?}");
 }
 
-/// What others keep on a disk is nowhere near the superblocks' places; the second shard's part is blank.
+/// Foreign data on a disk is nowhere near the locations of superblocks; the second shard's part is blank.
 #[test]
-fn what_others_keep_on_a_disk_is_refused_and_not_touched() {
-    /// Where, and what.
+fn a_disk_with_foreign_data_is_refused_and_not_changed() {
+    /// Offset and content.
     type Mark = (u64, &'static [u8]);
     const BYTES: u64 = 64 << 20;
     let place = Workplace::new("foreign");
@@ -399,7 +399,7 @@ fn what_others_keep_on_a_disk_is_refused_and_not_touched() {
     }
 }
 
-/// A file system in memory that has no direct I/O, as tmpfs had none once; unmounted when it is dropped.
+/// In-memory file system without direct I/O, as tmpfs once was; unmounted on drop.
 struct NoDirectIo(std::path::PathBuf);
 
 impl NoDirectIo {
@@ -419,7 +419,7 @@ impl Drop for NoDirectIo {
 }
 
 #[test]
-fn a_file_system_without_direct_io_works_and_says_so() {
+fn a_file_system_without_direct_io_works_and_is_reported() {
     let place = Workplace::new("ramfs");
     let Some(mounted) = NoDirectIo::mount(place.path("mount")) else { return };
     let ssd = format!("{}:64M", text(&mounted.0.join("ssd")));

@@ -1,5 +1,6 @@
-//! Disks that fail under a node: full, read-only, unreadable in places, forgetful, with blocks of other sizes. Whatever
-//! they do, the node lives, nothing wrong is read, and the log, the counters and `ctl tier status` say what is.
+//! Tests of failing disks under a node: full, read-only, unreadable in places, forgetful, with blocks of other sizes.
+//! In all cases the node lives, no wrong bytes are read, and the log, the counters and `ctl tier status` show the
+//! state.
 
 use std::process::Command;
 
@@ -17,7 +18,7 @@ fn put(client: &mut Client, keys: std::ops::Range<u64>) {
     }
 }
 
-/// The same, with time for the disk, so that everything is written there.
+/// Puts objects slowly enough for the disk, so that all are written.
 fn put_and_write(client: &mut Client, dev: &Process, keys: std::ops::Range<u64>) {
     for first in keys.clone().step_by(8) {
         put(client, first..keys.end.min(first + 8));
@@ -26,7 +27,7 @@ fn put_and_write(client: &mut Client, dev: &Process, keys: std::ops::Range<u64>)
     }
 }
 
-/// Puts ever more until nothing is written any more.
+/// Puts objects until nothing is written any more.
 fn put_until_alone(client: &mut Client, dev: &Process, mut next: u64) {
     let alone = wait_until(|| {
         put_and_write(client, dev, next..next + 16);
@@ -36,7 +37,7 @@ fn put_until_alone(client: &mut Client, dev: &Process, mut next: u64) {
     assert!(alone.is_some(), "{:?}", dev.said());
 }
 
-/// How many of them are there, over both ways; with their own bytes.
+/// Returns the number of existing objects, over both transports, and asserts their bytes.
 fn there(bed: &Bed, keys: std::ops::Range<u64>) -> usize {
     let all = Way::BOTH.map(|way| {
         let mut client = bed.client(way);
@@ -45,7 +46,7 @@ fn there(bed: &Bed, keys: std::ops::Range<u64>) -> usize {
     all[0].min(all[1])
 }
 
-/// Puts again what is lost; it is there then.
+/// Puts lost objects again, and asserts that they exist then.
 fn mend(bed: &Bed, keys: std::ops::Range<u64>) {
     let mut client = bed.client(Way::Shm);
     for key in keys {
@@ -56,7 +57,7 @@ fn mend(bed: &Bed, keys: std::ops::Range<u64>) {
     }
 }
 
-/// Log, counters and `ctl tier status` say that memory is used alone, and why; memory works.
+/// Asserts that log, counters and `ctl tier status` report that only memory is used, and why; memory works.
 fn is_alone(bed: &Bed, dev: &Process, why: &str) {
     let degraded = wait_until(|| (counted(dev, "kvplane_tier_degraded") == 1.0).then_some(()));
     assert!(degraded.is_some(), "{:?}", dev.said());
@@ -72,7 +73,7 @@ fn is_alone(bed: &Bed, dev: &Process, why: &str) {
     assert_eq!(there(bed, 1000..1008), 8);
 }
 
-/// A replacement of what the disk has is refused, and changes nothing.
+/// Asserts that a replacement of an object on the disk is refused, and changes nothing.
 fn refuses_to_replace(client: &mut Client, key: u64) {
     let options = PutOptions { replace: true, ..PutOptions::default() };
     let refused = client.put_with(name(key).as_bytes(), &value(key + 1), &options);
@@ -88,7 +89,7 @@ fn over_disk(name: &str, more: &[&str]) -> Option<(Disk, Bed)> {
 }
 
 #[test]
-fn a_disk_that_takes_no_more_writes_serves_what_it_has() {
+fn a_disk_that_takes_no_more_writes_still_serves_reads() {
     let fails = |writes: Option<i32>, flushes: Option<i32>| Faults { writes, flushes, ..Faults::default() };
     for (faults, why) in [
         (fails(Some(ENOSPC), None), "no space left"),
@@ -99,14 +100,14 @@ fn a_disk_that_takes_no_more_writes_serves_what_it_has() {
         let Some((disk, bed)) = over_disk("nowrites", &["--ssd-ack", "memory", "--ssd-promote", "15"]) else { return };
         let mut dev = bed.start();
         let mut client = bed.client(Way::Tcp);
-        // More than memory holds: the first are on the disk only.
+        // There are more objects than memory holds: the first are on the disk only.
         put_and_write(&mut client, &dev, 0..128);
         disk.set(faults);
         put_until_alone(&mut client, &dev, 10_000);
         assert_eq!(there(&bed, 0..32), 32, "{why}");
         is_alone(&bed, &dev, why);
         refuses_to_replace(&mut client, 1);
-        // What is removed is gone now, though a restart may undo that, and the answer says so.
+        // A removed object is gone now, although a restart may undo that, and the error reports it.
         assert!(client.remove(name(0).as_bytes()).is_err());
         assert!(!is_there(&mut client, 0));
         dev.assert_alive();
@@ -129,14 +130,14 @@ fn ranges_that_cannot_be_read_are_misses_and_can_be_put_again() {
     let mut dev = bed.start();
     recovered(&dev);
     disk.set(Faults { unreadable: Some(5 << 20..9 << 20), ..Faults::default() });
-    // The scrubber finds them before anybody asks.
-    bed.place.run(&["ctl", "tier", "verify"]).failed(1, &["records were not whole"]);
+    // The scrubber finds them before any get.
+    bed.place.run(&["ctl", "tier", "verify"]).failed(1, &["records were damaged"]);
     let found = there(&bed, 0..64);
     assert!((1..64).contains(&found), "{found} of 64 are there");
     assert!(counted(&dev, "kvplane_tier_read_faults_total") >= 1.0);
     mend(&bed, 0..64);
     dev.assert_alive();
-    // A restart that cannot read them either.
+    // A restart cannot read them either.
     dev.kill();
     let dev = bed.start();
     recovered(&dev);
@@ -144,9 +145,9 @@ fn ranges_that_cannot_be_read_are_misses_and_can_be_put_again() {
     drop(dev);
 }
 
-/// The power failures of `ssd.rs` would find a node that does not flush: this is what they would see.
+/// This is how the power failures of `ssd.rs` would show a node that does not flush.
 #[test]
-fn a_disk_that_lies_about_flushes_loses_objects_and_gives_nothing_wrong() {
+fn a_disk_that_lies_about_flushes_loses_objects_and_serves_no_wrong_bytes() {
     let Some((disk, bed)) = over_disk("lies", &["--ssd-ack", "durable"]) else { return };
     let mut dev = bed.start();
     put(&mut bed.client(Way::Tcp), 0..32);
@@ -179,7 +180,7 @@ fn a_block_device_that_ends_early_is_served_up_to_there() {
     dev.assert_alive();
 }
 
-/// The kernel's own ways to fail, where it has them: `cargo x test --rig --machine disks`.
+/// Failures by the kernel's own devices, where available: `cargo x test --rig --machine disks`.
 #[test]
 fn a_mapped_device_that_fails_and_forgets() {
     let place = Workplace::new("mapped");
@@ -203,7 +204,7 @@ fn a_mapped_device_that_fails_and_forgets() {
     assert!((1..32).contains(&found), "{found} of 32 are there");
     assert!(counted(&dev, "kvplane_tier_read_faults_total") >= 1.0);
     dev.assert_alive();
-    // It acknowledges every write and does none.
+    // The device acknowledges every write and does none.
     mapped.load(&format!("0 {sectors} flakey {below} 0 0 3600 1 drop_writes"));
     put(&mut bed.client(Way::Tcp), 100..116);
     dev.kill();
@@ -225,7 +226,7 @@ fn a_disk_whose_superblocks_cannot_be_read_leaves_memory() {
     disk.set(Faults { unreadable: Some(0..BYTES), ..Faults::default() });
     let mut dev = bed.start();
     is_alone(&bed, &dev, "both superblocks of the device cannot be read");
-    // Nothing is waited for that will never be done.
+    // The commands do not wait for an order that can never be done.
     for order in [&["verify"][..], &["verify", "--detach"], &["reclaim", "--free", "30"]] {
         bed.place.run(&[&["ctl", "tier"][..], order].concat()).failed(1, &["memory only for what is new"]);
     }
@@ -236,20 +237,20 @@ fn a_disk_whose_superblocks_cannot_be_read_leaves_memory() {
     disk.set(Faults::default());
     let dev = bed.start();
     recovered(&dev);
-    // The incarnation before served without the disk: it may have removed and replaced what is there.
+    // The incarnation before served without the disk: it may have removed and replaced objects on it.
     assert_eq!(there(&bed, 0..16), 0);
     put_and_write(&mut bed.client(Way::Tcp), &dev, 0..16);
     assert_eq!(there(&bed, 0..16), 16);
 }
 
 #[test]
-fn a_disk_that_forgets_what_it_acknowledged_is_found_out() {
+fn a_disk_that_loses_acknowledged_writes_is_detected() {
     let Some((disk, bed)) = over_disk("forgets", &["--ssd-ack", "buffered", "--ssd-promote", "15"]) else { return };
     let mut dev = bed.start();
     let mut client = bed.client(Way::Tcp);
     put(&mut client, 0..16);
     disk.set(Faults { lost: Some(6 << 20), ..Faults::default() });
-    // More than memory holds.
+    // There are more objects than memory holds.
     put(&mut client, 16..160);
     let found = there(&bed, 0..160);
     assert!((16..160).contains(&found), "{found} of 160 are there");
@@ -297,7 +298,7 @@ fn devices_that_are_read_only_are_served_as_they_are() {
 }
 
 #[test]
-fn a_small_file_system_is_full_at_once_or_later_and_says_so() {
+fn a_full_file_system_is_reported_at_start_or_later() {
     let place = Workplace::new("small");
     let Some(small) = SmallFileSystem::new(&place.directory, 64 << 20) else { return };
     let file = small.directory.join("ssd");
@@ -305,7 +306,7 @@ fn a_small_file_system_is_full_at_once_or_later_and_says_so() {
     let ssd = format!("{}:500M", text(&file));
     refused(&["--shards", "1", "--ssd", &ssd], &["no space for 524288000 bytes"]);
     assert!(!file.exists(), "nothing is left");
-    // A file with holes is as long as it should be, and has no room.
+    // A sparse file has its full length, but no space on the file system.
     std::fs::File::create(&file).unwrap().set_len(128 << 20).unwrap();
     let bed = Bed::over(place, text(&file), &["--ssd-promote", "15"]);
     let mut dev = bed.start();
@@ -315,8 +316,8 @@ fn a_small_file_system_is_full_at_once_or_later_and_says_so() {
     assert!(there(&bed, 0..64) > 16, "what was written is served");
     drop(client);
     dev.kill();
-    // The same file, on a file system that takes no writes any more.
-    // The kernel lets go of what a process had under way a little after its death.
+    // The same file on a file system that became read-only. The kernel releases a process's I/O in flight shortly after
+    // its death.
     let remounted = wait_until(|| run("mount", &["-o", "remount,ro", text(&small.directory)]).ok());
     assert!(remounted.is_some());
     let dev = bed.start();
@@ -326,7 +327,7 @@ fn a_small_file_system_is_full_at_once_or_later_and_says_so() {
 }
 
 #[test]
-fn a_limit_of_file_sizes_is_told_and_kills_nobody() {
+fn a_limit_of_file_sizes_is_reported_and_not_fatal() {
     let place = Workplace::new("limit");
     let file = place.path("ssd");
     let ssd = format!("{}:64M", text(&file));
@@ -342,7 +343,7 @@ fn a_limit_of_file_sizes_is_told_and_kills_nobody() {
     assert!(!file.exists(), "nothing is left");
 }
 
-/// Everything is there after a kill.
+/// Asserts that all objects survive a kill.
 fn keeps(bed: &Bed, start: impl Fn() -> Process) -> Process {
     let mut dev = start();
     put(&mut bed.client(Way::Tcp), 0..64);
@@ -365,7 +366,7 @@ fn blocks_of_512_and_of_4096_bytes_will_do() {
 }
 
 #[test]
-fn a_small_limit_of_locked_memory_is_said_and_does_no_harm() {
+fn a_small_limit_of_locked_memory_is_reported_and_not_fatal() {
     let able = ["--bounding-set=-ipc_lock", "prlimit", "--memlock=65536", "true"];
     if let Err(why) = run("setpriv", &able) {
         skipped::<()>("a small limit of locked memory", &why);

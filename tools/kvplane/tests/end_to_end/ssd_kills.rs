@@ -1,5 +1,5 @@
-//! A node over an SSD that is killed again and again under a mixed load: puts, replacements, removals, gets. Each
-//! object has one writer, which remembers what it was promised; whoever verifies knows which versions may be seen.
+//! Tests of a node with an SSD that is killed repeatedly under a mixed load: puts, replacements, removals, gets. Each
+//! object has one writer, which remembers the promises; verification knows the versions that may be seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,40 +14,40 @@ use crate::disks::Disk;
 use crate::ssd::{Bed, counted, name, recovered, size_of};
 use crate::support::{Process, Way, Workplace, text, wait_until};
 
-/// Kills of one device: reclaim must not begin, as what it drops is promised to nobody. A restart costs up to two
-/// segments of 4 MiB, of 31.
+/// Number of kills of one device: reclaim must not begin, because nothing is promised of objects that it evicts. A
+/// restart costs up to two segments of 4 MiB, of 31.
 const ROUNDS: u64 = 6;
-/// What all writers of a round may put, for the same reason.
+/// Bytes that all writers of a round may put, for the same reason.
 const ROUND_BYTES: usize = 8 << 20;
 
-/// More than half of a segment.
+/// Length of more than half of a segment.
 const LONG_BYTES: usize = (2 << 20) + 4099;
 
-/// Calls of writers are retried for so long after the kill.
+/// Time after the kill for which writers retry calls.
 const WRITER_DEADLINE: Duration = Duration::from_millis(1500);
 
-/// What a bed promises of an object that was put.
+/// Promise of a bed about an object that was put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Promise {
-    /// It is there until it is removed.
+    /// The object exists until it is removed.
     Stays,
-    /// It may be missed at any time; but what was replaced or removed never comes back.
+    /// The object may be missing at any time; but a replaced or removed version never comes back.
     MayGo,
 }
 
 /// Kills of one device that is full.
 const FULL_ROUNDS: u64 = 10;
-/// What the writers of a round of those may put.
+/// Bytes that the writers of such a round may put.
 const FULL_ROUND_BYTES: usize = 256 << 20;
 
-/// An object, as its writer knows it. Version 0 is that there is none.
+/// Object as its writer knows it. Version 0 means that it does not exist.
 struct Object {
     newest: u64,
     may_be: BTreeSet<u64>,
     promise: Promise,
 }
 
-/// A writer and its objects.
+/// Writer with its objects.
 struct Writer {
     objects: BTreeMap<u64, Object>,
     next: u64,
@@ -55,7 +55,7 @@ struct Writer {
     promise: Promise,
 }
 
-/// What a round still has room for.
+/// Remaining budget of a round.
 struct Round {
     rng: Rng,
     left: usize,
@@ -65,7 +65,7 @@ fn seed_of(key: u64, version: u64) -> u64 {
     key << 16 | version
 }
 
-/// One in twelve is longer than a record may be, and so in stripes.
+/// Returns the length of a version. One in twelve is longer than a record may be, and so in stripes.
 fn bytes_of(key: u64, version: u64) -> usize {
     if (key + 5 * version) % 12 == 11 { LONG_BYTES } else { size_of(key + 3 * version) }
 }
@@ -76,7 +76,7 @@ fn value_of(key: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Which version an object's bytes are of. Those of short ones may be alike: then one that may be seen.
+/// Returns the version of an object's bytes. Short ones may be alike: then one that may be seen.
 fn version_of(key: u64, object: &Object, bytes: Option<&[u8]>) -> u64 {
     let Some(bytes) = bytes else { return 0 };
     let is = |version: &u64| {
@@ -90,12 +90,12 @@ fn version_of(key: u64, object: &Object, bytes: Option<&[u8]>) -> u64 {
 }
 
 impl Object {
-    /// Reads it: what is seen is what it is from now on.
+    /// Reads an object: the version that is seen is its version from now on.
     fn read(&mut self, client: &mut Client, key: u64) -> Result<(), kvplane::Error> {
         let got = client.get(name(key).as_bytes())?;
         let version = version_of(key, self, got.as_deref());
         assert!(self.may_be.contains(&version), "object {key} is of version {version}, not one of {:?}", self.may_be);
-        // What was missed may be found later: a reclaimed record is there again if the crash came before it was gone.
+        // A missing object may be found later: a reclaimed record is back if the crash came before it was overwritten.
         if self.promise == Promise::Stays || version > 0 {
             self.is_now(version);
         }
@@ -111,7 +111,7 @@ impl Object {
         let is_new = self.may_be.len() == 1 && self.may_be.contains(&0);
         self.newest += 1;
         let (version, key_name) = (self.newest, name(key));
-        // What is replaced goes first.
+        // A replaced version is evicted first.
         self.may_be.extend([0, version]);
         if is_new && key.is_multiple_of(2) {
             let put = client.put(key_name.as_bytes(), &value_of(key, version))?;
@@ -164,7 +164,7 @@ impl Writer {
     }
 }
 
-/// Ends the writers, also when something failed.
+/// Stops the writers, also after a failure.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -177,11 +177,11 @@ fn count_of(variable: &str) -> u64 {
     std::env::var(variable).map_or(6, |count| count.parse().expect("a number"))
 }
 
-/// `KVPLANE_KILLS` says how many times to kill; by default a few.
+/// `KVPLANE_KILLS` sets the number of kills; by default a few.
 #[test]
 fn kills_under_load_lose_nothing_that_was_promised() {
     let kills = count_of("KVPLANE_KILLS");
-    // A fresh device now and then, before reclaim drops the oldest.
+    // The device is renewed now and then, before reclaim evicts the oldest objects.
     for first in (0..kills).step_by(ROUNDS as usize) {
         let bed = Bed::new("kills", &["--ssd-ack", "buffered"]);
         kill_again_and_again(&bed, first..kills.min(first + ROUNDS), 2, |_| {});
@@ -189,9 +189,9 @@ fn kills_under_load_lose_nothing_that_was_promised() {
 }
 
 /// The device is full and memory small: the kills meet reclaim, writes on eviction, and objects that are not written at
-/// all. `KVPLANE_FULL_KILLS` says how many.
+/// all. `KVPLANE_FULL_KILLS` sets their number.
 #[test]
-fn full_devices_that_are_killed_give_nothing_that_was_replaced_or_removed() {
+fn full_devices_that_are_killed_bring_back_no_replaced_or_removed_object() {
     let kills = count_of("KVPLANE_FULL_KILLS");
     let ways: [&[&str]; 3] =
         [&["--ssd-ack", "buffered"], &["--ssd-write", "back"], &["--ssd-write", "selective", "--ssd-ack", "durable"]];
@@ -205,9 +205,9 @@ fn full_devices_that_are_killed_give_nothing_that_was_replaced_or_removed() {
     }
 }
 
-/// The same, and each time the power goes too: of what was not flushed, some is lost, some torn, some there.
+/// Like the kills above, with a power failure each time: of the unflushed writes, some are lost, some torn, some done.
 #[test]
-fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
+fn power_failures_under_load_lose_no_durable_object() {
     let kills = count_of("KVPLANE_POWER_FAILURES");
     let mut unflushed = 0;
     for first in (0..kills).step_by(ROUNDS as usize) {
@@ -223,7 +223,7 @@ fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
     assert!(unflushed > 0);
 }
 
-/// Kills a node that was given more than it has room for; how many objects were reclaimed.
+/// Kills a node that got more data than it has space for; returns the number of reclaimed objects.
 fn kill_full(bed: &Bed, rounds: Range<u64>) -> u64 {
     let mut all = writers(2, Promise::MayGo);
     let mut reclaimed = 0;
@@ -246,7 +246,7 @@ fn kill_full(bed: &Bed, rounds: Range<u64>) -> u64 {
     reclaimed
 }
 
-/// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
+/// Kills a node under load, calls `then`, and reads all objects of the rounds back.
 fn kill_again_and_again(bed: &Bed, rounds: Range<u64>, count: usize, mut then: impl FnMut(u64)) {
     let mut all = writers(count, Promise::Stays);
     // The last start only reads.
@@ -257,7 +257,7 @@ fn kill_again_and_again(bed: &Bed, rounds: Range<u64>, count: usize, mut then: i
             break;
         }
         under_load(bed, &mut all, (round, ROUND_BYTES), || {
-            // Until there is something to lose, and a little more.
+            // The load runs until there is something to lose, and a little longer.
             let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
             let reclaimed = counted(&dev, "kvplane_tier_reclaimed_total");
             std::thread::sleep(Duration::from_millis(7 * (round % 6)));
@@ -277,7 +277,7 @@ fn writers(count: usize, promise: Promise) -> Vec<Writer> {
     (0..count).map(|at| Writer { objects: BTreeMap::new(), next: next(at), replaced: 0, promise }).collect()
 }
 
-/// How many objects are or may be there, and how many were replaced.
+/// Returns the number of objects that exist or may exist, and the number of replacements.
 fn counts(all: &[Writer]) -> (usize, u64) {
     let is_there = |one: &&Object| match one.promise {
         Promise::Stays => !one.may_be.contains(&0),
@@ -287,7 +287,7 @@ fn counts(all: &[Writer]) -> (usize, u64) {
     (objects.filter(is_there).count(), all.iter().map(|writer| writer.replaced).sum())
 }
 
-/// A node that has recovered, of which every object was read.
+/// Starts a node, waits for its recovery, and reads every object.
 fn verified(bed: &Bed, all: &mut [Writer]) -> Process {
     let dev = bed.start();
     recovered(&dev);
@@ -300,10 +300,10 @@ fn verified(bed: &Bed, all: &mut [Writer]) -> Process {
     dev
 }
 
-/// Has all writers put at most so many bytes in this round, until `end` has killed the node.
+/// Runs all writers, with at most this number of bytes in the round, until `end` has killed the node.
 fn under_load(bed: &Bed, all: &mut [Writer], (round, bytes): (u64, usize), end: impl FnOnce()) {
     let writers = all.len();
-    // Connected before anything is killed.
+    // Clients are connected before the kill.
     let ways = Way::BOTH.into_iter().cycle().take(writers);
     let clients: Vec<Client> = ways.map(|way| bed.client_within(way, WRITER_DEADLINE)).collect();
     let stop = AtomicBool::new(false);
@@ -311,7 +311,7 @@ fn under_load(bed: &Bed, all: &mut [Writer], (round, bytes): (u64, usize), end: 
         let _stopped = StopOnDrop(&stop);
         for (at, (writer, client)) in all.iter_mut().zip(clients).enumerate() {
             let rng = Rng::new(round << 8 | at as u64, "kills");
-            // Half is for the first, so that he has room for long ones.
+            // Half of the budget is for the first writer, so that it can put long objects.
             let left = if at == 0 { bytes / 2 } else { bytes / 2 / (writers - 1) };
             let (round, stop) = (Round { rng, left }, &stop);
             scope.spawn(move || writer.work(client, round, stop));

@@ -1,5 +1,5 @@
-//! Objects that are longer than what an SSD takes in one record: their stripes and what names them, over restarts and
-//! over connections that break.
+//! Tests of objects that are longer than a record on the SSD: their stripes and stripe heads, over restarts and broken
+//! connections.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +10,9 @@ use kvplane_tools::pattern;
 use crate::ssd::{Bed, counted, name, recovered};
 use crate::support::{Way, wait_until};
 
-/// Longer than what the SSD takes in one piece, which is 2 MiB here, and one as long as that.
+/// One object is longer than a record of the SSD may be, which is 2 MiB here, and one is as long as that.
 #[test]
-fn what_is_too_long_for_one_record_outlives_its_node_too() {
+fn objects_longer_than_a_record_outlive_their_node() {
     const LENGTHS: [usize; 3] = [2 << 20, (2 << 20) + 1, (3 << 20) + 123];
     for ack in ["buffered", "memory"] {
         let bed = Bed::new(&format!("long-{ack}"), &["--ssd-ack", ack]);
@@ -26,14 +26,14 @@ fn what_is_too_long_for_one_record_outlives_its_node_too() {
             let mut client = bed.client(way);
             for key in half * 3..half * 3 + 3 {
                 client.put(name(key as u64).as_bytes(), &value_of(key)).unwrap();
-                // Where nothing is promised, what finds no room beside what is being written is not written.
+                // Without a promise, an object that finds no space in the backlog is not written.
                 let done = wait_until(|| (counted(&dev, "kvplane_tier_backlog_objects") == 0.0).then_some(()));
                 assert!(done.is_some(), "objects are not written: {:?}", dev.said());
             }
         }
         dev.kill();
         let dev = bed.start();
-        // While it recovers an object may be a miss, or its stripes one by one: nothing is removed for that.
+        // During recovery an object may be a miss, or its stripes one by one: that removes nothing.
         for key in (0..6).rev() {
             let mut client = bed.client(Way::BOTH[key % 2]);
             let got = client.get(name(key as u64).as_bytes()).unwrap();
@@ -66,7 +66,7 @@ fn what_is_too_long_for_one_record_outlives_its_node_too() {
     }
 }
 
-/// Says so when it goes, however that comes.
+/// Guard that sets a flag when it is dropped, for any reason.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -75,9 +75,9 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Connections that break while a large object is put: whatever the put answers holds.
+/// Connections that break while a large object is put: the reply of the put always holds.
 #[test]
-fn a_large_put_that_says_it_is_there_is_there() {
+fn an_acknowledged_large_put_can_be_read() {
     const LENGTH: usize = (3 << 20) + 5;
     const ROUNDS: u64 = 80;
     if !Command::new("ss").args(["-K", "dport", "=", "1"]).output().is_ok_and(|done| done.status.success()) {
@@ -122,9 +122,9 @@ fn a_large_put_that_says_it_is_there_is_there() {
     });
 }
 
-/// More gets at a time than a shard has reads under way, all of objects that only the SSD has.
+/// There are more concurrent gets than reads that a shard has in flight, all of objects that only the SSD has.
 #[test]
-fn a_batch_larger_than_what_is_read_at_a_time_has_every_answer() {
+fn a_batch_with_more_gets_than_reads_in_flight_completes() {
     const OBJECTS: usize = 2500;
     const BYTES: usize = 4096;
     let bed = Bed::new("batch", &["--ssd-ack", "durable"]);
@@ -159,9 +159,9 @@ fn a_batch_larger_than_what_is_read_at_a_time_has_every_answer() {
     }
 }
 
-/// Longer than memory, which is 16 MiB: where nothing is promised of the SSD, it has to be there all the same.
+/// The object is longer than memory, which is 16 MiB: even without a promise of the SSD, it has to be there.
 #[test]
-fn what_is_longer_than_memory_is_on_the_ssd() {
+fn an_object_longer_than_memory_is_on_the_ssd() {
     let bed = Bed::new("longer", &[]);
     let dev = bed.start();
     let mut bytes = vec![0; 40 << 20];

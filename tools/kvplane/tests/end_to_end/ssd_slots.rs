@@ -1,5 +1,5 @@
-//! SSDs of several nodes: what was removed while another had the slots does not come back, what is damaged at one is
-//! not given by any.
+//! Tests of SSDs of several nodes: objects removed while another node had the slots do not come back, and damage at one
+//! node is served by none.
 
 use kvplane::Client;
 
@@ -12,7 +12,7 @@ fn name(key: usize) -> String {
     format!("object-{key}")
 }
 
-/// A node on the SSD.
+/// Starts a node on the SSD.
 fn with_ssd(place: &Workplace) -> Process {
     let ssd = format!("{}:64M", text(&place.path("ssd")));
     place.node(7, &["--pool", "16M", "--shards", "1", "--ssd", &ssd, "--ssd-ack", "durable"])
@@ -27,7 +27,7 @@ fn there(client: &mut Client, key: usize) -> bool {
 }
 
 #[test]
-fn what_was_removed_elsewhere_does_not_come_back_and_what_nobody_else_had_is_kept() {
+fn objects_removed_at_another_owner_do_not_come_back_and_others_are_kept() {
     let place = Workplace::new("ssd-slots");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));
@@ -39,29 +39,29 @@ fn what_was_removed_elsewhere_does_not_come_back_and_what_nobody_else_had_is_kep
     for key in 0..KEYS {
         client.put(name(key).as_bytes(), name(key).repeat(50).as_bytes()).unwrap();
     }
-    // Killed and back: nobody else had its slots, so everything is there.
+    // The node is killed and restarted: no other node had its slots, so all objects exist.
     node.kill();
     let mut node = with_ssd(&place);
     for key in 0..KEYS {
-        // What is not recovered yet is a miss.
+        // An object that is not recovered yet is a miss.
         let found = wait_until(|| there(&mut client, key).then_some(()));
         assert_eq!(found, Some(()), "object {key} was durable");
     }
-    // It leaves, its slots are another's, and there half of the objects are removed.
+    // The node leaves, its slots go to another node, and half of the objects are removed there.
     assert!(node.stop().success());
     let _other = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "8", "--shards", "1"]));
     assert_eq!(members(1), Some(()));
     for key in 0..KEYS / 2 {
         wait_until(|| client.remove(name(key).as_bytes()).ok()).expect("the other node answers");
     }
-    // Both are members again: some slots are back where they were.
+    // Both are members again: some slots are back.
     let _node = with_ssd(&place);
     assert_eq!(members(2), Some(()));
     let back = (0..KEYS / 2).filter(|key| there(&mut client, *key)).count();
     assert_eq!(back, 0, "objects that were removed are back");
 }
 
-/// A node with an SSD and little memory.
+/// Starts a node with an SSD and little memory.
 fn small_node(place: &Workplace, number: &str) -> Process {
     let ssd = format!("{}:64M", text(&place.path(number)));
     let words = ["--node-id", number, "--ssd", &ssd, "--ssd-ack", "durable", "--ssd-promote", "15", "--ssd-scrub", "0"];
@@ -71,9 +71,9 @@ fn small_node(place: &Workplace, number: &str) -> Process {
     node
 }
 
-/// There is one copy of an object, so what its node finds damaged is a miss; whoever puts it again has it again.
+/// There is one replica of an object, so damage at its node makes it a miss; a new put restores it.
 #[test]
-fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
+fn damage_at_one_node_of_two_is_a_miss_there_only() {
     let place = Workplace::new("one-of-two");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));
@@ -102,9 +102,9 @@ fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
     }
 }
 
-/// A node that is started without its SSD, or with another one, may remove and replace what is on it.
+/// A node that is started without its SSD, or with another one, may remove and replace objects on it.
 #[test]
-fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
+fn objects_removed_in_an_incarnation_without_the_ssd_do_not_come_back() {
     let place = Workplace::new("ssd-without");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));
@@ -126,7 +126,7 @@ fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
             wait_until(|| client.put(name(key).as_bytes(), b"one").ok()).expect("it is put");
         }
         assert!(node.stop().success());
-        // The same SSD again, twice, once after a kill: everything is there.
+        // The same SSD is used twice more, once after a kill: all objects exist.
         let mut node = start(Some(&first));
         node.kill();
         let mut node = start(Some(&first));
@@ -136,7 +136,7 @@ fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
         }
         assert_eq!(ssd::counted(&node, "kvplane_tier_voided"), 0.0);
         assert!(node.stop().success());
-        // Without it, half is removed and the rest replaced.
+        // Without the SSD, half of the objects are removed and the rest replaced.
         let mut node = start(between);
         for key in keys.clone() {
             wait_until(|| client.upsert(name(key).as_bytes(), b"two").ok()).expect("it is replaced");
@@ -149,21 +149,21 @@ fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
         for key in keys {
             assert_eq!(get(&mut client, key), None, "object {key} is what it was, with {between:?} between");
         }
-        // Somebody who wonders where the hits are is told.
+        // The log explains the missing hits.
         node.wait_for("the node ran without it");
         assert_eq!(ssd::counted(&node, "kvplane_tier_voided"), 1.0);
         assert!(node.stop().success());
     }
 }
 
-/// A value whose length leaves no room for its name behind it.
+/// Length of a value that leaves no space for its key behind it.
 const WHOLE: usize = 64 << 10;
 
 fn whole(key: usize) -> Vec<u8> {
     (0..WHOLE).map(|at| (at ^ at >> 8 ^ (key * 37)) as u8).collect()
 }
 
-/// Above an SSD the names of objects that are a multiple of 4,096 bytes lie in pages of their own.
+/// With an SSD, the keys of objects whose length is a multiple of 4,096 bytes are in pages of their own.
 #[test]
 fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
     let place = Workplace::new("ssd-names");
@@ -181,7 +181,7 @@ fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
     let mut config = place.client_config(Way::Tcp);
     config.tenant = "acme".to_owned();
     let mut client = Client::connect(&config).unwrap();
-    // More than both pools have room for: objects lie at the ends of the pools, too.
+    // There are more objects than both pools hold: some lie at the ends of the pools, too.
     for key in 0..320 {
         let put = wait_until(|| client.put(name(key).as_bytes(), &whole(key)).ok());
         assert!(put.is_some(), "object {key}");
@@ -194,13 +194,13 @@ fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
     let told = wait_until(|| (named(&watcher).1 >= 100).then_some(()));
     assert_eq!(told, Some(()), "of {:?} events", named(&watcher));
     nodes.iter_mut().for_each(Process::assert_alive);
-    // Half of the slots go to the other node, and what is in them is fetched when it is asked for.
+    // Half of the slots migrate to the other node, and their objects are fetched on access.
     let epoch = || health(control.http())["epoch"].as_u64();
     let before = epoch();
     place.run(&["ctl", "drain", "1"]).well();
     assert!(wait_until(|| (epoch() > before).then_some(())).is_some(), "the slots change hands");
-    // What was read by the map before, or left memory before the SSD had it, is with its former owner still, and lists
-    // miss it until it is read again.
+    // Objects that were read by the map before, or evicted from memory before the SSD had them, are still at their
+    // former owner, and lists miss them until they are read again.
     let complete = wait_until(|| {
         for key in 0..320 {
             let got = wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer");

@@ -1,8 +1,8 @@
-//! A cluster beyond loopback, with certificates from files and tickets: it serves who belongs to it, and a stranger who
-//! knocks at every port of every process reads nothing, changes nothing and stops nothing.
+//! Tests of a cluster beyond loopback, with certificates from files and tickets: it serves its clients, and an
+//! unauthenticated peer that connects to every port of every process reads nothing, changes nothing and stops nothing.
 //!
-//! It has a network namespace of its own, with addresses that are not loopback's; a machine that gives no namespaces
-//! skips it.
+//! The cluster has a network namespace of its own, with addresses beyond loopback; a machine without namespaces skips
+//! it.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -18,10 +18,10 @@ use crate::support::{Outcome, Process, Workplace, finish, text, wait_until};
 const PLANE: &str = "10.77.0.1";
 const NODES: [&str; 2] = ["10.77.0.2", "10.77.0.3"];
 const SECRET: &str = "nobody-else-may-read-this";
-/// Set for the process that scans.
+/// Environment variable of the process that scans.
 const SCAN: &str = "KVPLANE_TEST_SCAN";
 
-/// A network namespace with some addresses.
+/// Creates a network namespace with some addresses.
 fn network() -> Option<Space> {
     let mut script = "ip link set lo up".to_owned();
     for address in [&[PLANE], &NODES[..]].concat() {
@@ -69,12 +69,12 @@ impl Cluster {
 
     fn node(&self, number: &str, address: &str, control: &str) -> Process {
         let (place, identity) = (&self.place, self.place.path(number));
-        // Nobody finds a socket of another's.
+        // Each node has a runtime directory of its own, so that none finds another's socket.
         let run = place.path(&format!("run-{number}"));
         let who = ["node", "--cluster", &place.cluster, "--node-id", number, "--identity", text(&identity)];
         let how = ["--control", control, "--listen", address, "--pool", "16M", "--shards", "1"];
         let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
-        // On a busy machine the first attempt may take longer than it may.
+        // On a busy machine the first attempt may exceed its time limit.
         let more = ["--metrics-port", "0", "--runtime-directory", text(&run), "--ssd", &ssd, "--wait-control", "60"];
         Process::start(self.network.inside(&place.bare(&[&who[..], &how, &more].concat())))
     }
@@ -86,7 +86,7 @@ impl Cluster {
         finish(self.network.inside(&command), &[])
     }
 
-    /// This test program again, inside, to look at every port there.
+    /// Starts this test program again inside the namespace, to scan every port there.
     fn scan(&self) -> String {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "strangers::scanner", "--nocapture"]).env(SCAN, "1");
@@ -102,7 +102,7 @@ fn a_stranger_reads_nothing_changes_nothing_and_stops_nothing() {
         cluster.ctl("people", &["put", &format!("key-{number}"), text(&file)]).well();
     }
     let said = cluster.scan();
-    // Each node's data port, the control plane's port, and what listens on loopback.
+    // The scan covers each node's data port, the control plane's port, and the listeners on loopback.
     assert!(said.matches("data port").count() >= 2, "{said}");
     assert!(said.contains("datagrams"), "{said}");
     for (at, node) in cluster.nodes.iter_mut().enumerate() {
@@ -124,7 +124,7 @@ fn scanner() {
     let ports = listening("/proc/net/tcp", "0A");
     assert!(!ports.is_empty(), "nobody listens");
     for at in ports {
-        // What HTTP has is for this host: no object is there.
+        // The HTTP ports are for this host: they give no access to objects.
         let beyond = !at.ip().is_loopback();
         for knock in knocks() {
             let heard = knock_at(at, &knock);
@@ -143,7 +143,7 @@ fn scanner() {
     for at in listening("/proc/net/udp", "07") {
         for knock in knocks() {
             for part in knock.chunks(1200) {
-                // A full buffer is as good.
+                // A full socket buffer is acceptable.
                 let _ = own.send_to(part, at);
             }
         }
@@ -151,7 +151,7 @@ fn scanner() {
     }
 }
 
-/// Who listens, by the kernel's word.
+/// Returns the listening addresses, from the kernel's table.
 fn listening(table: &str, state: &str) -> Vec<SocketAddr> {
     let table = std::fs::read_to_string(table).unwrap();
     let address = |line: &str| {
@@ -164,7 +164,8 @@ fn listening(table: &str, state: &str) -> Vec<SocketAddr> {
     table.lines().filter_map(address).collect()
 }
 
-/// What a stranger says: nothing, nonsense, other protocols, and ours with lengths that lie.
+/// Returns the messages of an unauthenticated peer: nothing, garbage, other protocols, and kvplane's with wrong
+/// lengths.
 fn knocks() -> Vec<Vec<u8>> {
     let mut long = greeting();
     long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -181,7 +182,7 @@ fn knocks() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A greeting of our protocol, to whoever answers.
+/// Builds a hello of the data protocol.
 fn greeting() -> Vec<u8> {
     use kvplane_proto::frame::{Header, VERSION};
     use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
@@ -203,7 +204,7 @@ fn greeting() -> Vec<u8> {
     [&header.encode()[..], &body].concat()
 }
 
-/// All that comes back within a moment; a port that hangs up is as good as one that is silent.
+/// Returns all bytes that come back within a moment; a closed and a silent port are both acceptable.
 fn knock_at(at: SocketAddr, said: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -216,7 +217,7 @@ fn knock_at(at: SocketAddr, said: &[u8]) -> Vec<u8> {
     heard
 }
 
-/// More than memory holds: most of it is on the SSDs only.
+/// There are more objects than memory holds: most of them are on the SSDs only.
 #[test]
 fn a_tenants_certificate_reaches_all_that_the_ssds_have_of_it() {
     let Some(cluster) = Cluster::start() else { return };
@@ -241,17 +242,18 @@ fn members_of_a_guarded_cluster_do_as_their_certificates_say() {
     cluster.ctl("people", &["put", "everybodys", text(&file)]).well();
     cluster.ctl("acme", &["--tenant", "acme", "put", "own", text(&file)]).well();
     assert_eq!(cluster.ctl("acme", &["--tenant", "acme", "get", "own"]).well(), b"of acme");
-    // Who names no tenant means the one that the certificate is for; flags may stand behind the command, too.
+    // Without --tenant, the tenant of the certificate is used; flags may stand after the command, too.
     assert_eq!(cluster.ctl("acme", &["get", "own"]).well(), b"of acme");
     cluster.ctl("acme", &["get", "everybodys"]).failed(1, &["no object"]);
     cluster.ctl("acme", &["put", "second", text(&file)]).well();
     assert_eq!(cluster.ctl("people", &["get", "second", "--tenant", "acme"]).well(), b"of acme");
     cluster.ctl("acme", &["delete-all"]).failed(1, &["all tenants", "acme"]);
-    // Another tenant's: the control plane gives no ticket for it.
+    // The control plane issues no ticket for another tenant.
     let refusal = ["may not speak for the default tenant"];
     cluster.ctl("acme", &["get", "everybodys", "--tenant", "default"]).failed(1, &refusal);
     cluster.ctl("acme", &["--tenant", "default", "put", "other", text(&file)]).failed(1, &refusal);
-    // Who shares files serves them where peers on other hosts reach it, and says where; for its certificate's tenant.
+    // `p2p put` serves its files at an address that peers on other hosts reach, and prints it; for its certificate's
+    // tenant.
     let p2p = |arguments: &[&str]| {
         let (control, identity, run) =
             (format!("{PLANE}:7400"), cluster.place.path("acme"), cluster.place.path("peer"));
@@ -265,7 +267,7 @@ fn members_of_a_guarded_cluster_do_as_their_certificates_say() {
     let directory = cluster.place.path("fetched");
     finish(p2p(&["get", "a/model", text(&directory), "--host", "other"]), &[]).well();
     assert_eq!(std::fs::read(directory.join("value")).unwrap(), b"of acme");
-    // A key that is changed while everything runs.
+    // The key is rotated while everything runs.
     cluster.ctl("people", &["tickets", "rotate"]).well();
     let works = || cluster.ctl("people", &["get", "everybodys"]).status.success().then_some(());
     assert!(wait_until(works).is_some());

@@ -1,4 +1,5 @@
-//! Long objects among nodes of different sizes: what a batch says of each, and what one that never fits leaves alone.
+//! Tests of long objects among nodes of different sizes: results of each object of a batch, and effects of one that
+//! never fits.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use kvplane_proto::map::OwnerTable;
 
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
-/// Longer than what a shard of 32 MiB takes, and shorter than what one of 160 MiB does.
+/// Length above the limit of a shard of 32 MiB, and below that of one of 160 MiB.
 const LONG: usize = 10 << 20;
 
 fn value(key: &str, bytes: usize) -> Vec<u8> {
@@ -19,7 +20,7 @@ fn value(key: &str, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (seed.wrapping_mul(at | 1) >> 7 ^ at) as u8).collect()
 }
 
-/// Keys that begin so and belong to this node.
+/// Returns keys with this prefix that belong to this node.
 fn keys_of(client: &Client, node: u64, begin: &str, count: usize) -> Vec<String> {
     let map = client.link().map().expect("a client has a map");
     let table = OwnerTable::compute(&map);
@@ -41,7 +42,7 @@ fn cluster(place: &Workplace, pools: &[&str]) -> (Process, Vec<Process>) {
     (control, nodes)
 }
 
-/// Keys with their lengths, and the memory in which their values are.
+/// Returns keys with the slices of their values.
 fn items<'a>(buffer: &Buffer, keys: &'a [(String, usize)]) -> Vec<(&'a str, Slice)> {
     let mut at = 0;
     let item = |(key, bytes): &'a (String, usize)| {
@@ -62,7 +63,7 @@ fn each_object_of_a_batch_has_its_own_outcome() {
     let _cluster = cluster(&place, &["32M", "160M"]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for (way, futures) in [(Way::Shm, false), (Way::Tcp, false), (Way::Tcp, true)] {
-        // A new client has not been refused anything yet.
+        // A new client has not been refused any object yet.
         let client = &mut place.client(way);
         let begin = format!("{}-{futures}", way.name());
         let (refused, kept) = (keys_of(client, 1, &begin, 2), keys_of(client, 2, &begin, 1));
@@ -106,12 +107,12 @@ fn nothing_of_a_batch_with_a_key_that_cannot_be_is_stored() {
     let far = keys_of(client, 2, "far", 1).remove(0);
     for near in [Near::default(), Near { nodes: vec![NodeId(1)], together: false }] {
         client.prefer(near);
-        // That one alone is cut into stripes here; and the first would have been placed.
+        // Only that object is cut into stripes here; the first one would have been placed.
         let keys = [(far.clone(), 2 << 20), ("short".to_owned(), 4096), (String::new(), LONG)];
         let error = client.batch_put_from(&items(&buffer, &keys)).unwrap_err().to_string();
         assert!(error.contains("a key has 1 to 4096 bytes"), "{error}");
         assert_eq!(client.batch_exists(&[&far[..], "short"]).unwrap(), [false, false]);
-        // So that the next batch knows that objects of this length go in stripes.
+        // The next batch then knows that objects of this length need stripes.
         client.put(keys_of(client, 1, "long", 1)[0].as_bytes(), &vec![7; LONG]).unwrap();
     }
 }
@@ -121,7 +122,7 @@ fn what_never_fits_takes_nobodys_place() {
     const OBJECTS: usize = 50;
     let place = Workplace::new("toobig");
     let dev = place.dev("64M", &["--shards", "1"]);
-    // Until the node has told of its memory, nobody knows what fits.
+    // Until the node has reported its memory, clients do not know the limits.
     let told = wait_until(|| {
         let shown: serde_json::Value = serde_json::from_str(&http_get(dev.http(), "/debug/shards").1).ok()?;
         (shown["nodes"][0]["shards"][0]["pool"]["bytes"] == 64 << 20).then_some(())
@@ -144,14 +145,14 @@ fn what_never_fits_takes_nobodys_place() {
     for name in &names {
         assert!(client.get(name.as_bytes()).unwrap() == Some(value(name, 1 << 20)), "{name}");
     }
-    // What was refused has left nothing that would be in the way of what fits.
+    // A refused object has left nothing that blocks one that fits.
     client.remove_all(false).unwrap();
     let fits = vec![9; 30 << 20];
     assert!(matches!(client.put(b"fits", &fits), Ok(Put::Stored(_))));
     assert!(client.get(b"fits").unwrap() == Some(fits));
 }
 
-/// The answers of exists, size and a list about the object under this key.
+/// Returns the results of exists, size and a list for the object under this key.
 fn asked(client: &mut Client, key: &str) -> Vec<bool> {
     let (mut cursor, mut listed) = (None, false);
     loop {
@@ -168,10 +169,10 @@ fn asked(client: &mut Client, key: &str) -> Vec<bool> {
     vec![listed, many[1], ahead[0], alone, size]
 }
 
-/// Others push more and more of a long object out. Whoever asks about it is told what a get says; and a get that finds
-/// it broken takes away what is left, so that it can be put again.
+/// A long object loses more and more stripes to evictions. Exists and size agree with a get; and a get that finds the
+/// object broken removes the rest, so that it can be put again.
 #[test]
-fn a_long_object_that_lost_a_stripe_is_there_for_nobody() {
+fn a_long_object_that_lost_a_stripe_is_a_miss_for_every_operation() {
     let place = Workplace::new("broken");
     let _cluster = cluster(&place, &["64M"]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -203,9 +204,9 @@ fn a_long_object_that_lost_a_stripe_is_there_for_nobody() {
     assert!(lost > 0, "others never took a stripe");
 }
 
-/// As above, and nobody gets the broken object before something else is put under its key, in any way there is.
+/// Like above, but no get touches the broken object before another one is put under its key, in every way.
 #[test]
-fn a_short_value_is_put_over_what_is_left_of_a_long_one() {
+fn a_short_object_replaces_the_remains_of_a_long_one() {
     let place = Workplace::new("remains");
     let _cluster = cluster(&place, &["64M"]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

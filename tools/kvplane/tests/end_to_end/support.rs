@@ -1,6 +1,6 @@
-//! A place for one test's processes, and the processes.
+//! Workplace of one test, and its processes.
 //!
-//! Waits have a deadline far above what they take, so that a hang becomes a message; nothing here measures speed.
+//! Waits have a deadline far above their usual time, so that a hang becomes a message; nothing here measures speed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,10 +16,10 @@ use kvplane::{Client, ClientConfig, Control, RdmaConfig, RdmaUse};
 
 use crate::network::{End, installed_devices, instead_of_tcp, over_rdma};
 
-/// How long anything may take before it is taken to hang. Emulated processors are slow.
+/// Time limit after which an operation is taken to hang. Emulated processors are slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A directory and a cluster name of one test's own; the directory goes with it.
+/// Directory and cluster name of one test; the directory is removed on drop.
 pub(crate) struct Workplace {
     pub(crate) directory: PathBuf,
     pub(crate) cluster: String,
@@ -29,18 +29,18 @@ impl Workplace {
     pub(crate) fn new(name: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         loop {
-            // Short: the paths of sockets may have 107 bytes.
+            // The path is short: the paths of sockets may have 107 bytes.
             let unique = format!("kvp-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
             let directory = std::env::temp_dir().join(unique);
             match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
                 Ok(()) => return Self { directory, cluster: name.to_owned() },
-                // Of a run that was killed, by a process that had this number.
+                // The directory is of a killed run, by a process with the same number.
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{}", directory.display()),
             }
         }
     }
 
-    /// Where local identities and sockets go.
+    /// Returns the directory of local identities and sockets.
     pub(crate) fn runtime(&self) -> PathBuf {
         self.directory.join("run")
     }
@@ -49,32 +49,32 @@ impl Workplace {
         self.directory.join(name)
     }
 
-    /// A file with this content, of this mode.
+    /// Creates a file with this content, of this mode.
     pub(crate) fn file_of_mode(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
         let path = self.file(name, content);
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         path
     }
 
-    /// A file with this content.
+    /// Creates a file with this content.
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, content).unwrap();
         path
     }
 
-    /// The binary with these arguments, and nothing else.
+    /// Returns the binary with these arguments, and nothing else.
     pub(crate) fn bare(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvplane"));
-        // Whoever forgets the flag must still not meet another test, or the user's own processes.
+        // Without the flag, a process must still not meet another test, or the user's own processes.
         command.args(arguments).env("XDG_RUNTIME_DIR", &self.directory).stdin(Stdio::null());
-        // What a test waits for should not be in a line of the log too.
+        // Lines that a test waits for should not appear in the log too.
         command.env("KVPLANE_LOG", "warn");
         command
     }
 
-    /// The binary with these arguments, this cluster and this runtime directory. What serves objects has the devices of
-    /// one end, what asks for them those of the other.
+    /// Returns the binary with these arguments, this cluster and this runtime directory. Servers of objects use the
+    /// devices of one end, clients those of the other.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.bare(arguments);
         command.args(["--cluster", &self.cluster, "--runtime-directory"]).arg(self.runtime());
@@ -89,12 +89,12 @@ impl Workplace {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the command to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
         finish(self.command(arguments), &[])
     }
 
-    /// A running `kvplane dev`.
+    /// Starts `kvplane dev`.
     pub(crate) fn dev(&self, pool: &str, more: &[&str]) -> Process {
         let mut arguments = vec!["dev", "--pool", pool];
         arguments.extend(more);
@@ -103,8 +103,8 @@ impl Workplace {
         dev
     }
 
-    /// `kvplane node` with this number, as a supervisor starts it: the number of one that was killed is free only when
-    /// the control plane knows that it died.
+    /// Starts `kvplane node` with this number, as a supervisor does: the number of a killed node is free only when the
+    /// control plane knows of its death.
     pub(crate) fn node(&self, number: u64, more: &[&str]) -> Process {
         let number = number.to_string();
         loop {
@@ -129,7 +129,7 @@ impl Workplace {
         Control::Local { cluster: self.cluster.clone(), runtime_directory: Some(self.runtime()) }
     }
 
-    /// Settings of a client over one way.
+    /// Returns settings of a client over one transport.
     pub(crate) fn client_config(&self, way: Way) -> ClientConfig {
         ClientConfig {
             control: self.control(),
@@ -147,7 +147,7 @@ impl Workplace {
         Client::connect(&self.client_config(way)).unwrap()
     }
 
-    /// Names in the runtime directory that end so.
+    /// Returns the names in the runtime directory with this ending.
     pub(crate) fn left_over(&self, ending: &str) -> Vec<String> {
         let names = |directory: PathBuf| -> Vec<String> {
             let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
@@ -164,11 +164,11 @@ impl Drop for Workplace {
     }
 }
 
-/// Which way bytes travel.
+/// Transport of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     Shm,
-    /// Over the network: by TCP, or by RDMA where that was asked for.
+    /// Over the network: by TCP, or by RDMA if requested.
     Tcp,
 }
 
@@ -182,13 +182,13 @@ impl Way {
         }
     }
 
-    /// What carries the bytes.
+    /// Returns the name of the transport in reports.
     pub(crate) fn carrier(self) -> &'static str {
         if self == Self::Tcp && over_rdma() { "rdma" } else { self.name() }
     }
 }
 
-/// How a process ended.
+/// Outcome of a process.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: ExitStatus,
@@ -197,7 +197,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Its output, after it ended well.
+    /// Returns its output, after asserting success.
     #[track_caller]
     pub(crate) fn well(self) -> Vec<u8> {
         assert!(self.status.success(), "{} with {}", self.status, self.stderr);
@@ -209,7 +209,7 @@ impl Outcome {
         String::from_utf8(self.well()).unwrap()
     }
 
-    /// Checks that it failed with this status and said all of these words, in one line and without a panic.
+    /// Asserts that it failed with this status and printed all of these words, in one line and without a panic.
     #[track_caller]
     pub(crate) fn failed(&self, code: i32, words: &[&str]) {
         assert_eq!(self.status.code(), Some(code), "status with: {}", self.stderr);
@@ -217,7 +217,7 @@ impl Outcome {
         for word in words {
             assert!(self.stderr.contains(word), "no {word:?} in: {}", self.stderr);
         }
-        // A usage error has clap's help behind it.
+        // A usage error is followed by clap's help.
         let lines = self.stderr.trim_end().lines().count();
         assert!(code == 2 || lines == 1, "{lines} lines: {}", self.stderr);
     }
@@ -227,7 +227,7 @@ impl Outcome {
 pub(crate) fn finish(mut command: Command, input: &[u8]) -> Outcome {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // It may have ended without reading; that shows in its status.
+    // The process may have ended without reading; that shows in its status.
     let _ = child.stdin.take().unwrap().write_all(input);
     let (stdout, stderr) = (collect(child.stdout.take().unwrap()), collect(child.stderr.take().unwrap()));
     let start = Instant::now();
@@ -254,7 +254,7 @@ fn collect(mut source: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// A process that goes on until it is ended; dropping it kills it.
+/// Running process; dropping it kills it.
 pub(crate) struct Process {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
@@ -271,24 +271,24 @@ impl Process {
         Self { child, lines, label }
     }
 
-    /// Its number in the system.
+    /// Returns its process number.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it said, so far.
+    /// Returns the lines that it has printed so far.
     pub(crate) fn said(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
     }
 
-    /// The first line that contains `part`.
+    /// Waits for the first line that contains `part`.
     #[track_caller]
     pub(crate) fn wait_for(&self, part: &str) -> String {
         let found = wait_until(|| self.said().into_iter().find(|line| line.contains(part)));
         found.unwrap_or_else(|| panic!("{} did not say {part:?} but {:?}", self.label, self.said()))
     }
 
-    /// The address behind `before` in the line that contains it.
+    /// Returns the address behind `before` in the line that contains it.
     #[track_caller]
     pub(crate) fn address(&self, before: &str) -> SocketAddr {
         let line = self.wait_for(before);
@@ -297,17 +297,17 @@ impl Process {
         rest[..end].trim_end_matches(':').parse().unwrap_or_else(|_| panic!("no address in {line:?}"))
     }
 
-    /// Its HTTP address.
+    /// Returns its HTTP address.
     pub(crate) fn http(&self) -> SocketAddr {
         self.address("metrics on http://")
     }
 
-    /// Its first data port.
+    /// Returns its first data port.
     pub(crate) fn data(&self) -> SocketAddr {
         self.address("shard 0: ")
     }
 
-    /// Its control port.
+    /// Returns its control port.
     pub(crate) fn quic(&self) -> SocketAddr {
         let line = self.wait_for("(QUIC)");
         let words: Vec<&str> = line.split(' ').collect();
@@ -318,13 +318,14 @@ impl Process {
         signal(self.child.id(), name);
     }
 
-    /// `kill -9`; returns when it is dead.
+    /// Kills it with `kill -9`; returns when it is dead.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// `kill -9` of all of them at once: while one is dead and another lives, that one owns what the first had.
+    /// Kills all of them with `kill -9` at once: while one is dead and another lives, that one owns the first one's
+    /// slots.
     pub(crate) fn kill_all(processes: &mut [Self]) {
         processes.iter_mut().for_each(|process| process.child.kill().unwrap());
         for process in processes {
@@ -332,14 +333,14 @@ impl Process {
         }
     }
 
-    /// Tells it to stop, and waits until it did.
+    /// Stops it, and waits until it has ended.
     #[track_caller]
     pub(crate) fn stop(&mut self) -> ExitStatus {
         self.signal("TERM");
         self.ended()
     }
 
-    /// Its status, once it has ended.
+    /// Returns its status, once it has ended.
     #[track_caller]
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let status = wait_until(|| self.child.try_wait().unwrap());
@@ -355,7 +356,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both are harmless when it has ended.
+        // Both calls are harmless if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -369,13 +370,13 @@ fn follow(source: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) {
     });
 }
 
-/// Sends a signal by its short name. The shell's own `kill` is everywhere.
+/// Sends a signal by its short name. The shell's built-in `kill` is always available.
 fn signal(pid: u32, name: &str) {
     let status = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap();
     assert!(status.success(), "kill -{name} {pid}: {status}");
 }
 
-/// What `look` finds, once it does; `None` when it takes too long.
+/// Polls `look` until it returns a value; `None` when it takes too long.
 pub(crate) fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
@@ -389,17 +390,17 @@ pub(crate) fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// Status and body of a GET.
+/// Returns status and body of a GET.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
     http_ask(address, "GET", path, "")
 }
 
-/// The same with any method, and a body.
+/// Sends a request with any method and a body.
 pub(crate) fn http_ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     http_try(address, method, path, body).unwrap()
 }
 
-/// The same of somebody who may be gone.
+/// Sends a request to a server that may be gone.
 pub(crate) fn http_try(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -414,14 +415,14 @@ pub(crate) fn http_try(address: SocketAddr, method: &str, path: &str, body: &str
     Ok((status, body.to_owned()))
 }
 
-/// The health of a control plane.
+/// Returns the health of a control plane.
 pub(crate) fn health(address: SocketAddr) -> serde_json::Value {
     let (status, body) = http_get(address, "/health");
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }
 
-/// A path as an argument.
+/// Returns a path as an argument.
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

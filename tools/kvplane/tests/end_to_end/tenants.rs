@@ -1,4 +1,5 @@
-//! Tenants through real processes: quotas that hold without a question on the way of a put, and who administers them.
+//! Tests of tenants through real processes: quotas that hold without a round trip to the control plane in a put, and
+//! their administration.
 
 use std::net::SocketAddr;
 
@@ -36,7 +37,7 @@ fn tenant(place: &Workplace, name: &str) -> Value {
     found.cloned().unwrap_or(Value::Null)
 }
 
-/// Stripes have no names, and are their tenant's all the same.
+/// Stripes have no keys, but are charged to their tenant all the same.
 #[test]
 fn long_objects_are_charged_to_their_tenant() {
     let place = Workplace::new("long-quota");
@@ -46,7 +47,7 @@ fn long_objects_are_charged_to_their_tenant() {
     let mut client = Client::connect(&config).unwrap();
     let mut tries = 0;
     let known = wait_until(|| {
-        // Nodes know of a tenant within a heartbeat.
+        // Nodes learn of a tenant within a heartbeat.
         tries += 1;
         client.put(format!("long-{tries}").as_bytes(), &vec![7; 16 << 20]).is_err().then_some(())
     });
@@ -57,7 +58,7 @@ fn long_objects_are_charged_to_their_tenant() {
     assert!(used.is_some(), "{}", tenant(&place, "acme"));
 }
 
-/// Requests whose times are known of a tenant.
+/// Returns the number of requests that are timed for a tenant.
 fn timed(metrics: &str, tenant: &str, operation: &str) -> u64 {
     let (tenant, operation) = (format!("tenant=\"{tenant}\""), format!("operation=\"{operation}\""));
     let line = |line: &&str| line.contains(&tenant) && line.contains(&operation);
@@ -86,7 +87,7 @@ fn times_of_operations_are_known_by_tenant() {
         }
         assert!(acme.get(b"nothing").unwrap().is_none());
     }
-    // One shard knows of tenants from its first put for one.
+    // A shard knows a tenant from its first put for it.
     let (_, shown) = http_get(shards, "/metrics");
     let of = |tenant: &str, operation: &str| timed(&shown, tenant, operation);
     assert_eq!((of("acme", "put"), of("acme", "get")), (40, 120), "{shown}");
@@ -94,7 +95,7 @@ fn times_of_operations_are_known_by_tenant() {
     assert_eq!(of("#unknown", "get"), 0);
 }
 
-/// What comes back from the SSD is charged too.
+/// Objects promoted from the SSD are charged too.
 #[test]
 fn gets_do_not_take_a_tenant_beyond_its_quota() {
     let bed = Bed::new("got-quota", &["--ssd-ack", "durable"]);
@@ -103,7 +104,7 @@ fn gets_do_not_take_a_tenant_beyond_its_quota() {
     place.run(&["ctl", "tenants", "set", "acme", "--memory", "4M"]).well();
     let mut client = client_of(place, "acme", true);
     let used = || tenant(place, "acme")["used_bytes"].as_u64().unwrap_or(0);
-    // Its node knows of the quota within a heartbeat, and keeps it from the next put on.
+    // The node learns of the quota within a heartbeat, and enforces it from the next put on.
     let known = wait_until(|| {
         (0..160).for_each(|at| put(&mut client, &format!("key-{at}"), at).unwrap());
         client.put_with(b"key-0", &value(0), &PutOptions { replace: true, ..PutOptions::default() }).unwrap();
@@ -117,7 +118,7 @@ fn gets_do_not_take_a_tenant_beyond_its_quota() {
         }
     }
     assert!(counted(&dev, "kvplane_tier_promotions_total") > 0.0, "nothing stayed in memory");
-    // Reports come once in a while: what is shown at once is of before.
+    // Reports come at intervals: the values shown at once are those of before.
     let shown: Vec<u64> = std::iter::repeat_with(|| {
         std::thread::sleep(std::time::Duration::from_millis(250));
         used()
@@ -134,13 +135,13 @@ fn a_tenant_has_no_more_than_its_quota_and_others_keep_theirs() {
     let arguments = ["--shards", "2", "--strict-tenants", "--state", text(&state)];
     let mut dev = place.dev("32M", &arguments);
     let mut big = client_of(&place, "big", true);
-    // Whoever is not known may not put, and is told so.
+    // An unknown tenant may not put, and gets an error.
     assert_eq!(put(&mut big, "k", 0), Err(Status::NoTenant));
     let other = &mut place.client(Way::Tcp);
     (0..100).for_each(|at| put(other, &format!("other-{at}"), at).unwrap());
     place.run(&["ctl", "tenants", "set", "big", "--memory", "8M", "--weight", "3"]).well();
     wait_until(|| put(&mut big, "k", 0).ok()).expect("nodes know within a heartbeat");
-    // Four times its quota, and the whole pool: it makes room among its own.
+    // The puts are four times its quota, and the whole pool: it evicts its own objects.
     for at in 0..512 {
         put(&mut big, &format!("big-{at}"), at).unwrap();
     }
@@ -156,15 +157,15 @@ fn a_tenant_has_no_more_than_its_quota_and_others_keep_theirs() {
     });
     let shown = shown.expect("it uses what it may");
     assert!(shown["leased_bytes"].as_u64().unwrap() <= 8 * MIB && shown["weight"] == 3, "{shown}");
-    // Without keys it is charged all the same.
+    // Objects without keys are charged all the same.
     let mut nameless = client_of(&place, "big", false);
     (0..512).for_each(|at| put(&mut nameless, &format!("nameless-{at}"), at).unwrap());
     assert!(other.exists(b"other-5").unwrap());
-    // What is pinned cannot go: then its puts are refused, and say why.
+    // Pinned objects cannot be evicted: then its puts are refused, with the reason.
     let hard = PutOptions { hard_pin: true, ..PutOptions::default() };
     let refused = (0..200).find_map(|at| big.put_with(format!("pin-{at}").as_bytes(), &value(at), &hard).err());
     assert!(matches!(refused.unwrap().status(), Some(Status::QuotaExceeded | Status::PinLimit)));
-    // It is remembered over a kill.
+    // The tenant survives a kill.
     dev.kill();
     let dev = place.dev("32M", &arguments);
     assert_eq!(tenant(&place, "big")["quota_bytes"], 8 * MIB);
@@ -181,7 +182,7 @@ fn mooncakes_paths_administer_quotas_keys_and_removal() {
     let path = "/api/v1/tenant_quotas?tenant_id=acme";
     assert_eq!(ask(http, "GET", path, "").0, 404);
     assert_eq!(ask(http, "GET", path, "").1["error_code"], -1701);
-    // Bytes that are no text name nobody.
+    // Bytes that are not text name no tenant or key.
     for path in ["/api/v1/tenant_quotas?tenant_id=%ff", "/get_all_keys?tenant_id=%ff", "/query_key?key=%ff"] {
         let (status, said) = ask(http, "GET", path, "");
         assert_eq!((status, &said["error_code"]), (400, &Value::from(-600)), "{path}: {said}");
@@ -205,7 +206,7 @@ fn mooncakes_paths_administer_quotas_keys_and_removal() {
     charged.expect("the node tells what it has");
     let (status, full) = ask(http, "DELETE", path, "");
     assert_eq!((status, &full["error_code"]), (409, &Value::from(-1702)), "{full}");
-    // Keys that could feign a line are escaped.
+    // Keys that could forge a line are escaped.
     let (_, keys) = http_get(http, "/get_all_keys?tenant_id=acme");
     assert_eq!((keys.lines().count(), keys.contains("a\\n7")), (10, true), "{keys}");
     assert_eq!(http_get(http, "/get_all_keys").1.lines().count(), 10);

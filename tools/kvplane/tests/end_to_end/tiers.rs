@@ -1,4 +1,4 @@
-//! Operating the SSDs of a running node: what is shown of them, checking every record, making room, reading ahead.
+//! Tests of operating the SSDs of a running node: status, verification of records, reclaim, prefetch.
 
 use std::time::Duration;
 
@@ -42,9 +42,9 @@ fn records_are_checked_while_the_node_serves_and_room_is_made() {
     flip(&bed.place.path("ssd"));
     let (outcome, shown) = tier(&bed, &["verify", "--rate", "64M"]);
     let bad = number(&shown, "scrub/bad_records");
-    assert!(!outcome.status.success() && outcome.stderr.contains("not whole"), "{}", outcome.stderr);
+    assert!(!outcome.status.success() && outcome.stderr.contains("were damaged"), "{}", outcome.stderr);
     assert!((1..64).contains(&bad), "{shown}");
-    // All of it is in memory still, so all is written again.
+    // All objects are still in memory, so all are written again.
     let healed = wait_until(|| {
         let (_, shown) = tier(&bed, &["status"]);
         (number(&shown, "errors/rewritten") == bad && number(&shown, "objects") == 64).then_some(())
@@ -93,7 +93,7 @@ fn what_is_prefetched_is_in_memory_and_leaves_it_when_nobody_asks() {
 }
 
 #[test]
-fn beyond_the_budget_only_what_was_promised_is_written() {
+fn beyond_the_budget_only_promised_objects_are_written() {
     let bed = Bed::new("budget", &["--ssd-budget", "8M"]);
     let dev = bed.start();
     let mut client = bed.client(Way::Shm);

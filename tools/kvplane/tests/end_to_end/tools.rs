@@ -1,4 +1,4 @@
-//! Mooncake's tools by their names and flags, its protocol spoken to our own engine, and the ways that one may force.
+//! Tests of Mooncake's tools by their names and flags, of its protocol with kvplane's engine, and of forced transports.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::{Outcome, Process, Workplace, finish, text};
 use crate::transfers::{measured, target, tebench};
 
-/// Three blocks of an odd size at an odd place.
+/// Three blocks of an odd size at an odd offset.
 const ODD: [&str; 5] = [
     "--target_offset=777",
     "--start_block_size=12345",
@@ -22,7 +22,7 @@ fn either_protocol_finds_what_the_other_wrote() {
     let (_target, address) = target(&place);
     let (ours, theirs) = (["--backend=tent", "--xport_type=tcp"], ["--backend=mooncake", "--xport_type=tcp"]);
     for (writer, reader) in [(ours, theirs), (theirs, ours)] {
-        // Both protocols find what the other left there, and not what they left themselves.
+        // Each protocol finds the bytes of the other, not its own.
         for (backend, work) in
             [(reader, "--check_consistency"), (writer, "--op_type=write_seed"), (reader, "--op_type=read_verify")]
         {
@@ -35,14 +35,14 @@ fn either_protocol_finds_what_the_other_wrote() {
     let spoiled = measured(&place, &address, &[&ODD[..], &theirs, &["--check_consistency"]].concat());
     assert_eq!(spoiled["transports"].as_array().map(Vec::len), Some(1), "{spoiled}");
     let wrong = tebench(&place, &address, &[&ODD[..], &theirs, &["--op_type=read_verify"]].concat());
-    // The spoiling bytes are drawn: the first of them may be the right one by chance, a whole run of them may not.
+    // The corrupting bytes are random: the first of them may be right by chance, a whole run of them may not.
     wrong.failed(1, &["inconsistent data detected in round 1: byte "]);
     let place = wrong.stderr.split("byte ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
     assert!(place.is_some_and(|byte| (777..777 + 16).contains(&byte)), "{}", wrong.stderr);
 }
 
 #[test]
-fn a_way_that_was_asked_for_is_the_way_taken() {
+fn a_requested_transport_is_used() {
     let place = Workplace::new("ways");
     let (_target, address) = target(&place);
     let seed = ["--op_type=write_seed"];
@@ -66,7 +66,7 @@ fn a_way_that_was_asked_for_is_the_way_taken() {
 }
 
 #[test]
-fn kinds_of_memory_are_buffers_that_threads_take_in_turn() {
+fn types_of_memory_are_buffers_that_threads_use_in_turn() {
     let place = Workplace::new("kinds");
     let target = Process::start(place.bare(&["tebench", "--total_buffer_size=1M", "--seg_type_mix=dram,DRAM"]));
     let address = target.address("--target_seg_name=").to_string();
@@ -77,7 +77,7 @@ fn kinds_of_memory_are_buffers_that_threads_take_in_turn() {
 }
 
 #[test]
-fn segments_are_found_in_a_store_of_metadata() {
+fn segments_are_found_in_a_metadata_store() {
     let place = Workplace::new("metadata");
     let dev = place.dev("8M", &["--shards", "1", "--mooncake-metadata"]);
     let store = format!("http://{}/metadata", dev.http());
@@ -90,7 +90,7 @@ fn segments_are_found_in_a_store_of_metadata() {
         assert!(json["cases"][0]["batches"].as_u64() > Some(0), "{json}");
     }
     tebench(&place, "kv-2", &store).failed(1, &["kv-2"]);
-    // A living engine keeps its name, and is found after another has tried to take it; a dead one's is free.
+    // A living engine keeps its name, and is found after another has tried to take it; a dead one's name is free.
     finish(place.bare(&serve), &[]).failed(1, &["kv-1", "living engine at 127.0.0.1:"]);
     measured(&place, "kv-1", &store);
     target.kill();
@@ -101,7 +101,7 @@ fn segments_are_found_in_a_store_of_metadata() {
     tebench(&place, "kv-1", &store).failed(1, &["kv-1"]);
 }
 
-/// The binary under another name.
+/// Returns the binary under another name.
 fn named(place: &Workplace, name: &str, arguments: &[&str]) -> Command {
     let path = place.path(name);
     if !path.exists() {
@@ -135,13 +135,13 @@ fn the_binary_is_the_tool_whose_name_it_has() {
         assert!(number.split_once('.').unwrap().1.len() == 4 && number.parse::<f64>().unwrap() > 0.0, "{last}");
     }
     run(&["-threads=2", "-block_size=1M"]).failed(1, &["2 threads with 8 blocks of 1048576 bytes", "4194304"]);
-    // Who gives its memory away beyond this machine is to say so; who only asks is known by an address and opens none.
+    // A target beyond loopback needs the flag; an initiator is known by an address and opens no port.
     let open = ["-mode=target", "-buffer_size=1M", "-local_server_name=192.0.2.7:0"];
     finish(named(&place, "transfer_engine_bench", &open), &[]).failed(1, &["192.0.2.7", "--open_to_network"]);
     run(&["-threads=1", "-local_server_name=192.0.2.7"]).well();
     run(&["-use_vram"]).failed(1, &["--use_vram", "GPU memory"]);
     run(&["-protocol=efa"]).failed(2, &["efa is not available"]);
-    run(&["-report_unit=TB"]).failed(2, &["\"TB\" is none of GB"]);
+    run(&["-report_unit=TB"]).failed(2, &["\"TB\" is not one of GB"]);
     finish(named(&place, "transfer_engine_bench", &[]), &[]).failed(1, &["--segment_id is missing"]);
 
     let arguments = [&format!("-target_seg_name={address}"), "-total_buffer_size=1M", "-duration=0.1", "-warm_up=0"];
@@ -171,7 +171,7 @@ fn the_tool_is_known_through_any_link_and_by_its_own_file() {
         usage(program, None).failed(2, &["erase", "--op_type"]);
     }
     usage("tebench", Some(there("bin"))).failed(2, &["erase", "--op_type"]);
-    // Help is for what can be typed, whatever the name.
+    // The help shows commands that can be typed, whatever the binary's name.
     let mut help = Command::new(there("measure"));
     help.arg("--help");
     assert!(finish(help, &[]).text().contains("Usage: kvplane tebench [OPTIONS]"));

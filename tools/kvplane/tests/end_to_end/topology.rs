@@ -1,4 +1,5 @@
-//! `kvplane topology`: every form of this machine and of a saved one, and matrices that fit and that do not.
+//! Tests of `kvplane topology`: every format for this machine and for a saved one, and matrices that fit and that do
+//! not.
 
 use serde_json::Value;
 
@@ -43,7 +44,7 @@ fn a_saved_machine_is_drawn_and_its_matrix_checked() {
 
     let fits = place.file("fits.json", MATRIX.as_bytes());
     let drawn = saved(&["--matrix", text(&fits)]).text();
-    assert!(drawn.contains("prefers what is nearest everywhere"), "{drawn}");
+    assert!(drawn.contains("prefers the nearest rails everywhere"), "{drawn}");
     let far = place.file("far.json", br#"{"cpu:0": [["mlx5_4"], []]}"#);
     let drawn = saved(&["--matrix", text(&far)]).text();
     assert!(drawn.contains("cpu:0: the matrix prefers mlx5_4; nearest here is mlx5_0"), "{drawn}");

@@ -1,4 +1,4 @@
-//! `kvplane tebench`: a target and initiators as processes, with every byte compared.
+//! Tests of `kvplane tebench`: a target and initiators as processes, with every byte compared.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ fn initiate(place: &Workplace, target: &str, way: Way, more: &[&str]) -> Outcome
     tebench(place, target, &[&[way.as_str()], more].concat())
 }
 
-/// A short run of blocks of 4 KiB where nothing else is said; what is said later counts.
+/// Runs a short benchmark with blocks of 4 KiB by default; later flags override.
 pub(crate) fn tebench(place: &Workplace, target: &str, more: &[&str]) -> Outcome {
     let target = format!("--target_seg_name={target}");
     let mut arguments = vec!["tebench", &target, "--total_buffer_size=4M", "--duration=0.3", "--warm_up=0.05"];
@@ -27,7 +27,7 @@ pub(crate) fn tebench(place: &Workplace, target: &str, more: &[&str]) -> Outcome
     finish(place.bare(&arguments), &[])
 }
 
-/// The same with its JSON.
+/// Returns the JSON of a run.
 pub(crate) fn measured(place: &Workplace, target: &str, more: &[&str]) -> Value {
     serde_json::from_str(&tebench(place, target, &[more, &["--json=-"]].concat()).text()).unwrap()
 }
@@ -78,7 +78,7 @@ fn the_table_is_the_known_one() {
 }
 
 #[test]
-fn an_initiator_that_dies_or_asks_for_too_much_harms_nobody() {
+fn an_initiator_that_dies_or_exceeds_the_segment_does_no_harm() {
     let place = Workplace::new("too-much");
     let (mut target, address) = target(&place);
     let beyond = ["--target_offset=4M", "--max_block_size=4096"];
@@ -103,7 +103,7 @@ fn an_initiator_that_dies_or_asks_for_too_much_harms_nobody() {
     target.assert_alive();
 }
 
-/// The same load on a file segment, and nothing left of it afterwards.
+/// Runs the same load on a file segment, which leaves no file behind.
 #[test]
 fn a_drive_is_measured_through_a_file_segment() {
     let place = Workplace::new("drive");
@@ -117,7 +117,7 @@ fn a_drive_is_measured_through_a_file_segment() {
         assert_eq!((transports.len(), &transports[0]["transport"]), (1, &Value::from("file")), "{rows}");
         assert!(transports[0]["bytes"].as_u64() > Some(4096), "{rows}");
     }
-    run(&["tebench", &directory, "--target_seg_name=local"]).failed(1, &["--tier makes a target of its own"]);
+    run(&["tebench", &directory, "--target_seg_name=local"]).failed(1, &["--tier creates a target of its own"]);
     run(&["tebench", "--tier=/nowhere"]).failed(1, &["--tier /nowhere: No such file"]);
     let left = std::fs::read_dir(&place.directory).unwrap().flatten();
     assert_eq!(left.filter(|entry| entry.file_name().to_string_lossy().contains("kvplane-tebench")).count(), 0);

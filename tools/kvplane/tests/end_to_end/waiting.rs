@@ -1,4 +1,4 @@
-//! Nodes that start before their control plane, and what the control plane's HTTP port can do without a client's
+//! Tests of nodes that start before their control plane, and of the control plane's HTTP port without a client's
 //! certificate.
 
 use std::os::unix::fs::DirBuilderExt;
@@ -38,9 +38,9 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
     let fixed = ["node", "--cluster", &place.cluster, "--pool", "16M", "--shards", "1", "--node-id", "7"];
     let whom = ["--control", &address, "--identity", identity, "--runtime-directory", run.to_str().unwrap()];
     let of = |more: &[&str]| place.bare(&[&fixed[..], &whom[..], more].concat());
-    // Without being told to, it does not.
+    // Without the flag, the node does not wait.
     finish(of(&[]), &[]).failed(1, &[&address]);
-    // One that waits may be told not to.
+    // A waiting node can be stopped.
     let mut waiting = Process::start(of(&["--wait-control", "600"]));
     waiting.wait_for("trying again for up to");
     assert!(waiting.stop().success());
@@ -48,13 +48,13 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
     waiting.wait_for("trying again for up to");
     let _plane = control(&place, &address);
     waiting.wait_for("node 7 with");
-    // The same from other ports at once after a kill: the incarnation before is taken for alive for some seconds yet.
+    // A restart from other ports right after a kill: the former incarnation is taken for alive for some seconds yet.
     waiting.kill();
     finish(of(&[]), &[]).failed(1, &["node id 7 is in use", "try again in"]);
     let again = Process::start(of(&["--wait-control", "600"]));
     again.wait_for("node id 7 is in use");
     again.wait_for("node 7 with");
-    // One that lives is not waited for as long as that.
+    // A living node with the number is not waited for that long.
     let elsewhere = place.path("elsewhere");
     std::fs::DirBuilder::new().mode(0o700).create(&elsewhere).unwrap();
     let whom = ["--control", &address, "--identity", identity, "--runtime-directory", text(&elsewhere)];
@@ -65,7 +65,7 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
 }
 
 #[test]
-fn http_reaches_objects_with_a_clients_certificate_and_says_so_without() {
+fn http_accesses_objects_only_with_a_clients_certificate() {
     let place = Workplace::new("http-objects");
     cert(&place, &["init", "--authority", &authority(&place)]).well();
     issue(&place, "plane", "control", &[]);
@@ -78,7 +78,7 @@ fn http_reaches_objects_with_a_clients_certificate_and_says_so_without() {
     assert!(status == 501 && said.contains("client.pem"), "{status} {said}");
     assert_eq!(remove(&plane).0, 501);
     plane.stop();
-    // With one it does both.
+    // With a client's certificate both paths work.
     issue(&place, "plane", "client", &[]);
     let plane = control(&place, "127.0.0.1:0");
     let at = plane.quic();

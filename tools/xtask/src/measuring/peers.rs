@@ -1,8 +1,8 @@
-//! `cargo x peers`, `cargo x stores` and `cargo x interop`: other engines and stores beside ours, in a network of their
-//! own.
+//! `cargo x peers`, `cargo x stores` and `cargo x interop`: comparison with other engines and stores, in a network
+//! namespace of their own.
 //!
-//! Stock Mooncake listens on every address and asks nobody who he is. So everything runs in a network namespace that
-//! has loopback only; where the kernel gives none, nothing is started and that is said.
+//! Stock Mooncake listens on every address without authentication. So everything runs in a network namespace that has
+//! only loopback; where the kernel provides none, nothing is started and a line reports that.
 
 pub mod install;
 mod interop_rdma;
@@ -15,18 +15,18 @@ use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
 use install::Peer;
 
-/// Where the peers are, unless `--folder` says so.
+/// Environment variable with the folder of the peers, unless `--folder` is given.
 const FOLDER_VARIABLE: &str = "KVPLANE_PEERS";
-/// Brings loopback up, then becomes the program: its arguments are the words after `lo`.
+/// Command that brings loopback up, then becomes the program: its arguments are the words after `lo`.
 const LOOPBACK: [&str; 4] = ["sh", "-c", "ip link set lo up && exec \"$@\"", "lo"];
 
-/// What `cargo x peers` was asked, as far as it concerns the installation.
+/// Arguments of `cargo x peers` that concern the installation.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     folder: Option<PathBuf>,
     peers: Vec<Peer>,
     install_only: bool,
-    /// What the measuring program is given.
+    /// Arguments of the benchmark program.
     rest: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ fn parse(arguments: &[String]) -> Result<Request, Failure> {
             "--only" => {
                 let list = value().ok_or_else(|| Failure::new("--only takes names of peers"))?;
                 for name in list.split(',').filter(|name| *name != "raw") {
-                    let unknown = || Failure::new(format!("--only: `{name}` is no peer; known: {}", known()));
+                    let unknown = || Failure::new(format!("--only: unknown peer `{name}`; known: {}", known()));
                     request.peers.push(Peer::parse(name).ok_or_else(unknown)?);
                 }
                 request.rest.push(format!("--only={list}"));
@@ -87,7 +87,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     Err(process::become_program(&mut command))
 }
 
-/// Installs other stores, builds, and measures ours and theirs in turns.
+/// Installs other stores, builds, and measures kvplane's store and theirs in turns.
 pub fn stores(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let request = parse_stores(arguments)?;
     setup::run(&[Group::Build])?;
@@ -96,7 +96,7 @@ pub fn stores(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure
         eprintln!("stores: skipped: mooncake: {failure}");
     }
     for (program, package) in [("redis-server", "redis-server"), ("memcached", "memcached")] {
-        // Only the programs are wanted; Debian's packages would start them as services too where there is an init.
+        // Only the programs are needed; Debian's packages would start them as services too on a machine with an init.
         if process::find_program(program).is_none()
             && let Err(failure) = setup::install_named(&[package])
         {
@@ -113,7 +113,7 @@ pub fn stores(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure
     Err(process::become_program(&mut command))
 }
 
-/// As `parse`, but names of sides are for the measuring program.
+/// Parses like `parse`, but passes the names of sides to the benchmark program.
 fn parse_stores(arguments: &[String]) -> Result<Request, Failure> {
     let (sides, others): (Vec<_>, Vec<_>) = joined(arguments).into_iter().partition(|word| word.starts_with("--only="));
     let mut request = parse(&others)?;
@@ -121,7 +121,7 @@ fn parse_stores(arguments: &[String]) -> Result<Request, Failure> {
     Ok(request)
 }
 
-/// `--only NAMES` as one word.
+/// Joins `--only NAMES` to one word.
 fn joined(arguments: &[String]) -> Vec<String> {
     let mut words = arguments.iter();
     let mut joined = Vec::new();
@@ -137,7 +137,7 @@ fn joined(arguments: &[String]) -> Vec<String> {
     joined
 }
 
-/// A stock wheel and ours read and write each other's segments, over TCP or, with `--rdma`, over RDMA; `--debug` takes
+/// Runs a stock wheel and kvplane against each other's segments, over TCP or, with `--rdma`, over RDMA; `--debug` takes
 /// the development build. Skipped with a line where there is no wheel.
 pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if let Some(("--rdma", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
@@ -173,13 +173,14 @@ fn scripts(workspace: &Workspace) -> PathBuf {
     workspace.root.join("benches/peers")
 }
 
-/// The beginning of a command that runs with loopback and nothing else; says why where there is none.
+/// Returns the first words of a command that runs in a network namespace with loopback only; prints the reason if there
+/// is none.
 fn in_own_network() -> Option<Command> {
     if let Err(failure) = tools() {
         eprintln!("peers: skipped: no network namespace: {failure}");
         return None;
     }
-    // Root needs no more; anybody else may be root in a user namespace where the kernel allows that.
+    // Root needs no more; other users may become root in a user namespace, if the kernel allows that.
     let ways: [&[&str]; 2] = [&["--net"], &["--user", "--map-root-user", "--net"]];
     for way in ways {
         let start = || {

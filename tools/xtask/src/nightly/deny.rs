@@ -1,7 +1,7 @@
-//! `cargo x deny`: licences, origins, versions and known faults of the crates that we depend on, by cargo-deny.
+//! `cargo x deny`: checks licences, origins, versions and known faults of the dependencies with cargo-deny.
 //!
-//! What they may be stands in `deny.toml`. Nothing is fetched for the check: known faults are looked up in the copy of
-//! the database that `cargo deny fetch` leaves. What is not there is skipped, with a line that says so.
+//! The rules are in `deny.toml`. The check fetches nothing: known faults are looked up in the copy of the database that
+//! `cargo deny fetch` leaves. A missing program or database is skipped, with a line that reports it.
 
 use std::env;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use crate::workspace::Workspace;
 const NOT_INSTALLED: &str = "skipped: cargo-deny is not installed; `cargo install cargo-deny --locked` does it";
 const NO_DATABASE: &str = "skipped: known faults: there is no database of them; `cargo deny fetch` fetches it";
 
-/// Checks that need nothing but the lock file and the crates.
+/// Checks that need only the lock file and the crates.
 const CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
-/// The check that needs the database.
+/// Check that needs the database.
 const ADVISORIES: &str = "advisories";
 
-/// Checks what we depend on, as far as that is possible here.
+/// Checks the dependencies, as far as the installed tools allow.
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     if process::find_program("cargo-deny").is_none() {
         println!("{NOT_INSTALLED}");
@@ -37,7 +37,7 @@ fn words(has_database: bool) -> Vec<&'static str> {
     words
 }
 
-/// Where cargo-deny keeps databases.
+/// Returns the directory in which cargo-deny keeps databases.
 fn database() -> Option<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));

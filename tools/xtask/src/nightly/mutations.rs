@@ -1,9 +1,9 @@
-//! `cargo x mutations`: bugs planted in the product, one at a time, each of which the simulated world must find.
+//! `cargo x mutations`: plants bugs in the product, one at a time, each of which the World must find.
 //!
-//! A mutation replaces a piece of a source file, in a copy of the tree under `target/mutations`; the tree itself
-//! stays as it is. The copy is built, and its simulation runs up to [`SEEDS`] seeds. A mutation that no seed notices
-//! is a hole in the checkers of the world, and fails the command. A build and up to two thousand seeds for each
-//! mutation take hours: a nightly command. That every mutation still fits its file is a test of every run.
+//! A mutation replaces a piece of a source file, in a copy of the tree under `target/mutations`; the tree itself stays
+//! as it is. The copy is built, and its simulation runs up to [`SEEDS`] seeds. A mutation that no seed notices is a gap
+//! in the checkers of the World, and fails the command. A build and up to two thousand seeds for each mutation take
+//! hours: a nightly command. A test of every run ensures that every mutation still fits its file.
 
 mod list;
 
@@ -16,22 +16,22 @@ use crate::process::{self, Failure};
 use crate::workspace::Workspace;
 use list::{Host, MUTATIONS, Mutation};
 
-/// Seeds that a mutation must not survive.
+/// Seeds within which a mutation must be found.
 const SEEDS: &str = "2000";
 
-/// The outcome of a mutation.
+/// Outcome of a mutation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outcome {
     /// A seed broke a rule.
     Found,
     /// All seeds were clean.
     Survived,
-    /// The mutated tree did not compile: the mutation says nothing.
+    /// The mutated tree did not compile, so the mutation tests nothing.
     Broken,
 }
 
 impl Host {
-    /// The test of `tests/tests`, the function in it, and the variable that says how many seeds it takes.
+    /// Returns the test of `tests/tests`, the function in it, and the variable with the number of its seeds.
     const fn test(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::World => ("world", "seeds", "KVPLANE_SEEDS"),
@@ -56,13 +56,13 @@ impl Host {
 }
 
 impl Mutation {
-    /// The file's text with the bug in it.
+    /// Returns the file's text with the bug in it.
     fn apply(&self, text: &str) -> Result<String, Failure> {
         let places = text.matches(self.find).count();
         if places != 1 {
             let Self { name, file, find, .. } = self;
             let what =
-                format!("mutation {name}: {file} has {places} places for {find:?}, not one; bring it up to date");
+                format!("mutation {name}: {file} contains {find:?} {places} times, not once; update the mutation");
             return Err(Failure::new(what));
         }
         Ok(text.replacen(self.find, self.replace, 1))
@@ -77,7 +77,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let chosen: Vec<&Mutation> = MUTATIONS.iter().filter(chosen).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = MUTATIONS.iter().map(|mutation| mutation.name).collect();
-        return Err(Failure::new(format!("no mutation has such a name; there are {}", names.join(", "))));
+        return Err(Failure::new(format!("no mutation has such a name; known: {}", names.join(", "))));
     }
     let tree = workspace.target().join("mutations");
     let copy = tree.join("tree");
@@ -92,7 +92,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if survivors.is_empty() {
         return Ok(());
     }
-    Err(Failure::new(format!("no checker of the simulated world noticed: {}", survivors.join(", "))))
+    Err(Failure::new(format!("no checker of the World noticed: {}", survivors.join(", "))))
 }
 
 fn print_outcome(mutation: &Mutation, outcome: Outcome, time: Duration) {
@@ -136,14 +136,14 @@ fn try_one(workspace: &Workspace, mutation: &Mutation, copy: &Path, target: &Pat
     Ok(outcome)
 }
 
-/// Copies the files that git tracks, as they are in the work tree. Unchanged files keep their time, so that they are
-/// not built again.
+/// Copies the files that git tracks, as they are in the work tree. Unchanged files keep their modification time, so
+/// that they are not built again.
 fn copy_sources(root: &Path, copy: &Path) -> Result<(), Failure> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let listed = listed.map_err(|error| Failure::new(format!("git ls-files: {error}")))?;
     for name in String::from_utf8_lossy(&listed.stdout).split_terminator('\0') {
         let (from, to) = (root.join(name), copy.join(name));
-        // Tracked, and removed since.
+        // The file is tracked, but was removed since.
         let Ok(bytes) = fs::read(&from) else { continue };
         if fs::read(&to).is_ok_and(|there| there == bytes) {
             continue;

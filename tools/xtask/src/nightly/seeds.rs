@@ -1,29 +1,29 @@
-//! `cargo x seeds`, `cargo x kills`, `cargo x cluster`, `cargo x silence` and `cargo x fuzz`: as many seeds of the
-//! simulation, kills and silences of real nodes, and broken frames for them, as there is time for.
+//! `cargo x seeds`, `cargo x kills`, `cargo x cluster`, `cargo x silence` and `cargo x fuzz`: run seeds of the
+//! simulation, kills and silences of real nodes, and broken frames, in the requested number.
 
 use std::time::Instant;
 
 use crate::process::{self, Failure};
 use crate::workspace::Workspace;
 
-/// Seeds that are run when no number is given.
+/// Default number of seeds.
 const SEEDS: &str = "1000";
-/// Kills likewise.
+/// Default number of kills.
 const KILLS: &str = "200";
-/// Kills of nodes of a cluster: each of them.
+/// Default number of kills of each node of a cluster.
 const CLUSTER_KILLS: &str = "5";
-/// Nodes that fall silent in each way, likewise.
+/// Default number of rounds of each kind of silence.
 const SILENCE_ROUNDS: &str = "10";
-/// Seconds of broken frames, likewise.
+/// Default duration of broken frames, in seconds.
 const FUZZ_SECONDS: &str = "3600";
-/// From so many seeds on, building the simulation once more, optimised, pays.
+/// Number of seeds from which an optimised build of the simulation saves time.
 const MANY: u64 = 2000;
 
-/// Seeds of a night when no number is given.
+/// Default number of seeds of a nightly run.
 const NIGHT: u64 = 100_000;
 
-/// A kind of simulated worlds: its test and the function in it, the variable that says how many seeds it takes, and how
-/// many of a thousand seeds of a night are its own.
+/// Kind of simulation: its test and the function in it, the variable with the number of its seeds, and its share of a
+/// thousand nightly seeds.
 struct Kind {
     test: &'static str,
     name: &'static str,
@@ -37,7 +37,7 @@ impl Kind {
     }
 }
 
-/// Every kind.
+/// All kinds of simulation.
 const KINDS: [Kind; 17] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 400),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
@@ -63,7 +63,7 @@ const KINDS: [Kind; 17] = [
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
 ];
 
-/// What to run.
+/// Parsed arguments.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     tier: bool,
@@ -90,12 +90,12 @@ fn number(word: &str) -> Result<String, Failure> {
     match word.parse::<u64>() {
         Ok(number) => Ok(number.to_string()),
         Err(_) => Err(Failure::new(format!(
-            "{word:?} is no number of seeds, kills or seconds: [--tier] [COUNT] [--from SEED]"
+            "{word:?} is not a number of seeds, kills or seconds: [--tier] [COUNT] [--from SEED]"
         ))),
     }
 }
 
-/// Runs seeds of the simulated world; a seed that fails is shown with the command that repeats it.
+/// Runs seeds of the World; a failing seed is shown with the command that repeats it.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "--nightly") {
         let request = Request::of(rest)?;
@@ -107,15 +107,15 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let count = request.count.unwrap_or_else(|| SEEDS.to_string());
     let many = count.parse().is_ok_and(|count: u64| count >= MANY);
     let profile: &[&str] = if many { &["--profile", "nightly"] } else { &[] };
-    // Of the development profile there is what all tests are, with the features of the whole workspace.
+    // The development profile shares the build of all tests, which has the features of the whole workspace.
     let package: &[&str] = if many { &["--package", "kvplane-tests"] } else { &["--workspace"] };
     let words = [&["test"], package, &["--test", test], profile, &["--", "seeds", "--exact", "--nocapture"]].concat();
     let mut command = workspace.cargo(&words);
     process::run(command.env(name, count).env("KVPLANE_SEED", &request.from))
 }
 
-/// Runs seeds of all kinds, so many together, each kind from this seed on, and goes on after seeds that fail; says how
-/// long each took.
+/// Runs `count` seeds of all kinds together, each kind from the same first seed; continues after failing seeds, and
+/// prints the time of each kind.
 fn night(workspace: &Workspace, count: u64, from: &str) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for Kind { test, name, variable, share } in KINDS {
@@ -135,14 +135,14 @@ fn night(workspace: &Workspace, count: u64, from: &str) -> Result<(), Failure> {
     Err(Failure::new(format!("seeds failed in {}: each is shown above", failed.join(", "))))
 }
 
-/// `cargo test` of these among the tests of real processes. The whole workspace is selected, so that features unify as
-/// they do for all tests, and nothing is built twice.
+/// Returns the words of `cargo test` for these tests of real processes. The whole workspace is selected, so that
+/// features unify as they do for all tests, and nothing is built twice.
 const fn end_to_end(name: &str) -> [&str; 7] {
     ["test", "--workspace", "--test", "end_to_end", "--", name, "--nocapture"]
 }
 
-/// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its
-/// power each time too; with `--full` it is given more than it has room for.
+/// Kills a node with an SSD repeatedly, and reads all objects back each time. With `--power` the SSD loses power each
+/// time too; with `--full` it gets more data than it has space for.
 pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let has = |flag: &str| arguments.iter().any(|word| word == flag);
     let mut counts = arguments.iter().filter(|word| !["--ssd", "--power", "--full"].contains(&word.as_str()));
@@ -164,16 +164,17 @@ pub fn cluster(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
     process::run(workspace.cargo(&words).env("KVPLANE_CLUSTER_KILLS", count))
 }
 
-/// Stops, kills and cuts off nodes of a cluster, so often each, and shows the slowest calls meanwhile.
+/// Stops, kills and disconnects nodes of a cluster, the given number of times each, and shows the slowest calls
+/// meanwhile.
 pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let count = arguments.first().map_or(Ok(SILENCE_ROUNDS.to_string()), |word| number(word))?;
     let words = end_to_end("silence::");
-    // One after the other: they measure.
+    // Tests run one after the other because they measure.
     let words = [&words[..], &["--test-threads=1"]].concat();
     process::run(workspace.cargo(&words).env("KVPLANE_SILENCE_ROUNDS", count))
 }
 
-/// Sends broken frames to real processes for so many seconds.
+/// Sends broken frames to real processes for the given number of seconds.
 pub fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let seconds = arguments.first().map_or(Ok(FUZZ_SECONDS.to_string()), |word| number(word))?;
     let words = end_to_end("fuzz::");

@@ -1,24 +1,24 @@
-//! Which test programs a build made, out of what cargo says in JSON.
+//! Test programs of a build, from cargo's JSON messages.
 //!
-//! One line of it is one message. Looked at as text: the few fields that count are strings without escapes, unless a
-//! path has quotes or backslashes, and such a program is said to be missing rather than taken for another.
+//! One line is one message, which is searched as text: the few fields that count are strings without escapes, unless a
+//! path has quotes or backslashes, and such a program is reported as missing rather than taken for another.
 
 use std::path::{Path, PathBuf};
 
-/// One test program.
+/// Test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binary {
-    /// Name of its package.
+    /// Name of the package.
     pub package: String,
     /// Name of the test target; `lib` for the tests inside a library, `bin` for those inside a program.
     pub target: String,
-    /// The program.
+    /// Path of the program.
     pub path: PathBuf,
-    /// Directory of its package: cargo runs tests there.
+    /// Directory of the package, in which cargo runs tests.
     pub directory: PathBuf,
 }
 
-/// Reads one line that cargo wrote; `None` for everything but test programs.
+/// Parses one line of cargo's output; `None` for everything but test programs.
 #[must_use]
 pub fn read(line: &str) -> Option<Binary> {
     let (_, profile) = line.split_once(r#""profile":{"#)?;
@@ -38,14 +38,14 @@ pub fn read(line: &str) -> Option<Binary> {
     Some(Binary { package: package.to_string(), target: target.to_string(), path: path.into(), directory })
 }
 
-/// The string right behind `key`.
+/// Returns the string right behind `key`.
 fn string<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(key)?;
     let (value, _) = rest.strip_prefix('"')?.split_once('"')?;
     (!value.contains('\\')).then_some(value)
 }
 
-/// The name in `path+file:///somewhere/name#0.1.0` or `path+file:///somewhere/else#name@0.1.0`.
+/// Returns the name in `path+file:///somewhere/name#0.1.0` or `path+file:///somewhere/else#name@0.1.0`.
 fn package(id: &str) -> Option<&str> {
     let (source, version) = id.rsplit_once('#')?;
     match version.split_once('@') {
@@ -78,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_left() {
+    fn other_messages_are_ignored() {
         let no_program = LINE.replace(r#""executable":"/t/rig-1""#, r#""executable":null"#);
         let no_test = LINE.replace(r#"checks":true,"test":true"#, r#"checks":true,"test":false"#);
         let escaped = LINE.replace("/t/rig-1", r"/t/a\\b");
         for line in ["", "{}", "{\"reason\":\"build-finished\"}", &no_program, &escaped] {
             assert_eq!(read(line), None, "{line}");
         }
-        // The target's own `test` says that it could be one, the profile's that it is.
+        // The target's own `test` means that it could be a test, the profile's that it is one.
         assert_eq!(read(&no_test), None);
         for end in 0..LINE.len() {
             let _ = read(&LINE[..end]);

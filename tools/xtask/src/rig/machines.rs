@@ -1,45 +1,45 @@
-//! The machines that the hardware tests run in, and which tests each of them runs.
+//! Virtual machines of the hardware tests, with the tests that run in each.
 
-/// One start of the virtual machine.
+/// Virtual machine, started once.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it has, as options of the script.
+    /// Hardware of the machine, as options of the script.
     pub options: &'static [&'static str],
-    /// What runs in it.
+    /// Tests that run in the machine.
     pub jobs: &'static [Job],
-    /// It may take this long: six times and more what it takes on a host of two cores with nothing else to do, which is
-    /// three times what it takes beside builds. A program of it that takes two fifths of that is ended.
+    /// Time limit in seconds: at least six times the time on an idle host of two cores, which is three times the time
+    /// beside builds. A program that takes two fifths of it is ended.
     pub limit_s: u32,
-    /// Whether the short suite has it.
+    /// Part of the short suite.
     pub short: bool,
 }
 
-/// One run of a test program.
+/// Run of a test program.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
-    /// The package.
+    /// Package of the tests.
     pub package: &'static str,
-    /// One test target of it, `lib`, or all of them.
+    /// Test target of the package, `lib`, or `None` for all targets.
     pub target: Option<&'static str>,
-    /// Only tests with this in their name, or a flag of test programs, such as `--ignored`.
+    /// Filter on the tests' names, or a flag of test programs, such as `--ignored`.
     pub filter: Option<&'static str>,
-    /// Whether RDMA takes the place of TCP: `KVPLANE_TEST_TRANSPORT=rdma`. Fails where no packets of it were sent.
+    /// RDMA replaces TCP: `KVPLANE_TEST_TRANSPORT=rdma`. The run fails if no RDMA packets were sent.
     pub over_rdma: bool,
 }
 
-/// Tests of one package.
+/// Creates the job of a package's tests.
 pub const fn job(package: &'static str, target: Option<&'static str>, filter: Option<&'static str>) -> Job {
     Job { package, target, filter, over_rdma: false }
 }
 
-/// The same tests over RDMA.
+/// Creates the job of the same tests over RDMA.
 const fn over_rdma(package: &'static str, target: &'static str, filter: Option<&'static str>) -> Job {
     Job { package, target: Some(target), filter, over_rdma: true }
 }
 
-/// All of them, in the order in which they run.
+/// All machines, in the order in which they run.
 pub const ALL: [Machine; 8] = [
     Machine {
         name: "hardware",
@@ -61,7 +61,7 @@ pub const ALL: [Machine; 8] = [
         ],
         jobs: &[
             job("kvplane", Some("rig"), None),
-            // What it does with drives, `disks` does.
+            // The tests of drives run in `disks`.
             job("kvplane-tools", Some("end_to_end"), Some("rig::shards_run")),
             job("kvplane-tools", Some("end_to_end"), Some("rig::topology_draws")),
             job("kvplane-sys", Some("suite"), Some("verbs::")),

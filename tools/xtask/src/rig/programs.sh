@@ -1,13 +1,13 @@
-# The head of the script that `cargo x test --rig` writes for each machine: its test programs follow.
+# Head of the script that `cargo x test --rig` writes for each machine: its test programs follow.
 failed=0
 
-# run NAME LIMIT DIRECTORY PROGRAM...: one program after another, and which of them failed. One that is not over after
-# LIMIT seconds is ended, so that the rest runs all the same.
+# run NAME LIMIT DIRECTORY PROGRAM...: runs a program and reports its failure. A program that exceeds LIMIT seconds is
+# ended, so that the rest runs all the same.
 run() {
   local name=$1 limit=$2 directory=$3 program end status=0; shift 3
   printf 'rig: %s\n' "$name"
   (cd "$directory" && exec "$@") & program=$!
-  # What it reads from ends with the program.
+  # The pipe that `watch` reads from closes with the program.
   exec {end}> >(watch "$program" "$limit" "$name")
   wait "$program" || status=$?
   exec {end}>&-
@@ -27,17 +27,17 @@ children() {
   local stat fields parent
   for stat in /proc/[0-9]*/stat; do
     { fields=$(<"$stat"); } 2>/dev/null || continue
-    # Behind the name, which may have spaces and brackets: the state, the parent.
+    # State and parent follow the name, which may contain spaces and brackets.
     read -r _ parent _ <<<"${fields##*) }"
     [[ $parent != "$1" ]] || echo "${fields%% *}"
   done
 }
 
-# A line for each thread: its state, and where it is in the kernel.
+# Prints a line for each thread: its state, and its kernel stack.
 threads() {
   local thread fields state where
   for thread in "/proc/$1/task"/*; do
-    # Some end meanwhile.
+    # Some threads end meanwhile.
     { fields=$(<"$thread/stat"); } 2>/dev/null || continue
     where=$(sed 's/^[^ ]* //; s/+.*//' "$thread/stack" 2>/dev/null | head -n 6 | tr '\n' ' ')
     read -r state _ <<<"${fields##*) }"
@@ -51,7 +51,7 @@ packets() {
   echo "$sum"
 }
 
-# The same where RDMA takes the place of TCP. The devices count for themselves what they sent.
+# Runs a program with RDMA in place of TCP. The devices count the packets that they send.
 over_rdma() {
   local before sent
   before=$(packets)

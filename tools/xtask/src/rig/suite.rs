@@ -1,8 +1,8 @@
-//! `cargo x test --rig`: builds the test programs here, and runs those that need hardware in machines that have it.
+//! `cargo x test --rig`: builds the test programs on the host, and runs those that need hardware in virtual machines.
 //!
-//! Each machine is started once and runs its programs one after another; the bytes on its drives go with it. Such a
-//! test knows by `RIG=1` and its siblings where it is, and elsewhere prints why it was skipped. What is skipped inside
-//! a machine is listed at the end, as `cargo x test` does.
+//! Each machine is started once and runs its programs one after another; the bytes on its drives are lost at its end. A
+//! test recognizes the machine by `RIG=1` and similar variables, and elsewhere prints why it was skipped. Skips inside
+//! a machine are listed at the end, as in `cargo x test`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::testing;
 use crate::testing::skips::{Filter, Runner};
 use crate::workspace::{self, Workspace};
 
-/// What runs one program after another, and says which of them failed.
+/// Head of the script that runs the programs one after another and prints those that failed.
 const HEAD: &str = include_str!("programs.sh");
 
-/// What was asked.
+/// Parsed arguments.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Only the machines of the short suite.
+    /// Run only the machines of the short suite.
     pub short: bool,
-    /// Only these machines; all of them where none is named.
+    /// Run only these machines; all of them if it is empty.
     pub machines: Vec<String>,
-    /// What the test programs are given: a filter, flags.
+    /// Arguments of the test programs: a filter, flags.
     pub words: Vec<String>,
 }
 
 impl Request {
-    /// Reads the arguments of `cargo x test`; `None` where they do not ask for this.
+    /// Parses the arguments of `cargo x test`; `None` without `--rig`.
     pub fn of(arguments: &[String]) -> Result<Option<Self>, Failure> {
         let ours = arguments.iter().take_while(|word| *word != "--");
         if !ours.clone().any(|word| word == "--rig") {
@@ -63,10 +63,10 @@ impl Request {
 
 fn unknown_machine(name: &str) -> Failure {
     let known: Vec<&str> = machines::ALL.iter().map(|machine| machine.name).collect();
-    Failure::new(format!("--machine: {name} is no machine; there are {}", known.join(", ")))
+    Failure::new(format!("--machine: unknown machine {name}; known: {}", known.join(", ")))
 }
 
-/// Builds, then starts one machine after another. All of them run even if one fails.
+/// Builds, then starts one machine after another. A failing machine does not end the run.
 pub fn run(workspace: &Workspace, request: &Request) -> Result<(), Failure> {
     super::prepare(workspace)?;
     let built = build(workspace)?;
@@ -92,23 +92,23 @@ pub fn run(workspace: &Workspace, request: &Request) -> Result<(), Failure> {
     if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
 }
 
-/// Whether it was the emulated machine itself that did not come to an end. Programs that hang are ended in it, and are
-/// failed tests.
+/// Returns true if the emulated machine itself did not come to an end. Programs that hang are ended inside it, and
+/// count as failed tests.
 const fn stood_still(failure: &Failure) -> bool {
     matches!(failure.status, TIMEOUT | BROKEN)
 }
 
 fn explained(failure: &Failure, machine: &Machine) -> String {
     match failure.status {
-        TIMEOUT => format!("twice not over within {} s, though programs that hang are ended in it", machine.limit_s),
+        TIMEOUT => format!("exceeded {} s twice, though programs that hang are ended in it", machine.limit_s),
         BROKEN => "twice the machine could not be started, or died; its last words are above".to_string(),
         1 => "tests failed, see above".to_string(),
         _ => failure.message.clone(),
     }
 }
 
-/// Builds the test programs, and returns them. All of the workspace, so that features unify as they do for all tests,
-/// and a run behind those builds nothing.
+/// Builds the test programs and returns them. The whole workspace is built, so that features unify as they do for all
+/// tests, and a run after those builds nothing.
 fn build(workspace: &Workspace) -> Result<Vec<Binary>, Failure> {
     let mut command = workspace.cargo(&["test", "--no-run", "--workspace", "--lib", "--bins", "--tests"]);
     command.args(["--message-format", "json-render-diagnostics"]);
@@ -131,15 +131,16 @@ fn start(
     let limit = machine.limit_s.to_string();
     let mut command = script(workspace, machine.options);
     command.args(["--timeout", &limit, "--share"]).arg(share(workspace)).arg("--").arg("bash").arg(&path);
-    // Where it runs is where it starts: below the share.
+    // The command starts in the workspace, below the shared directory.
     command.current_dir(&workspace.root).stdin(Stdio::null());
     testing::run_filtered(&mut command, filter)
 }
 
-/// The directory that a machine may write to: the tree, or what holds both it and a target directory elsewhere.
+/// Returns the directory that a machine may write to: the tree, or the common ancestor of the tree and a target
+/// directory elsewhere.
 fn share(workspace: &Workspace) -> PathBuf {
     let target = workspace.target();
-    // The whole file system cannot be one; the machine can read it anyway.
+    // The whole file system cannot be shared for writing; the machine can read it anyway.
     let holds = |directory: &&Path| target.starts_with(directory) && directory.parent().is_some();
     workspace.root.ancestors().find(holds).unwrap_or(&workspace.root).to_path_buf()
 }
@@ -153,7 +154,8 @@ fn write(workspace: &Workspace, name: &str, text: &str) -> Result<PathBuf, Failu
     Ok(path)
 }
 
-/// The script of one machine. Words of the caller replace the names that its jobs filter by, but not their flags.
+/// Returns the script of one machine. Words of the caller replace the names that its jobs filter by, but not their
+/// flags.
 fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<String, Failure> {
     let mut text = HEAD.to_string();
     for job in machine.jobs {
@@ -164,7 +166,7 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
         }
         for binary in chosen {
             let mut command = Command::new(if job.over_rdma { "over_rdma" } else { "run" });
-            // A flag says which tests a job is for, and holds beside words too.
+            // A flag selects the tests of a job, and applies beside the caller's words too.
             let kept = job.filter.filter(|filter| words.is_empty() || filter.starts_with("--"));
             let filter = kept.map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
@@ -177,7 +179,7 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
     Ok(text + "exit $failed\n")
 }
 
-/// One program that hangs leaves the others time.
+/// Returns the time limit of a program, which leaves time for the others if it hangs.
 const fn program_limit_s(machine: &Machine) -> u32 {
     machine.limit_s * 2 / 5
 }
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_ask_get_a_machine() {
+    fn only_rig_arguments_start_a_machine() {
         assert_eq!(request("slot -- --rig").unwrap(), None);
         assert_eq!(request("--short").unwrap(), None);
         let found = request("--rig --short --machine nvme-tcp drives -- --exact").unwrap().unwrap();
@@ -246,7 +248,7 @@ mod tests {
     #[test]
     fn a_program_that_hangs_is_ended_and_shown_and_the_rest_runs() {
         let script = HEAD.to_string() + "run a 1 / sh -c 'sleep 1000 & wait'\nrun b 60 / true\nexit $failed\n";
-        // What it had started ends with it: it would hold our pipe.
+        // Background processes of the script end with it: they would hold the pipe open.
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{said}");
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_machine_that_stood_still_is_tried_again() {
+    fn only_a_stalled_machine_is_retried() {
         for (status, again) in [(TIMEOUT, true), (BROKEN, true), (1, false), (2, false)] {
             assert_eq!(stood_still(&Failure { status, ..Failure::new("x") }), again, "{status}");
         }

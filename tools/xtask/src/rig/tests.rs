@@ -1,4 +1,4 @@
-//! The script itself, with what it cannot run here put in its place: what it refuses, and what it hands on.
+//! Tests of the script itself, with stand-ins for QEMU and tools: its errors, and the results that it passes on.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
-/// Instead of QEMU: writes what a guest would, as `--append` says: the status, `hang`, or nothing at all.
+/// Stand-in for QEMU: writes the result of a guest as given by `--append`: the status, `hang`, or nothing at all.
 const FAKE_QEMU: &str = r#"#!/bin/bash
 for word; do
   case $word in
@@ -29,7 +29,7 @@ esac
 printf 'to stdout' >"$out"; printf 'to stderr' >"$err"; echo "$asked" >"$rc"
 "#;
 
-/// A cache that looks prepared, and programs that stand for those that a host may lack.
+/// Cache that looks prepared, and stand-ins for programs that a host may lack.
 struct Bed(PathBuf);
 
 impl Bed {
@@ -85,7 +85,7 @@ fn without_root() -> bool {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused_with_the_reason() {
+fn invalid_arguments_are_refused_with_the_reason() {
     let bed = Bed::new();
     for (line, words) in [
         ("", "no command was given"),
@@ -152,7 +152,7 @@ fn output_and_exit_status_are_the_commands() {
 }
 
 #[test]
-fn a_machine_that_hangs_or_dies_is_told_from_a_command_that_fails() {
+fn a_hung_or_dead_machine_differs_from_a_failed_command() {
     if without_root() {
         return;
     }
@@ -178,7 +178,7 @@ fn a_machine_that_hangs_or_dies_is_told_from_a_command_that_fails() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_tools_are_named() {
     if without_root() {
         return;
     }
@@ -187,7 +187,7 @@ fn what_is_missing_is_said() {
     let (status, said) = told(&command.env("RIG_QEMU", "/no/such/qemu").output().unwrap());
     assert_eq!(status, Some(i32::from(BROKEN)));
     assert!(said.contains("RIG_QEMU names /no/such/qemu"), "{said}");
-    // A host without apt-get: only what the script needs before it looks for it.
+    // The host has no apt-get, only the tools that the script needs before it looks for that.
     for tool in ["bash", "dirname", "realpath", "uname", "cat"] {
         std::os::unix::fs::symlink(process::find_program(tool).unwrap(), bed.0.join("bin").join(tool)).unwrap();
     }
@@ -201,7 +201,7 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
-fn another_user_than_root_is_told_so() {
+fn other_users_than_root_are_refused_with_the_reason() {
     let bed = Bed::new();
     let inner = bed.command(&["--", "true"]);
     let mut command = inner;
@@ -211,7 +211,7 @@ fn another_user_than_root_is_told_so() {
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).args(words);
             command
         };
-        // The source tree may lie where only root looks.
+        // The source tree may be readable for root only.
         let path = command.get_args().next().unwrap().to_str().unwrap();
         if !nobody(&["test", "-r", path]).status().is_ok_and(|status| status.success()) {
             println!("skipped: others than root cannot read this source tree");

@@ -1,43 +1,43 @@
-//! What the kernel gives this process: io_uring, and memory that may be locked.
+//! Kernel facilities of this process: io_uring, and lockable memory.
 //!
-//! Reads a few files below `/proc` and changes nothing. Every limit found here only makes kvplane slower or smaller,
-//! save io_uring itself, without which no shard starts; so it is reported before anybody waits for a build.
+//! The module reads a few files below `/proc` and changes nothing. A limit found here only makes kvplane slower or
+//! smaller, except a missing io_uring, without which no shard starts; so it is reported before the build.
 
 use std::fs;
 
-/// Kernel with everything the shard's ring asks for: single issuer and deferred task work.
+/// Kernel with all io_uring features that shards use: single issuer and deferred task work.
 const FULL_KERNEL: (u32, u32) = (6, 1);
 /// Oldest kernel with provided-buffer rings and multishot accept.
 const OLDEST_KERNEL: (u32, u32) = (5, 19);
 /// Locked memory below which a pool's pages cannot be registered with a ring in any useful number.
 const USEFUL_MEMLOCK_BYTES: u64 = 1 << 30;
-/// Bit of CAP_IPC_LOCK, whose holders no limit on locked memory binds.
+/// Bit of CAP_IPC_LOCK, which lifts the limit on locked memory.
 const IPC_LOCK_BIT: u32 = 14;
 
-/// The few facts about the machine that matter here; `None` where the kernel did not say.
+/// Facts about the machine; `None` where the kernel does not show them.
 #[derive(Debug, Default, Clone)]
 pub struct Machine {
     /// Kernel release, as major and minor.
     pub kernel: Option<(u32, u32)>,
-    /// `kernel.io_uring_disabled`: 0 is on, 1 for privileged users, 2 is off.
+    /// Value of `kernel.io_uring_disabled`: 0 is on, 1 for privileged users, 2 is off.
     pub io_uring_disabled: Option<u32>,
     /// Soft limit on locked memory in bytes; `u64::MAX` is unlimited.
     pub memlock_bytes: Option<u64>,
-    /// Whether the limit on locked memory binds this process at all.
+    /// The limit on locked memory does not apply to this process.
     pub may_lock_all: bool,
 }
 
-/// What [`Machine::report`] found.
+/// Result of [`Machine::report`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Report {
     /// One short line.
     pub summary: String,
-    /// What is reduced, why, and how to lift it; usually empty.
+    /// Restrictions with their reasons and remedies; usually empty.
     pub reduced: Vec<String>,
 }
 
 impl Machine {
-    /// Reads the machine that we run on.
+    /// Reads the facts of the current machine.
     #[must_use]
     pub fn read() -> Self {
         let text = |path: &str| fs::read_to_string(path).ok();
@@ -49,7 +49,7 @@ impl Machine {
         }
     }
 
-    /// Says what is there and what is reduced.
+    /// Summarizes the machine and its restrictions.
     #[must_use]
     pub fn report(&self) -> Report {
         let mut reduced = Vec::new();
@@ -103,7 +103,7 @@ impl Machine {
     }
 }
 
-/// The effective user id out of `/proc/self/status`.
+/// Parses the effective user id from `/proc/self/status`.
 #[must_use]
 pub fn effective_user(status: &str) -> Option<u32> {
     field(status, "Uid:")?.split_whitespace().nth(1)?.parse().ok()
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_machine_has_nothing_to_note() {
+    fn a_full_machine_has_no_restrictions() {
         let kernel = Some((6, 18));
         let machine =
             Machine { kernel, io_uring_disabled: Some(0), memlock_bytes: Some(u64::MAX), ..Machine::default() };

@@ -1,32 +1,32 @@
-//! The system packages that something here needs, each with the reason, and how to see whether they are there.
+//! System packages that the project needs, each with its purpose and a probe for it.
 //!
-//! A group is installed only by the commands that need it, so a plain build never pulls what only a benchmark uses.
-//! Optional features bring their own group when they land.
+//! A group is installed only by the commands that need it, so a plain build never installs packages that only a
+//! benchmark uses. Optional features add their own group.
 
 use std::process::{Command, Stdio};
 
 use crate::process;
 
-/// Packages that are needed together.
+/// Group of packages that are needed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// The default build.
+    /// Packages for the default build.
     Build,
-    /// The tests, beside the build: programs of others that they start.
+    /// Packages for the tests, beside the build: third-party programs that they start.
     Test,
-    /// The benchmarks, which measure against other programs in the same run.
+    /// Packages for the benchmarks, which compare with other programs in the same run.
     Bench,
-    /// What prepares and describes the virtual machine of `cargo x rig`; QEMU itself is unpacked aside.
+    /// Packages that prepare and describe the virtual machine of `cargo x rig`; QEMU itself is unpacked aside.
     Rig,
-    /// What packs and tests the Python packages.
+    /// Packages that pack and test the Python packages.
     Python,
 }
 
 impl Group {
-    /// Every group.
+    /// All groups.
     pub const ALL: [Self; 5] = [Self::Build, Self::Test, Self::Bench, Self::Rig, Self::Python];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,23 +38,23 @@ impl Group {
         }
     }
 
-    /// The group of that name.
+    /// Returns the group of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|group| group.name() == name)
     }
 }
 
-/// How to see that a package is there.
+/// Test for the presence of a package.
 #[derive(Debug, Clone, Copy)]
 pub enum Probe {
-    /// A program in `$PATH`, however it got there.
+    /// A program in `$PATH`, from any source.
     Program(&'static str),
-    /// Debian's package database; taken as present on other distributions, whose compiler brings it along.
+    /// Debian's package database; on other distributions the package counts as present, as their compiler includes it.
     Database,
 }
 
-/// One package.
+/// System package.
 #[derive(Debug)]
 pub struct Package {
     /// Name in Debian and Ubuntu.
@@ -63,15 +63,15 @@ pub struct Package {
     pub fedora: &'static str,
     /// Name in Arch Linux.
     pub arch: &'static str,
-    /// What it is for.
+    /// Purpose of the package.
     pub purpose: &'static str,
-    /// Who needs it.
+    /// Group that needs the package.
     pub group: Group,
-    /// How it is found.
+    /// Test for its presence.
     pub probe: Probe,
 }
 
-/// Every package, in the order in which they are listed.
+/// All packages, in the order in which they are listed.
 pub const ALL: [Package; 14] = [
     Package {
         debian: "gcc",
@@ -101,7 +101,7 @@ pub const ALL: [Package; 14] = [
         debian: "iperf3",
         fedora: "iperf3",
         arch: "iperf3",
-        purpose: "the TCP stream figure that the loopback benchmark is held against",
+        purpose: "the TCP stream figure that the loopback benchmark is compared with",
         group: Group::Bench,
         probe: Probe::Program("iperf3"),
     },
@@ -109,7 +109,7 @@ pub const ALL: [Package; 14] = [
         debian: "perftest",
         fedora: "perftest",
         arch: "perftest",
-        purpose: "ib_write_bw and its kin: what RDMA is held against, in the virtual machine too",
+        purpose: "ib_write_bw and its kin: figures that RDMA is compared with, in the virtual machine too",
         group: Group::Bench,
         probe: Probe::Program("ib_write_bw"),
     },
@@ -117,7 +117,7 @@ pub const ALL: [Package; 14] = [
         debian: "fio",
         fedora: "fio",
         arch: "fio",
-        purpose: "what a disk gives, which the benchmarks of the SSD tier are held against",
+        purpose: "the raw figures of a disk that the benchmarks of the SSD tier are compared with",
         group: Group::Bench,
         probe: Probe::Program("fio"),
     },
@@ -125,7 +125,7 @@ pub const ALL: [Package; 14] = [
         debian: "ibverbs-providers",
         fedora: "libibverbs",
         arch: "rdma-core",
-        purpose: "libibverbs and what it knows soft-RoCE by, which the machine reads from here",
+        purpose: "libibverbs and its soft-RoCE driver, which the machine reads from the host",
         group: Group::Rig,
         probe: Probe::Database,
     },
@@ -165,7 +165,7 @@ pub const ALL: [Package; 14] = [
         debian: "zstd",
         fedora: "zstd",
         arch: "zstd",
-        purpose: "unpacks kernels that are packed so",
+        purpose: "unpacks kernels that are compressed with it",
         group: Group::Rig,
         probe: Probe::Database,
     },
@@ -173,7 +173,7 @@ pub const ALL: [Package; 14] = [
         debian: "xz-utils",
         fedora: "xz",
         arch: "xz",
-        purpose: "unpacks the kernel and its modules, so that the machine need not",
+        purpose: "unpacks the kernel and its modules on the host",
         group: Group::Rig,
         probe: Probe::Database,
     },
@@ -187,7 +187,7 @@ pub const ALL: [Package; 14] = [
     },
 ];
 
-/// Those of `wanted` that are not there.
+/// Returns the packages of `wanted` that are missing.
 #[must_use]
 pub fn missing<'a>(wanted: &[&'a Package]) -> Vec<&'a Package> {
     let in_database = |package: &&&Package| matches!(package.probe, Probe::Database);
@@ -200,8 +200,8 @@ pub fn missing<'a>(wanted: &[&'a Package]) -> Vec<&'a Package> {
     wanted.iter().filter(is_missing).copied().collect()
 }
 
-/// One line `name status` per package known to dpkg; `None` where there is no dpkg. One process for all of them, for
-/// each start costs ten milliseconds.
+/// Queries dpkg; returns one line `name status` for each package that it knows; `None` without dpkg. One process serves
+/// all names, because each start costs ten milliseconds.
 fn ask_database(names: &[&str]) -> Option<String> {
     let mut query = Command::new("dpkg-query");
     query.args(["-W", "-f", "${Package} ${db:Status-Status}\\n"]).args(names).stderr(Stdio::null());
@@ -209,7 +209,7 @@ fn ask_database(names: &[&str]) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether dpkg has a package of that name; false where there is no dpkg.
+/// Returns true if dpkg has a package of that name; false without dpkg.
 #[must_use]
 pub fn is_in_database(name: &str) -> bool {
     ask_database(&[name]).is_some_and(|answer| is_installed(&answer, name))
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_tests_start_is_not_installed_for_a_build_or_the_demo() {
+    fn packages_of_tests_are_not_installed_for_a_build_or_the_demo() {
         let built: Vec<&str> =
             ALL.iter().filter(|package| package.group == Group::Build).map(|package| package.debian).collect();
         assert_eq!(built, ["gcc", "libc6-dev"]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_package_says_what_it_is_for() {
+    fn every_package_has_a_purpose() {
         for package in &ALL {
             assert!(package.purpose.len() > 20, "{}", package.debian);
         }

@@ -1,4 +1,4 @@
-//! Tests beside a load, and again and again: what a busy machine would break now and then shows.
+//! Load beside repeated tests, which shows failures that occur on a busy machine only now and then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,23 +6,23 @@ use std::thread::JoinHandle;
 
 use crate::process::Failure;
 
-/// Loops a core that are more than any machine is kept busy with.
+/// Most busy loops for each core.
 const LOOPS_MOST: usize = 64;
 
-/// What `--busy LOOPS` and `--times COUNT` ask for.
+/// Values of `--busy LOOPS` and `--times COUNT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Threads for each core that only turn, as long as the tests run.
+    /// Busy threads for each core while the tests run.
     pub loops_per_core: usize,
-    /// How often each test runs, whatever becomes of it.
+    /// Number of runs of each test, regardless of failures.
     pub times: usize,
 }
 
 impl Load {
-    /// What the arguments say of it, and the others in their order.
+    /// Parses the two flags; returns the other arguments in their order.
     ///
     /// # Errors
-    /// One of the two flags without a number that it can be.
+    /// Fails if one of the flags has no valid number.
     pub fn of(arguments: &[String]) -> Result<(Self, Vec<String>), Failure> {
         let mut load = Self { loops_per_core: 0, times: 1 };
         let (mut others, mut words) = (Vec::new(), arguments.iter());
@@ -30,7 +30,7 @@ impl Load {
             let (place, most) = match word.as_str() {
                 "--busy" => (&mut load.loops_per_core, LOOPS_MOST),
                 "--times" => (&mut load.times, usize::MAX),
-                // What follows is for the test binaries.
+                // Words after `--` are for the test binaries.
                 "--" => {
                     others.push(word.clone());
                     others.extend(words.by_ref().cloned());
@@ -49,14 +49,14 @@ impl Load {
     }
 }
 
-/// Threads that turn until this is dropped.
+/// Busy threads, which end when this is dropped.
 pub struct BusyThreads {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl BusyThreads {
-    /// Starts so many threads for each core.
+    /// Starts this number of threads for each core.
     #[must_use]
     pub fn start(loops_per_core: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -78,7 +78,7 @@ impl Drop for BusyThreads {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A loop that only turns does not panic.
+            // An empty loop does not panic.
             let _ = thread.join();
         }
     }

@@ -1,14 +1,14 @@
-//! Picks the lines out of a test runner's output that say what was skipped.
+//! Filter of a test runner's output that collects the lines about skipped tests.
 //!
-//! nextest, asked for the output of passing tests, prints it after its summary with eight lines of frame per test. The
-//! filter keeps the summary, the failures and the skips, and drops the rest of that section. With `cargo test` it drops
-//! nothing.
+//! nextest, set to print the output of passing tests, prints it after its summary with eight lines of frame per test.
+//! The filter keeps the summary, the failures and the skips, and drops the rest of that section. With `cargo test` it
+//! drops nothing.
 
 use std::time::Instant;
 
 use crate::process;
 
-/// What runs the tests.
+/// Program that runs the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runner {
     /// cargo-nextest.
@@ -18,40 +18,41 @@ pub enum Runner {
 }
 
 impl Runner {
-    /// nextest where it is installed.
+    /// Returns nextest if it is installed, else `cargo test`.
     #[must_use]
     pub fn find() -> Self {
         if process::find_program("cargo-nextest").is_some() { Self::Nextest } else { Self::Cargo }
     }
 }
 
-/// Sees each line once, in order.
+/// Filter that sees each line once, in order.
 #[derive(Debug)]
 pub struct Filter {
-    /// What was skipped: the test's name where the runner says it, and the reason.
+    /// Skipped tests: the test's name if the runner prints it, and the reason.
     pub skipped: Vec<String>,
     runner: Runner,
     after_summary: bool,
-    /// The passing test whose output is being printed, and not shown.
+    /// Name of the passing test whose output is being dropped.
     passed: Option<String>,
-    /// When the program that is running began, where ends of tests get their time.
+    /// Start of the running test program, if ends of tests get their time.
     began: Option<Instant>,
 }
 
 impl Filter {
-    /// A filter for the output of `runner`.
+    /// Creates a filter for the output of `runner`.
     #[must_use]
     pub const fn new(runner: Runner) -> Self {
         Self { skipped: Vec::new(), runner, after_summary: false, passed: None, began: None }
     }
 
-    /// The same; what [`Self::keeps`] is asked of gets a time by [`Self::time_of`].
+    /// Creates a filter that also times the lines that it keeps, by [`Self::time_of`].
     #[must_use]
     pub fn timed(runner: Runner) -> Self {
         Self { began: Some(Instant::now()), ..Self::new(runner) }
     }
 
-    /// Seconds since its program began, for the line that says that a test is over. libtest does not say them.
+    /// Returns the seconds since the start of the test program, for a line that ends a test. libtest does not print
+    /// them.
     pub fn time_of(&mut self, line: &str) -> Option<f64> {
         let began = self.began.as_mut()?;
         if line.starts_with("running ") && line.ends_with(" tests") {
@@ -61,7 +62,7 @@ impl Filter {
         over.then(|| began.elapsed().as_secs_f64())
     }
 
-    /// Looks at one line, and says whether it is to be shown.
+    /// Reads one line; returns true if it is to be shown.
     pub fn keeps(&mut self, line: &str) -> bool {
         let plain = without_colours(line);
         let plain = plain.trim();
@@ -97,7 +98,7 @@ fn reason(line: &str) -> Option<&str> {
     line.strip_prefix("skipped:").map(str::trim)
 }
 
-/// A line such as `PASS [   0.005s] (1/4) package test::name`.
+/// Status line such as `PASS [   0.005s] (1/4) package test::name`.
 struct Status<'a> {
     word: &'a str,
     test: &'a str,
@@ -110,13 +111,13 @@ impl<'a> Status<'a> {
         seconds.trim().strip_suffix('s')?.parse::<f64>().ok()?;
         let word = head.split_whitespace().next()?;
         let test = test.trim();
-        // The counter `(1/4)` came with later releases.
+        // The counter `(1/4)` exists in later releases only.
         let test = if test.starts_with('(') { test.split_once(") ").map_or(test, |(_, test)| test) } else { test };
         Some(Self { word, test })
     }
 }
 
-/// `line` without the terminal's escape sequences of the form ESC [ ... letter.
+/// Returns `line` without the terminal's escape sequences of the form ESC [ ... letter.
 fn without_colours(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut rest = line;
@@ -164,7 +165,7 @@ error: test run failed";
     }
 
     #[test]
-    fn ends_of_tests_get_their_time_where_that_is_asked() {
+    fn ends_of_tests_are_timed_on_request() {
         let mut filter = Filter::timed(Runner::Cargo);
         assert!(filter.time_of("test a ... ok").is_some_and(|seconds| seconds >= 0.0));
         for line in ["running 2 tests", "test result: ok. 2 passed", "a test ... b", ""] {

@@ -1,4 +1,4 @@
-//! Rules about documents: what they say of the tree is so.
+//! Rules about documents: their statements about the tree are true.
 
 pub mod adr;
 pub mod code_map;

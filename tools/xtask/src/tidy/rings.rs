@@ -1,4 +1,4 @@
-//! Rules about which ring of the house a crate belongs to: what it may depend on, and what it may do.
+//! Rules about the rings of crates: their dependencies and their allowed operations.
 
 pub mod dependencies;
 pub mod purity;

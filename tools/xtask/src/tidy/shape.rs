@@ -1,4 +1,4 @@
-//! Rules about the shape of the code: how much one type, one file, one folder holds, and which modules know which.
+//! Rules about the shape of the code: sizes of types, files and folders, and dependencies between modules.
 
 pub mod circles;
 pub mod folders;

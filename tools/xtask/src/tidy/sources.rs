@@ -1,6 +1,6 @@
-//! What the rules look at: the files of the tree, what each Rust source holds, manifests, and the modules of crates.
+//! Input of the rules: files of the tree, outlines of Rust sources, manifests, and modules of crates.
 //!
-//! All of it is read once and lies in memory as plain data. Nothing here knows a rule.
+//! All of it is read once and kept in memory as plain data. These modules know no rule.
 
 pub mod cores;
 pub mod crates;

@@ -1,4 +1,4 @@
-//! `kvplane ctl cert`: a cluster's authority and its certificates, made and replaced without a running cluster.
+//! `kvplane ctl cert`: creates and renews a cluster's authority and certificates, without a running cluster.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -11,60 +11,61 @@ use crate::command::Failure;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Certificates.
+/// Operations on certificates.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Make the cluster's authority: ca.pem, which everybody needs, and ca.key, which nobody else may see.
+    /// Create the cluster's authority: ca.pem, which every process needs, and ca.key, which must stay secret.
     Init(Place),
-    /// Issue a certificate with its key, and put ca.pem beside them. Files that are there are replaced.
+    /// Issue a certificate with its key, and write ca.pem beside them. Existing files are replaced.
     Issue(Issue),
-    /// Make a new key for the authority; certificates of the former one count until it is retired.
+    /// Create a new key for the authority. Certificates of the former key stay valid until it is retired.
     Rotate(Place),
-    /// End the trust in the former key of the authority, when everything has been issued anew.
+    /// Retire the former key of the authority, after all certificates are issued anew.
     Retire(Place),
 }
 
-/// Where the authority is.
+/// Location of the authority.
 #[derive(Args)]
 pub(crate) struct Place {
-    /// The authority's directory: mode 0700, made if its parent exists. A control plane's --state is one.
+    /// Directory of the authority, with mode 0700; created if its parent exists. The --state of a control plane is such
+    /// a directory.
     #[arg(long, value_name = "DIRECTORY")]
     authority: PathBuf,
 }
 
-/// A new certificate.
+/// Certificate to issue.
 #[derive(Args)]
 pub(crate) struct Issue {
     #[command(flatten)]
     place: Place,
-    /// What its holder may do.
+    /// Role of the certificate, which decides its permissions.
     role: RoleChoice,
-    /// The only node that it is for; without it, all.
+    /// Number of the only node that may use the certificate. Default: any node.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     node_id: Option<u64>,
-    /// The only tenant that it is for; without it, all.
+    /// Only tenant that the certificate gives access to. Default: all tenants.
     #[arg(long, conflicts_with = "node_id")]
     tenant: Option<String>,
-    /// How long it counts.
+    /// Validity of the certificate, in days.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Where to put it: mode 0700, made if its parent exists.
+    /// Directory of the certificate, with mode 0700; created if its parent exists.
     #[arg(long, value_name = "DIRECTORY")]
     out: PathBuf,
 }
 
-/// Roles in certificates.
+/// Role of a certificate.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RoleChoice {
-    /// A control plane.
+    /// Control plane.
     Control,
-    /// A storage node.
+    /// Storage node.
     Node,
-    /// Puts and gets objects.
+    /// Client that puts and gets objects.
     Client,
-    /// Reads load and what becomes of objects.
+    /// Scheduler that reads loads and events of objects, and calls the Conductor.
     Scheduler,
-    /// Operates the cluster.
+    /// Operator of the cluster.
     Admin,
 }
 
@@ -86,10 +87,14 @@ pub(crate) fn run(cluster: &str, action: &Action) -> Result<(), Failure> {
         Action::Init(Place { authority }) => {
             private_directory(authority)?;
             if authority.join("ca.pem").exists() {
-                return Err(format!("{} has an authority already; rotate makes a new key", authority.display()).into());
+                return Err(format!(
+                    "{} has an authority already; use `kvplane ctl cert rotate` for a new key",
+                    authority.display()
+                )
+                .into());
             }
             Authority::load_or_generate(authority, &cluster)?;
-            println!("authority of cluster {cluster} in {}: keep ca.key to yourself", authority.display());
+            println!("authority of cluster {cluster} in {}: keep ca.key secret", authority.display());
         }
         Action::Issue(issue) => issue.run(&cluster)?,
         Action::Rotate(Place { authority }) => {
@@ -101,7 +106,7 @@ pub(crate) fn run(cluster: &str, action: &Action) -> Result<(), Failure> {
         }
         Action::Retire(Place { authority }) => {
             Authority::retire(authority, &cluster)?;
-            println!("one key is trusted. Give everybody the new ca.pem: where it is not, the former key counts still");
+            println!("one key is trusted. Distribute the new ca.pem: processes without it still trust the former key");
         }
     }
     Ok(())
@@ -111,8 +116,10 @@ impl Issue {
     fn run(&self, cluster: &ClusterName) -> Result<(), Failure> {
         let authority = Authority::load(&self.place.authority, cluster)?;
         let scope = match (self.node_id, &self.tenant) {
-            // The tenant may have been said before `cert`, too.
-            (Some(_), Some(_)) => return Err("a certificate is for a node or for a tenant: leave out one".into()),
+            // The global `--tenant` may stand before `cert`, too.
+            (Some(_), Some(_)) => {
+                return Err("a certificate is for a node or for a tenant: use either --node-id or --tenant".into());
+            }
             (Some(node), None) => Scope::Node(node),
             (None, Some(tenant)) => Scope::tenant(tenant)?,
             (None, None) => Scope::Any,
@@ -121,7 +128,7 @@ impl Issue {
         let grant = Grant { scope: scope.clone(), ..Grant::of(role) }.lasting(SystemTime::now(), DAY * self.days);
         let identity = authority.grant(&grant)?;
         private_directory(&self.out)?;
-        // Whom to trust comes first: a process that looks in between trusts both the old and the new.
+        // ca.pem is written first: a process that reads the directory in between trusts the old and the new key.
         authority.trust().write(&self.out)?;
         identity.write(&self.out, role.name())?;
         println!("{role} for {scope}, {} days, in {}", self.days, self.out.display());

@@ -1,4 +1,4 @@
-//! `kvplane ctl conductor`: who takes requests, how it is decided, and what operators change about that.
+//! `kvplane ctl conductor`: shows the instances of the Conductor and their placement policy, and changes them.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,71 +12,73 @@ use serde_json::json;
 
 use crate::command::Failure;
 
-/// How long the first table may take.
+/// Time limit for the first table of instances.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What to look at or to do.
+/// Operations on the Conductor.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// How requests are placed, and the instances that take them.
+    /// Show the placement policy, the objectives and the instances.
     Show {
-        /// As JSON.
+        /// Print as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Take an instance out: it gets no new requests, what it has goes on, and others may fetch from it.
+    /// Hold an instance: it gets no new requests, finishes those that it has, and other instances may still fetch from
+    /// it.
     Hold {
-        /// Its name.
+        /// Name of the instance.
         instance: String,
     },
-    /// Let an instance take requests again.
+    /// Let a held instance take requests again.
     Release {
-        /// Its name.
+        /// Name of the instance.
         instance: String,
     },
-    /// Say how requests are placed from now on, for every model, also after a restart.
+    /// Set the placement policy for every model; it is durable.
     Policy(Policy),
 }
 
-/// How requests are placed.
+/// Placement policy to set.
 #[derive(Args)]
 pub(crate) struct Policy {
-    /// By what.
+    /// Name of the policy.
     #[arg(value_enum)]
     name: PolicyChoice,
-    /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
+    /// Objective for the time to first token (TTFT), in milliseconds: requests predicted to miss it are rejected at
+    /// once. Default: none.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_ttft_ms: Option<u64>,
-    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds: by the control
-    /// plane's `--conductor-decode`.
+    /// Objective for the time between tokens (TBT), in milliseconds: requests predicted to miss it are rejected at
+    /// once, by the control plane's `--conductor-decode`. Default: none.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
 }
 
-/// By what requests are placed.
+/// Placement policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum PolicyChoice {
-    /// By lot.
+    /// A random instance.
     Random,
-    /// In turn.
+    /// Each instance in turn.
     RoundRobin,
-    /// The least loaded.
+    /// The least loaded instance.
     LoadBalance,
-    /// As SGLang's router does it.
+    /// Like SGLang's router.
     SglangLike,
-    /// As Dynamo's router does it.
+    /// Like Dynamo's router.
     DynamoLike,
-    /// Algorithm 1 of the Mooncake paper without transfers.
+    /// Algorithm 1 of the Mooncake paper, without transfers.
     Local,
-    /// Algorithm 1 of the Mooncake paper.
+    /// Algorithm 1 of the Mooncake paper, with transfers.
     #[value(name = "algorithm-1")]
     Algorithm1,
-    /// Our own.
+    /// kvplane's own policy.
     Kvplane,
 }
 
 impl PolicyChoice {
-    /// Its name in the protocol.
+    /// Returns the policy's value in the protocol.
     pub(crate) const fn on_the_wire(self) -> PlacementPolicy {
         match self {
             Self::Random => PlacementPolicy::Random,
@@ -90,7 +92,7 @@ impl PolicyChoice {
         }
     }
 
-    /// Its name on the command line.
+    /// Returns the policy's name on the command line.
     pub(crate) fn label(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -130,18 +132,18 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     }
 }
 
-/// All instances as they are now.
+/// Returns the present table of instances.
 fn table(link: &ControlLink) -> Result<InstanceTable, Failure> {
     let (tell, told) = mpsc::channel();
     link.stream(WatchInstances, move |table| {
-        // One is enough; whoever asked may be gone.
+        // One table is enough. The send fails if the caller has timed out.
         let _ = tell.send(table);
         false
     })?;
-    told.recv_timeout(PATIENCE).map_err(|_| format!("no table of instances came within {PATIENCE:?}").into())
+    told.recv_timeout(PATIENCE).map_err(|_| format!("no table of instances arrived within {PATIENCE:?}").into())
 }
 
-/// What there is of copies of hot prefixes, for programs.
+/// Formats the state of replicas of hot prefixes as JSON.
 fn in_json(copies: &CopiesShown) -> serde_json::Value {
     json!({
         "most_bytes": copies.most_bytes,
@@ -155,13 +157,15 @@ fn in_json(copies: &CopiesShown) -> serde_json::Value {
     })
 }
 
-/// The same, for people.
+/// Formats the state of replicas of hot prefixes as text.
 fn in_words(copies: &CopiesShown) -> String {
     match (copies.most_bytes, copies.possible) {
-        (0, _) => "hot prefixes are not copied: --conductor-copies is 0".to_owned(),
-        (_, false) => "hot prefixes are not copied: the cluster keeps one copy of everything".to_owned(),
+        (0, _) => "hot prefixes are not replicated: --conductor-copies is 0".to_owned(),
+        (_, false) => {
+            "hot prefixes are not replicated: slots have one owner, see kvplane control --replicas".to_owned()
+        }
         (most, true) => format!(
-            "hot prefixes copied: {} with {} of {most} bytes, {} coming; {} made, {} failed, {} forgotten",
+            "hot prefixes replicated: {} with {} of {most} bytes, {} in flight; {} done, {} failed, {} forgotten",
             copies.prefixes, copies.bytes, copies.coming, copies.made, copies.failed, copies.forgotten
         ),
     }

@@ -1,4 +1,4 @@
-//! Waiting for a node that is drained: until the other nodes have fetched all its objects, of memory and of SSDs.
+//! Waiting for a drain: until other nodes have fetched all objects of a node, in memory and on its SSDs.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,24 @@ use kvplane::rpc::message::{ListTiers, Status, StatusReply, TierList};
 
 use crate::command::Failure;
 
-/// Time between two looks at the node.
+/// Interval between two polls of the node.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Waits until a node that was just drained has no objects, `within` at most, and prints the outcome. Without a time
-/// to wait, prints how many objects are left.
+/// Waits at most `within` until a draining node has no objects, and prints the outcome. With a zero `within`, prints
+/// the number of objects that are left.
 ///
 /// # Errors
-/// When objects are left after a time to wait, or the control plane does not answer.
+/// Fails if objects are left after the wait, or if the control plane does not answer.
 pub(super) fn wait(link: &ControlLink, node: u64, within: Duration) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         let looked = link.call(Status).and_then(|status| Ok((status, link.call(ListTiers { node: Some(node) })?)));
         let (status, tiers) = match looked {
             Ok(looked) => looked,
-            // A node may drain itself, and not see what it has left.
+            // The certificate of the node itself may drain it, but not list its SSDs.
             Err(kvplane::Error::Call(error)) if error.refusal() == Some(RefusalCode::NotPermitted) => {
-                println!("node {node} gives its slots away; this identity does not see what is left there");
-                let unseen = "--wait needs an identity that may list SSDs: an admin's; the drain goes on";
+                println!("node {node} is draining; this identity may not list the objects that are left");
+                let unseen = "--wait needs an identity that may list SSDs: an admin's; the drain continues";
                 return if within.is_zero() { Ok(()) } else { Err(unseen.into()) };
             }
             Err(error) => return Err(error.into()),
@@ -41,20 +41,20 @@ pub(super) fn wait(link: &ControlLink, node: u64, within: Duration) -> Result<()
         }
         let left = left.map_or_else(|| "an unknown number of".to_owned(), |left| left.to_string());
         if within.is_zero() {
-            println!("node {node} gives its slots away; {left} objects are left there: see `kvplane ctl tasks`");
+            println!("node {node} is draining; {left} objects are left: see `kvplane ctl tasks`");
             return Ok(());
         }
         let waited = within.as_secs();
         return Err(format!(
-            "node {node} still has {left} objects after {waited} s: see `kvplane ctl tasks`; what does not go finds no \
-             room at the other nodes, or is longer than one of their shards takes"
+            "node {node} still has {left} objects after {waited} s: see `kvplane ctl tasks`; they find no free memory \
+             at the other nodes, or exceed the object limit of their shards"
         )
         .into());
     }
 }
 
-/// Objects that a node has, in memory and on its SSDs; unknown until it has reported within the last `since`: what it
-/// reported before the drain says nothing of it.
+/// Returns the number of objects of a node, in memory and on its SSDs; `None` until the node has reported within the
+/// last `since`: reports from before the drain do not count.
 fn left(status: &StatusReply, tiers: &TierList, node: u64, since: Duration) -> Option<u64> {
     let is_new = |age_ns: u64| u128::from(age_ns) < since.as_nanos();
     let member = status.members.iter().find(|member| member.node == node)?;

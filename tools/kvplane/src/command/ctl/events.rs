@@ -1,4 +1,4 @@
-//! `kvplane ctl events`: what becomes of objects, as it happens.
+//! `kvplane ctl events`: prints events of objects as they happen.
 
 use std::io::Write;
 use std::sync::mpsc::sync_channel;
@@ -10,19 +10,19 @@ use serde_json::json;
 
 use crate::command::Failure;
 
-/// Reports that may wait to be printed.
+/// Most reports that wait to be printed.
 const REPORTS: usize = 256;
 
-/// What becomes of objects.
+/// Print events of objects.
 #[derive(Args)]
 pub(crate) struct Follow {
-    /// As JSON, one line an event.
+    /// Print as JSON, one event a line.
     #[arg(long)]
     json: bool,
-    /// Leave out what there is already.
+    /// Leave out the objects that exist already.
     #[arg(long)]
     live: bool,
-    /// End after so many events.
+    /// Number of events after which the command ends. Default: no limit.
     #[arg(long, value_name = "EVENTS")]
     count: Option<u64>,
 }
@@ -34,7 +34,7 @@ impl Follow {
         let mut left = self.count.unwrap_or(u64::MAX);
         for report in reports {
             if report.lost > 0 {
-                eprintln!("node {} shard {}: {} events are missing here", report.node, report.shard, report.lost);
+                eprintln!("node {} shard {}: {} events were lost here", report.node, report.shard, report.lost);
             }
             let is_snapshot = matches!(report.part, EventReport::SnapshotBegins | EventReport::SnapshotGoesOn);
             if !self.live || !is_snapshot {
@@ -44,10 +44,11 @@ impl Follow {
                 return Ok(());
             }
         }
-        Err("the control plane ended the stream: it went away, refused it, or this terminal did not keep up".into())
+        Err("the control plane ended the stream: it has ended, refused the stream, or this terminal did not keep up"
+            .into())
     }
 
-    /// Prints at most `left` events; how many more may come.
+    /// Prints at most `left` events; returns how many more may be printed.
     fn print(&self, report: &NodeEvents, is_snapshot: bool, mut left: u64) -> Result<u64, Failure> {
         let mut out = std::io::stdout().lock();
         for (at, event) in report.events.iter().enumerate() {
@@ -98,7 +99,7 @@ impl Follow {
     }
 }
 
-/// Bytes as text, what is none as escapes.
+/// Formats bytes as text, or with escapes if they are not UTF-8 or contain control characters.
 fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),

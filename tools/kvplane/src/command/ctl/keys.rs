@@ -1,4 +1,4 @@
-//! `kvplane ctl keys`: the objects that are there.
+//! `kvplane ctl keys`: lists objects.
 
 use std::io::Write;
 
@@ -36,7 +36,7 @@ pub(super) fn list(client: &mut Client, long: bool, json: bool, limit: u64) -> R
     Ok(out.flush()?)
 }
 
-/// The key, bytes that are no text as escapes; or the digest of what has no name.
+/// Formats the key, with escapes for bytes that are not text; or the digest of an object without a key.
 pub(crate) fn name_of(key: &KeyInfo) -> String {
     if key.key.is_empty() {
         return format!("digest:{}", key.digest);

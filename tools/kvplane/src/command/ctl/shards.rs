@@ -1,4 +1,4 @@
-//! `kvplane ctl shards` and `top`: how each shard does, and how fast, as nodes report it with their heartbeats.
+//! `kvplane ctl shards` and `top`: counters and rates of each shard, as nodes report them with their heartbeats.
 
 mod hot;
 mod rates;
@@ -17,33 +17,33 @@ pub(crate) use hot::Hot;
 use hot::Names;
 use rates::{Rates, rates};
 
-/// Which shards, and how to show them.
+/// Show the shards of nodes.
 #[derive(Args)]
 pub(crate) struct Shards {
-    /// Only this node.
+    /// Number of the only node to show. Default: all nodes.
     #[arg(long)]
     node: Option<u64>,
-    /// As JSON, with every number.
+    /// Print as JSON, with every counter.
     #[arg(long)]
     json: bool,
-    /// The latest slow requests too, the slowest first, with their objects and where their time went.
+    /// Show the latest slow requests too, the slowest first, with their objects and the time of each stage.
     #[arg(long)]
     slow: bool,
 }
 
-/// A live view.
+/// Show the rates of shards, live.
 #[derive(Args)]
 pub(crate) struct Top {
-    /// Only this node.
+    /// Number of the only node to show. Default: all nodes.
     #[arg(long)]
     node: Option<u64>,
-    /// One view, over one interval, and no more.
+    /// Print one view, over one interval, and end.
     #[arg(long)]
     once: bool,
-    /// As JSON, one line a view.
+    /// Print as JSON, one view a line.
     #[arg(long)]
     json: bool,
-    /// Seconds between two views.
+    /// Interval between two views, in seconds.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
 }
@@ -63,7 +63,7 @@ impl Shards {
         let mut nodes = ask(link, self.node)?;
         let shards = nodes.iter_mut().flat_map(|node| &mut node.shards);
         shards.for_each(|shard| shard.slow.sort_by_key(|slow| std::cmp::Reverse(slow.total_ns)));
-        // Names come with another report; without them, digests tell what an object is.
+        // Names come with another report; without it, objects are shown by their digests.
         let names = if self.slow || self.json { link.call(ListHot { node: self.node }).ok() } else { None };
         let names = names.as_ref().map(Names::of).unwrap_or_default();
         if self.json {
@@ -104,7 +104,7 @@ fn show_shard(shard: &ShardFigures) {
     );
     if let Some(ssd) = &shard.ssd {
         println!(
-            "    SSD: {} objects of {}; {} hits, {} written, {} wait",
+            "    SSD: {} objects of {}; {} hits, {} written, {} waiting",
             ssd.objects,
             size::show(ssd.live_bytes),
             ssd.hits,
@@ -115,7 +115,7 @@ fn show_shard(shard: &ShardFigures) {
     let copies = &shard.copies;
     if copies.second_slots > 0 || copies.elsewhere > 0 {
         println!(
-            "    copies: {} of ours elsewhere, {} of others; {} made, {} failed, {} to go; {} served, {} inherited",
+            "    replicas: {} of ours elsewhere, {} of others; {} made, {} failed, {} to go; {} served, {} inherited",
             copies.elsewhere, copies.here, copies.made, copies.failed, copies.owed, copies.served, copies.inherited
         );
     }
@@ -155,7 +155,7 @@ fn kind(one: &OperationFigures) -> String {
     if one.ssd { format!("{} (SSD)", one.operation) } else { one.operation.clone() }
 }
 
-/// A time as people read it.
+/// Formats a duration with a unit that suits it.
 fn time(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
@@ -165,7 +165,7 @@ fn time(ns: u64) -> String {
     }
 }
 
-/// The slow requests of a shard, with the names of their objects.
+/// Adds the names of objects to the slow requests of a shard.
 fn named(mut shard: Value, names: &Names) -> Value {
     let slow = shard.pointer_mut("/slow/latest").and_then(Value::as_array_mut);
     for one in slow.into_iter().flatten() {
@@ -193,7 +193,7 @@ impl Top {
         let redraw = !self.json && !self.once && std::io::stdout().is_terminal();
         let (mut before, mut shown) = (ask(link, self.node)?, Vec::new());
         loop {
-            // A node that did not report meanwhile is waited for a little longer, then shown as it was.
+            // A node that has not reported in this interval is shown as before.
             let until = Instant::now() + Duration::from_secs(self.interval);
             std::thread::sleep(until - Instant::now());
             let now = ask(link, self.node)?;
@@ -203,10 +203,10 @@ impl Top {
             let text = if self.json { lines_json(&shown) } else { table(&shown) };
             let mut out = std::io::stdout().lock();
             if redraw {
-                // To the top left, and clear from there.
+                // Moves the cursor to the top left and clears the screen from there.
                 out.write_all(b"\x1b[H\x1b[2J")?;
             }
-            // Whoever reads it may have seen enough.
+            // A failed write means that the reader has closed the pipe: the command ends without an error.
             if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() || self.once {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! `kvplane ctl tasks` and `kvplane ctl copy`: what is under way in the cluster, and objects that get a second copy.
+//! `kvplane ctl tasks` and `kvplane ctl copy`: lists tasks in flight, and replicates objects to a second node.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,27 @@ use serde_json::{Value, json};
 use crate::command::Failure;
 use crate::command::size;
 
-/// How often a task that is waited for is looked at.
+/// Interval at which a task is polled while the command waits for it.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What to look at.
+/// List or cancel tasks.
 #[derive(Args)]
 pub(crate) struct Tasks {
-    /// As JSON.
+    /// Print as JSON.
     #[arg(long)]
     json: bool,
-    /// End this copying task. What it has copied stays copied.
+    /// Cancel the copy task with this number. Replicas that it has made stay.
     #[arg(long, value_name = "NUMBER")]
     cancel: Option<u64>,
 }
 
-/// What to copy.
+/// Replicate objects to a second node.
 #[derive(Args)]
 pub(crate) struct CopyKeys {
-    /// The keys; at most 512.
+    /// Keys of the objects; at most 512.
     #[arg(required = true)]
     keys: Vec<String>,
-    /// Wait so many seconds at most; 0 does not wait.
+    /// Time to wait for the task, in seconds. 0: do not wait.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     wait: u64,
 }
@@ -40,16 +40,18 @@ impl CopyKeys {
         let id = client.create_copy_task(&self.keys, &[])?;
         let until = Instant::now() + Duration::from_secs(self.wait);
         loop {
-            let Some(task) = client.task(id)? else { return Err(format!("task {id} is not known any more").into()) };
+            let Some(task) = client.task(id)? else {
+                return Err(format!("task {id} is unknown: the control plane keeps tasks for a limited time").into());
+            };
             match task.state {
                 TaskState::Succeeded => {
-                    println!("task {id}: {} of {} objects are copied", task.copied, task.objects);
+                    println!("task {id}: {} of {} objects are replicated", task.copied, task.objects);
                     return Ok(());
                 }
                 TaskState::Failed => return Err(format!("task {id} failed: {}", task.message).into()),
-                TaskState::Cancelled => return Err(format!("task {id} was ended by somebody").into()),
+                TaskState::Cancelled => return Err(format!("task {id} was cancelled").into()),
                 TaskState::Pending | TaskState::Running if Instant::now() >= until => {
-                    println!("task {id}: {} of {} objects are copied so far", task.copied, task.objects);
+                    println!("task {id}: {} of {} objects are replicated so far", task.copied, task.objects);
                     return Ok(());
                 }
                 TaskState::Pending | TaskState::Running => std::thread::sleep(LOOK),
@@ -62,7 +64,7 @@ impl Tasks {
     pub(super) fn run(&self, link: &ControlLink) -> Result<(), Failure> {
         if let Some(id) = self.cancel {
             link.call(CancelTask { tenant: link.own_tenant().map(str::to_owned), id })?;
-            println!("task {id} is ended; what it has copied stays copied");
+            println!("task {id} is cancelled; the replicas that it has made stay");
             return Ok(());
         }
         let status = link.call(Status)?;
@@ -74,7 +76,7 @@ impl Tasks {
             return Ok(());
         }
         if drained.is_empty() && copying.is_empty() {
-            println!("nothing is under way");
+            println!("no task is in flight");
         }
         for member in drained {
             let load = member.load.unwrap_or_default();
@@ -90,11 +92,11 @@ impl Tasks {
     }
 }
 
-/// All tasks that copy, or did.
+/// Lists all copy tasks, also ended ones.
 fn all(link: &ControlLink) -> Result<Vec<TaskStatus>, Failure> {
     let (mut tasks, mut after) = (Vec::new(), 0);
     loop {
-        // Whoever is for one tenant is told of its tasks only.
+        // A certificate for one tenant may list only that tenant's tasks.
         let tenant = link.own_tenant().map(str::to_owned);
         let page = link.call(ListTasks { tenant, id: None, after })?;
         tasks.extend(page.tasks);

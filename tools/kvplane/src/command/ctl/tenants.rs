@@ -1,4 +1,4 @@
-//! `kvplane ctl tenants`: who there is, how much memory theirs may take and takes, and how much weight they have.
+//! `kvplane ctl tenants`: lists tenants with their quotas, use of memory and weights, and changes them.
 
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
@@ -8,44 +8,45 @@ use serde_json::{Value, json};
 use crate::command::Failure;
 use crate::command::size;
 
-/// What to look at or to do.
+/// Operations on tenants.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// All tenants: quotas, and what they take of them.
+    /// List the tenants with their quotas and their use of memory.
     List {
-        /// As JSON.
+        /// Print as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Make a tenant, or change it. What is not said stays as it is.
+    /// Create a tenant or change it. Settings that are not given stay as they are.
     Set(Set),
-    /// Take a tenant away. Its objects stay until they are removed or evicted.
+    /// Remove a tenant. Its objects stay until they are removed or evicted.
     Remove {
-        /// Its name.
+        /// Name of the tenant.
         name: String,
-        /// Even if it has objects.
+        /// Remove the tenant even if it has objects.
         #[arg(long)]
         force: bool,
     },
 }
 
-/// A tenant as it is to be.
+/// Settings of a tenant.
 #[derive(Args)]
 pub(crate) struct Set {
-    /// Its name; `default` is the tenant of whoever names none.
+    /// Name of the tenant; `default` is the tenant of clients that name none.
     name: String,
-    /// How much memory of all nodes its objects may take.
+    /// Quota of the tenant: most memory of all nodes that its objects may take, in bytes.
     #[arg(long, value_name = "BYTES", value_parser = size::parse_some)]
     memory: Option<u64>,
-    /// No limit of memory.
+    /// Remove the tenant's quota.
     #[arg(long, conflicts_with = "memory")]
     no_limit: bool,
-    /// Its weight among tenants without a limit, 1 to 1000: how they divide the memory that the others leave.
+    /// Weight of the tenant among tenants without a quota, from 1 to 1000: they divide the memory that the quotas leave
+    /// in proportion to their weights.
     #[arg(long)]
     weight: Option<u32>,
 }
 
-/// The default tenant has no name in the protocol.
+/// Name of a tenant in the protocol, where the default tenant is the empty name.
 fn internal(name: &str) -> String {
     if name == "default" { String::new() } else { name.to_owned() }
 }
@@ -63,12 +64,12 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let former = former.unwrap_or(TenantStatus { weight: 1, ..TenantStatus::default() });
             let dram_bytes = if set.no_limit { None } else { set.memory.or(former.dram_bytes) };
             link.call(SetTenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) })?;
-            println!("tenant {} is set; nodes know within a heartbeat", external(&set.name));
+            println!("tenant {} is set; nodes apply it within a heartbeat", external(&set.name));
             Ok(())
         }
         Action::Remove { name, force } => {
             link.call(RemoveTenant { name: internal(name), only_empty: !force })?;
-            println!("tenant {} is taken away", external(name));
+            println!("tenant {} is removed", external(name));
             Ok(())
         }
     }
@@ -89,7 +90,7 @@ fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         println!("{name:24}  {used:>12}  {quota:>12}  {:>6}  {evicted:>12}  {:>8}", tenant.weight, tenant.refused);
     }
     if list.strict {
-        println!("others may not put");
+        println!("other tenants may not put");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! `kvplane ctl tier`: how the SSDs under nodes are, and what may be asked of them: check every record, make room.
+//! `kvplane ctl tier`: shows the SSD tier of nodes, verifies its records and reclaims log segments.
 //!
-//! Nodes report to the control plane with their heartbeats and take orders with the answer, so what is shown is at most
+//! Nodes report to the control plane with their heartbeats and take orders from the replies: the state shown is at most
 //! a heartbeat old, and an order begins within one.
 
 use std::io::IsTerminal;
@@ -15,57 +15,57 @@ use crate::command::Failure;
 use crate::command::ctl::tier_wait::{Patience, is_done};
 use crate::command::size;
 
-/// How often a command that waits looks.
+/// Interval at which a waiting command polls the nodes.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// What to look at or to do.
+/// Operations on the SSD tier.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Each shard's device: segments, bytes, hits, errors, what is written, what the scrubber does.
+    /// Show each shard's device: segments, bytes, hits, errors, writes and scrubber.
     Status(Common),
-    /// Read and check every record, while calls are served. What is damaged is taken out and is a miss from then
-    /// on, unless memory has it: then it is written again. Fails when anything was.
+    /// Read and check every record, while requests are served. A damaged record is removed from the index and is a miss
+    /// from then on, unless memory has its object: then the record is written again. Fails if any record was damaged.
     Verify(Verify),
-    /// Make room: reclaim the oldest segments until so much of each device is free.
+    /// Reclaim the oldest segments until the given part of each device is free.
     Reclaim(Reclaim),
 }
 
-/// Whom, and how to show it.
+/// Selection of nodes, and output format.
 #[derive(Args)]
 pub(crate) struct Common {
-    /// Only this node.
+    /// Number of the only node. Default: all nodes with SSDs.
     #[arg(long)]
     node: Option<u64>,
-    /// As JSON.
+    /// Print as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Check every record.
+/// Verify every record.
 #[derive(Args)]
 pub(crate) struct Verify {
     #[command(flatten)]
     common: Common,
-    /// Bytes a second that each node reads for it.
+    /// Read bandwidth of each node for the verification, in bytes per second.
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = size::parse_some)]
     rate: u64,
-    /// Pause a check that is under way; the next one goes on where it was.
+    /// Pause a verification in flight; the next `verify` resumes it.
     #[arg(long, conflicts_with = "rate")]
     pause: bool,
-    /// Do not wait for the end.
+    /// Return at once instead of waiting for the end.
     #[arg(long)]
     detach: bool,
 }
 
-/// Make room.
+/// Reclaim log segments.
 #[derive(Args)]
 pub(crate) struct Reclaim {
     #[command(flatten)]
     common: Common,
-    /// How much of each device is to be free, in percent; 0 ends an earlier order.
+    /// Part of each device that is to be free, in percent. 0: cancel an earlier order.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=50))]
     free: u8,
-    /// Do not wait for the end.
+    /// Return at once instead of waiting for the end.
     #[arg(long)]
     detach: bool,
 }
@@ -90,8 +90,8 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub_bad).sum();
             match bad {
                 1.. if wait => {
-                    let text = "what memory had of them was written again, the others are misses from now on";
-                    Err(format!("{bad} records were not whole: {text}").into())
+                    let text = "those with their objects in memory were rewritten, the others are misses now";
+                    Err(format!("{bad} records were damaged: {text}").into())
                 }
                 _ => Ok(()),
             }
@@ -103,7 +103,7 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     }
 }
 
-/// Gives an order, waits for its end if that is wanted, and shows how things are then.
+/// Gives an order to the nodes, waits for its end if `wait` is set, and returns the state of the tiers then.
 fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) -> Result<Vec<TierNode>, Failure> {
     let before = link.call(ListTiers { node: common.node })?.nodes;
     let ordered = link.call(OrderTiers { node: common.node, action })?.orders;
@@ -115,7 +115,7 @@ fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) ->
         for (number, order) in &ordered {
             let then = before.iter().find(|node| node.node == *number);
             let now = nodes.iter().find(|node| node.node == *number);
-            let now = now.ok_or_else(|| format!("node {number} left before it was done"))?;
+            let now = now.ok_or_else(|| format!("node {number} left before the order was done"))?;
             open += usize::from(!is_done(then, now, *order, action, wait)?);
         }
         if open == 0 {
@@ -135,7 +135,7 @@ fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) ->
 fn progress(shard: &TierShard, action: TierAction) -> String {
     match action {
         TierAction::Verify { .. } => format!(
-            "shard {}: {} of about {} records, {} bytes, {} not whole",
+            "shard {}: {} of about {} records, {} bytes, {} damaged",
             shard.shard, shard.scrub_records, shard.scrub_objects, shard.scrub_bytes, shard.scrub_bad
         ),
         TierAction::Reclaim { .. } => format!(
@@ -145,12 +145,12 @@ fn progress(shard: &TierShard, action: TierAction) -> String {
     }
 }
 
-/// Bytes written for each byte of an object.
+/// Returns the write amplification: bytes written for each byte of an object.
 fn amplification(shard: &TierShard) -> f64 {
     if shard.put_bytes == 0 { 0.0 } else { shard.written_bytes as f64 / shard.put_bytes as f64 }
 }
 
-/// Segments that are being made ready, sealed or reclaimed, or that recovery has not come to.
+/// Returns the number of segments that are opening, sealing or being reclaimed, or that recovery has not read yet.
 const fn others(shard: &TierShard) -> u32 {
     let told = shard.free_segments + shard.sealed_segments + shard.open_segments + shard.bad_segments;
     shard.segments.saturating_sub(told)
@@ -183,7 +183,7 @@ fn show_shard(shard: &TierShard) {
         shard.objects
     );
     println!(
-        "    hits: {} memory, {} SSD; {} misses; {} read ahead, {} of them used",
+        "    hits: {} memory, {} SSD; {} misses; {} prefetched, {} of them used",
         shard.memory_hits, shard.ssd_hits, shard.misses, shard.read_ahead, shard.read_ahead_used
     );
     let budget = match shard.bytes_per_day {
@@ -191,7 +191,7 @@ fn show_shard(shard: &TierShard) {
         bytes => format!("of {:.3} GiB a day", gibibytes(bytes)),
     };
     println!(
-        "    written: {:.3} GiB, amplification {:.2}; last day {:.3} GiB, {budget}; now {}; {} not written for that",
+        "    written: {:.3} GiB, amplification {:.2}; last day {:.3} GiB, {budget}; now {}; {} not written over budget",
         gibibytes(shard.written_bytes),
         amplification(shard),
         gibibytes(shard.day_bytes),
@@ -209,7 +209,7 @@ fn show_shard(shard: &TierShard) {
         shard.rewritten
     );
     println!(
-        "    scrub: {} at {} bytes/s; {} of about {} records, {} not whole; {} passes done",
+        "    scrub: {} at {} bytes/s; {} of about {} records, {} damaged; {} passes done",
         shard.scrub,
         shard.scrub_bytes_per_s,
         shard.scrub_records,

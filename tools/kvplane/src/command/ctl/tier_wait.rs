@@ -1,17 +1,18 @@
-//! Waiting for what `kvplane ctl tier` ordered: until it is done, cannot be done, or does not go on.
+//! Waiting for an order of `kvplane ctl tier`: until it is done, has failed, or makes no progress.
 
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::message::{TierAction, TierNode, TierShard};
 
-/// A node that says nothing for so long is not waited for.
+/// Age of a node's last report from which the command no longer waits for the node, in nanoseconds.
 const SILENCE_NS: u64 = 60_000_000_000;
-/// Where nothing goes on for so long, nothing is waited for,
+/// Time without progress after which waiting ends,
 const STALL: Duration = Duration::from_secs(60);
-/// besides the time that the longest record takes at the rate that was asked for.
+/// plus the time that the longest record takes at the requested rate.
 const RECORD_BYTES: u64 = 32 << 20;
 
-/// Whether a node has come to the end of what was ordered; `before` is how it was then. An error where it never will.
+/// Returns true if a node has carried out an order; `before` is its state when the order was given. The error says why
+/// the order will never be done.
 pub(super) fn is_done(
     before: Option<&TierNode>,
     now: &TierNode,
@@ -24,7 +25,7 @@ pub(super) fn is_done(
         return Err(format!("node {node} has not reported for {} s", now.age_ns / 1_000_000_000));
     }
     if before.is_some_and(|before| before.incarnation != now.incarnation) {
-        return Err(format!("node {node} restarted before it was done: order it again"));
+        return Err(format!("node {node} restarted before it was done: repeat the command"));
     }
     if now.carried_out < order {
         return Ok(false);
@@ -42,12 +43,14 @@ fn shard_is_done(then: Option<&TierShard>, now: &TierShard, action: TierAction, 
     let state = &now.state;
     let takes_writes = matches!(state.as_str(), "serving" | "recovering");
     match action {
-        TierAction::Reclaim { free_percent: 1.. } if !takes_writes => Err(format!("it makes no room: {state}")),
+        TierAction::Reclaim { free_percent: 1.. } if !takes_writes => {
+            Err(format!("no segment can be reclaimed: {state}"))
+        }
         TierAction::Reclaim { .. } => Ok(!wait || now.wanted_free_segments == 0),
         TierAction::Verify { bytes_per_s: 0 } => Ok(true),
         TierAction::Verify { .. } if now.scrub == "verify" => Ok(!wait),
         TierAction::Verify { .. } if now.scrub == "paused" => {
-            Err("somebody paused it: `kvplane ctl tier verify` goes on where it is".to_owned())
+            Err("verification was paused: `kvplane ctl tier verify` resumes it".to_owned())
         }
         TierAction::Verify { .. } if then.is_some_and(|then| now.scrub_passes <= then.scrub_passes) => {
             Err(format!("not all records were read: {state}"))
@@ -56,10 +59,10 @@ fn shard_is_done(then: Option<&TierShard>, now: &TierShard, action: TierAction, 
     }
 }
 
-/// Ends waiting where nothing goes on.
+/// Timeout of an order that makes no progress.
 pub(super) struct Patience {
     action: TierAction,
-    /// What was seen last that tells whether anything goes on, and since when it is so.
+    /// Progress counters as last seen, and the time of their last change.
     seen: Vec<u64>,
     since: Instant,
 }
@@ -69,7 +72,7 @@ impl Patience {
         Self { action, seen: Vec::new(), since: Instant::now() }
     }
 
-    /// Looks once more.
+    /// Checks for progress; fails if there has been none for too long.
     pub(super) fn look(&mut self, nodes: &[TierNode]) -> Result<(), String> {
         let seen: Vec<u64> = nodes.iter().flat_map(signs).collect();
         if seen != self.seen {
@@ -84,15 +87,13 @@ impl Patience {
         let stalled = self.since.elapsed();
         if stalled > STALL + longest {
             let seconds = stalled.as_secs();
-            return Err(format!(
-                "nothing has gone on for {seconds} s: see `kvplane ctl tier status` and the nodes' logs"
-            ));
+            return Err(format!("no progress for {seconds} s: see `kvplane ctl tier status` and the nodes' logs"));
         }
         Ok(())
     }
 }
 
-/// What changes as long as a node works on an order.
+/// Values that change as long as a node works on an order.
 fn signs(node: &TierNode) -> impl Iterator<Item = u64> {
     let of_shard = |shard: &TierShard| {
         let found = if shard.state == "recovering" { shard.objects } else { 0 };
@@ -120,17 +121,17 @@ mod tests {
     }
 
     #[test]
-    fn an_order_ends_or_says_why_it_never_will() {
+    fn an_order_is_done_or_fails_with_the_reason() {
         assert_eq!(look(&node(|shard| shard.scrub_passes = 4), VERIFY), Ok(true));
         assert_eq!(look(&node(|shard| shard.scrub = "verify".to_owned()), VERIFY), Ok(false));
         assert_eq!(look(&node(|shard| shard.wanted_free_segments = 2), RECLAIM), Ok(false));
         assert_eq!(look(&node(|_| {}), RECLAIM), Ok(true));
         assert_eq!(look(&TierNode { carried_out: 4, ..node(|_| {}) }, VERIFY), Ok(false));
-        let refused = || node(|shard| shard.state = "memory only for what is new: the device is gone".to_owned());
+        let refused = || node(|shard| shard.state = "degraded, memory only: the device is gone".to_owned());
         for (now, action, says) in [
-            (refused(), VERIFY, "not all records were read: memory only for what is new: the device is gone"),
-            (refused(), RECLAIM, "it makes no room: memory only"),
-            (node(|shard| shard.scrub = "paused".to_owned()), VERIFY, "somebody paused it"),
+            (refused(), VERIFY, "not all records were read: degraded, memory only: the device is gone"),
+            (refused(), RECLAIM, "no segment can be reclaimed: degraded, memory only"),
+            (node(|shard| shard.scrub = "paused".to_owned()), VERIFY, "verification was paused"),
             (TierNode { incarnation: 2, ..node(|_| {}) }, VERIFY, "restarted before it was done"),
             (TierNode { age_ns: SILENCE_NS + 1, ..node(|_| {}) }, RECLAIM, "has not reported for 60 s"),
         ] {
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_on_is_not_waited_for() {
+    fn an_order_without_progress_times_out() {
         let mut patience = Patience::new(VERIFY);
         let nodes = [node(|shard| shard.scrub_records = 8)];
         patience.look(&nodes).expect("it went on");

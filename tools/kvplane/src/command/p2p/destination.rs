@@ -1,5 +1,5 @@
-//! The directory that an object is fetched into: one get at a time, one reshard at a time for each file, and what else
-//! is there.
+//! Destination directory of a fetch: allows one get at a time, or one reshard at a time for each file, and reports
+//! foreign files.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -13,13 +13,14 @@ use super::files::{FILES, at};
 use super::names::part_name;
 use super::say;
 
-/// Makes the directory where there is none, and keeps everybody else out until the file is dropped or this process
+/// Creates the directory if it is missing, and locks it exclusively until the returned file is dropped or the process
 /// ends.
 pub(super) fn lock(directory: &Path) -> Result<File, Failure> {
     locked(directory, File::try_lock)
 }
 
-/// As [`lock`], but lets others in who do the same: each of them writes files that it locks by themselves ([`Out`]).
+/// Like [`lock`], but shared with other callers of this function: each of them locks the files that it writes
+/// ([`Out`]).
 pub(super) fn share(directory: &Path) -> Result<File, Failure> {
     locked(directory, File::try_lock_shared)
 }
@@ -30,9 +31,10 @@ fn locked(directory: &Path, lock: impl Fn(&File) -> Result<(), TryLockError>) ->
     match lock(&file) {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(at(directory)(format!("{}, or give another directory", busy(&file)))),
-        // Such as NFS, where directories have no locks. Partial files are an object's own: versions do not mix.
+        // Some file systems, such as NFS, have no locks on directories. The names of partial files contain object and
+        // version, so versions do not mix.
         Err(TryLockError::Error(error)) => {
-            say(&at(directory)(format!("not locked ({error}): let no other get write there")).to_string());
+            say(&at(directory)(format!("not locked ({error}): run no other get into this directory")).to_string());
             Ok(file)
         }
     }
@@ -40,10 +42,10 @@ fn locked(directory: &Path, lock: impl Fn(&File) -> Result<(), TryLockError>) ->
 
 fn busy(file: &File) -> String {
     let who = holder(file).map_or("another process".to_owned(), |process| format!("process {process}"));
-    format!("{who} fetches into it: wait until that has ended")
+    format!("{who} fetches into it: wait until it has ended")
 }
 
-/// A file that nobody else writes, under another name until all of it is there.
+/// Locked output file, under a temporary name until it is complete.
 pub(super) struct Out {
     pub(super) file: File,
     part: PathBuf,
@@ -51,9 +53,10 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Empty, whatever was there.
+    /// Creates the file, empty.
     pub(super) fn create(path: PathBuf) -> Result<Self, Failure> {
-        // Of no object, whose names are not empty: whatever two processes pull into one file, one of them waits.
+        // The object's name is empty, which no real object's is: two processes that write the same file conflict,
+        // whatever their objects.
         let name = part_name("", 0, Path::new(path.file_name().unwrap_or(OsStr::new(""))));
         let part = path.with_file_name(name);
         loop {
@@ -61,10 +64,10 @@ impl Out {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(at(&path)(busy(&file))),
-                // As for the directory, which has been said.
+                // File locks are missing as for the directory, which has been reported.
                 Err(TryLockError::Error(_)) => {}
             }
-            // Who had it before may have renamed or removed it since it was opened.
+            // The previous holder of the lock may have renamed or removed the file since it was opened.
             if is_at(&file, &part).map_err(at(&part))? {
                 file.set_len(0).map_err(at(&part))?;
                 return Ok(Self { file, part, path });
@@ -72,7 +75,7 @@ impl Out {
         }
     }
 
-    /// Gives it its name.
+    /// Renames the file to its final name.
     pub(super) fn finish(self) -> Result<(), Failure> {
         self.file.sync_all().map_err(at(&self.part))?;
         fs::rename(&self.part, &self.path).map_err(at(&self.path))
@@ -85,14 +88,14 @@ impl Out {
 
 impl Drop for Out {
     fn drop(&mut self) {
-        // Of what came to nothing, nothing is left; the lock is ours still.
+        // An incomplete file is removed; the lock is still held.
         if is_at(&self.file, &self.part).is_ok_and(|is| is) {
             let _ = fs::remove_file(&self.part);
         }
     }
 }
 
-/// Whether a file is the one that has this name.
+/// Returns true if `file` is the one with this path.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let ours = file.metadata()?;
     match fs::symlink_metadata(path) {
@@ -102,7 +105,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Which process has locked a file, where the kernel tells.
+/// Returns the process that has locked a file, if the kernel shows it.
 fn holder(file: &File) -> Option<u32> {
     let found = file.metadata().ok()?;
     let (dev, inode) = (found.dev(), found.ino());
@@ -110,19 +113,20 @@ fn holder(file: &File) -> Option<u32> {
     let locked = format!("{major:02x}:{minor:02x}:{inode}");
     let locks = fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {
-        // "1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF"; those who wait have "->" before the kind.
+        // "1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF"; waiting processes have "->" before the kind.
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, "FLOCK", _, _, process, place, ..] = words[..] else { return None };
-        // 0: it cannot be seen from here.
+        // Process 0 is one that is not visible in this PID namespace.
         process.parse().ok().filter(|&process| place == locked && process > 0)
     })
 }
 
-/// Says which files are there that the object does not have: of a former version, or somebody's own. They stay.
+/// Reports files in the directory that the object does not have: those of a former version, or the user's own. They
+/// stay.
 pub(super) fn say_what_else(directory: &Path, files: &BTreeSet<&Path>, object: &str, version: u64) {
     let (mut others, mut looked, mut first) = (0, 0, None);
     let mut directories = vec![directory.to_owned()];
-    // A word to whoever watches, which is not worth to look at all of a big tree.
+    // The report is a hint; it does not justify reading all of a large tree.
     while let Some(entries) = directories.pop().filter(|_| looked < FILES).map(fs::read_dir) {
         for entry in entries.into_iter().flatten().flatten().take(FILES) {
             looked += 1;
@@ -138,7 +142,8 @@ pub(super) fn say_what_else(directory: &Path, files: &BTreeSet<&Path>, object: &
     let Some(first) = first else { return };
     let other = first.strip_prefix(directory).unwrap_or(&first);
     let or_more = if looked < FILES { "" } else { " or more" };
-    let text = format!("what is no file of {object:?} version {version} stays: {others}{or_more}, such as {other:?}");
+    let text =
+        format!("files that do not belong to {object:?} version {version} stay: {others}{or_more}, such as {other:?}");
     say(&at(directory)(text).to_string());
 }
 
@@ -155,9 +160,9 @@ mod tests {
         assert!(lock(&directory).unwrap_err().to_string().contains("fetches into it"));
         let first = Out::create(path.clone()).unwrap();
         let error = Out::create(path.clone()).err().expect("it is being written").to_string();
-        assert!(error.contains("tp0.bin: ") && error.contains("wait until that has ended"), "{error}");
+        assert!(error.contains("tp0.bin: ") && error.contains("wait until it has ended"), "{error}");
         Out::create(directory.join("tp1.bin")).unwrap().finish().unwrap();
-        // What came to nothing is not there; what was left by who was killed is written anew.
+        // An aborted write leaves no file, and the file of a killed process is written anew.
         let part = first.part().to_owned();
         drop(first);
         assert!(!part.exists());

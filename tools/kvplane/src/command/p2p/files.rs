@@ -1,6 +1,6 @@
-//! Files as the buffers of an object: mapped or read into memory, or written from it as shards arrive.
+//! Files as the buffers of an object: mapped or read into memory, or written from memory as shards arrive.
 //!
-//! A file that is being fetched is there under a name of its object and version, and renamed when all is there.
+//! A file that is being fetched has a temporary name of its object and version, and is renamed once it is complete.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, FileType};
@@ -16,30 +16,30 @@ use super::super::Failure;
 use super::names::{is_part, places, printable};
 use super::{destination, say};
 
-/// Bytes moved between a file and memory at a time.
+/// Bytes that are copied between a file and memory at a time.
 const CHUNK: usize = 1 << 20;
-/// What there is to do when a file has lost bytes that are served.
-const SHORTENED: &str = "this process ends, and others fetch from who has it still; put it again when nobody writes to \
-                         it, or with --copy";
-/// Files of one object, with those that are empty.
+/// Consequence of a served file that has shrunk, and the operator's next step.
+const SHORTENED: &str = "this process ends, and peers fetch from the other members; put the file again when no process \
+                         writes to it, or with --copy";
+/// Most files of an object, with those that are empty.
 pub(super) const FILES: usize = 16_384;
 
-/// One file: where it is, and the memory with its bytes; none where it is empty.
+/// File with the memory of its bytes; `None` for an empty file.
 struct One {
     name: String,
     path: PathBuf,
-    /// Where it is until all of it is there.
+    /// Path of the partial file until it is complete.
     part: PathBuf,
     bytes: u64,
     region: Option<Arc<Region>>,
-    /// Of which file the memory is, by device and inode, where it is one that is mapped.
+    /// Device and inode of the mapped file; `None` if the bytes were read into memory.
     inode: Option<(u64, u64)>,
 }
 
-/// The files of an object, in its order.
+/// Files of an object, in its order.
 pub(super) struct Files {
     files: Vec<One>,
-    /// Keeps others from writing to the same files.
+    /// Lock against other processes that write the same files.
     lock: Option<File>,
 }
 
@@ -47,10 +47,10 @@ pub(super) fn at<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Failure {
     move |error| format!("{}: {error}", printable(&path.display().to_string())).into()
 }
 
-/// Has the end of this process said why, when somebody touches what a mapped file has not any more.
+/// Registers the message that the process prints if it dies of an access to a part of a mapped file that is gone.
 fn explain_end(region: &Arc<Region>, path: &Path) -> std::io::Result<()> {
     let path = printable(&path.display().to_string());
-    let words = format!("kvplane: {path}: was made shorter while it is served, or cannot be read: {SHORTENED}\n");
+    let words = format!("kvplane: {path}: shrank while it was served, or cannot be read: {SHORTENED}\n");
     lost_pages::explain(Arc::clone(region), words)
 }
 
@@ -59,17 +59,17 @@ fn allocate(name: &str, bytes: u64) -> Result<Option<Arc<Region>>, Failure> {
         return Ok(None);
     }
     let length = usize::try_from(bytes).map_err(|_| format!("{name}: {bytes} bytes do not fit this machine"))?;
-    // Not the file's name, which may be longer than the kernel takes for memory.
+    // The file's name may be longer than the kernel allows for a memory name.
     let options = RegionOptions { shared: true, ..RegionOptions::new("p2p-file", length) };
     Ok(Some(Region::allocate(&options).map_err(at(Path::new(name)))?))
 }
 
 impl Files {
-    /// Maps a file, or all files below a directory, in order of their names; or reads them into memory, which others of
-    /// this host can map.
+    /// Maps a file, or all files below a directory, in order of their names; or reads them into memory that other
+    /// processes of the host can map.
     pub(super) fn read(path: &Path, copy: bool) -> Result<Self, Failure> {
         let mut files = Self { files: found(path)?, lock: None };
-        // Before anything is read: it may be too much.
+        // Checked before anything is read: the names may exceed the limit.
         files.about()?;
         for One { name, path, bytes, region, inode, .. } in &mut files.files {
             let file = File::open(&path).map_err(at(path))?;
@@ -90,8 +90,8 @@ impl Files {
         Ok(files)
     }
 
-    /// The files of an object, below a directory, which nobody else fetches into until [`Self::finish`]; what is there
-    /// of them already is read.
+    /// Opens the files of an object below a directory, which is locked until [`Self::finish`]; reads the parts that
+    /// exist already.
     pub(super) fn open(directory: &Path, object: &Object) -> Result<Self, Failure> {
         let list = named_files(object)?;
         let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
@@ -108,7 +108,7 @@ impl Files {
         Ok(Self { files, lock })
     }
 
-    /// What an object says of its files.
+    /// Returns the object's metadata: the names and lengths of its files.
     pub(super) fn about(&self) -> Result<Vec<u8>, Failure> {
         let list: Vec<serde_json::Value> =
             self.files.iter().map(|file| serde_json::json!({ "path": file.name, "bytes": file.bytes })).collect();
@@ -116,7 +116,7 @@ impl Files {
         if about.len() > MAX_ABOUT_BYTES {
             let (count, bytes) = (list.len(), about.len());
             let text = format!(
-                "the names of {count} files take {bytes} bytes, and an object has {MAX_ABOUT_BYTES} for them: \
+                "the names of {count} files take {bytes} bytes, the limit of an object is {MAX_ABOUT_BYTES}: \
                  put fewer files at a time, or pack them into one"
             );
             return Err(text.into());
@@ -124,11 +124,11 @@ impl Files {
         Ok(about)
     }
 
-    /// Whether each mapped file is as long as it was, seen before somebody touches what it has lost.
+    /// Fails if a mapped file has shrunk, which this check may notice before an access to the lost part.
     pub(super) fn check_lengths(&self) -> Result<(), Failure> {
         for One { path, bytes, inode, .. } in &self.files {
             let Ok(now) = fs::metadata(path) else { continue };
-            // One that was removed or replaced is mapped still, and whole.
+            // A file that was removed or replaced is still mapped, and complete.
             if *inode == Some((now.dev(), now.ino())) && now.len() < *bytes {
                 let (bytes, now) = (*bytes, now.len());
                 return Err(at(path)(format!("has {now} bytes now and had {bytes} when it was put: {SHORTENED}")));
@@ -137,7 +137,7 @@ impl Files {
         Ok(())
     }
 
-    /// The buffers.
+    /// Returns the object's buffers.
     pub(super) fn regions(&self) -> Vec<Arc<Region>> {
         self.files.iter().filter_map(|file| file.region.clone()).collect()
     }
@@ -150,7 +150,7 @@ impl Files {
         self.files.len()
     }
 
-    /// Writes what has arrived.
+    /// Writes an arrived shard.
     pub(super) fn write(&self, place: ShardPlace) -> Result<(), Failure> {
         let mut filled = self.files.iter().filter_map(|file| Some((file, file.region.as_ref()?)));
         let Some((file, region)) = filled.nth(place.buffer) else { return Ok(()) };
@@ -159,7 +159,7 @@ impl Files {
         write_region(&out, 0, region, place.offset as usize, place.bytes as usize).map_err(at(path))
     }
 
-    /// Gives all files their names, and says what else is in the directory.
+    /// Renames all files to their final names, and reports foreign files in the directory.
     pub(super) fn finish(&mut self, directory: &Path, object: &Object) -> Result<(), Failure> {
         for One { path, part, .. } in &self.files {
             File::open(part).and_then(|part| part.sync_all()).map_err(at(part))?;
@@ -173,7 +173,7 @@ impl Files {
 }
 
 impl One {
-    /// Whether the file can have its name: else that is found when all has been fetched.
+    /// Checks that the file can get its final name, which would otherwise fail only after the whole fetch.
     fn check(&self) -> Result<(), Failure> {
         match fs::symlink_metadata(&self.path) {
             Ok(there) if there.is_dir() => {
@@ -184,13 +184,13 @@ impl One {
         }
     }
 
-    /// Makes the file that is written to, of what there is.
+    /// Creates the partial file from the bytes that exist already.
     fn prepare(&self) -> Result<(), Failure> {
         if let Some(parent) = self.path.parent() {
             fs::create_dir_all(parent).map_err(at(parent))?;
         }
         let path = &self.part;
-        // A file that is there already is as good a beginning; it stays until all is there.
+        // An existing file of this name is a start too; it stays until the new one is complete.
         if !path.exists() && self.path.is_file() {
             fs::copy(&self.path, path).map_err(at(path))?;
         }
@@ -205,27 +205,27 @@ impl One {
     }
 }
 
-/// The files that an object has, and how long they are; those that are not empty are its buffers.
+/// Returns the names and lengths of an object's files; those that are not empty are its buffers.
 pub(super) fn named_files(object: &Object) -> Result<Vec<(String, u64)>, Failure> {
     let about: serde_json::Value = serde_json::from_slice(&object.about)
-        .map_err(|error| format!("object {:?} is no set of files: {error}", object.name))?;
+        .map_err(|error| format!("object {:?} is not a set of files: {error}", object.name))?;
     let list = about["files"].as_array().ok_or_else(|| format!("object {:?} names no files", object.name))?;
     let mut files = Vec::with_capacity(list.len());
     for entry in list {
         let (name, bytes) = (entry["path"].as_str(), entry["bytes"].as_u64());
         let (Some(name), Some(bytes)) = (name, bytes) else {
-            return Err(format!("object {:?} says {entry} of a file: a path and bytes are needed", object.name).into());
+            return Err(format!("object {:?} has a file {entry}: a path and bytes are needed", object.name).into());
         };
         files.push((name.to_owned(), bytes));
     }
     let sizes: Vec<u64> = files.iter().map(|&(_, bytes)| bytes).filter(|&bytes| bytes > 0).collect();
     if sizes != object.layout.sizes() {
-        return Err(format!("object {:?} names other files than it has bytes of", object.name).into());
+        return Err(format!("object {:?} has buffers that do not match its files", object.name).into());
     }
     Ok(files)
 }
 
-/// Writes a part of a region to the same place of a file, after what the file begins with.
+/// Writes a part of a region to the same offset of a file, after a head of `after` bytes.
 pub(super) fn write_region(
     file: &File,
     after: u64,
@@ -242,7 +242,7 @@ pub(super) fn write_region(
     failure.map_or(Ok(()), Err)
 }
 
-/// Reads a file into memory of its length.
+/// Reads a file into memory of the same length.
 fn fill(region: &Region, file: &File) -> std::io::Result<()> {
     let mut chunk = vec![0; CHUNK.min(region.bytes())];
     for offset in (0..region.bytes()).step_by(chunk.len().max(1)) {
@@ -254,11 +254,11 @@ fn fill(region: &Region, file: &File) -> std::io::Result<()> {
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
-    let text = path.to_str().ok_or_else(|| format!("{}: the name is no text", path.display()))?;
+    let text = path.to_str().ok_or_else(|| format!("{}: the name is not UTF-8", path.display()))?;
     Ok(text.to_owned())
 }
 
-/// A file, or the files below a directory, in order of their names.
+/// Lists a file, or the files below a directory in order of their names.
 fn found(path: &Path) -> Result<Vec<One>, Failure> {
     let mut below = Below { root: path, files: Vec::new(), left_out: Vec::new(), parts: Vec::new() };
     let kind = fs::metadata(path).map_err(at(path))?.file_type();
@@ -267,10 +267,10 @@ fn found(path: &Path) -> Result<Vec<One>, Failure> {
         below.files.sort();
         below.say_left_out();
     } else if kind.is_file() {
-        let name = path.file_name().ok_or_else(|| format!("{}: no name of a file", path.display()))?;
+        let name = path.file_name().ok_or_else(|| format!("{}: the path has no file name", path.display()))?;
         if is_part(name) {
-            let text = "a get or reshard has left it that did not end, and what is missing in it is not known: run \
-                        that again, or rename it";
+            let text = "a partial file of an interrupted get or reshard, whose missing parts are unknown: run that \
+                        again, or rename it";
             return Err(at(path)(text));
         }
         below.files.push((text(Path::new(name))?, path.to_owned()));
@@ -284,30 +284,30 @@ fn found(path: &Path) -> Result<Vec<One>, Failure> {
     below.files.into_iter().map(one).collect()
 }
 
-/// What is no file, in a word.
+/// Returns the kind of a file-system entry that is not a file.
 fn name_of(kind: FileType) -> &'static str {
     match kind {
         _ if kind.is_fifo() => "a pipe",
         _ if kind.is_socket() => "a socket",
         _ if kind.is_block_device() || kind.is_char_device() => "a device",
         _ if kind.is_symlink() => "a link to no file",
-        _ => "no file",
+        _ => "not a file",
     }
 }
 
-/// What is below a directory.
+/// Contents of a directory tree.
 struct Below<'a> {
     root: &'a Path,
-    /// With their names from there on.
+    /// Files, with their names relative to the root.
     files: Vec<(String, PathBuf)>,
-    /// What is neither file nor directory, and what it is.
+    /// Entries that are neither files nor directories, with their kinds.
     left_out: Vec<(PathBuf, &'static str)>,
-    /// What a get has left that did not end.
+    /// Partial files of interrupted gets.
     parts: Vec<PathBuf>,
 }
 
 impl Below<'_> {
-    /// Links are followed to files, not to directories.
+    /// Collects a directory; links to files are followed, links to directories are not.
     fn collect(&mut self, directory: &Path) -> Result<(), Failure> {
         for entry in fs::read_dir(directory).map_err(at(directory))? {
             let entry = entry.map_err(at(directory))?;
@@ -319,7 +319,7 @@ impl Below<'_> {
                 self.parts.push(path);
             } else if path.is_file() {
                 if self.files.len() >= FILES {
-                    return Err(at(self.root)(format!("more than {FILES} files: put parts of it")));
+                    return Err(at(self.root)(format!("more than {FILES} files: put a part of them")));
                 }
                 self.files.push((text(path.strip_prefix(self.root)?)?, path));
             } else {
@@ -332,13 +332,12 @@ impl Below<'_> {
     fn say_left_out(&self) {
         if let Some((path, kind)) = self.left_out.iter().min() {
             let (count, path) = (self.left_out.len(), path.strip_prefix(self.root).unwrap_or(path));
-            let text = format!("left out what is no file, {count} in all, such as {path:?}, {kind}");
+            let text = format!("left out entries that are not files: {count}, such as {path:?}, {kind}");
             say(&at(self.root)(text).to_string());
         }
         if let Some(path) = self.parts.iter().min() {
             let (count, path) = (self.parts.len(), path.strip_prefix(self.root).unwrap_or(path));
-            let text =
-                format!("left out what a get or reshard has left that did not end, {count} in all, such as {path:?}");
+            let text = format!("left out partial files of interrupted gets or reshards: {count}, such as {path:?}");
             say(&at(self.root)(text).to_string());
         }
     }

@@ -1,4 +1,4 @@
-//! Names of an object's files: where they go, under which names they are written, and how they are shown.
+//! Names of an object's files: their paths, the names of partial files, and their display.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -6,23 +6,23 @@ use std::path::{Component, Path, PathBuf};
 
 use kvplane_proto::digest::ContentHash;
 
-/// The longest name of a file on the file systems of Linux.
+/// Longest name of a file on the file systems of Linux, in bytes.
 const NAME_BYTES: usize = 255;
-/// Bytes of a file's name in that of its partial file, which is long enough to be known by, and never too long.
+/// Bytes of a file's name that its partial file's name contains: enough to recognize it, and never too long.
 const KNOWN_BY: usize = 64;
 
-/// Digits of the hash in it.
+/// Digits of the hash in the name of a partial file.
 const HASH_DIGITS: usize = 32;
 
-/// Where a file goes, below the directory that an object is fetched into.
+/// Path of a file, below the directory that an object is fetched into.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) path: PathBuf,
-    /// Where it is until all is there.
+    /// Path of the partial file until it is complete.
     pub(super) part: PathBuf,
 }
 
-/// Text for a terminal or a log: what would move a cursor or begin a line is escaped.
+/// Escapes control characters, which could move a cursor or start a line on a terminal or in a log.
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -34,10 +34,10 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// Where the files of an object go, by their names.
+/// Returns the paths of an object's files.
 ///
 /// # Errors
-/// When one is not below the directory, or two would be written to the same place: says which.
+/// Fails if a file is not below the directory, or if two files would be written to the same path; the error names them.
 pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<Place>, String> {
     let refused = |why: String| format!("object {object:?} version {version} cannot be files: {why}");
     let mut places = Vec::with_capacity(names.len());
@@ -50,7 +50,7 @@ pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<P
     Ok(places)
 }
 
-/// A file's path, which is below wherever it is put.
+/// Returns the path of a file relative to the directory.
 fn below(name: &str) -> Result<PathBuf, String> {
     let path = Path::new(name);
     let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -58,13 +58,13 @@ fn below(name: &str) -> Result<PathBuf, String> {
         return Err(format!("{name:?} is not below a directory"));
     }
     if let Some(long) = path.iter().find(|part| part.len() > NAME_BYTES) {
-        return Err(format!("{long:?} has {} bytes, and a file's name at most {NAME_BYTES}", long.len()));
+        return Err(format!("{long:?} has {} bytes: a file's name has at most {NAME_BYTES}", long.len()));
     }
-    // Without what means nothing, such as slashes at the end: equal paths are to be found.
+    // Normalizes the path, as by removing trailing slashes, so that equal paths compare equal.
     Ok(path.components().collect())
 }
 
-/// The partial file's name: the same for the same file of the same version only, so that versions never mix.
+/// Returns the partial file's name, unique for an object, version and file, so that versions never mix.
 pub(super) fn part_name(object: &str, version: u64, path: &Path) -> String {
     let mut hash = ContentHash::default();
     hash.update(&version.to_le_bytes());
@@ -76,7 +76,7 @@ pub(super) fn part_name(object: &str, version: u64, path: &Path) -> String {
     format!(".{known_by}.kvplane-{:032x}.part", hash.finish())
 }
 
-/// Whether a file has such a name: a get or a reshard has left it that did not end.
+/// Returns true if a file name is that of a partial file, left by an interrupted get or reshard.
 pub(super) fn is_part(name: &OsStr) -> bool {
     let within = name.as_encoded_bytes().strip_prefix(b".").and_then(|name| name.strip_suffix(b".part"));
     let Some((known_by, hash)) = within.and_then(|name| name.split_at_checked(name.len().checked_sub(HASH_DIGITS)?))
@@ -86,7 +86,7 @@ pub(super) fn is_part(name: &OsStr) -> bool {
     known_by.ends_with(b".kvplane-") && hash.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Checks that no file is in another one's place, also while they are written.
+/// Checks that no two files, complete or partial, have the same path.
 fn apart(places: &[Place]) -> Result<(), String> {
     let mut taken: BTreeMap<&Path, &Path> = BTreeMap::new();
     for place in places {
@@ -96,7 +96,7 @@ fn apart(places: &[Place]) -> Result<(), String> {
     }
     for place in places {
         if let Some(other) = taken.insert(&place.part, &place.path) {
-            return Err(format!("{other:?} is what {:?} is written to until all is there", place.path));
+            return Err(format!("{other:?} is the name of the partial file of {:?}", place.path));
         }
     }
     for place in places {
@@ -120,13 +120,13 @@ mod tests {
         let found = places("a", 1, &["x", "x.part", "d/x", "d/y"]).unwrap();
         assert_eq!(found[2].path, Path::new("d/x"));
         assert!(found[2].part.starts_with("d"));
-        // The same again when a get goes on, and no other version's or object's.
+        // The name is the same when a get is resumed, and differs for other versions and objects.
         assert_eq!(found[0].part, places("a", 1, &["x"]).unwrap()[0].part);
         assert_ne!(found[0].part, places("a", 2, &["x"]).unwrap()[0].part);
         assert_ne!(found[0].part, places("b", 1, &["x"]).unwrap()[0].part);
-        // Others' partial names.
+        // Names of partial files of other programs.
         let part = found[0].part.to_str().unwrap();
-        assert!(refusal(&["x", part]).contains("until all is there"), "{}", refusal(&["x", part]));
+        assert!(refusal(&["x", part]).contains("name of the partial file"), "{}", refusal(&["x", part]));
         assert!(refusal(&["x", &format!("{part}/y")]).contains("also the directory"));
     }
 
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_refused() {
+    fn conflicting_names_are_refused() {
         for outside in ["../x", "/x", "d/../../x", "./x", "", "a\0b"] {
             assert!(refusal(&[outside]).contains("not below"), "{outside:?}");
         }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn long_names_fit() {
-        // Two bytes each: the cut is not within one.
+        // Each letter has two bytes: the cut is not within one.
         let long = format!("x{}", "\u{e4}".repeat(127));
         let part = &places("a", 1, &[&long]).unwrap()[0].part;
         assert!(part.as_os_str().len() <= NAME_BYTES && part.to_str().unwrap().starts_with(".x\u{e4}"));

@@ -1,4 +1,4 @@
-//! How far a fetch is: a bar on a terminal, and elsewhere a line now and then.
+//! Progress of a fetch: a bar on a terminal, otherwise a line at intervals.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -9,12 +9,12 @@ use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use super::super::Failure;
 use super::say;
 
-/// How often there is a line.
+/// Interval between two lines.
 const EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Bar {
     bar: ProgressBar,
-    /// Who writes lines, where there is no terminal; it ends when the other side is gone.
+    /// Thread that prints lines where there is no terminal; it ends when the channel closes.
     teller: Option<(Sender<()>, JoinHandle<()>)>,
     begun: Instant,
 }
@@ -33,7 +33,7 @@ impl Bar {
         self.bar.inc(bytes);
     }
 
-    /// All is there, which is said.
+    /// Completes the bar and prints the last line.
     pub(super) fn finish(mut self) {
         if self.quiet() {
             say(&line(&self.bar, self.begun));
@@ -41,16 +41,16 @@ impl Bar {
         self.clear();
     }
 
-    /// All is there, and somebody else says so.
+    /// Completes the bar; the caller prints the outcome.
     pub(super) fn clear(self) {
         self.bar.finish_and_clear();
     }
 
-    /// Ends who writes lines; whether there was one.
+    /// Ends the thread that prints lines; returns true if there was one.
     fn quiet(&mut self) -> bool {
         let Some((told, teller)) = self.teller.take() else { return false };
         drop(told);
-        // It has nothing to say that matters.
+        // A panic of the thread is of no consequence.
         let _ = teller.join();
         true
     }
@@ -72,7 +72,7 @@ fn tell(bar: ProgressBar, begun: Instant) -> Result<(Sender<()>, JoinHandle<()>)
     Ok((told, std::thread::Builder::new().name("kvp-progress".to_owned()).spawn(lines)?))
 }
 
-/// What was there already is not fetched: it is no part of the first number.
+/// Formats a line. Bytes that existed before the fetch are not counted as fetched.
 fn line(bar: &ProgressBar, begun: Instant) -> String {
     let (bytes, all) = (bar.position(), bar.length().unwrap_or(0));
     format!("fetched {} of {} in {:.1} s", HumanBytes(bytes), HumanBytes(all), begun.elapsed().as_secs_f64())

@@ -1,4 +1,4 @@
-//! `kvplane p2p reshard`: a checkpoint that one parallel layout wrote, pulled as another one has it.
+//! `kvplane p2p reshard`: fetches a checkpoint that one parallel layout wrote, in the layout of another.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,34 +19,34 @@ use super::files::{at, named_files, write_region};
 use super::progress::Bar;
 use super::{destination, safetensors};
 
-/// The longest manifest that is read.
+/// Longest manifest that is read, in bytes.
 const MANIFEST_BYTES: u64 = 1 << 30;
 
 #[derive(Args)]
 pub(super) struct Reshard {
-    /// Name of the object with a file for each rank, PARTICIPANT.safetensors or another ending; or what the names of
-    /// objects with one file each begin with, NAME/PARTICIPANT.
+    /// Name of the object with a file for each rank, PARTICIPANT.safetensors or another ending; or name prefix of
+    /// objects with one file each, NAME/PARTICIPANT.
     name: String,
-    /// Directory for the files: PARTICIPANT.safetensors for each rank that is pulled.
+    /// Directory for the files: PARTICIPANT.safetensors for each rank that is fetched.
     directory: PathBuf,
-    /// Who has what, as JSON: the layout that the checkpoint was written under. Ranks are known by participant_id.
+    /// Manifest of the layout that the checkpoint was written under, as JSON. Ranks are identified by participant_id.
     #[arg(long, value_name = "MANIFEST")]
     source: PathBuf,
-    /// Who is to have what: the layout that it is pulled under.
+    /// Manifest of the layout to fetch, as JSON.
     #[arg(long, value_name = "MANIFEST")]
     target: PathBuf,
-    /// Which rank of the target is pulled; may be given again. Without, all are, one after the other.
+    /// Rank of the target layout to fetch; may be repeated. Default: all ranks, one after the other.
     #[arg(long, value_name = "NAME")]
     participant: Vec<String>,
-    /// The objects' version; without one, the newest of each.
+    /// Version of the objects. Default: the newest of each.
     #[arg(long)]
     version: Option<u64>,
-    /// Write the fragments one directly after the other, in the manifest's order and with nothing before them, to
-    /// PARTICIPANT.bin. Files of the source that are no .safetensors are read like that.
+    /// Write the fragments to PARTICIPANT.bin without a header, one directly after the other in the manifest's order.
+    /// Source files that are not .safetensors are read in this format.
     #[arg(long)]
     packed: bool,
-    /// How long each rank may take, in seconds; until then who wrote a part is waited for, as it may be starting again.
-    /// Without it an hour, and 3 s for what nobody holds.
+    /// Time limit of each rank, in seconds. Parts that no member holds are waited for until then, as their writer may
+    /// be restarting. Default: one hour, of which at most 3 seconds for parts that no member holds.
     #[arg(long)]
     deadline: Option<u64>,
 }
@@ -54,7 +54,9 @@ pub(super) struct Reshard {
 fn manifest(path: &Path) -> Result<Placement, Failure> {
     let bytes = fs::metadata(path).map_err(at(path))?.len();
     if bytes > MANIFEST_BYTES {
-        return Err(format!("{}: {bytes} bytes are no manifest: at most {MANIFEST_BYTES}", path.display()).into());
+        return Err(
+            format!("{}: {bytes} bytes are too many for a manifest: at most {MANIFEST_BYTES}", path.display()).into()
+        );
     }
     let text = fs::read_to_string(path).map_err(at(path))?;
     placement_from_json(&text).map_err(at(path))
@@ -65,13 +67,14 @@ impl Reshard {
         let (source, target) = (manifest(&self.source)?, manifest(&self.target)?);
         let all = || target.parts().iter().map(|part| part.participant.clone()).collect();
         let wanted: Vec<String> = if self.participant.is_empty() { all() } else { self.participant.clone() };
-        // Ranks may be pulled at the same time, each into its file; not while a get writes there.
+        // Several reshards may run at the same time, each into files of its own, but not while a get writes to the
+        // directory.
         let _directory = destination::share(&self.directory)?;
         let mut finder = Finder { store, command: &self, source: &source, found: BTreeMap::new() };
         for participant in &wanted {
             let mut components = Path::new(participant).components();
             if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
-                return Err(format!("participant {participant:?} is no name of a file").into());
+                return Err(format!("participant {participant:?} cannot be the name of a file").into());
             }
             let resharding = Resharding::new(&source, &target, participant)?;
             for part in resharding.plan().sources() {
@@ -93,11 +96,11 @@ impl Reshard {
         let (to, bytes) = target.packed(resharding.part())?;
         let path = self.directory.join(format!("{participant}.{}", if self.packed { "bin" } else { "safetensors" }));
         let head = if self.packed { Vec::new() } else { head(target, resharding.part())? };
-        // Before anything is read: who else pulls it is found now.
+        // Created before anything is read: another process that fetches the same rank is noticed now.
         let out = Out::create(path.clone())?;
         let memory = match usize::try_from(bytes)? {
             0 => None,
-            // Not the rank's name, which may be longer than the kernel takes for memory.
+            // The rank's name may be longer than the kernel allows for a memory name.
             length => {
                 Some(Region::allocate(&RegionOptions { shared: true, ..RegionOptions::new("p2p-rank", length) })?)
             }
@@ -122,7 +125,7 @@ impl Reshard {
     }
 }
 
-/// What a safetensors file of a rank begins with.
+/// Builds the header of a rank's safetensors file.
 fn head(target: &Placement, part: usize) -> Result<Vec<u8>, Failure> {
     let part = &target.parts()[part];
     let name = |tensor: usize| &target.tensors()[tensor].name;
@@ -130,7 +133,7 @@ fn head(target: &Placement, part: usize) -> Result<Vec<u8>, Failure> {
     tensors.sort_unstable();
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0] == pair[1]) {
         let text = format!(
-            "{:?} is to have several boxes of {:?}, and a safetensors file has one tensor of a name: use --packed",
+            "{:?} has several boxes of {:?}, but a safetensors file has one tensor of a name: use --packed",
             part.participant,
             name(pair[0])
         );
@@ -143,7 +146,7 @@ fn head(target: &Placement, part: usize) -> Result<Vec<u8>, Failure> {
     Ok(safetensors::head(entries)?)
 }
 
-/// Writes under another name first: a file that is there is whole.
+/// Writes the file under a temporary name and renames it: a file under the final name is complete.
 fn write(out: Out, head: &[u8], memory: Option<&Region>) -> Result<(), Failure> {
     out.file.write_all_at(head, 0).map_err(at(out.part()))?;
     if let Some(memory) = memory {
@@ -152,7 +155,7 @@ fn write(out: Out, head: &[u8], memory: Option<&Region>) -> Result<(), Failure> 
     out.finish()
 }
 
-/// Finds where ranks of the source have their bytes, each once.
+/// Finds the bytes of the source's ranks, once for each rank.
 struct Finder<'a> {
     store: &'a P2pStore,
     command: &'a Reshard,
@@ -176,7 +179,7 @@ impl Finder<'_> {
             let (offsets, bytes) = self.source.packed(part)?;
             let size = object.layout.sizes()[buffer];
             if size != bytes {
-                let text = format!("{file:?} of {:?} has {size} bytes, and {participant:?} {bytes}", object.name);
+                let text = format!("{file:?} of {:?} has {size} bytes, but {participant:?} has {bytes}", object.name);
                 return Err(text.into());
             }
             offsets
@@ -185,7 +188,7 @@ impl Finder<'_> {
         Ok(())
     }
 
-    /// In which object, which buffer and which file the bytes of a rank are.
+    /// Returns the object, buffer and file with the bytes of a rank.
     fn file_of(&self, participant: &str) -> Result<(Object, usize, String), Failure> {
         let (name, version) = (&self.command.name, self.command.version);
         let whole = self.store.find(name, version);
@@ -206,7 +209,7 @@ impl Finder<'_> {
             named_files(&object)?.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(file, _)| file).collect();
         match <[String; 1]>::try_from(filled) {
             Ok([file]) => Ok((object, 0, file)),
-            Err(files) => Err(format!("object {alone:?} has {} files: one is meant", files.len()).into()),
+            Err(files) => Err(format!("object {alone:?} has {} files: it must have one", files.len()).into()),
         }
     }
 
@@ -229,7 +232,7 @@ impl Finder<'_> {
     }
 }
 
-/// Where the fragments of a part are in a safetensors file: each is the tensor of its name.
+/// Returns the offsets of a part's fragments in a safetensors file: each is the tensor of its name.
 fn offsets_in(
     source: &Placement,
     part: usize,
@@ -244,7 +247,7 @@ fn offsets_in(
         if entry.shape != shape || Dtype::parse(&entry.dtype) != Some(tensor.dtype) || entry.bytes != bytes {
             let (ours, theirs) = (&entry.shape, &entry.dtype);
             return Err(format!(
-                "its tensor {name:?} is {theirs} {ours:?} of {} bytes, and {} {shape:?} in the manifest",
+                "its tensor {name:?} is {theirs} {ours:?} of {} bytes, but {} {shape:?} in the manifest",
                 entry.bytes, tensor.dtype
             ));
         }

@@ -1,40 +1,40 @@
-//! The format of safetensors files, as much of it as says where tensors are: eight bytes of length, a table in JSON,
-//! and the tensors' bytes.
+//! Header of safetensors files, which gives the offsets of tensors: eight bytes of length, a table in JSON, then the
+//! tensors' bytes.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// Bytes of the length that a file begins with.
+/// Bytes of the length field that a file begins with.
 pub(super) const LENGTH_BYTES: u64 = 8;
-/// The longest table that readers of the format take.
+/// Longest table that readers of the format accept, in bytes.
 const TABLE_BYTES: u64 = 100_000_000;
-/// The one name in the table that is no tensor's.
+/// Only name in the table that is not a tensor's.
 const METADATA: &str = "__metadata__";
 
-/// A tensor of a file.
+/// Tensor of a file.
 pub(super) struct Entry {
     pub(super) dtype: String,
     pub(super) shape: Vec<u64>,
-    /// Where its bytes begin in the file.
+    /// Offset of its bytes in the file.
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
 
-/// How long a file's table is, from its first eight bytes.
+/// Returns the length of a file's table, from its first eight bytes.
 pub(super) fn table_bytes(first: [u8; 8], file_bytes: u64) -> Result<u64, String> {
     let bytes = u64::from_le_bytes(first);
     if bytes == 0 || bytes > TABLE_BYTES || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
-        return Err(format!("no safetensors: a table of {bytes} bytes in a file of {file_bytes}"));
+        return Err(format!("not a safetensors file: a table of {bytes} bytes in a file of {file_bytes}"));
     }
     Ok(bytes)
 }
 
-/// The tensors of a file by name, from its table.
+/// Parses the tensors of a file by name, from its table.
 pub(super) fn entries(table: &[u8], file_bytes: u64) -> Result<BTreeMap<String, Entry>, String> {
     let begin = LENGTH_BYTES + table.len() as u64;
     let table: Map<String, Value> =
-        serde_json::from_slice(table).map_err(|error| format!("no safetensors: its table: {error}"))?;
+        serde_json::from_slice(table).map_err(|error| format!("not a safetensors file: invalid table: {error}"))?;
     let tensors = table.into_iter().filter(|(name, _)| name != METADATA);
     let entry = |(name, value): (String, Value)| {
         let numbers = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
@@ -52,7 +52,7 @@ pub(super) fn entries(table: &[u8], file_bytes: u64) -> Result<BTreeMap<String, 
     tensors.map(entry).collect()
 }
 
-/// What a file begins with whose tensors lie one directly after the other: name, type, shape and bytes of each.
+/// Builds the header of a file whose tensors lie one directly after the other: name, type, shape and bytes of each.
 pub(super) fn head<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a str, &'a [u64], u64)>,
 ) -> Result<Vec<u8>, serde_json::Error> {
@@ -82,7 +82,7 @@ mod tests {
         let found = entries(&head[8..], file).unwrap();
         assert_eq!((found["b"].offset, found["b"].bytes), (head.len() as u64 + 24, 5));
         assert_eq!((found["a"].dtype.as_str(), found["a"].shape.as_slice()), ("F32", &[2, 3][..]));
-        // Cut short, and with tables that make no sense.
+        // Truncated headers, and tables that make no sense.
         assert!(entries(&head[8..], file - 1).is_err());
         assert!(table_bytes([255; 8], file).is_err() && table_bytes([0; 8], file).is_err());
         assert!(entries(b"[]", file).is_err());

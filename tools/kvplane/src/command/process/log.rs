@@ -1,4 +1,4 @@
-//! The log of a process: what happens to it and to the cluster, on standard error, as text or as JSON.
+//! Log of a process on standard error: events of the process and the cluster, as text or as JSON.
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -7,52 +7,52 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::command::Failure;
 
-/// The variable that says how much is logged, where no flag does.
+/// Environment variable that sets the log level where no flag does.
 const VARIABLE: &str = "KVPLANE_LOG";
 
-/// How much is logged.
+/// Log level.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Level {
-    /// Nothing.
+    /// No log.
     Off,
-    /// What ends a process, or a part of it.
+    /// Failures that end the process or a part of it.
     Error,
-    /// What an operator should look at.
+    /// Conditions that need an operator's attention.
     Warn,
-    /// What changes: members, maps, who leads.
+    /// Changes of members, cluster maps and leadership.
     Info,
-    /// What is sent away, and more that happens often.
+    /// Rejected connections and other frequent events.
     Debug,
 }
 
-/// How a line of the log looks.
+/// Format of a log line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Format {
-    /// Time, level, where from, message and fields.
+    /// Time, level, source, message and fields.
     Text,
-    /// One object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// What is logged.
+/// Settings of the log.
 #[derive(Args, Clone, Copy)]
 pub(crate) struct Log {
-    /// How much is logged to standard error; without it, what the variable KVPLANE_LOG says, else info, and with
-    /// kvplane dev warn.
+    /// Level of the log on standard error. Default: the environment variable KVPLANE_LOG, else info (warn for kvplane
+    /// dev).
     #[arg(long, value_enum, value_name = "LEVEL")]
     log: Option<Level>,
-    /// How a line of the log looks.
+    /// Format of a log line.
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
     log_format: Format,
 }
 
 impl Log {
-    /// Begins to log: of this project's crates, not of those it is made with.
+    /// Starts logging for kvplane's crates; dependencies do not log.
     pub(crate) fn begin(self, otherwise: Level) -> Result<(), Failure> {
         let level = match (self.log, std::env::var(VARIABLE)) {
             (Some(level), _) => level,
             (None, Ok(text)) => Level::from_str(&text, true)
-                .map_err(|_| format!("{VARIABLE}={text:?} is no level: off, error, warn, info or debug"))?,
+                .map_err(|_| format!("{VARIABLE}={text:?} is not a log level: use off, error, warn, info or debug"))?,
             (None, Err(_)) => otherwise,
         };
         let level = match level {
@@ -68,6 +68,6 @@ impl Log {
             Format::Text => registry.with(lines).try_init(),
             Format::Json => registry.with(lines.json().flatten_event(true)).try_init(),
         }
-        .map_err(|error| format!("the log cannot begin: {error}").into())
+        .map_err(|error| format!("the log cannot be started: {error}").into())
     }
 }

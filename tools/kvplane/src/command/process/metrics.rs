@@ -1,10 +1,10 @@
-//! `--metrics-port`: counters over HTTP, for whoever scrapes.
+//! `--metrics-port`: counters over HTTP for Prometheus.
 
 use kvplane::MetricsServer;
 
 use crate::command::Failure;
 
-/// Serves what `render` says on this port of loopback, where one was given.
+/// Serves the text of `render` on this loopback port, if one is given.
 pub(crate) fn serve(
     port: Option<u16>,
     render: impl Fn() -> Option<String> + Send + Sync + 'static,
@@ -12,7 +12,7 @@ pub(crate) fn serve(
     Ok(port.map(|port| MetricsServer::start(port, render)).transpose()?)
 }
 
-/// Where that is, for people.
+/// Formats the URL of the metrics for the operator.
 pub(crate) fn say(server: &MetricsServer, what: &str) -> String {
     format!("{what} on http://{}/metrics", server.address())
 }

@@ -1,4 +1,4 @@
-//! Waiting for SIGINT or SIGTERM, or for the end of the parent where that was asked for.
+//! Stop conditions of a process: SIGINT, SIGTERM, or the end of the parent process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +9,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::command::Failure;
 
-/// How often a process that waits looks after what it runs.
+/// Interval at which a waiting process checks the components that it runs.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often free memory is given back.
+/// Interval at which free memory is returned to the kernel.
 const TIDY: Duration = Duration::from_secs(60);
 
-/// The signals that end the process in order. From [`Self::listen`] on they do not end it by themselves: what is being
-/// started then is not left behind half done.
+/// Handler of the signals that stop the process. From [`Self::listen`] on, a signal no longer ends the process by
+/// itself, so that a start in progress is not left half done.
 pub(crate) struct Stop {
     runtime: Runtime,
     interrupt: Signal,
@@ -24,7 +24,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Begins to take note of them.
+    /// Starts to handle the signals.
     pub(crate) fn listen() -> Result<Self, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let signals = runtime.block_on(async { [SignalKind::interrupt(), SignalKind::terminate()].map(signal) });
@@ -32,7 +32,7 @@ impl Stop {
         Ok(Self { runtime, interrupt: interrupt?, terminate: terminate?, told: false })
     }
 
-    /// A signal has come, or comes within this time.
+    /// Returns true if a signal has arrived, or arrives within this time.
     pub(crate) fn comes_within(&mut self, wait: Duration) -> bool {
         let Self { runtime, interrupt, terminate, told } = self;
         *told = *told
@@ -46,8 +46,8 @@ impl Stop {
         *told
     }
 
-    /// Waits until one comes, looking at `watch` now and then: an error from it ends the wait. Free memory goes back to
-    /// the kernel meanwhile.
+    /// Waits for a signal, and calls `watch` at intervals: an error from it ends the wait. Returns free memory to the
+    /// kernel meanwhile.
     pub(crate) fn wait(&mut self, mut watch: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
         let mut tidied = Instant::now();
         while !self.comes_within(LOOK) {
@@ -61,16 +61,16 @@ impl Stop {
     }
 }
 
-/// Waits until the process is told to stop: see [`Stop::wait`].
+/// Waits for a signal that stops the process: see [`Stop::wait`].
 pub(crate) fn wait(watch: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
     Stop::listen()?.wait(watch)
 }
 
-/// Watches standard input, which a parent holds open: true once the parent is gone.
+/// Watches standard input, which the parent process holds open: the flag becomes true once the parent has ended.
 pub(crate) fn parent_gone() -> Arc<AtomicBool> {
     let gone = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&gone);
-    // Ends with standard input, or with the process.
+    // The thread ends with standard input, or with the process.
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         seen.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! `kvplane replay`: drives the store with a trace as inference engines do, and checks every byte.
+//! `kvplane replay`: drives the store with a trace as inference engines do, and verifies every byte.
 //!
-//! For each request, in arrival order: one batched exists over its blocks, one batched get of the prefix that is
-//! there, one batched put of the rest. Every byte read is compared with a pattern that follows from (key, offset), so
-//! a block that is stale, misplaced or torn is noticed.
+//! For each request, in arrival order: one batched exists over its blocks, one batched get of the existing prefix, one
+//! batched put of the rest. Every byte read is compared with a pattern that follows from (key, offset), so a stale,
+//! misplaced or torn block is noticed.
 
 pub(crate) mod live;
 mod run;
@@ -21,10 +21,10 @@ use super::tebench::values;
 use super::{Failure, size};
 pub(crate) use run::{Plan, run};
 
-/// Which way blocks travel.
+/// Transport of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Way {
-    /// Shared memory where the node is on this host, else RDMA where both sides have it, else TCP.
+    /// Shared memory if the node is on this host, else RDMA if both sides have it, else TCP.
     Auto,
     /// Shared memory only.
     Shm,
@@ -44,7 +44,7 @@ impl Way {
         }
     }
 
-    /// What a client is allowed that goes this way only.
+    /// Restricts a client's configuration to this transport.
     pub(super) fn allow(self, config: ClientConfig, devices: &[String]) -> Result<ClientConfig, String> {
         let mode = match self {
             Self::Auto => RdmaUse::Auto,
@@ -60,12 +60,12 @@ impl Way {
     }
 }
 
-/// A trace of ours instead of a recorded one.
+/// Shape of a generated trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum GeneratedTrace {
-    /// Shaped like Mooncake's conversation trace.
+    /// Like Mooncake's conversation trace.
     Conversation,
-    /// Shaped like Mooncake's toolagent trace.
+    /// Like Mooncake's toolagent trace.
     Toolagent,
 }
 
@@ -78,65 +78,65 @@ impl From<GeneratedTrace> for Shape {
     }
 }
 
-/// Replay a trace.
+/// Replay a trace against live nodes.
 #[derive(Args)]
 pub(crate) struct Replay {
-    /// Trace in Mooncake's format: one JSON object a line.
+    /// Trace file in Mooncake's format: one JSON object a line.
     #[arg(long, conflicts_with = "generate", required_unless_present = "generate")]
     trace: Option<PathBuf>,
-    /// Generate a trace of this shape instead.
+    /// Generate a trace of this shape instead of reading one.
     #[arg(long, value_enum)]
     generate: Option<GeneratedTrace>,
-    /// Only the first so many requests; for a generated trace, its length.
+    /// Number of requests to replay, from the trace's beginning; for a generated trace, its length. Default: all.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
     /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Bytes of a block of 512 tokens.
+    /// Size of a block of 512 tokens, in bytes.
     #[arg(long, value_parser = size::parse_some, default_value = "64K")]
     block_bytes: u64,
-    /// Clients that take requests in turn.
+    /// Number of clients, which take requests in turn.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     clients: u32,
-    /// How many times faster than recorded; `max` does not wait at all.
+    /// Speed relative to the recorded arrival times; `max`: requests do not wait for their arrival times.
     #[arg(long, default_value = "max", value_parser = speed)]
     speed: Speed,
     /// Name of the cluster.
     #[arg(long, default_value = "dev")]
     cluster: String,
-    /// Directory of local identities, instead of the user's runtime directory.
+    /// Directory of local identities. Default: the user's runtime directory.
     #[arg(long)]
     runtime_directory: Option<PathBuf>,
-    /// Which way blocks travel.
+    /// Transport of blocks.
     #[arg(long, value_enum, default_value = "auto")]
     transport: Way,
-    /// RDMA devices to use, separated by commas; without it, all.
+    /// RDMA devices to use, separated by commas. Default: all devices.
     #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
     rdma_devices: Vec<String>,
-    /// Say with the exists that the blocks are wanted next, so that nodes read ahead what is on SSDs, and wait so many
-    /// milliseconds before getting them, as an engine does that schedules the request meanwhile.
+    /// Request a prefetch with the exists, so that nodes read the blocks from their SSDs ahead, and wait this time
+    /// before the get, in milliseconds, as an engine does that schedules the request meanwhile.
     #[arg(long, value_name = "MS")]
     ahead: Option<u64>,
-    /// Wait so many milliseconds between exists and get, without saying why.
+    /// Pause between exists and get without a prefetch, in milliseconds.
     #[arg(long, value_name = "MS", conflicts_with = "ahead")]
     pause: Option<u64>,
     #[command(flatten)]
     tier: tiered::TierFlags,
     #[command(flatten)]
     live: live::LiveFlags,
-    /// Process of the node, whose CPU time is then reported too.
+    /// Process number of the node, whose CPU time is then reported too.
     #[arg(long)]
     server_pid: Option<u32>,
-    /// Write the figures as JSON to this file; `-` is standard output.
+    /// File to write the results to as JSON; `-` is standard output.
     #[arg(long)]
     json: Option<String>,
-    /// Write a page with plots to this file.
+    /// File to write a page with plots to, as HTML.
     #[arg(long)]
     html: Option<PathBuf>,
 }
 
-/// How fast to replay: a factor, or as fast as it goes.
+/// Speed of a replay: a factor, or `None` for no waiting.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Speed(pub(crate) Option<f64>);
 
@@ -146,7 +146,7 @@ fn speed(text: &str) -> Result<Speed, String> {
     }
     match text.parse::<f64>() {
         Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(Speed(Some(factor))),
-        _ => Err(format!("{text:?} is no speed: give a factor above 0, or max")),
+        _ => Err(format!("{text:?} is not a speed: give a factor above 0, or max")),
     }
 }
 
@@ -191,9 +191,9 @@ impl Replay {
     }
 }
 
-/// Prints and writes what a run gave.
+/// Prints the reports of a run and writes them to files.
 pub(crate) fn deliver(reports: &[ReplayReport], json: Option<&str>, html: Option<&Path>) -> Result<(), Failure> {
-    // What is on the screen is not lost when a file cannot be written.
+    // The text is printed first: a file that cannot be written loses no results.
     match json {
         Some("-") => println!("{:#}", report::to_json(reports)),
         Some(path) => {
@@ -209,7 +209,7 @@ pub(crate) fn deliver(reports: &[ReplayReport], json: Option<&str>, html: Option
     Ok(())
 }
 
-/// A wrong byte is a failure, whatever else went well.
+/// Fails if any byte was wrong.
 pub(crate) fn judge(reports: &[ReplayReport]) -> Result<(), Failure> {
     let wrong: u64 = reports.iter().map(|report| report.bytes_wrong).sum();
     if wrong > 0 { Err(format!("{wrong} bytes read were wrong").into()) } else { Ok(()) }

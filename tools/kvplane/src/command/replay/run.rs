@@ -1,4 +1,4 @@
-//! One run: clients on threads, a watcher that samples, and the cache models to compare with.
+//! Run of a replay: clients on threads, a sampler of progress, and the cache models to compare with.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,14 +17,14 @@ use super::Way;
 use super::worker::{Tally, Worker};
 use crate::command::Failure;
 
-/// The store gives out space in units of this many bytes.
+/// Allocation unit of the store, in bytes.
 const GRANULE_BYTES: u64 = 256;
-/// Points of the timeline, about.
+/// Approximate number of points of the timeline.
 const TIMELINE_POINTS: u64 = 200;
-/// How often progress is sampled.
+/// Interval at which progress is sampled.
 const SAMPLE: Duration = Duration::from_millis(100);
 
-/// What to run.
+/// Settings of a run.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) cluster: String,
@@ -35,9 +35,9 @@ pub(crate) struct Plan {
     pub(crate) clients: u32,
     pub(crate) speed: Option<f64>,
     pub(crate) server_pid: Option<u32>,
-    /// Whether the exists says that the blocks are wanted next.
+    /// Request a prefetch with the exists.
     pub(crate) ahead: bool,
-    /// How long after the exists the blocks are asked for.
+    /// Pause between exists and get.
     pub(crate) pause: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Plan {
     }
 }
 
-/// What the clients share.
+/// State shared by the clients.
 pub(super) struct ClientsState<'a> {
     pub(super) trace: &'a Trace,
     pub(super) next: AtomicU64,
@@ -56,7 +56,7 @@ pub(super) struct ClientsState<'a> {
     pub(super) hit_blocks: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) failed: AtomicBool,
-    /// Set when every client is ready.
+    /// Start of the run, set when every client is ready.
     pub(super) start: OnceLock<Instant>,
     pub(super) speed: Option<f64>,
     pub(super) ahead: bool,
@@ -78,7 +78,7 @@ pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
     let admin = ControlLink::to(&control, Role::Admin)?;
     let pool_bytes: u64 = admin.call(Status)?.members.iter().map(|member| member.capacity_bytes).sum();
     if plan.block_bytes > pool_bytes {
-        return Err(format!("blocks of {} bytes in a pool of {pool_bytes}", plan.block_bytes).into());
+        return Err(format!("blocks of {} bytes do not fit in a pool of {pool_bytes}", plan.block_bytes).into());
     }
     let link = Client::connect(&config)?.link().clone();
     let make = || Worker::new(&config, link.clone(), plan.block_bytes, longest);
@@ -131,7 +131,7 @@ pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
     })
 }
 
-/// Objects stored and not there any more. The count of those that are there comes with the next heartbeat.
+/// Returns the number of stored objects that were evicted. The count of the others comes with the next heartbeat.
 fn evictions(admin: &ControlLink, stored: u64) -> Result<u64, Failure> {
     let interval = Duration::from_nanos(admin.welcome().heartbeat_interval_ns);
     std::thread::sleep(interval + Duration::from_millis(200));
@@ -140,7 +140,7 @@ fn evictions(admin: &ControlLink, stored: u64) -> Result<u64, Failure> {
     Ok(stored.saturating_sub(there))
 }
 
-/// Runs the clients, each made on the thread that it stays on.
+/// Runs the clients, each created on its own thread.
 fn drive(
     make: &(dyn Fn() -> Result<Worker, Failure> + Sync),
     clients: u32,
@@ -179,7 +179,7 @@ fn drive(
     Ok((whole, timeline))
 }
 
-/// Samples the run until it is over.
+/// Samples the run until its end.
 fn watch(shared: &ClientsState<'_>, model: &ModelRun, bar: &ProgressBar, total: u64) -> Vec<TimelinePoint> {
     let mut points = Vec::new();
     let step = (total / TIMELINE_POINTS).max(1);
@@ -210,7 +210,8 @@ fn watch(shared: &ClientsState<'_>, model: &ModelRun, bar: &ProgressBar, total: 
     }
 }
 
-/// CPU seconds of another process, if it is there: fields 14 and 15 of its stat, in hundredths.
+/// Returns the CPU seconds of another process, from fields 14 and 15 of its stat file, in hundredths; `None` if it has
+/// ended.
 fn server_cpu_s(pid: u32) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

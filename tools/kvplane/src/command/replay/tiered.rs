@@ -1,5 +1,6 @@
-//! `kvplane replay --tier`: the trace against a node of its own whose memory holds a part of the working set and whose
-//! SSD holds all of it, with or without a kill in the middle; held against a cache without limits.
+//! `kvplane replay --tier`: replays the trace against a node of its own whose memory holds a part of the working set
+//! and whose SSD holds all of it, with or without a kill in the middle, and compares the hit rate with that of an
+//! unlimited cache.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,36 +18,36 @@ use super::{Plan, run};
 use crate::command::demo::Dev;
 use crate::command::{Failure, size};
 
-/// What a record takes beside its block: header, key, padding.
+/// Overhead of a record beside its block, in bytes: header, key, padding.
 const RECORD_BYTES: u64 = 8 << 10;
-/// The tier's index has room for one object in so many bytes of the device.
+/// Bytes of the device for each object that the tier's index has room for.
 const OBJECT_BYTES: u64 = 34 << 10;
-/// The least memory that a node with an SSD works well with.
+/// Least memory with which a node with an SSD works well, in bytes.
 const POOL_LEAST_BYTES: u64 = 16 << 20;
-/// How long recovery may take.
+/// Time limit of recovery.
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// A node of the replay's own.
+/// Settings of the node that the replay starts.
 #[derive(Args, Clone)]
 pub(super) struct TierFlags {
-    /// Start a node with an SSD for this run, the SSD being a file in this directory, and compare the hit rate with
-    /// that of a cache without limits.
+    /// Start a node with an SSD for this run, backed by a file in this directory, and compare the hit rate with that of
+    /// an unlimited cache.
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["cluster", "runtime_directory", "server_pid"])]
     pub(super) tier: Option<PathBuf>,
-    /// How much of the trace's blocks the node's memory holds, in percent; the SSD holds all.
+    /// Memory of the node, in percent of the trace's distinct blocks; the SSD holds all of them.
     #[arg(long, default_value_t = 10, requires = "tier", value_parser = clap::value_parser!(u64).range(1..=100))]
     tier_memory: u64,
-    /// Kill the node after half of the requests, and start it again.
+    /// Kill the node after half of the requests, and restart it.
     #[arg(long, requires = "tier")]
     restart: bool,
-    /// More arguments of the node, as `--tier-node=--ssd-prefetch=20`.
+    /// Additional argument of the node, as `--tier-node=--ssd-prefetch=20`; may be repeated.
     #[arg(long, requires = "tier", allow_hyphen_values = true)]
     tier_node: Vec<String>,
 }
 
-/// Runs it; each incarnation of the node is a report.
+/// Runs the replay; returns a report for each incarnation of the node.
 pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Vec<ReplayReport>, Failure> {
-    let Some(place) = &flags.tier else { return Err("--tier names no directory".into()) };
+    let Some(place) = &flags.tier else { return Err("--tier needs a directory".into()) };
     let blocks = trace.requests.iter().flat_map(|request| &request.blocks).collect::<BTreeSet<_>>().len() as u64;
     let pool = (blocks * plan.block_bytes * flags.tier_memory / 100).max(POOL_LEAST_BYTES).next_multiple_of(1 << 20);
     let ssd_bytes = blocks * (plan.block_bytes + RECORD_BYTES).max(OBJECT_BYTES) * 5 / 4 + (256 << 20);
@@ -66,7 +67,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Ve
     let (mut reports, mut counts) = (Vec::new(), HitCounts::default());
     for (incarnation, requests) in trace.requests.chunks(halves).enumerate() {
         let part = Trace { requests: requests.to_vec(), ..trace.clone() };
-        // Dropped at the end of the turn, the node is killed: nothing tells it to write what waits.
+        // Dropped at the end of the loop body, the node is killed: writes in its queue are lost.
         let dev = Dev::start_with(pool, &node)?;
         let plan = Plan {
             cluster: dev.cluster.clone(),
@@ -87,7 +88,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Ve
     Ok(reports)
 }
 
-/// The file of the SSD, which goes with the run, and so does the control plane's state beside it.
+/// File of the SSD, removed at the end of the run together with the control plane's state beside it.
 struct File(PathBuf);
 
 impl Drop for File {
@@ -101,7 +102,7 @@ fn shards(admin: &ControlLink) -> Result<Vec<TierShard>, Failure> {
     Ok(admin.call(ListTiers { node: None })?.nodes.into_iter().flat_map(|node| node.shards).collect())
 }
 
-/// Waits until every record was looked at.
+/// Waits until recovery has read every record.
 fn recovered(admin: &ControlLink) -> Result<(), Failure> {
     let start = Instant::now();
     loop {
@@ -119,7 +120,7 @@ fn recovered(admin: &ControlLink) -> Result<(), Failure> {
 fn say_hits(shards: &[TierShard]) {
     let sum = |value: fn(&TierShard) -> u64| shards.iter().map(value).sum::<u64>();
     println!(
-        "tiers: {} hits in memory, {} on the SSD, {} misses; {} objects on the SSD, {} read ahead, {} of them used",
+        "tiers: {} hits in memory, {} on the SSD, {} misses; {} objects on the SSD, {} prefetched, {} of them used",
         sum(|shard| shard.memory_hits),
         sum(|shard| shard.ssd_hits),
         sum(|shard| shard.misses),
@@ -134,7 +135,7 @@ fn judge(trace: &Trace, counts: &HitCounts, restarted: bool) {
     let rate = counts.rate_blocks();
     let (what, wanted) = if restarted { ("with a kill in the middle", 0.02) } else { ("in one incarnation", 0.005) };
     println!(
-        "blocks hit {what}: {rate:.4}; a cache without limits {without_limit:.4}; {:.4} less, wanted: at most {wanted}",
+        "blocks hit {what}: {rate:.4}; an unlimited cache {without_limit:.4}; {:.4} less, limit: {wanted}",
         without_limit - rate
     );
 }

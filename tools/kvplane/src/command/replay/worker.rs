@@ -1,4 +1,4 @@
-//! One client of a replay: takes the next request, asks, gets, checks, puts.
+//! Client of a replay: takes the next request, checks existence, gets and verifies the prefix, puts the rest.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use kvplane_tools::trace::{HitCounts, Request};
 use super::run::ClientsState;
 use crate::command::Failure;
 
-/// What a client counted.
+/// Counters of a client.
 pub(super) struct Tally {
     pub(super) exists: Histogram,
     pub(super) get: Histogram,
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// What was counted, with what carried it.
+    /// Returns the counters, with the bytes of each transport.
     fn counted(mut self) -> Tally {
         let metrics = self.client.metrics();
         let rails = metrics.rails.iter().map(|rail| (rail.transport, rail.bytes));
@@ -113,10 +113,10 @@ impl Worker {
         self.tally
     }
 
-    /// One request. The length of the prefix that was there and whole, and the bytes moved.
+    /// Serves one request; returns the length of the prefix that existed and was intact, and the bytes moved.
     fn serve(&mut self, request: &Request, shared: &ClientsState<'_>) -> Result<(usize, u64), Failure> {
         self.keys.clear();
-        // Runs with blocks of different sizes share a store without meeting.
+        // The block size in the key keeps runs with blocks of different sizes apart in one store.
         let bytes = self.block_bytes;
         self.keys.extend(request.blocks.iter().map(|block| format!("block-{bytes}-{block}")));
         let start = Instant::now();
@@ -140,8 +140,8 @@ impl Worker {
         self.buffer.slice(block * self.block_bytes, self.block_bytes)
     }
 
-    /// Gets the first blocks and checks them; how many were there without a gap. With several clients, some may have
-    /// been evicted since they were asked for.
+    /// Gets the first blocks and verifies them; returns the number of blocks without a gap. With several clients, some
+    /// may have been evicted since the exists.
     fn get(&mut self, prefix: usize) -> Result<usize, Failure> {
         if prefix == 0 {
             return Ok(0);
@@ -182,7 +182,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Puts the blocks after the prefix; how many were new.
+    /// Puts the blocks after the prefix; returns the number of new ones.
     fn put(&mut self, from: usize) -> Result<u64, Failure> {
         if from == self.keys.len() {
             return Ok(0);
@@ -207,7 +207,7 @@ impl Worker {
     }
 }
 
-/// Waits until a request's time has come, at the speed that was asked for.
+/// Waits until a request's arrival time, at the speed of the replay.
 fn wait_for_arrival(shared: &ClientsState<'_>, request: &Request) {
     let Some(speed) = shared.speed else { return };
     let first_ms = shared.trace.requests.first().map_or(0, |first| first.timestamp_ms);

@@ -12,52 +12,52 @@ use kvplane_tools::trace::{self, Request};
 
 use super::super::Failure;
 
-/// How policies serve a trace.
+/// Simulate placement policies on a trace.
 #[derive(Args)]
 pub(super) struct Policies {
-    /// Traces in Mooncake's format.
+    /// Trace files in Mooncake's format.
     #[arg(long, num_args = 1.., required = true)]
     trace: Vec<PathBuf>,
-    /// How many times faster than the trace requests come, separated by commas.
+    /// Arrival rates relative to the trace, as factors separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "0.5,1,2,3")]
     load: Vec<f64>,
-    /// Prefill instances.
+    /// Number of prefill instances.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=60))]
     prefill: u64,
-    /// Decode instances; without them only prefills are simulated.
+    /// Number of decode instances. 0: only prefills are simulated.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1000))]
     decode: u64,
-    /// Tokens of each prefill instance's cache.
+    /// Cache of each prefill instance, in tokens.
     #[arg(long, default_value = "3M", value_parser = super::tokens)]
     cache: u64,
-    /// The Conductor hears so many milliseconds late what caches hold.
+    /// Delay of cache events on their way to the Conductor, in milliseconds.
     #[arg(long, default_value_t = 0)]
     stale_ms: u64,
-    /// The part of those events that is lost, 0 to 1.
+    /// Part of the cache events that is lost, from 0 to 1.
     #[arg(long, default_value_t = 0.0)]
     lost: f64,
-    /// By how much prefills may be off their prediction, such as 0.3.
+    /// Largest relative error of predicted prefill times, such as 0.3.
     #[arg(long, default_value_t = 0.0)]
     misjudged: f64,
-    /// An instance dies so many seconds after the start.
+    /// Time after the start at which an instance dies, in seconds. Default: none dies.
     #[arg(long)]
     death_s: Option<u64>,
-    /// Copies of hot prefixes are made where their sources are busy, as the Conductor has the store make them.
+    /// Replicate hot prefixes whose sources are busy, as the Conductor has the store do.
     #[arg(long)]
     copies: bool,
-    /// What instances fetch passes through, and is never kept.
+    /// Do not cache fetched blocks at the fetching instance.
     #[arg(long)]
     pass_through: bool,
-    /// Instances have the blocks of a prompt from the moment it is placed there, before they have computed them.
+    /// Treat the blocks of a prompt as cached at an instance from its placement on, before they are computed.
     #[arg(long)]
     at_once: bool,
-    /// Bytes a second of an instance's NICs, 87 GB/s unless it is said.
+    /// Bandwidth of an instance's NICs, in bytes per second. Default: 87 GB/s.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1_000_000..))]
     nic: Option<u64>,
-    /// Also those that refuse requests, promised a first token in 30 s and others in 0.1 s each.
+    /// Simulate admission too, with objectives of 30 s for the first token and 0.1 s for each further token.
     #[arg(long)]
     admission: bool,
-    /// Write the figures as JSON to this file.
+    /// File to write the results to as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
 }
@@ -68,7 +68,7 @@ impl Policies {
             return Err("--load takes factors from 0.01 to 100".into());
         }
         if !(0.0..=1.0).contains(&self.lost) || !(0.0..=10.0).contains(&self.misjudged) {
-            return Err("--lost takes a part from 0 to 1, --misjudged one from 0 to 10".into());
+            return Err("--lost takes a part from 0 to 1, --misjudged a factor from 0 to 10".into());
         }
         let faults = Faults {
             stale_ns: self.stale_ms.saturating_mul(1_000_000),
@@ -115,19 +115,20 @@ impl Policies {
     }
 }
 
-/// The paper's figures.
+/// Reproduce the paper's figures.
 #[derive(Args)]
 pub(super) struct Figures {
-    /// Mooncake's traces: the conversation trace, the synthetic one, or both; told apart by their number of requests.
+    /// Trace files of Mooncake: the conversation trace, the synthetic one, or both; identified by their number of
+    /// requests.
     #[arg(long, num_args = 1..=2, required = true)]
     trace: Vec<PathBuf>,
-    /// Write the figures as JSON to this file.
+    /// File to write the results to as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Write a page with plots to this file.
+    /// File to write a page with plots to, as HTML.
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Write the tables as Markdown to this file.
+    /// File to write the tables to, as Markdown.
     #[arg(long)]
     markdown: Option<PathBuf>,
 }

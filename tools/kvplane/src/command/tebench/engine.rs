@@ -1,4 +1,4 @@
-//! The engine of a run: its name, its memory, and which ways to peers it may use.
+//! Transfer engine of a benchmark run: its name, its memory, and the transports that it may use.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use super::{Failure, PacingChoice, ZeroCopyChoice};
 use crate::command::process::metrics;
 use crate::command::size;
 
-/// The name of our own segment, as a target.
+/// Name of this process's own segment as a target.
 pub(crate) const LOCAL: &str = "local";
 
-/// Whose protocol is spoken to targets.
+/// Protocol of data connections to targets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Backend {
-    /// Our own where the target has it.
+    /// kvplane's protocol where the target has it, else Mooncake's.
     #[value(aliases = ["classic", "tent"])]
     Kvplane,
-    /// Mooncake's own in any case.
+    /// Mooncake's protocol always.
     Mooncake,
 }
 
@@ -37,85 +37,85 @@ impl Backend {
     }
 }
 
-/// Name, memory and ways.
+/// Flags of the engine.
 #[derive(Args, Clone)]
 pub(super) struct EngineFlags {
-    /// Local segment name: peer to peer the address IP:PORT to listen on, else any name.
+    /// Name of the local segment: with --metadata_type p2p the address IP:PORT to listen on, otherwise any name.
     #[arg(long = "seg_name", default_value = "")]
     seg_name: String,
-    /// Kind of memory: DRAM; there is no driver of GPU memory for VRAM.
+    /// Type of memory: DRAM. VRAM is not available: there is no driver of GPU memory.
     #[arg(long = "seg_type", default_value = "DRAM", value_parser = values::memory)]
     pub(super) seg_type: String,
-    /// Kinds of memory, separated by commas: a target registers a buffer for each, and threads take them in turn.
+    /// Types of memory, separated by commas: a target registers a buffer for each, and threads use them in turn.
     #[arg(long = "seg_type_mix", default_value = "", value_parser = values::memories)]
     seg_type_mix: std::vec::Vec<String>,
-    /// GPU of this side: 0 or -1, as there is no driver of GPU memory.
+    /// GPU of this side: 0 or -1, because this build has no driver of GPU memory.
     #[arg(long = "local_gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
     _local_gpu_id: i32,
-    /// GPU of the target: 0 or -1, as there is no driver of GPU memory.
+    /// GPU of the target: 0 or -1, because this build has no driver of GPU memory.
     #[arg(long = "target_gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
     _target_gpu_id: i32,
-    /// Bytes of registered memory on each side.
+    /// Size of the registered memory on each side, in bytes.
     #[arg(long = "total_buffer_size", value_parser = size::parse_some, default_value = "1G")]
     pub(super) total_buffer_size: u64,
-    /// How segments are found: by address, or in a store of metadata.
+    /// Discovery of segments: p2p by address, otherwise in a metadata store.
     #[arg(long = "metadata_type", default_value = "p2p", value_parser = ["p2p", "http", "etcd", "redis"])]
     pub(super) metadata_type: String,
-    /// Addresses of the store of metadata, separated by commas.
+    /// Addresses of the metadata store, separated by commas.
     #[arg(long = "metadata_url_list", default_value = "")]
     metadata_url_list: String,
-    /// Port to listen on; 0 picks one.
+    /// Port to listen on. 0: a free port is picked.
     #[arg(long = "rpc_server_port", default_value_t = 0)]
     rpc_server_port: u16,
-    /// Lets a target's --seg_name be another address than a loopback one. Whoever reaches it may read and write all of
-    /// the registered memory: there is no authentication. An initiator gives nobody its memory, and needs no such word.
+    /// Allow a target's --seg_name to be an address beyond loopback. There is no authentication: every host that
+    /// reaches the address can read and write all of the registered memory. Initiators register no memory for peers and
+    /// do not need it.
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,
-    /// Transport to use: tcp, rdma, shm (mapped), cma (copied by the kernel), iouring (files), local (this
-    /// process); without it, the best of those that both sides have.
+    /// Transport to use: tcp, rdma, shm (mapped memory), cma (copied by the kernel), iouring (files), local (this
+    /// process). Default: the best one that both sides have.
     #[arg(long = "xport_type", default_value = "", value_parser = values::transport)]
     xport_type: Transport,
-    /// The same, as Mooncake's TENT names it.
+    /// Like --xport_type; the name that Mooncake's TENT uses.
     #[arg(long = "tent_transport_hint", default_value = "unspec", value_parser = values::transport)]
     tent_transport_hint: Transport,
-    /// RDMA devices to use, separated by commas, in this order: each is connected to that of the same place in the
-    /// target's list. Without it, all, or those of the variable `MC_TE_FILTERS`.
+    /// RDMA devices to use, separated by commas. Each is connected to the device at the same position of the target's
+    /// list. Default: those of the environment variable `MC_TE_FILTERS`, else all.
     #[arg(long = "rdma_devices", value_delimiter = ',')]
     rdma_devices: Vec<String>,
-    /// Which RDMA devices serve which memory: a matrix of Mooncake or a topology of TENT, as JSON or the path of a file
-    /// of it. Without it, that of the variable `MC_CUSTOM_TOPO_JSON`,
-    /// or what follows from where devices and memory are.
+    /// Affinity of RDMA devices to memory: a NIC priority matrix of Mooncake or a topology of TENT, as JSON or as the
+    /// path of a JSON file. Default: that of the environment variable `MC_CUSTOM_TOPO_JSON`, else derived from the NUMA
+    /// placement of devices and memory.
     #[arg(long = "nic_priority_matrix", default_value = "")]
     nic_priority_matrix: String,
-    /// Whose protocol to speak to targets: kvplane where they have it (also: classic, tent), or mooncake.
+    /// Protocol of data connections to targets. The names classic and tent mean kvplane.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     pub(super) backend: Backend,
-    /// Port of loopback for /metrics, what the engine counted as Prometheus text; 0 picks one. Threads of an initiator
-    /// then share the engine, as sessions are not in it.
+    /// Loopback port that serves the engine's counters as Prometheus text at /metrics. 0: a free port is picked.
+    /// Threads of an initiator then share the engine, as its counters do not include sessions.
     #[arg(long = "metrics_port")]
     pub(super) metrics_port: Option<u16>,
-    /// How to wait for completions.
+    /// Waiting strategy for completions.
     #[arg(long = "pacing", value_enum, default_value = "adaptive")]
     pacing: PacingChoice,
-    /// TCP connections to each target.
+    /// Number of TCP connections to each target.
     #[arg(long = "lanes", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     lanes: u16,
-    /// Whether TCP payloads carry checksums that their receiver checks.
+    /// Send checksums with TCP payloads, which the receiver verifies.
     #[arg(long = "checksum", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     checksum: bool,
-    /// When long payloads leave over TCP without being copied into the kernel: to other hosts as long as that works
-    /// (auto), never, or always.
+    /// Use of zero-copy sends for long payloads over TCP.
     #[arg(long = "zerocopy", value_enum, default_value = "auto")]
     zerocopy: ZeroCopyChoice,
-    /// Pieces of payloads from this length on leave so.
+    /// Shortest piece of a payload that is sent by zero-copy, in bytes.
     #[arg(long = "zerocopy_min_bytes", default_value = "128K", value_parser = size::parse_some)]
     zerocopy_min_bytes: u64,
 }
 
 impl EngineFlags {
-    /// The way to use, from all the flags that say something about it.
+    /// Returns the transport to use, from all flags that concern it.
     pub(super) fn transport(&self) -> Result<Transport, Failure> {
         let way = match (self.xport_type, self.tent_transport_hint) {
             (Transport::Any, hint) => hint,
@@ -132,12 +132,13 @@ impl EngineFlags {
         Ok(way)
     }
 
-    /// Whether targets are asked as stock Mooncake engines.
+    /// Returns true if targets are treated as stock Mooncake engines.
     pub(super) fn is_stock(&self) -> bool {
         self.backend == Backend::Mooncake
     }
 
-    /// Starts the engine, with this many sets of connections that threads share; whether peers may reach its memory.
+    /// Starts the engine, with this many sets of connections that threads share. Peers may access its memory if
+    /// `gives_memory`.
     pub(super) fn start(&self, initiators: usize, gives_memory: bool) -> Result<Arc<TransferEngine>, Failure> {
         let way = self.transport()?;
         let mut address: SocketAddr = ([127, 0, 0, 1], self.rpc_server_port).into();
@@ -145,7 +146,7 @@ impl EngineFlags {
         match self.seg_name.as_str() {
             "" => {}
             text if self.metadata_type == "p2p" => {
-                address = text.parse().map_err(|_| format!("--seg_name {text:?} is no address IP:PORT"))?;
+                address = text.parse().map_err(|_| format!("--seg_name {text:?} is not an address IP:PORT"))?;
             }
             text => name = Some(text.to_owned()),
         }
@@ -176,19 +177,19 @@ impl EngineFlags {
         })?))
     }
 
-    /// Serves the engine's metrics, where that was asked for.
+    /// Serves the engine's metrics, if `--metrics_port` is given.
     pub(super) fn serve_metrics(&self, engine: &Arc<TransferEngine>) -> Result<Option<MetricsServer>, Failure> {
         let engine = Arc::downgrade(engine);
         metrics::serve(self.metrics_port, move || Some(engine.upgrade()?.metrics_text()))
     }
 
-    /// Memory of this run. Where the kernel is to copy, it is memory that cannot be mapped.
+    /// Allocates the memory of this run. For transfers by CMA it is memory that cannot be mapped.
     pub(super) fn region(&self, name: &str) -> Result<Arc<Region>, Failure> {
         let mappable = self.transport()? != Transport::Cma;
         allocate(name, self.total_buffer_size, mappable)
     }
 
-    /// Registers what others are to read and write, a buffer for each kind of memory.
+    /// Registers the memory that peers read and write, a buffer for each type of memory.
     pub(super) fn serve(&self, engine: &TransferEngine) -> Result<Vec<Arc<Region>>, Failure> {
         let buffers = self.seg_type_mix.len().max(1);
         let regions = (0..buffers).map(|_| self.region("tebench-target")).collect::<Result<Vec<_>, _>>()?;
@@ -197,7 +198,7 @@ impl EngineFlags {
     }
 }
 
-/// Memory for transfers.
+/// Allocates memory for transfers.
 pub(crate) fn allocate(name: &str, bytes: u64, mappable: bool) -> Result<Arc<Region>, Failure> {
     let options = RegionOptions {
         shared: mappable,

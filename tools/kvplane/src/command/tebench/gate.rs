@@ -1,9 +1,9 @@
-//! Where the threads of a case wait for one another before they are measured. One that fails, panics or cannot be
-//! started lets the others go, to end at once.
+//! Barrier at which the threads of a case wait for one another before the measurement begins. A thread that fails,
+//! panics or cannot be started releases the others, which end at once.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The gate of one case.
+/// Barrier of one case.
 pub(super) struct Gate {
     state: Mutex<State>,
     opened: Condvar,
@@ -15,18 +15,18 @@ struct State {
 }
 
 impl Gate {
-    /// A gate that opens when so many threads have come.
+    /// Creates a barrier that opens when this many threads have arrived.
     pub(super) const fn new(threads: usize) -> Self {
         Self { state: Mutex::new(State { awaited: threads, given_up: false }), opened: Condvar::new() }
     }
 
-    /// Lets everybody go, for not all will come.
+    /// Releases all waiting threads, because not all will arrive.
     pub(super) fn give_up(&self) {
         self.lock().given_up = true;
         self.opened.notify_all();
     }
 
-    /// A thread is on its way to the gate; should it panic there, the gate is given up.
+    /// Announces a thread at the barrier; if it panics before it has passed, the barrier is given up.
     pub(super) const fn enter(&self) -> WayIn<'_> {
         WayIn { gate: self }
     }
@@ -36,13 +36,13 @@ impl Gate {
     }
 }
 
-/// A thread's way to the gate.
+/// Announced thread, which has yet to pass the barrier.
 pub(super) struct WayIn<'a> {
     gate: &'a Gate,
 }
 
 impl WayIn<'_> {
-    /// Waits until all have come, if this thread is ready itself. Whether all are ready.
+    /// Waits until all threads have arrived, if this one is ready itself; returns true if all are ready.
     pub(super) fn pass(self, ready: bool) -> bool {
         if !ready {
             self.gate.give_up();
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_pass_together_or_nobody_does() {
+    fn all_threads_pass_together_or_none() {
         for bad in [None, Some("fails"), Some("panics"), Some("never comes")] {
             let gate = Gate::new(3);
             let passed = std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! The initiator: the cases of a run one after the other, each run by its threads for its duration, and what is said
-//! of them.
+//! Initiator of a benchmark: runs the cases one after the other, each by its threads for its duration, and reports
+//! them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ use super::{Api, Failure, Tebench};
 use crate::command::NothingRun;
 use crate::command::process::metrics;
 
-/// What a thread says that was ready and did not begin, because another was not.
+/// Error of a thread that was ready but could not begin, because another thread was not.
 const ABANDONED: &str = "another thread could not begin";
 
-/// A run under way.
+/// Benchmark run in progress.
 struct BenchRun<'a> {
     options: &'a Tebench,
     engine: Arc<TransferEngine>,
@@ -42,7 +42,7 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let targets: Vec<&str> =
         options.target_seg_name.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     if targets.is_empty() {
-        return Err(format!("--target_seg_name {:?} names nobody", options.target_seg_name).into());
+        return Err(format!("--target_seg_name {:?} names no target", options.target_seg_name).into());
     }
     let sessions = sessions(options, &targets)?;
     check_any(&work)?;
@@ -57,7 +57,7 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
         false => Vec::new(),
     };
     let region = options.engine.region("tebench-initiator")?;
-    // What only we use is not published.
+    // Memory that only this process uses is not published.
     let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
     engine.register(Arc::clone(&region), &private)?;
     let quiet = options.json.as_deref() == Some("-");
@@ -65,7 +65,7 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     BenchRun { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
 }
 
-/// Something must be left to run, or the run would pass for a good one.
+/// Fails if no case can run: the run would pass for a good one.
 fn check_any(work: &Work) -> Result<(), Failure> {
     let Work::Sweep(sweep, _) = work else { return Ok(()) };
     if sweep.steps().any(|step| matches!(step, Step::Run(_))) {
@@ -81,7 +81,7 @@ fn check_any(work: &Work) -> Result<(), Failure> {
         .into())
 }
 
-/// Whether each thread gets a session of its own: the default for what a session can do.
+/// Returns true if each thread gets a session of its own, the default where sessions can do the work.
 fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
     let way = options.engine.transport()?;
     let files = targets.iter().filter(|name| name.starts_with("file:")).count();
@@ -94,12 +94,9 @@ fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
     }
     let needed = options.load.needs_engine() || options.engine.is_stock() || files + local > 0;
     match (options.api, needed) {
-        (Some(Api::Session), true) => {
-            Err("--api session does transfers between engines of ours alone: leave it away here".into())
-        }
+        (Some(Api::Session), true) => Err("--api session works only between kvplane's engines: omit it here".into()),
         (Some(Api::Session), _) if options.engine.metrics_port.is_some() => {
-            Err("--metrics_port shows what the engine counts, and sessions count by themselves: not with --api session"
-                .into())
+            Err("--metrics_port shows the engine's counters, which exclude sessions: not with --api session".into())
         }
         (Some(api), _) => Ok(api == Api::Session),
         (None, needed) => Ok(!needed && options.engine.metrics_port.is_none()),
@@ -153,13 +150,13 @@ impl BenchRun<'_> {
         }
     }
 
-    /// Runs a case and says what came of it. Classes that move different things have a case of 0 bytes.
+    /// Runs a case and reports it. Classes that move different sizes have a case of 0 bytes.
     fn case(&mut self, case: Case, lots: Vec<Lot>, classes: &[Class]) -> Result<(), Failure> {
         let bytes: Vec<u64> = lots.iter().map(|lot| lot.block_bytes * lot.batch).collect();
         let (threads, cpu_s) = self.threads(case, lots)?;
         if case.block_bytes > 0 {
             let row = CaseStats::new(case, &threads, Some(cpu_s));
-            // Above the first row and not before: a run that fails has no empty table.
+            // Printed above the first row, not earlier: a run that fails prints no empty table.
             if self.rows.is_empty() {
                 self.say(table::header);
             }
@@ -182,7 +179,7 @@ impl BenchRun<'_> {
         Ok(())
     }
 
-    /// The samples of each thread and its duration in nanoseconds, and the CPU seconds spent meanwhile.
+    /// Returns the samples of each thread with its duration in nanoseconds, and the CPU seconds spent meanwhile.
     fn threads(&mut self, case: Case, lots: Vec<Lot>) -> Result<(Vec<(Samples, u64)>, f64), Failure> {
         let load = &self.options.load;
         let ground = Ground {
@@ -217,7 +214,7 @@ impl BenchRun<'_> {
             };
             threads.into_iter().map(join).collect()
         });
-        // The cause before its consequences.
+        // The cause is reported before its consequences.
         let failures = outcome.iter().filter_map(|outcome| outcome.as_ref().err());
         if let Some(why) = failures.min_by_key(|why| *why == ABANDONED) {
             return Err(why.clone().into());
@@ -236,7 +233,7 @@ impl BenchRun<'_> {
         Ok((threads, (cpu::process_cpu_ns() - before_ns) as f64 / 1e9 * share.min(1.0)))
     }
 
-    /// How the classes fared; `bytes` of a batch of each thread.
+    /// Builds the report of the classes; `bytes` are those of a batch of each thread.
     fn report(&self, case: Case, threads: &[(Samples, u64)], bytes: &[u64], classes: &[Class]) -> Report {
         let samples = classes.iter().zip(classes::ranges(classes)).map(|(class, range)| {
             let (own, bytes) = (&threads[range.clone()], bytes[range.start]);
@@ -255,7 +252,7 @@ impl BenchRun<'_> {
         Report::new(case.block_bytes, case.batch, &samples, self.options.load.qos_link_capacity_gbps)
     }
 
-    /// Adds what an engine or a session counted to what the transports did, and its slow transfers to the others.
+    /// Adds the counters of an engine or a session to those of the transports, and its slow transfers to the others.
     fn add_counts(&mut self, metrics: &Metrics) {
         for rail in metrics.rails.iter().filter(|rail| rail.operations + rail.retries + rail.failovers > 0) {
             let counts = Counted {
@@ -290,7 +287,7 @@ impl BenchRun<'_> {
         Ok(())
     }
 
-    /// A run over one way must not have moved bytes over another, as it would where a peer does not offer it.
+    /// Fails if a run over one transport moved bytes over another, as happens if a peer does not offer it.
     fn check_way(&self) -> Result<(), Failure> {
         let wanted = match self.options.engine.transport()? {
             Transport::Tcp if !self.options.engine.is_stock() => "tcp",
@@ -303,16 +300,16 @@ impl BenchRun<'_> {
         };
         let other = self.beside.transports.iter().find(|one| one.bytes > 0 && one.transport != wanted);
         match other {
-            // A stock target has no other way than its own protocol's.
+            // A stock target has no transport but that of its own protocol.
             Some(other) if (wanted, other.transport) != ("tcp", "mooncake") => {
-                Err(format!("{} bytes went over {} and not over {wanted}", other.bytes, other.transport).into())
+                Err(format!("{} bytes were moved over {}, not over {wanted}", other.bytes, other.transport).into())
             }
             _ => Ok(()),
         }
     }
 }
 
-/// A thread of a case, whole: its samples, its duration in nanoseconds, what its session counted.
+/// Runs a thread of a case; returns its samples, its duration in nanoseconds, and the counters of its session.
 fn thread_of(
     ground: &Ground<'_>,
     gate: &Gate,

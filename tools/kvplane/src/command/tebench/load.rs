@@ -1,4 +1,5 @@
-//! What a run does: operation, sizes, threads, classes of service; and what each of its threads does in a case.
+//! Load of a benchmark: operation, sizes, threads and classes of service of a run, and the work of each thread in a
+//! case.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,114 +13,114 @@ use kvplane_tools::tebench::{Case, Class, Promises, Range, Sweep, Workload};
 use super::{Failure, OpType, values};
 use crate::command::size;
 
-/// What a batch may take before it counts as failed, where no flag says so.
+/// Default time limit of a batch.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Operation, sizes, threads.
+/// Flags of the load: operation, sizes, threads.
 #[derive(Args, Clone)]
 pub(super) struct LoadFlags {
-    /// What to do.
+    /// Operation to measure.
     #[arg(long = "op_type", value_enum, default_value = "read")]
     pub(super) op_type: OpType,
-    /// Write, read back and compare every block, by patterns that follow from the address.
+    /// Write, read back and compare every block, with patterns that follow from the address.
     #[arg(long = "check_consistency", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     pub(super) check_consistency: bool,
-    /// Smallest block.
+    /// Smallest block size, in bytes.
     #[arg(long = "start_block_size", value_parser = size::parse, default_value = "4096")]
     start_block_size: u64,
-    /// Largest block; doubled from the smallest.
+    /// Largest block size, in bytes; sizes double from the smallest.
     #[arg(long = "max_block_size", value_parser = size::parse, default_value = "64M")]
     max_block_size: u64,
-    /// Smallest batch.
+    /// Smallest batch size, in requests.
     #[arg(long = "start_batch_size", default_value_t = 1)]
     start_batch_size: u64,
-    /// Largest batch.
+    /// Largest batch size, in requests; sizes double from the smallest.
     #[arg(long = "max_batch_size", default_value_t = 1)]
     max_batch_size: u64,
-    /// Fewest threads.
+    /// Smallest number of threads.
     #[arg(long = "start_num_threads", default_value_t = 1)]
     start_num_threads: u64,
-    /// Most threads.
+    /// Largest number of threads; numbers double from the smallest.
     #[arg(long = "max_num_threads", default_value_t = 1)]
     max_num_threads: u64,
-    /// Seconds for each case, after the warm-up; also parts of one.
+    /// Duration of each case after the warm-up, in seconds; fractions are allowed.
     #[arg(long = "duration", default_value = "5", value_parser = values::seconds)]
     pub(super) duration: f64,
-    /// Seconds of warm-up before each case.
+    /// Warm-up before each case, in seconds.
     #[arg(long = "warm_up", default_value = "1", value_parser = values::seconds_or_none)]
     pub(super) warm_up: f64,
-    /// Where in each of the target's buffers to begin.
+    /// Offset in each of the target's buffers, in bytes, at which transfers begin.
     #[arg(long = "target_offset", value_parser = size::parse, default_value = "0")]
     pub(super) target_offset: u64,
-    /// How much of the target's buffer to use; 0 is all.
+    /// Range of the target's buffer that is used, in bytes. 0: all of it.
     #[arg(long = "target_range_size", value_parser = size::parse, default_value = "0")]
     pub(super) target_range_size: u64,
-    /// Least time between the starts of two batches of a thread.
+    /// Minimum interval between the starts of two batches of a thread, in microseconds.
     #[arg(long = "request_interval_us", default_value_t = 0)]
     pub(super) request_interval_us: u64,
-    /// After this time a batch has failed; 0 is 10 s.
+    /// Time limit of a batch, in microseconds. 0: 10 s.
     #[arg(long = "timeout_us", default_value_t = 0)]
     timeout_us: u64,
-    /// Leave a notice with the target after each batch, as a part of it.
+    /// Send a notice to the target after each batch, as a part of it.
     #[arg(long = "notifi", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     pub(super) notifi: bool,
-    /// When batches of the tight threads should be done: they go before others until then. 0 for no such time.
+    /// Deadline of the batches of tight threads, in microseconds: they have priority over other batches. 0: none.
     #[arg(long = "deadline_us", default_value_t = 0)]
     deadline_us: u64,
-    /// How many threads are tight, from the first on.
+    /// Number of tight threads, counted from the first thread.
     #[arg(long = "deadline_tight_threads", default_value_t = 0)]
     deadline_tight_threads: u64,
-    /// Threads share their connections, so that a deadline of one is kept at the cost of others.
+    /// Share connections between threads, so that deadlines of tight threads are kept at the cost of the others.
     #[arg(long = "deadline_bw_arbitration", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     deadline_bw_arbitration: bool,
-    /// What all transfers are for: their priority follows from it.
+    /// Purpose of all transfers, which decides their priority.
     #[arg(long = "tent_intent_type", default_value = "unspec", value_parser = classes::intent_named)]
     tent_intent_type: Intent,
     /// Classes of service that share the engine by weight: name:threads:slo_us:weight[:isolated_gbps],...
     #[arg(long = "qos_classes", default_value = "")]
     qos_classes: String,
-    /// The same as a JSON array of objects.
+    /// Classes of service like --qos_classes, as a JSON array of objects.
     #[arg(long = "qos_classes_json", default_value = "")]
     qos_classes_json: String,
-    /// Classes that move different things, instead of a sweep: a JSON array of objects with name, threads, block_size,
-    /// batch_size, intent_type, slo_us, weight, and perhaps deadline_us and isolated_gbps.
+    /// Classes of service with different loads, instead of a sweep: a JSON array of objects with name, threads,
+    /// block_size, batch_size, intent_type, slo_us, weight, and optionally deadline_us and isolated_gbps.
     #[arg(long = "workload_classes_json", default_value = "")]
     workload_classes_json: String,
-    /// Capacity in GB/s to relate all classes' throughput to; 0 when it is not known.
+    /// Link capacity, in GB/s, to which the throughput of all classes is related. 0: unknown.
     #[arg(long = "qos_link_capacity_gbps", default_value = "0", value_parser = values::capacity)]
     pub(super) qos_link_capacity_gbps: f64,
-    /// Append a record of the classes for each case to this file, as JSON lines.
+    /// File to append a record of the classes to for each case, as JSON lines.
     #[arg(long = "qos_output_jsonl")]
     pub(super) qos_output_jsonl: Option<PathBuf>,
 }
 
-/// What the threads do.
+/// Work of the threads.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// All the same, by a sweep; the classes may be none.
+    /// All threads do the same, by a sweep; there may be no classes.
     Sweep(Sweep, Vec<Class>),
-    /// Each class its own.
+    /// Each class has a load of its own.
     Mixed(Vec<Workload>),
 }
 
-/// What one thread does in a case.
+/// Work of one thread in a case.
 #[derive(Clone, Debug)]
 pub(super) struct Lot {
     pub(super) block_bytes: u64,
     pub(super) batch: u64,
-    /// How the engine is to treat its batches.
+    /// Deadline, priority, tenant and weight of its batches.
     pub(super) options: SubmitOptions,
     pub(super) promises: Promises,
 }
 
 impl LoadFlags {
-    /// What to do, once all flags are known to fit together.
+    /// Returns the work, after checking that all flags fit together.
     pub(super) fn work(&self, total_buffer_bytes: u64) -> Result<Work, Failure> {
         if self.check_consistency && matches!(self.op_type, OpType::WriteSeed | OpType::ReadVerify) {
-            return Err("--check_consistency does its own writing and reading: leave --op_type away".into());
+            return Err("--check_consistency writes and reads by itself: omit --op_type".into());
         }
         let range = |start, max| Range { start, max };
         let threads = range(self.start_num_threads, self.max_num_threads);
@@ -128,7 +129,7 @@ impl LoadFlags {
         let sweep = Sweep::new(threads, blocks, batches, total_buffer_bytes)?;
         if self.deadline_tight_threads > self.max_num_threads {
             let (tight, most) = (self.deadline_tight_threads, self.max_num_threads);
-            return Err(format!("--deadline_tight_threads is {tight} and max_num_threads {most}").into());
+            return Err(format!("--deadline_tight_threads is {tight} but max_num_threads {most}").into());
         }
         let given = [
             ("--qos_classes", &self.qos_classes),
@@ -143,7 +144,7 @@ impl LoadFlags {
             };
         };
         if let Some((other, _)) = given.next() {
-            return Err(format!("{flag} and {other} both say what classes there are: give one").into());
+            return Err(format!("{flag} and {other} both define classes: give one").into());
         }
         let named = |error: classes::ClassError| format!("{flag}: {error}");
         if self.start_num_threads != self.max_num_threads {
@@ -165,10 +166,10 @@ impl LoadFlags {
         let threads = self.start_num_threads;
         classes::check_threads(&classes, threads).map_err(|error| format!("--workload_classes_json: {error}"))?;
         if self.tent_intent_type != Intent::Unspecified {
-            return Err("--tent_intent_type is said by each class: not with --workload_classes_json".into());
+            return Err("--tent_intent_type is a setting of each class: not with --workload_classes_json".into());
         }
         if self.deadline_us != 0 || self.deadline_tight_threads != 0 {
-            return Err("--deadline_us is said by each class: not with --workload_classes_json".into());
+            return Err("--deadline_us is a setting of each class: not with --workload_classes_json".into());
         }
         let slot = found.iter().map(|workload| workload.block_bytes * workload.batch).max().unwrap_or(0);
         if slot.checked_mul(threads).is_none_or(|bytes| bytes > total_buffer_bytes) {
@@ -178,7 +179,7 @@ impl LoadFlags {
         Ok(Work::Mixed(found))
     }
 
-    /// Whether the flags ask for what only the engine as a whole does.
+    /// Returns true if the flags request features that only the engine has, not sessions.
     pub(super) fn needs_engine(&self) -> bool {
         let classes = [&self.qos_classes, &self.qos_classes_json, &self.workload_classes_json];
         self.notifi
@@ -188,8 +189,8 @@ impl LoadFlags {
             || classes.iter().any(|text| !text.is_empty())
     }
 
-    /// Sets of connections: one where classes or deadlines are to be held against each other, else one for each
-    /// thread.
+    /// Returns the number of sets of connections: one if classes or deadlines compete with each other, else one for
+    /// each thread.
     pub(super) fn initiators(&self) -> usize {
         let classes = [&self.qos_classes, &self.qos_classes_json, &self.workload_classes_json];
         match self.deadline_bw_arbitration || classes.iter().any(|text| !text.is_empty()) {
@@ -202,7 +203,7 @@ impl LoadFlags {
         if self.timeout_us == 0 { TIMEOUT } else { Duration::from_micros(self.timeout_us) }
     }
 
-    /// The deadline of tight threads, and how many they are; none when there is no such deadline.
+    /// Returns the deadline of tight threads and their number; `None` if there is no deadline.
     pub(super) fn tight(&self) -> Option<(u64, usize)> {
         (self.deadline_us > 0).then_some((self.deadline_us, self.deadline_tight_threads as usize))
     }
@@ -214,7 +215,7 @@ impl LoadFlags {
         Lot { block_bytes, batch, options, promises: Promises { deadline_ns, ..Promises::default() } }
     }
 
-    /// What each thread of a case does.
+    /// Returns the work of each thread of a case.
     pub(super) fn lots(&self, case: Case, classes: &[Class]) -> Vec<Lot> {
         let (deadline_us, tight) = self.tight().unwrap_or_default();
         let lot = |thread| {
@@ -226,7 +227,7 @@ impl LoadFlags {
         lots
     }
 
-    /// What each thread of a mixed run does.
+    /// Returns the work of each thread of a mixed run.
     pub(super) fn mixed_lots(&self, workloads: &[Workload], classes: &[Class]) -> Vec<Lot> {
         let lots = workloads.iter().flat_map(|workload| {
             let Workload { class, block_bytes, batch, deadline_us, intent } = workload;
@@ -239,7 +240,7 @@ impl LoadFlags {
     }
 }
 
-/// Each class is a tenant with the class's weight, and has its promise.
+/// Makes each class a tenant with the class's weight and objective.
 fn assign(lots: &mut [Lot], classes: &[Class]) {
     let weights = engine_weights(classes);
     for (number, range) in classes::ranges(classes).into_iter().enumerate() {

@@ -1,7 +1,8 @@
-//! `kvplane tebench`: Mooncake's tebench over our engine: its flags, roles, sweep order and columns, and a check that
-//! finds misplaced bytes.
+//! `kvplane tebench`: Mooncake's tebench over kvplane's engine: its flags, roles, sweep order and columns, and a check
+//! that finds misplaced bytes.
 //!
-//! Without `--target_seg_name` it is a target: it registers memory and waits. With it, it is an initiator.
+//! Without `--target_seg_name` the process is a target: it registers memory and waits. With it, the process is an
+//! initiator.
 
 pub(crate) mod engine;
 mod gate;
@@ -24,7 +25,7 @@ use kvplane_tools::pattern;
 use super::Failure;
 use super::process::{metrics, stop};
 
-/// What an initiator does.
+/// Operation of an initiator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum OpType {
@@ -36,25 +37,25 @@ pub(crate) enum OpType {
     Mix,
     /// Writes a pattern that follows from the target address.
     WriteSeed,
-    /// Reads and checks that pattern.
+    /// Reads and verifies that pattern.
     ReadVerify,
 }
 
-/// What moves the bytes.
+/// Interface that moves the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Api {
-    /// A session for each thread.
+    /// A session of its own for each thread.
     Session,
-    /// The engine, which the threads share.
+    /// The engine, shared by all threads.
     Engine,
 }
 
-/// How to wait for completions.
+/// Waiting strategy for completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum PacingChoice {
-    /// Never park.
+    /// Spin, never park.
     Spin,
-    /// Spin while it pays.
+    /// Spin while it pays, then park.
     Adaptive,
     /// Park at once.
     Park,
@@ -70,12 +71,12 @@ impl From<PacingChoice> for Pacing {
     }
 }
 
-/// When payloads leave without a copy.
+/// Use of zero-copy sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum ZeroCopyChoice {
     /// Never.
     Never,
-    /// Where it can pay.
+    /// To other hosts, as long as the kernel does not copy anyway.
     Auto,
     /// Always.
     Always,
@@ -91,34 +92,34 @@ impl From<ZeroCopyChoice> for ZeroCopy {
     }
 }
 
-/// Measure the transfer engine.
+/// Benchmark the transfer engine.
 #[derive(Args, Clone)]
 #[command(args_override_self = true)]
 pub(crate) struct Tebench {
-    /// Segments to transfer to and from, separated by commas: names of engines, file:///path, or local for this
-    /// process; without any, this process is a target.
+    /// Target segments, separated by commas: names of engines, file:///path, or local for this process. Default: this
+    /// process is a target itself.
     #[arg(long = "target_seg_name", default_value = "")]
     target_seg_name: String,
-    /// Measure the drive under this directory instead: a file of --total_buffer_size is made there, is the target as
-    /// file:///path would be, and goes with the run.
+    /// Measure the drive of this directory instead: a file of --total_buffer_size is created in it, used as a
+    /// file:///path target, and removed at the end of the run.
     #[arg(long = "tier", value_name = "DIRECTORY")]
     tier: Option<PathBuf>,
     #[command(flatten)]
     engine: engine::EngineFlags,
     #[command(flatten)]
     load: load::LoadFlags,
-    /// What moves the bytes: a session for each thread, or the engine that all share; without it, sessions for what
-    /// they can do.
+    /// Interface that moves the bytes: a session for each thread, or the engine, shared by all. Default: sessions where
+    /// they can do the work.
     #[arg(long = "api", value_enum)]
     api: Option<Api>,
-    /// Sets of connections that threads share through the engine; without it one for each thread, and one in all
-    /// where classes or deadlines are held against each other.
+    /// Number of sets of connections that threads share through the engine. Default: one for each thread, or a single
+    /// one where classes or deadlines compete with each other.
     #[arg(long = "initiators", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     initiators: Option<usize>,
-    /// Write the rows as JSON to this file; `-` is standard output.
+    /// File to write the rows to as JSON; `-` is standard output.
     #[arg(long = "json")]
     json: Option<String>,
-    /// Write a page with plots to this file.
+    /// File to write a page with plots to, as HTML.
     #[arg(long = "plot")]
     plot: Option<PathBuf>,
 }
@@ -127,7 +128,7 @@ impl Tebench {
     pub(crate) fn run(mut self) -> Result<(), Failure> {
         let file = match &self.tier {
             Some(_) if !self.target_seg_name.is_empty() => {
-                return Err("--tier makes a target of its own: not with --target_seg_name".into());
+                return Err("--tier creates a target of its own: not with --target_seg_name".into());
             }
             Some(directory) => Some(TierFile::below(directory)?),
             None => None,
@@ -143,12 +144,12 @@ impl Tebench {
         let engine = self.engine.start(1, true)?;
         let server = self.engine.serve_metrics(&engine)?;
         let regions = self.engine.serve(&engine)?;
-        // Readers that verify find the pattern there without a writer having been first.
+        // Verifying readers find the pattern without a writer having run first.
         for region in &regions {
             region.fill_with(0, region.bytes(), &mut |offset, part| pattern::fill(TARGET_SEED, offset, part));
         }
         let notices = take_notices(&engine);
-        // In a file, or read by a program, colours are noise.
+        // In a file or a pipe, escape codes for color would be noise.
         let (begin, end) = if std::io::stdout().is_terminal() { ("\x1b[33m", "\x1b[0m") } else { ("", "") };
         if let Some(server) = &server {
             println!("{}", metrics::say(server, "metrics"));
@@ -169,7 +170,7 @@ impl Tebench {
     }
 }
 
-/// Takes notices as they come, until the process ends, so that there is room for more; counts them.
+/// Takes and counts notices until the process ends, so that there is space for new ones.
 fn take_notices(engine: &Arc<TransferEngine>) -> Arc<AtomicU64> {
     let taken = Arc::new(AtomicU64::new(0));
     let (count, engine) = (Arc::clone(&taken), Arc::downgrade(engine));
@@ -179,7 +180,7 @@ fn take_notices(engine: &Arc<TransferEngine>) -> Arc<AtomicU64> {
             let found = engine.take_notices().len() as u64;
             drop(engine);
             count.fetch_add(found, Ordering::Relaxed);
-            // Whoever leaves none costs next to nothing; whoever leaves many finds room.
+            // Polling costs next to nothing while there are no notices, and is frequent enough while there are many.
             pause = if found > 0 { NOTICES_BUSY } else { (pause * 2).min(NOTICES_IDLE) };
             std::thread::sleep(pause);
         }
@@ -187,17 +188,17 @@ fn take_notices(engine: &Arc<TransferEngine>) -> Arc<AtomicU64> {
     taken
 }
 
-/// How often notices are looked for while there are some, and while there are none.
+/// Polling interval for notices while they arrive, and while none arrive.
 const NOTICES_BUSY: Duration = Duration::from_millis(2);
 const NOTICES_IDLE: Duration = Duration::from_millis(128);
 
 /// Seed of the pattern that `write_seed` writes and `read_verify` expects.
 pub(crate) const TARGET_SEED: u64 = 0x7465_6265_6e63_6801;
 
-/// What is written at a time to the file of `--tier`.
+/// Bytes that are written at a time to the file of `--tier`.
 const FILL_BYTES: usize = 4 << 20;
 
-/// The file under a run with `--tier`, which goes with it.
+/// File of a run with `--tier`, removed at the end.
 struct TierFile(PathBuf);
 
 impl TierFile {
@@ -207,7 +208,8 @@ impl TierFile {
         Ok(Self(directory.join(format!("kvplane-tebench-{}", std::process::id()))))
     }
 
-    /// It as the name of a segment of this length, written: where a file has holes, nobody reads a drive.
+    /// Writes the file and returns its name as a segment of this length. It is written because reads of holes would not
+    /// reach the drive.
     fn segment(&self, bytes: u64) -> Result<String, Failure> {
         let Some(path) = self.0.to_str().filter(|path| !path.contains([',', '?', '%'])) else {
             return Err(format!("--tier: {} cannot be the name of a segment", self.0.display()).into());
@@ -216,7 +218,7 @@ impl TierFile {
         Ok(format!("file://{path}"))
     }
 
-    /// Writes what readers that verify look for.
+    /// Writes the pattern that verifying readers expect.
     fn write(&self, bytes: u64) -> io::Result<()> {
         let mut file = File::create_new(&self.0)?;
         let mut block = vec![0; FILL_BYTES];

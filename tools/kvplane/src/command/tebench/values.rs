@@ -1,22 +1,22 @@
-//! Values of flags: taken where this build can do what they say, refused by name where it cannot.
+//! Parsers of flag values: accept what this build supports, refuse the rest with its name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use kvplane::{RdmaConfig, RdmaUse};
 
-/// Where an engine listens, and what its peers are told instead, if they are.
+/// Address that an engine listens on, and the IP that it announces to peers instead, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ListenAddress {
     pub(crate) listen: SocketAddr,
     pub(crate) announce: Option<IpAddr>,
 }
 
-/// Where an engine listens that is to be known as `address`, which `flag` said. A side that gives its memory to others
-/// needs `--open_to_network` for an address that is not this machine's alone. One that only asks connects by itself and
-/// is asked by nobody: its address is announced, and without that flag it listens on loopback.
+/// Returns the listening address of an engine that is known as `address`, the value of `flag`. A side that serves its
+/// memory needs `--open_to_network` for an address beyond loopback. A side that only connects to peers is never
+/// connected to: its address is announced, and without that flag it listens on loopback.
 ///
 /// # Errors
-/// When the flag is missing, or there is no address to announce.
+/// Fails if the flag is missing, or if the address is unspecified and cannot be announced.
 pub(crate) fn reached(
     flag: &str,
     address: SocketAddr,
@@ -26,21 +26,21 @@ pub(crate) fn reached(
     if open || address.ip().is_loopback() {
         return Ok(ListenAddress { listen: address, announce: None });
     }
-    // Nobody can be told an address that is none, so an engine that is to have that is open to all.
+    // An unspecified address cannot be announced to peers: an engine with such an address serves every host.
     if gives_memory || address.ip().is_unspecified() {
         return Err(format!(
-            "{flag} {address} would be open without authentication, to whoever may then read and write all of the \
-             registered memory: say --open_to_network if that is wanted, or give a loopback address"
+            "{flag} {address} would be open without authentication: every host that reaches it could read and write \
+             all of the registered memory; give a loopback address, or --open_to_network to allow it"
         ));
     }
     let loopback: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     Ok(ListenAddress { listen: SocketAddr::new(loopback, address.port()), announce: Some(address.ip()) })
 }
 
-/// A transport, or whichever is best of those that both sides have.
+/// Transport of a benchmark, or the best one that both sides have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
-    /// The best of those that both sides have.
+    /// The best transport that both sides have.
     Any,
     /// TCP only.
     Tcp,
@@ -48,16 +48,16 @@ pub(crate) enum Transport {
     Rdma,
     /// Shared memory only, mapped.
     Shm,
-    /// Same host only, copied by the kernel between the processes.
+    /// CMA only: within the host, copied by the kernel between the processes.
     Cma,
     /// Files only, by io_uring.
     Uring,
-    /// This very process only.
+    /// Within this process only.
     Local,
 }
 
 impl Transport {
-    /// Whether RDMA is used on this way.
+    /// Returns the use of RDMA by this transport.
     pub(crate) const fn rdma(self) -> RdmaUse {
         match self {
             Self::Any => RdmaUse::Auto,
@@ -79,7 +79,7 @@ impl Transport {
     }
 }
 
-/// A transport of `--xport_type`, `--tent_transport_hint` or `-protocol`.
+/// Parses a transport of `--xport_type`, `--tent_transport_hint` or `-protocol`.
 pub(crate) fn transport(text: &str) -> Result<Transport, String> {
     Ok(match text {
         "" | "unspec" => Transport::Any,
@@ -91,15 +91,15 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
         "local" => Transport::Local,
         _ => {
             return Err(format!(
-                "{}: there are tcp, rdma, shm, cma, iouring and local",
+                "{}: use tcp, rdma, shm, cma, iouring or local",
                 missing_transport(text)
-                    .ok_or_else(|| format!("{text:?} is no transport: tcp, rdma, shm, cma, iouring, local"))?
+                    .ok_or_else(|| format!("{text:?} is not a transport: use tcp, rdma, shm, cma, iouring or local"))?
             ));
         }
     })
 }
 
-/// Why a transport that others have is not to be had here.
+/// Returns the reason why a transport of other engines is not available in this build.
 fn missing_transport(text: &str) -> Option<String> {
     let what = match text {
         "barex" | "efa" | "hp_tcp" => "no driver of network cards that bypass the kernel, other than RDMA's",
@@ -110,47 +110,48 @@ fn missing_transport(text: &str) -> Option<String> {
     Some(format!("{text} is not available: this build has {what}"))
 }
 
-/// RDMA in this mode, over these devices of the flag; all of them when it names none. `matrix` says which of them serve
-/// which memory, as JSON or the path of a file of it; empty for what the machine's topology says.
+/// Returns the configuration of RDMA in this mode, over the devices of the flag, or all if it names none. `matrix` is
+/// the affinity of devices to memory, as JSON or the path of a JSON file; empty to derive it from the machine's
+/// topology.
 pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String], matrix: &str) -> Result<RdmaConfig, String> {
     let names = devices.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
     let devices: Vec<String> = names.collect();
     if mode == RdmaUse::Never && !devices.is_empty() {
-        return Err(format!("{flag} {}: RDMA is switched off by the other flags", devices.join(",")));
+        return Err(format!("{flag} {}: RDMA is disabled by the other flags", devices.join(",")));
     }
     if mode == RdmaUse::Never && !matrix.is_empty() {
-        return Err("a matrix of RDMA devices is given, and RDMA is switched off by the other flags".to_owned());
+        return Err("a matrix of RDMA devices is given, but RDMA is disabled by the other flags".to_owned());
     }
     let matrix = (!matrix.is_empty()).then(|| matrix.to_owned());
     Ok(RdmaConfig { devices, matrix, ..RdmaConfig::of(mode) })
 }
 
-/// A kind of memory. Only system memory is there.
+/// Parses a type of memory; only system memory is supported.
 pub(crate) fn memory(text: &str) -> Result<String, String> {
     match text.to_ascii_uppercase().as_str() {
         "DRAM" => Ok("DRAM".to_owned()),
         "VRAM" => Err("VRAM is not available: this build has no driver of GPU memory; use DRAM".to_owned()),
-        _ => Err(format!("{text:?} is no kind of memory: use DRAM")),
+        _ => Err(format!("{text:?} is not a type of memory: use DRAM")),
     }
 }
 
-/// Kinds of memory, separated by commas; none for an empty text.
+/// Parses types of memory, separated by commas; none for an empty text.
 pub(crate) fn memories(text: &str) -> Result<Vec<String>, String> {
     text.split(',').map(str::trim).filter(|kind| !kind.is_empty()).map(memory).collect()
 }
 
-/// The number of a GPU: only the values that mean none in particular.
+/// Parses the number of a GPU: only the values that mean none in particular.
 pub(crate) fn gpu(text: &str) -> Result<i32, String> {
     match text.parse() {
         Ok(number @ (-1 | 0)) => Ok(number),
         Ok(number) => {
             Err(format!("GPU {number} is not available: this build has no driver of GPU memory; use 0 or -1"))
         }
-        Err(_) => Err(format!("{text:?} is no number of a GPU")),
+        Err(_) => Err(format!("{text:?} is not the number of a GPU")),
     }
 }
 
-/// Seconds, also parts of one, more than none.
+/// Parses seconds above 0, also fractions.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     match seconds_or_none(text)? {
         0.0 => Err("a case of 0 seconds measures nothing".to_owned()),
@@ -158,30 +159,30 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Seconds, also parts of one, or none.
+/// Parses seconds from 0, also fractions.
 pub(crate) fn seconds_or_none(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     match (0.0..=1e6).contains(&seconds) {
         true => Ok(seconds),
         false => Err(format!("{text} seconds: give from 0 to 1000000")),
     }
 }
 
-/// A capacity in GB/s; 0 when it is not known.
+/// Parses a capacity in GB/s; 0 means unknown.
 pub(crate) fn capacity(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate >= 0.0 => Ok(rate),
-        _ => Err(format!("{text:?} is no capacity: give GB/s from 0 on")),
+        _ => Err(format!("{text:?} is not a capacity: give GB/s from 0")),
     }
 }
 
-/// The connection string of a store of metadata, from its kind and the list of its addresses.
+/// Builds the connection string of a metadata store from its kind and the list of its addresses.
 pub(crate) fn metadata(kind: &str, list: &str) -> Result<String, String> {
     let urls: Vec<&str> = list.split(',').map(str::trim).filter(|url| !url.is_empty()).collect();
     if kind == "p2p" {
         return match urls.is_empty() {
             true => Ok("P2PHANDSHAKE".to_owned()),
-            false => Err(format!("--metadata_url_list {list:?} is for --metadata_type http, etcd or redis")),
+            false => Err(format!("--metadata_url_list {list:?} needs --metadata_type http, etcd or redis")),
         };
     }
     let [first, rest @ ..] = urls.as_slice() else {
@@ -194,7 +195,7 @@ pub(crate) fn metadata(kind: &str, list: &str) -> Result<String, String> {
     Ok(match kind {
         "http" if first.contains("://") => (*first).to_owned(),
         "http" => format!("http://{first}"),
-        // Clusters are named by all of their addresses.
+        // An etcd cluster is named by all of its addresses.
         "etcd" => format!("etcd://{}", urls.iter().map(|url| bare(url)).collect::<Vec<_>>().join(";")),
         _ => format!("{kind}://{}", bare(first)),
     })
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gives_memory_beyond_loopback_says_so_and_who_asks_opens_nothing() {
+    fn serving_beyond_loopback_needs_the_flag_and_initiators_open_no_port() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let error = reached("--seg_name", at("192.0.2.7:5"), true, false).unwrap_err();
         assert!(error.contains("--seg_name 192.0.2.7:5") && error.contains("--open_to_network"), "{error}");
@@ -219,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_by_name() {
-        for (text, words) in [("efa", "efa is not available"), ("gds", "GPU memory"), ("pigeon", "no transport")] {
+    fn unavailable_values_are_refused_by_name() {
+        for (text, words) in [("efa", "efa is not available"), ("gds", "GPU memory"), ("pigeon", "not a transport")] {
             let error = transport(text).unwrap_err();
             assert!(error.contains(words) && error.contains("tcp"), "{error}");
         }

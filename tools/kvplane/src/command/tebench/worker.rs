@@ -1,4 +1,5 @@
-//! One thread of a case: batch after batch, by the engine or by a session of its own, every byte checked where asked.
+//! Thread of a case: runs batch after batch, by the engine or by a session of its own, and verifies every byte if
+//! requested.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,35 +16,35 @@ use super::load::{LoadFlags, Lot};
 use super::{Failure, OpType, TARGET_SEED};
 
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
-/// How long to leave a target that has no room for another notice.
+/// Pause before a notice is sent again to a target that has no space for it.
 const NOTICE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What all threads of a case share.
+/// State shared by all threads of a case.
 pub(super) struct Ground<'a> {
     pub(super) load: &'a LoadFlags,
     pub(super) engine: &'a TransferEngine,
-    /// The caller's memory.
+    /// Memory of the caller.
     pub(super) region: &'a Arc<Region>,
-    /// The target's buffers, where this process is the target.
+    /// Buffers of the target, if this process is the target.
     pub(super) own: &'a [Arc<Region>],
     /// Names of targets, at least one.
     pub(super) targets: &'a [&'a str],
-    /// Whether each thread has a session of its own.
+    /// Each thread has a session of its own.
     pub(super) sessions: bool,
-    /// Threads, and the bytes that each has in both memories.
+    /// Number of threads, and the bytes that each uses in the memory of both sides.
     pub(super) threads: u64,
     pub(super) slot_bytes: u64,
 }
 
-/// Who moves the bytes of a thread.
+/// Interface that moves the bytes of a thread.
 enum Mover<'a> {
-    /// A session: nobody else's business is in its way.
+    /// A session, which no other thread uses.
     Session(Box<Own>),
-    /// The engine, which others use too.
+    /// The engine, which other threads use too.
     Engine { engine: &'a TransferEngine, target: SegmentHandle, base: u64 },
 }
 
-/// A session, the target's segment and which of its buffers, and the caller's memory.
+/// Session, with the target's segment, the index of its buffer, and the caller's memory.
 struct Own {
     session: Session,
     segment: Segment,
@@ -55,9 +56,9 @@ pub(super) struct Worker<'a> {
     ground: &'a Ground<'a>,
     lot: Lot,
     mover: Mover<'a>,
-    /// What is left with the target after each batch.
+    /// Notice that is sent to the target after each batch.
     notice: Option<(SegmentHandle, Notice)>,
-    /// Where this thread's slot begins, in the caller's memory and in the target's buffer.
+    /// Offsets of this thread's slot, in the caller's memory and in the target's buffer.
     local_at: u64,
     target_at: u64,
     rounds: u64,
@@ -67,7 +68,7 @@ impl<'a> Worker<'a> {
     pub(super) fn new(ground: &'a Ground<'a>, lot: Lot, thread: u64) -> Result<Self, Failure> {
         let Ground { load, engine, region, targets, slot_bytes, threads, .. } = *ground;
         let name = targets[(thread % targets.len() as u64) as usize];
-        // Threads of one target take its buffers in turn.
+        // Threads of one target use its buffers in turn.
         let turn = (thread / targets.len() as u64) as usize;
         let (mover, there) = if ground.sessions {
             let mut session = engine.session()?;
@@ -88,7 +89,7 @@ impl<'a> Worker<'a> {
         let needed = slot_bytes.saturating_mul(threads);
         if needed > room {
             let words = format!("{threads} threads with {slot_bytes} bytes each need {needed} bytes");
-            return Err(format!("{words}, the target {name} has {room} for them").into());
+            return Err(format!("{words}, but the target {name} has only {room}").into());
         }
         let notice = match (&mover, load.notifi) {
             (Mover::Engine { target, .. }, true) => {
@@ -100,7 +101,7 @@ impl<'a> Worker<'a> {
         Ok(Self { ground, lot, mover, notice, local_at, target_at, rounds: 0 })
     }
 
-    /// Batches until the time is over; nanoseconds spent in them and between.
+    /// Runs batches until the time is over; returns the nanoseconds spent in them and between.
     pub(super) fn run_for(&mut self, duration: Duration, mut samples: Option<&mut Samples>) -> Result<u64, Failure> {
         let start = Instant::now();
         let interval = Duration::from_micros(self.ground.load.request_interval_us);
@@ -117,7 +118,7 @@ impl<'a> Worker<'a> {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// What its own session counted; nothing where the engine does.
+    /// Returns the counters of the thread's session; `None` if it uses the engine.
     pub(super) fn metrics(&mut self) -> Option<Metrics> {
         match &mut self.mover {
             Mover::Session(own) => Some(own.session.metrics()),
@@ -125,7 +126,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// One round: the times of its batches.
+    /// Runs one round; returns the times of its batches.
     fn round(&mut self) -> Result<[u64; 2], Failure> {
         self.rounds += 1;
         if self.ground.load.check_consistency {
@@ -148,7 +149,7 @@ impl<'a> Worker<'a> {
         Ok([self.batch(write)?, 0])
     }
 
-    /// Writes a pattern of this round, spoils the local copy, reads it back and compares.
+    /// Writes a pattern of this round, overwrites the local copy, reads the pattern back and compares it.
     fn consistent_round(&mut self) -> Result<[u64; 2], Failure> {
         let seed = TARGET_SEED ^ self.rounds.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.fill(seed);
@@ -159,7 +160,7 @@ impl<'a> Worker<'a> {
         Ok([wrote, read])
     }
 
-    /// One batch and its notice; how long it took.
+    /// Runs one batch and sends its notice; returns the time in nanoseconds.
     fn batch(&mut self, write: bool) -> Result<u64, Failure> {
         let (bytes, batch) = (self.lot.block_bytes, self.lot.batch);
         let (local_at, target_at) = (self.local_at, self.target_at);
@@ -198,7 +199,7 @@ impl<'a> Worker<'a> {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// The pattern follows from the place in the target's buffer, so that any other process can check it.
+    /// The pattern follows from the offset in the target's buffer, so that any other process can verify it.
     fn fill(&self, seed: u64) {
         let bytes = (self.lot.block_bytes * self.lot.batch) as usize;
         self.ground.region.fill_with(self.local_at as usize, bytes, &mut |offset, part| {
@@ -221,7 +222,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// The target of this name, where the buffer begins whose turn it is, and its length.
+/// Opens the target of this name; returns the address and the length of the buffer whose turn it is.
 fn open(ground: &Ground<'_>, name: &str, turn: usize) -> Result<(SegmentHandle, u64, u64), Failure> {
     if name == LOCAL {
         let region = &ground.own[turn % ground.own.len()];
@@ -233,7 +234,7 @@ fn open(ground: &Ground<'_>, name: &str, turn: usize) -> Result<(SegmentHandle, 
     Ok((target, buffer.map_or(0, |buffer| buffer.address), buffer.map_or(0, |buffer| buffer.bytes)))
 }
 
-/// Runs transfers as one batch; an error when any failed.
+/// Runs transfers as one batch; fails if any of them failed.
 fn run(engine: &TransferEngine, requests: &[TransferRequest], lot: &Lot) -> Result<(), Failure> {
     let batch = engine.submit(requests, &lot.options)?;
     let status = batch.wait();
@@ -245,7 +246,7 @@ fn run(engine: &TransferEngine, requests: &[TransferRequest], lot: &Lot) -> Resu
     Err(format!("a batch of {} ended as {:?} after {moved} bytes{cause}", requests.len(), status.state).into())
 }
 
-/// Leaves a notice; where the target has no room for it, again until `until`.
+/// Sends a notice; retries until `until` if the target has no space for it.
 fn leave(engine: &TransferEngine, target: SegmentHandle, notice: &Notice, until: Instant) -> Result<(), Failure> {
     loop {
         match engine.notify(target, notice) {

@@ -1,4 +1,4 @@
-//! What follows from the order of requests alone: Table 2, Figures 8 and 9.
+//! Figures that follow from the order of requests alone: Table 2, Figures 8 and 9.
 
 use kvplane_sim::{Order, SimConfig, bound};
 use kvplane_store::eviction::Eviction;
@@ -9,9 +9,9 @@ use super::{Curve, Figure, Line, Traces};
 use crate::sim::Keeper;
 use crate::trace::{HitCounts, Request};
 
-/// Requests, mean input, mean output, share of tokens an endless cache has.
+/// Requests, mean input, mean output, fraction of tokens found by an unlimited cache.
 const TABLE_2: [[f64; 4]; 2] = [[12_031.0, 12_035.0, 343.0, 0.40], [3_993.0, 15_325.0, 149.0, 0.66]];
-/// Seconds of prefill a request: with an endless cache, without one.
+/// Seconds of prefill for each request: with an unlimited cache, without a cache.
 const FIGURE_8: [[f64; 2]; 2] = [[1.062, 1.661], [0.733, 2.022]];
 /// Hit rates by tokens at the sizes of [`SIZES`].
 const FIGURE_9: [[f64; SIZES.len()]; 2] = [
@@ -19,7 +19,7 @@ const FIGURE_9: [[f64; SIZES.len()]; 2] = [
     [0.000, 0.012, 0.146, 0.234, 0.381, 0.435, 0.545, 0.589, 0.658, 0.658],
 ];
 
-/// A size no trace fills.
+/// Cache size that no trace fills, in tokens.
 const ENDLESS_TOKENS: u64 = 200_000_000;
 
 fn lru(trace: &[Request], tokens: u64) -> HitCounts {

@@ -1,4 +1,4 @@
-//! What needs a cluster: Figures 5, 10, 11, 13, 15 and the early-rejection table.
+//! Figures that need a simulated cluster: Figures 5, 10, 11, 13, 15 and the early-rejection table.
 
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::{Algorithm1, LoadBalance, Ours, Policy, Slo, Spread};
@@ -11,7 +11,7 @@ use super::{Curve, Figure, Line, Traces};
 const FIGURE_5: [f64; 4] = [19.65, 5.27, 3.58, 3.07];
 /// Local hit, global hit, local and global seconds of prefill.
 const FIGURE_10: [[f64; 4]; 2] = [[0.169, 0.375, 1.379, 1.050], [0.264, 0.622, 1.497, 0.783]];
-/// Gigabits a second, mean TTFT.
+/// Bandwidth in gigabits per second, mean TTFT in seconds.
 const FIGURE_13: [(f64, f64); 8] = [
     (24.0, 5.09),
     (40.0, 2.40),
@@ -32,7 +32,7 @@ const FIGURE_15: [(usize, f64, f64, f64); 7] = [
     (10, 0.984, 1.11, 44.2),
     (11, 0.861, 1.14, 58.3),
 ];
-/// Requests refused, of 23,000: baseline, early rejection, with prediction.
+/// Fraction of rejected requests, of 23,000: baseline, early rejection, with prediction.
 const REJECTED: [f64; 3] = [4_183.0 / 23_000.0, 3_771.0 / 23_000.0, 3_589.0 / 23_000.0];
 
 fn ours() -> Box<dyn Policy> {
@@ -111,7 +111,7 @@ pub(super) fn figure_11(traces: Traces<'_>) -> Option<Figure> {
     });
     Some(Figure {
         name: "Figure 11",
-        title: "Copies of the blocks asked for most, Algorithm 1, conversation trace",
+        title: "Replicas of the most requested blocks, Algorithm 1, conversation trace",
         lines,
         why: "Only copies that transfers and prefills leave behind; ties of rank are broken by chance, and beyond rank \
               100 there are many ties.",
@@ -176,7 +176,7 @@ pub(super) fn figure_15(traces: Traces<'_>) -> Option<Figure> {
 
 pub(super) fn early_rejection(traces: Traces<'_>) -> Option<Figure> {
     let trace: Vec<Work> = works(traces.conversation?);
-    // The slope that makes the baseline refuse about what was published; 11 times that of Figure 14.
+    // This slope makes the baseline reject about as many requests as published; it is 11 times that of Figure 14.
     let decode_model = DecodeModel { base_ns: 26e6, token_ns: 400.0, request_ns: 0.0 };
     let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
     let config = SimConfig { decode: 8, load: 2.0, slo, decode_model, ..SimConfig::default() };
@@ -209,7 +209,7 @@ pub(super) fn early_rejection(traces: Traces<'_>) -> Option<Figure> {
         why: "The trace, the predictor's decode time and the decode model of the original are not published; what is \
               comparable is the shape. The decode slope was chosen for the baseline's share: 11 times Figure 14's. \
               Early rejection wastes less prefill, as published; its load swings less than the baseline's, where more \
-              is published. With prediction nobody is refused early, so all is as with the baseline.",
+              is published. With prediction no request is rejected early, so all is as with the baseline.",
         axes: ("", false, ""),
         curves: Vec::new(),
     })

@@ -22,7 +22,7 @@ fn rows(figure: &Figure) -> Vec<Vec<String>> {
     figure.lines.iter().map(row).collect()
 }
 
-/// Aligned text.
+/// Formats the figures as aligned text.
 #[must_use]
 pub fn to_text(figures: &[Figure]) -> String {
     let mut out = String::new();
@@ -39,7 +39,7 @@ pub fn to_text(figures: &[Figure]) -> String {
     out
 }
 
-/// Tables in Markdown.
+/// Formats the figures as tables in Markdown.
 #[must_use]
 pub fn to_markdown(figures: &[Figure]) -> String {
     let mut out = String::new();
@@ -57,16 +57,16 @@ pub fn to_markdown(figures: &[Figure]) -> String {
     out
 }
 
-/// Everything, curves included.
+/// Formats all values and curves as JSON.
 #[must_use]
 pub fn to_json(figures: &[Figure]) -> Value {
     json!({ "figures": figures })
 }
 
-/// Writes the page to `path`. Blocks on the file.
+/// Writes the page to `path`; blocks on file I/O.
 ///
 /// # Errors
-/// As the file system says, with the path in the words.
+/// Returns the error of the file system, with the path.
 pub fn write_html(figures: &[Figure], path: &Path) -> io::Result<()> {
     std::fs::write(path, page(figures).finish())
         .map_err(|error| io::Error::new(error.kind(), format!("cannot write page {}: {error}", path.display())))
@@ -102,7 +102,7 @@ pub(super) fn page(figures: &[Figure]) -> Page {
     page
 }
 
-/// What was published has the colour of ours and is dashed.
+/// A published curve has the colour of the simulated one and is dashed.
 fn series(figure: &Figure, at: usize, curve: &super::Curve) -> Series {
     let pairs = figure.curves.iter().any(|curve| curve.paper);
     Series {

@@ -1,4 +1,4 @@
-//! What the forms of classes say, what is refused and how, and weights as the engine takes them.
+//! Tests of the formats of classes: parsing, errors, and the engine's weights.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -22,7 +22,7 @@ fn the_short_form_and_json_say_the_same() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_fault() {
     let cases = [
         ("", "\"\" is not name:threads"),
         ("a:1:2", "\"a:1:2\" is not name:threads"),
@@ -43,7 +43,7 @@ fn what_is_wrong_is_named() {
         assert!(error.contains(words), "{text:?}: {error}");
     }
     let cases = [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("{}", "array"),
         ("[]", "array"),
         ("[1]", "entry 0: name"),
@@ -59,7 +59,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn workloads_say_what_moves() {
+fn workloads_are_parsed() {
     let one = json!({
         "name": "kv", "threads": 2, "slo_us": 0, "weight": 1, "block_size": 4096, "batch_size": 8,
         "intent_type": "foreground_get", "deadline_us": 300,
@@ -80,9 +80,9 @@ fn workloads_say_what_moves() {
     };
     assert!(with("block_size", json!(0)).contains("block_size is 0"));
     assert!(with("batch_size", json!(-1)).contains("batch_size is -1"));
-    assert!(with("block_size", json!(u64::MAX)).contains("more bytes than there are"));
+    assert!(with("block_size", json!(u64::MAX)).contains("exceed 64 bits of bytes"));
     assert!(with("deadline_us", json!("soon")).contains("deadline_us is \"soon\""));
-    assert!(with("intent_type", json!("fun")).contains("\"fun\" is none of unspec"));
+    assert!(with("intent_type", json!("fun")).contains("\"fun\" is not one of unspec"));
 }
 
 #[test]
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,60}") {
+    fn arbitrary_text_does_not_panic(text in ".{0,60}") {
         let _ = (parse(&text), parse_json(&text), parse_workloads(&text));
     }
 }

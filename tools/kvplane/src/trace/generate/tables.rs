@@ -1,13 +1,14 @@
-//! The numbers of the generator: quantiles of the published traces, and probabilities set to meet their statistics.
+//! Parameters of the generator: quantiles of the published traces, and probabilities set to meet their statistics.
 
 use kvplane_proto::rng::Rng;
 
-/// An inverse distribution: (share, value) ascending from share 0 to share 1, geometric in between. Values are above 0.
+/// Inverse distribution: (fraction, value) ascending from fraction 0 to fraction 1, geometric in between. Values are
+/// above 0.
 #[derive(Clone, Copy)]
 pub(super) struct Quantiles(&'static [(f64, f64)]);
 
 impl Quantiles {
-    /// One value.
+    /// Draws one value.
     pub(super) fn draw(self, rng: &mut Rng) -> f64 {
         let share = rng.unit();
         let above = self.0.partition_point(|&(end, _)| end <= share).clamp(1, self.0.len() - 1);
@@ -16,7 +17,7 @@ impl Quantiles {
     }
 }
 
-/// First prompts of sessions.
+/// Lengths of the first prompts of sessions.
 pub(super) const SESSION_INPUT_TOKENS: Quantiles = Quantiles(&[
     (0.0, 891.0),
     (0.05, 897.0),
@@ -34,7 +35,7 @@ pub(super) const SESSION_INPUT_TOKENS: Quantiles = Quantiles(&[
     (1.0, 126_195.0),
 ]);
 
-/// Answers in sessions.
+/// Lengths of answers in sessions.
 pub(super) const SESSION_OUTPUT_TOKENS: Quantiles = Quantiles(&[
     (0.0, 1.0),
     (0.01, 3.0),
@@ -47,17 +48,17 @@ pub(super) const SESSION_OUTPUT_TOKENS: Quantiles = Quantiles(&[
     (1.0, 2_000.0),
 ]);
 
-/// Prompts behind the long head: longer than its 12 blocks.
+/// Lengths of prompts with the long head: more than its 12 blocks.
 pub(super) const LONG_HEAD_INPUT_TOKENS: Quantiles =
     Quantiles(&[(0.0, 6_200.0), (0.5, 6_700.0), (0.9, 7_700.0), (1.0, 8_200.0)]);
-/// Answers behind the long head.
+/// Lengths of answers after the long head.
 pub(super) const LONG_HEAD_OUTPUT_TOKENS: Quantiles = Quantiles(&[(0.0, 3.0), (0.5, 20.0), (0.8, 30.0), (1.0, 51.0)]);
-/// Prompts behind the short head: longer than its 5 blocks.
+/// Lengths of prompts with the short head: more than its 5 blocks.
 pub(super) const SHORT_HEAD_INPUT_TOKENS: Quantiles = Quantiles(&[(0.0, 3_100.0), (1.0, 3_500.0)]);
-/// Answers behind the short head.
+/// Lengths of answers after the short head.
 pub(super) const SHORT_HEAD_OUTPUT_TOKENS: Quantiles = Quantiles(&[(0.0, 16.0), (1.0, 25.0)]);
 
-/// What a later turn adds to the prompt.
+/// Tokens that a later turn adds to the prompt.
 pub(super) const TURN_ADDED_TOKENS: Quantiles = Quantiles(&[
     (0.0, 4.0),
     (0.05, 20.0),
@@ -73,7 +74,7 @@ pub(super) const TURN_ADDED_TOKENS: Quantiles = Quantiles(&[
     (1.0, 45_000.0),
 ]);
 
-/// From one turn to the next, in seconds.
+/// Time from one turn to the next, in seconds.
 pub(super) const TURN_GAP_S: Quantiles = Quantiles(&[
     (0.0, 12.0),
     (0.05, 32.0),
@@ -95,9 +96,9 @@ pub(super) const TURN_GAP_S: Quantiles = Quantiles(&[
 pub(super) const SECOND_TURN: f64 = 0.285;
 /// Probability that a later turn is followed by another.
 pub(super) const FURTHER_TURN: f64 = 0.655;
-/// Prompts longer than this many tokens go on less often, in inverse proportion.
+/// Prompt length above which sessions continue less often, in inverse proportion, in tokens.
 pub(super) const TAPER_TOKENS: f64 = 45_000.0;
 /// Probability that a later turn repeats the prompt before it.
 pub(super) const REPEAT: f64 = 0.025;
-/// Probability that a later turn leaves the prompt before it at a point in the middle.
+/// Probability that a later turn branches off from the prompt before it at a point in the middle.
 pub(super) const BRANCH: f64 = 0.125;

@@ -1,11 +1,11 @@
-//! The generated traces have the published statistics, within the tolerances stated here.
+//! Tests that generated traces have the published statistics, within the tolerances stated here.
 
 use std::collections::{HashMap, HashSet};
 
 use super::*;
 use crate::trace::TraceStats;
 
-/// `found` is within the share `tolerance` of `published`.
+/// Asserts that `found` is within the fraction `tolerance` of `published`.
 #[track_caller]
 fn near(what: &str, found: f64, published: f64, tolerance: f64) {
     let off = (found - published).abs() / published;
@@ -91,7 +91,7 @@ fn an_equal_id_means_an_equal_prefix() {
             assert_eq!(*parents.entry(block).or_insert(parent), parent, "block {block} has two prefixes");
             parent = Some(block);
         }
-        // The last block stands for its remainder too: only a prompt of the same length may end in it.
+        // The id of a last partial block includes its remainder: only prompts of the same length may end in it.
         let remainder = request.input_tokens % crate::trace::BLOCK_TOKENS;
         let last = *request.blocks.last().unwrap();
         assert_eq!(*partial.entry(last).or_insert(remainder) == 0, remainder == 0);

@@ -1,4 +1,4 @@
-//! The reader on good, bad and arbitrary input.
+//! Tests of the reader on good, bad and arbitrary input.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn read(text: &[u8]) -> Result<Trace, TraceError> {
     collect(text, Path::new("some/trace.jsonl"))
 }
 
-/// The line and the fault of a trace that must not parse.
+/// Returns the line and the fault of a trace that must not parse.
 fn fault(text: &[u8]) -> (u64, LineFault) {
     match read(text) {
         Err(TraceError::Line { line, fault, .. }) => (line, fault),
@@ -23,7 +23,7 @@ fn a_good_line_is_a_request() {
     let trace = read(format!("{GOOD}\n").as_bytes()).unwrap();
     let expected = Request { timestamp_ms: 3000, input_tokens: 600, output_tokens: 7, blocks: vec![0, 41] };
     assert_eq!(trace.requests, [expected]);
-    // The last line may lack its line feed when it is whole.
+    // The last line may lack its line feed when it is complete.
     assert_eq!(read(GOOD.as_bytes()).unwrap().requests, trace.requests);
 }
 
@@ -86,7 +86,7 @@ fn the_iterator_ends_after_an_error() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let words = load(Path::new("/nowhere/at/all.jsonl")).unwrap_err().to_string();
     assert!(words.starts_with("cannot open trace /nowhere/at/all.jsonl: "), "{words}");
 }

@@ -1,4 +1,4 @@
-//! Statistics by hand, and on the published traces where they are at hand.
+//! Tests of the statistics: by hand, and on the published traces if they are available.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ fn an_empty_or_far_flung_trace_is_described_too() {
     assert_eq!(far.infinite_cache.hit_blocks, 1);
 }
 
-/// Where the published traces lie, if they are at hand.
+/// Returns the path of a published trace, if it is available.
 pub(crate) fn published(name: &str) -> Option<PathBuf> {
     let beside = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/traces"));
     let directory = std::env::var_os("KVPLANE_TRACES").map_or(beside, PathBuf::from);

@@ -1,7 +1,7 @@
-//! The peers from their packages into a folder: a virtual environment for each wheel, UCX's wheel unpacked.
+//! Installation of peers from their packages into a folder: a virtual environment for each wheel, UCX's wheel unpacked.
 //!
-//! Versions are fixed, or figures could not be compared. What is there already is left as it is. A peer that cannot be
-//! had is said and left out; it never ends the run.
+//! Versions are pinned so that figures are comparable. An existing installation is left as it is. A peer that cannot be
+//! installed is reported and left out; it never ends the run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use crate::setup;
 
 /// Stock Mooncake: its build without an accelerator.
 const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
-/// NIXL, which brings its own UCX along.
+/// NIXL, which contains its own UCX.
 const NIXL: &str = "nixl-cu12==1.5.1";
 /// UCX with its perftest.
 const UCX: &str = "libucx-cu12==1.22.0";
-/// Pythons for which all these wheels exist, the best first.
+/// Python versions for which all these wheels exist, the best first.
 const PYTHONS: [&str; 4] = ["python3.11", "python3.12", "python3.10", "python3"];
 
-/// A peer by the name on the command line.
+/// Peer, by its name on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// Stock Mooncake over TCP.
@@ -35,10 +35,10 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Every peer.
+    /// All peers.
     pub const ALL: [Self; 5] = [Self::Mooncake, Self::Nixl, Self::Ucx, Self::Gloo, Self::Iperf3];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,13 +50,13 @@ impl Peer {
         }
     }
 
-    /// The peer of that name.
+    /// Returns the peer of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|peer| peer.name() == name)
     }
 
-    /// Debian packages that it needs.
+    /// Returns the Debian packages that the peer needs.
     const fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Mooncake => &["libibverbs1", "libnuma1", "libcurl4"],
@@ -67,7 +67,7 @@ impl Peer {
     }
 }
 
-/// Installs one peer, and says why where it cannot.
+/// Installs one peer; the error gives the reason if that fails.
 pub fn install(peer: Peer, folder: &Path) -> Result<(), Failure> {
     if is_there(peer, folder) {
         return Ok(());
@@ -76,7 +76,7 @@ pub fn install(peer: Peer, folder: &Path) -> Result<(), Failure> {
     setup::install_named(peer.packages())?;
     match peer {
         Peer::Mooncake => wheels(&folder.join("mc"), &[&[MOONCAKE, "numpy"]])?,
-        // NIXL's wheel asks for torch, which it does not use here.
+        // NIXL's wheel requires torch, which it does not use here.
         Peer::Nixl => wheels(&folder.join("nixl"), &[&["--no-deps", NIXL], &["numpy"]])?,
         Peer::Ucx => unpack_ucx(folder)?,
         Peer::Gloo | Peer::Iperf3 => {}
@@ -84,10 +84,10 @@ pub fn install(peer: Peer, folder: &Path) -> Result<(), Failure> {
     if is_there(peer, folder) {
         return Ok(());
     }
-    Err(Failure::new(format!("{} was installed and still does not start", peer.name())))
+    Err(Failure::new(format!("{} was installed but does not start", peer.name())))
 }
 
-/// Whether a peer can be started: asked by starting it.
+/// Returns true if a peer can be started, which is found by starting it.
 #[must_use]
 pub fn is_there(peer: Peer, folder: &Path) -> bool {
     let python = |path: PathBuf, import: &str| starts(Command::new(path).args(["-c", import]));
@@ -98,7 +98,7 @@ pub fn is_there(peer: Peer, folder: &Path) -> bool {
             let root = folder.join("ucx/libucx");
             starts(Command::new(root.join("bin/ucx_info")).arg("-v").env("LD_LIBRARY_PATH", root.join("lib")))
         }
-        // The distribution's torch belongs to the distribution's Python, whatever comes first in the path.
+        // The distribution's torch belongs to the distribution's Python, even if another one is first in the path.
         Peer::Gloo => python("/usr/bin/python3".into(), "import torch.distributed"),
         Peer::Iperf3 => starts(Command::new("iperf3").arg("-v")),
     }
@@ -109,7 +109,7 @@ fn starts(command: &mut Command) -> bool {
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// A virtual environment with what each list of arguments gives to pip.
+/// Creates a virtual environment and runs pip with each list of arguments.
 fn wheels(venv: &Path, installs: &[&[&str]]) -> Result<(), Failure> {
     if !starts(Command::new(venv.join("bin/python")).args(["-m", "pip", "--version"])) {
         let python = python()?;
@@ -127,7 +127,7 @@ fn pip(python: &Path, command: &str, arguments: &[&str]) -> Command {
     pip
 }
 
-/// A Python that can make virtual environments; Debian's cannot without a package of its own.
+/// Finds a Python that can create virtual environments; Debian's needs a package of its own for that.
 fn python() -> Result<PathBuf, Failure> {
     let usable = |python: &PathBuf| starts(Command::new(python).args(["-c", "import venv, ensurepip"]));
     let found = || PYTHONS.iter().filter_map(|name| process::find_program(name)).find(usable);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_there_in_an_empty_folder() {
+    fn an_empty_folder_has_no_peers() {
         let folder = std::env::temp_dir().join("kvplane-no-peers-here");
         for peer in [Peer::Mooncake, Peer::Nixl, Peer::Ucx] {
             assert!(!is_there(peer, &folder));

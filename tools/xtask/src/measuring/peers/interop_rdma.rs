@@ -1,6 +1,7 @@
-//! `cargo x interop --rdma`: a stock wheel and our C library over RDMA, in a virtual machine with soft-RoCE.
+//! `cargo x interop --rdma`: runs a stock wheel against kvplane's C library over RDMA, in a virtual machine with
+//! soft-RoCE.
 //!
-//! The machine has no network beyond itself, so the stock engine, which listens on every address, harms nobody.
+//! The machine has no network beyond itself, so the stock engine, which listens on every address, is not exposed.
 
 use std::path::Path;
 
@@ -10,12 +11,12 @@ use crate::rig;
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
 
-/// What the machine has. It may take this long: emulated, the wheel alone takes half a minute to load.
+/// Options of the machine. The timeout is long because emulated, the wheel alone takes half a minute to load.
 const MACHINE: [&str; 6] = ["--rxe", "4", "--mem", "3072", "--timeout", "900"];
-/// The two sides: an address and devices.
+/// Address and devices of the two sides.
 const SIDES: [&str; 2] = ["10.77.0.1,rxe0,rxe2", "10.77.0.2,rxe1,rxe3"];
 
-/// Skipped with a line where there is no wheel, or no machine can be prepared.
+/// Runs the test; skipped with a line where there is no wheel, or where no machine can be prepared.
 pub(super) fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let folder = super::folder(workspace, None);
@@ -27,7 +28,8 @@ pub(super) fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Fai
         eprintln!("interop: skipped: no virtual machine can be prepared here: {failure}");
         return Ok(());
     }
-    // With the program, as the release step does: alone it would have other features, and be built once more.
+    // Built together with the program, as in the release step: alone it would have other features, and be built once
+    // more.
     let build = ["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"];
     process::run(&mut workspace.cargo(&build))?;
     let mut command = rig::script(workspace, &MACHINE);
@@ -37,8 +39,8 @@ pub(super) fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Fai
     process::run(command.current_dir(&workspace.root))
 }
 
-/// What the machine must see of the host's temporary files, which it has none of: the tree, or what holds it and the
-/// wheel.
+/// Returns the directory of the host's temporary files that the machine must see: the tree, or the common ancestor of
+/// the tree and the wheel.
 fn share<'a>(root: &'a Path, folder: &Path) -> &'a Path {
     let holds = |directory: &&Path| folder.starts_with(directory) && directory.parent().is_some();
     root.ancestors().find(holds).unwrap_or(root)

@@ -1,11 +1,11 @@
-//! The mutations: for each a piece of a file, what takes its place, and the invariant that is broken by it.
+//! List of mutations: for each a piece of a file, its replacement, and the invariant that it breaks.
 
-/// Which simulation must notice.
+/// Simulation that must find a mutation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Host {
-    /// Shards with memory.
+    /// Shards with memory only.
     World,
-    /// The same, while slots go away and come back and shards miss maps.
+    /// Like `World`, while slots migrate away and back and shards miss maps.
     MissedEpochs,
     /// Shards with faulty disks.
     Tiers,
@@ -13,38 +13,38 @@ pub(super) enum Host {
     LostWrites,
     /// A shard whose disk loses its power often.
     PowerFailures,
-    /// Slots with two owners.
+    /// Slots with two replicas.
     Replicas,
-    /// The same, few objects that are replaced often and read by all.
+    /// Like `Replicas`, with few objects that are replaced often and read by all.
     HotObjects,
-    /// Slots with two owners and disks, while all nodes die at once.
+    /// Slots with two replicas and disks, while all nodes die at once.
     CopiesAgain,
-    /// Shards that want tickets, and a control plane on hosts whose clocks differ and jump.
+    /// Shards that require tickets, and a control plane on hosts whose clocks differ and jump.
     Clocks,
     /// A control plane that loses its state.
     LostState,
-    /// The same while nodes come and go with their disks.
+    /// Like `LostState`, while nodes come and go with their disks.
     LostStateWithDisks,
 }
 
-/// A planted bug.
+/// Planted bug.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mutation {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub(super) name: &'static str,
-    /// The invariant that it breaks.
+    /// Invariant that the bug breaks.
     pub(super) invariant: &'static str,
-    /// The file, from the root of the tree.
+    /// Path of the file, from the root of the tree.
     pub(super) file: &'static str,
-    /// Text that the file has once.
+    /// Text that the file contains once.
     pub(super) find: &'static str,
-    /// The text in its place.
+    /// Replacement of the text.
     pub(super) replace: &'static str,
-    /// Which simulation must notice.
+    /// Simulation that must find the bug.
     pub(super) host: Host,
 }
 
-/// All of them.
+/// All mutations.
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stale-reservation-is-held",
@@ -56,7 +56,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "stale-handle-is-taken-back",
-        invariant: "a peer gives back what it holds, and nothing of a later holder of the same place",
+        invariant: "a peer returns what it pins, and nothing of a later holder of the same index",
         file: "dataplane/store/src/service/shard/sessions/held.rs",
         find: "let held = self.holder(index) == Some((session, generation));",
         replace: "let held = self.holder(index).is_some_and(|(holder, g)| holder == session && g >= generation);",
@@ -64,7 +64,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "stale-answer-is-taken",
-        invariant: "a repeated answer moves no request that took the place of the answered one",
+        invariant: "a duplicated reply changes no request that reuses the index of the completed one",
         file: "dataplane/client/src/tables/table.rs",
         find: "        let entry = self.entries.get(index as usize)?;
         (entry.generation == generation && entry.live).then_some(&entry.value)",
@@ -74,7 +74,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "lost-removal-raises-no-floor",
-        invariant: "what was removed does not come back when the device lost the removal",
+        invariant: "a removed object does not come back when the device lost the tombstone",
         file: "dataplane/tier/src/recovery.rs",
         find: "        self.report.lost_removals += 1;
         contents.raise_floor(floor, device);",
@@ -84,7 +84,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "put-checksum-is-not-compared",
-        invariant: "what becomes visible is what one put wrote",
+        invariant: "a visible object consists of the bytes of one put",
         file: "dataplane/store/src/service/puts/mod.rs",
         find: "let outcome = if computed == Some(expected) {",
         replace: "let outcome = if computed.is_some() {",
@@ -100,7 +100,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "replaced-object-is-freed-under-its-readers",
-        invariant: "the old bytes of an object go when their pins are gone",
+        invariant: "the old bytes of an object are freed when their pins are gone",
         file: "dataplane/store/src/store.rs",
         find: "        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 0 {",
         replace: "        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 1 {",
@@ -108,7 +108,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "fence-closes-nothing",
-        invariant: "nothing of a connection that its client gave up is carried out after what this client asks later",
+        invariant: "no request of an abandoned connection is carried out after later requests of its client",
         file: "dataplane/store/src/service/shard/sessions/handshake.rs",
         find: "        for peer in over {
             self.close(&mut answers.outputs, peer, CloseReason::Fenced);
@@ -118,7 +118,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "missed-epochs-are-not-noticed",
-        invariant: "a shard that may have missed an owner of its slots does not serve what it had before",
+        invariant: "a shard that may have missed an owner of its slots does not serve objects from before",
         file: "dataplane/store/src/service/objects/owners.rs",
         find: "epoch.0 > heard.0 + 1 && standing.since > heard && !told;",
         replace: "epoch.0 > heard.0 + 1 && standing.since > heard && !told && heard > epoch;",
@@ -126,7 +126,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "taken-over-object-beats-a-newer-put",
-        invariant: "what a shard takes over was neither put nor removed there since its slot came",
+        invariant: "an imported object was neither put nor removed at the importer since its slot came",
         file: "dataplane/store/src/service/migration/imports.rs",
         find: "        if let Some(object) = self.objects.get_mut(&digest) {
             object.void = true;
@@ -137,7 +137,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "removal-does-not-wait-for-copies",
-        invariant: "when a removal is acknowledged, the second owner has no copy of what was there",
+        invariant: "when a removal is acknowledged, the replica owner has no replica of the object",
         file: "dataplane/store/src/service/replication/waits.rs",
         find: "(0..digests.len()).filter(|at| self.owes(digests[*at])).collect()",
         replace: "(0..digests.len()).filter(|at| self.owes(digests[*at]) && *at > digests.len()).collect()",
@@ -163,7 +163,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "deadline-ends-nothing",
-        invariant: "no wait is without a deadline: a batch is complete soon after its own",
+        invariant: "every wait has a deadline: a batch is complete soon after its own",
         file: "dataplane/client/src/client/inputs.rs",
         find: "            self.router.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);",
         replace: "            let _ = (batch, Cause::Deadline);",
@@ -171,7 +171,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "read-of-the-device-is-believed",
-        invariant: "no byte that a device spoilt is given",
+        invariant: "no byte that a device corrupted is served",
         file: "dataplane/tier/src/log/reads.rs",
         find: "if sum(memory, to) == read.entry.checksum() { Ok(()) } else { Err(Miss::Damaged) }",
         replace: "if sum(memory, to) != 0 || read.entry.checksum() != 1 { Ok(()) } else { Err(Miss::Damaged) }",
@@ -179,7 +179,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "removal-leaves-no-mark-on-the-device",
-        invariant: "what was removed never returns, over all incarnations of a disk",
+        invariant: "a removed object never returns, over all incarnations of a disk",
         file: "dataplane/tier/src/log/calls.rs",
         find: "        let may_be_there = self.contents.is_doubtful(is_reclaiming, durable_sequence);
         if known.is_none() && !may_be_there && !self.contents.strikes.may_return(digest) {",
@@ -197,7 +197,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "object-is-replaced-without-being-asked",
-        invariant: "a put without replace leaves the object that is there",
+        invariant: "a put without replace leaves an existing object",
         file: "dataplane/store/src/store/put.rs",
         find: "            if !self.entries[id].is(Mark::Replace) {
                 self.counters.exists_conflicts += 1;",
@@ -207,7 +207,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "reservation-of-a-gone-peer-stays",
-        invariant: "what a peer held comes back when it is gone",
+        invariant: "reservations of a peer are freed when it is gone",
         file: "dataplane/store/src/service/mod.rs",
         find: "            store.abort(reservation).expect(\"a session's reservation is held\");
         }
@@ -219,7 +219,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "pins-of-a-gone-peer-stay",
-        invariant: "what a peer held comes back when it is gone, pins too",
+        invariant: "pins of a peer are freed when it is gone",
         file: "dataplane/store/src/service/mod.rs",
         find: "            store.unpin(pin).expect(\"a session's pin is held\");
         }
@@ -231,17 +231,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "slot-that-left-is-still-put-to",
-        invariant: "an object is made at the owner of its slot only",
+        invariant: "an object is committed at the owner of its slot only",
         file: "dataplane/store/src/service/puts/mod.rs",
-        find: "        if !shard.ownership.owns(digest) {
-            // The slot was lost while",
-        replace: "        if !shard.ownership.owns(digest) && digest.0 == 0 {
-            // The slot was lost while",
+        find: "        if !shard.ownership.owns(digest) {",
+        replace: "        if !shard.ownership.owns(digest) && digest.0 == 0 {",
         host: Host::World,
     },
     Mutation {
         name: "second-owner-reads-without-being-asked",
-        invariant: "a copy is given to whom falls over to it only",
+        invariant: "a replica serves only failover reads",
         file: "dataplane/store/src/service/shard/rights.rs",
         find: "        let reads = context.flags.has(FrameFlags::READ_REPLICA) && !context.fetches;",
         replace: "        let reads = !context.fetches;",
@@ -249,7 +247,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "flush-covers-later-writes",
-        invariant: "what was acknowledged as durable is there after every crash",
+        invariant: "an object acknowledged as durable survives every crash",
         file: "dataplane/tier/src/log/flushes.rs",
         find: "            self.durable = self.covered_mark;",
         replace: "            self.durable = self.written;",
@@ -257,7 +255,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "ticket-time-from-the-clock",
-        invariant: "the ticket time goes on from what is durable, whatever the host's clock shows",
+        invariant: "ticket time continues from its durable value, whatever the host's clock shows",
         file: "dataplane/ticket/src/time.rs",
         find: "            Some(durable_s) => durable_s,",
         replace: "            Some(_) => host_s,",
@@ -273,7 +271,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "empty-state-is-a-new-cluster",
-        invariant: "a control plane without a map adopts what living members say",
+        invariant: "a control plane without a map adopts the map of living members",
         file: "control/cluster/src/cluster/start.rs",
         find: "adoption_wait_ns.filter(|_| epoch == Epoch(0))",
         replace: "adoption_wait_ns.filter(|_| epoch != Epoch(0))",
@@ -281,7 +279,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "adoption-forgets-who-owned-what",
-        invariant: "what members say is adopted with the layout that it is of",
+        invariant: "a map is adopted together with the layout that it is of",
         file: "control/cluster/src/membership/maps.rs",
         find: "        self.layout = Layout { since, claims: claims(map).unwrap_or(0), former };",
         replace: "        self.layout = Layout { since: Epoch(0), claims: 0, former: former.filter(|_| \
@@ -290,7 +288,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "tenants-see-memory-only",
-        invariant: "what a tenant was acknowledged it can read and remove from every tier",
+        invariant: "a tenant can read and remove its acknowledged objects in every tier",
         file: "dataplane/store/src/service/claims.rs",
         find: "        context.tenant.is_some()
             && matches!(",
@@ -308,7 +306,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "late-slots-are-not-walked",
-        invariant: "a copy that was promised is owed until it exists",
+        invariant: "a pending replica stays pending until it exists",
         file: "dataplane/store/src/service/shard/mod.rs",
         find: "        if gains {\n            self.effects.note(Effect::SlotsServed);",
         replace: "        if gains && epoch == Epoch(0) {\n            self.effects.note(Effect::SlotsServed);",

@@ -1,5 +1,4 @@
-//! Rule: decision records in `docs/adr` have numbers of their own, the sections that make them useful, and a place in
-//! the index.
+//! Rule: decision records in `docs/adr` have unique numbers, the required sections, and an entry in the index.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +33,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
         for target in links(line) {
             let path = format!("{DIRECTORY}/{target}");
             if target.starts_with(|c: char| c.is_ascii_digit()) && tree.file(&path).is_none() {
-                out.push(Violation::new(INDEX, at + 1, format!("{target} does not exist; remove or mend the link")));
+                out.push(Violation::new(INDEX, at + 1, format!("{target} does not exist; remove or fix the link")));
             }
         }
     }
@@ -49,7 +48,7 @@ fn check_sections(file: &File, number: &str, out: &mut Vec<Violation>) {
             out.push(Violation::new(
                 &file.path,
                 1,
-                format!("has no section `## {section}`; a decision without it is a rumour"),
+                format!("has no section `## {section}`; add it: every decision record has this section"),
             ));
         }
     }

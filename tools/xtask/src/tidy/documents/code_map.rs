@@ -1,9 +1,8 @@
-//! Rule: the code map in `docs/architecture.md` is the tree.
+//! Rule: the code map in `docs/architecture.md` matches the tree.
 //!
 //! The map lists every crate and, below it, every file and module directory at the top of its `src`, each with the
 //! first sentence of its header. It is generated, so a header is written once and read in two places; the check
-//! compares, and
-//! `cargo x tidy --write-map` writes.
+//! compares, and `cargo x tidy --write-map` writes.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +53,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
-/// The map of the tree, fence included, ending with a line end.
+/// Generates the map of the tree, fence included, ending with a line end.
 #[must_use]
 pub fn generate(tree: &Tree) -> String {
     let mut map = String::from("```text\n");
@@ -72,8 +71,8 @@ pub fn generate(tree: &Tree) -> String {
     map + "```\n"
 }
 
-/// The files at the top of a crate's `src`, and the directories there that have no file of their name, by path from
-/// the crate; each with the file that describes it.
+/// Returns the files at the top of a crate's `src`, and the directories there that have no file of their name, by path
+/// from the crate; each with the file that describes it.
 fn modules<'a>(manifest: &Manifest<'_>, files: &[&'a File]) -> BTreeMap<String, &'a File> {
     let source = format!("{}/src/", manifest.directory);
     let rust = files.iter().filter(|file| file.is_rust());
@@ -83,7 +82,7 @@ fn modules<'a>(manifest: &Manifest<'_>, files: &[&'a File]) -> BTreeMap<String, 
     for (path, file) in within {
         let parts: Vec<&str> = path.split('/').collect();
         match parts.as_slice() {
-            // A binary's directory is listed file by file: each is a program.
+            // Files of a binary's directory are listed one by one: each is a program.
             ["bin", name] | [name] if !name.ends_with("tests.rs") => modules.insert(format!("src/{path}"), file),
             [directory, "mod.rs"] => modules.insert(format!("src/{directory}/"), file),
             _ => None,
@@ -92,14 +91,14 @@ fn modules<'a>(manifest: &Manifest<'_>, files: &[&'a File]) -> BTreeMap<String, 
     modules
 }
 
-/// The document with `map` in place of the map that it has.
+/// Returns the document with `map` in place of its present map.
 pub fn replace(document: &str, map: &str) -> Result<String, String> {
     let (before, _, after) =
         split(document).ok_or_else(|| format!("{DOCUMENT} lacks the lines `{BEGIN}` and `{END}`"))?;
     Ok(format!("{before}{map}{after}"))
 }
 
-/// The document up to and with the line that opens the map, the map, and the rest.
+/// Splits the document into the text up to and including the line that opens the map, the map, and the rest.
 fn split(document: &str) -> Option<(&str, &str, &str)> {
     let begin = document.find(&format!("{BEGIN}\n"))? + BEGIN.len() + 1;
     let end = begin + document[begin..].find(END)?;
@@ -113,7 +112,7 @@ struct Entry<'a> {
     line: usize,
 }
 
-/// The entries of a map, nested paths joined with their crate's.
+/// Returns the entries of a map, nested paths joined with their crate's.
 fn entries(map: &str) -> Vec<Entry<'_>> {
     let mut entries = Vec::new();
     let mut directory = "";

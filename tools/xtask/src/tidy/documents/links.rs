@@ -22,7 +22,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
             let to = if to.is_empty() { (*path).to_owned() } else { joined(path, to) };
             let exists = tree.file(&to).is_some() || folders.contains(to.trim_end_matches('/'));
             if !exists {
-                out.push(Violation::new(path, line, format!("{target} does not exist; remove or mend the link")));
+                out.push(Violation::new(path, line, format!("{target} does not exist; remove or fix the link")));
                 continue;
             }
             let has = |anchor: &str| pages.get(to.as_str()).is_none_or(|page| anchors(&page.text).contains(anchor));
@@ -49,12 +49,12 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
-/// The folders above a file.
+/// Returns the folders above a file.
 fn above(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(at, _)| &path[..at])
 }
 
-/// A link's path, from the root of the tree.
+/// Returns a link's path, from the root of the tree.
 fn joined(page: &str, to: &str) -> String {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
@@ -68,7 +68,7 @@ fn joined(page: &str, to: &str) -> String {
     parts.join("/")
 }
 
-/// Targets of links with their lines, outside code.
+/// Returns the targets of links with their lines, outside code.
 fn targets(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut is_code = false;
@@ -85,7 +85,7 @@ fn targets(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Anchors of a page's headings, as GitHub makes them.
+/// Returns the anchors of a page's headings, as GitHub generates them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut is_code = false;
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();

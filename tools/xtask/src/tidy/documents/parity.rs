@@ -1,4 +1,4 @@
-//! Rule: the page that says what there is of Mooncake's features names tests that exist.
+//! Rule: the page on parity with Mooncake's features names tests that exist.
 //!
 //! In its tables the second column is a state, one of [`STATES`], and the last one names tests in backticks. A row that
 //! is `done` names at least one.
@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use crate::tidy::Violation;
 use crate::tidy::sources::tree::Tree;
 
-/// The page.
+/// Path of the page.
 const PAGE: &str = "docs/mooncake-parity.md";
-/// How states begin.
+/// First words of valid states.
 const STATES: [&str; 4] = ["done", "different", "open", "not planned"];
 const COLUMNS: usize = 4;
 
-/// Checks the page, where there is one.
+/// Checks the page, if it exists.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let Some(page) = tree.files.iter().find(|file| file.path == PAGE) else { return };
     let functions: BTreeSet<&str> =
@@ -32,7 +32,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
             continue;
         }
         if !STATES.iter().any(|known| state.starts_with(known)) {
-            wrong(format!("state `{state}`: say one of {}", STATES.join(", ")));
+            wrong(format!("state `{state}`: use one of {}", STATES.join(", ")));
         }
         let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
         if state.starts_with("done") && named.is_empty() {
@@ -40,7 +40,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
         }
         for test in named {
             if !functions.contains(test) {
-                wrong(format!("there is no test `{test}`: name the one that holds this row"));
+                wrong(format!("there is no test `{test}`: name the one that proves this row"));
             }
         }
     }

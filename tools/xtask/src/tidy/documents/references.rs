@@ -8,7 +8,7 @@ use crate::tidy::sources::tree::Tree;
 const METRICS: &str = "docs/reference/metrics.md";
 const FLAGS: &str = "docs/reference/flags.md";
 
-/// Checks every page but dated records and the reference itself.
+/// Checks every page except dated records and the reference itself.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let (Some(metrics), Some(flags)) = (tree.file(METRICS), tree.file(FLAGS)) else { return };
     let flags: BTreeSet<&str> = words(&flags.text).filter(|word| word.starts_with("--")).collect();
@@ -34,19 +34,19 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
-/// Words of letters, digits, `_` and `-`.
+/// Returns the words of letters, digits, `_` and `-`.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-').filter(|word| !word.is_empty())
 }
 
-/// True for a metric's name, of the families that the reference lists.
+/// Returns true for a metric's name, of the families that the reference lists.
 fn has_family(word: &str) -> bool {
     ["kvplane_shard_", "kvplane_tier_", "kvplane_cluster_", "kvplane_control_", "kvplane_conductor_"]
         .iter()
         .any(|family| word.starts_with(family) && word.len() > family.len())
 }
 
-/// True for a metric, a series of a histogram, or a beginning that ends in `_`.
+/// Returns true for a metric, a series of a histogram, or a prefix that ends in `_`.
 fn is_known(metrics: &BTreeSet<&str>, word: &str) -> bool {
     let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word);
     metrics.contains(word)
@@ -54,7 +54,7 @@ fn is_known(metrics: &BTreeSet<&str>, word: &str) -> bool {
         || word.ends_with('_') && metrics.iter().any(|metric| metric.starts_with(word))
 }
 
-/// Command lines of `kvplane` in a line: spans of code, and lines of blocks, that begin with it.
+/// Returns the command lines of `kvplane` in a line: code spans, and lines of blocks, that begin with it.
 fn commands(line: &str) -> impl Iterator<Item = &str> {
     let is_one = |text: &&str| text.trim_start().starts_with("kvplane ");
     let block = Some(line).filter(is_one).map(|line| line.split('#').next().unwrap_or(line));

@@ -2,9 +2,9 @@
 //!
 //! The section `## Walks` follows requests through the code. Each `###` below it is a walk; a section without any is
 //! one walk. In a walk, a link to a source is a stop, and so is `` `path/file.rs` `` where it names one file, from the
-//! root or from any folder. Names in backticks directly behind a stop, `` `function` ``, `` `Type::function` `` or
-//! `` `Type` ``, are defined in that file. A walk has at most nine different files: what leads through more is not a
-//! path but a tour.
+//! root or from any folder. Names in backticks directly behind a stop, `` `function` ``, `` `Type::function` `` or ``
+//! `Type` ``, are defined in that file. A walk has at most nine different files, so that it stays short enough to
+//! follow.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ const SECTION: &str = "## Walks";
 const WALK: &str = "### ";
 const MOST_FILES: usize = 9;
 
-/// Checks the section, where there is one.
+/// Checks the section, if it exists.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let Some(document) = tree.file(DOCUMENT) else { return };
     let lines = document.text.lines().enumerate().map(|(at, text)| (at + 1, text));
@@ -36,13 +36,13 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     walk.end(out);
 }
 
-/// One walk, as far as it is read.
+/// Walk in progress of reading.
 struct Walk<'a> {
     tree: &'a Tree,
     line: usize,
     name: &'a str,
     files: BTreeSet<&'a str>,
-    /// The last stop, and the text behind it or behind the function named last.
+    /// Last stop, and the text behind it or behind the function named last.
     stop: Option<&'a File>,
     behind: String,
 }
@@ -52,20 +52,20 @@ impl<'a> Walk<'a> {
         Self { tree, line, name, files: BTreeSet::new(), stop: None, behind: String::new() }
     }
 
-    /// Reads a line, in which text and names in backticks take turns.
+    /// Reads a line, in which text and names in backticks alternate.
     fn follow(&mut self, line: usize, text: &str, out: &mut Vec<Violation>) {
         let mut parts = text.split('`');
         self.behind.push('\n');
         self.read_text(line, parts.next().unwrap_or_default(), out);
         while let Some(name) = parts.next() {
             let behind = parts.next().unwrap_or_default();
-            // The words of a link are no stop by themselves.
+            // The text of a link is not a stop by itself.
             let is_linked = behind.starts_with("](") && next_link(behind).is_some();
             if name.ends_with(".rs") && !is_linked {
                 self.stop_at(line, name, &named(self.tree, name), out);
             } else if let Some(file) = self.stop.filter(|_| is_beside(&self.behind) && is_name(name)) {
                 if !defines(file, name) {
-                    let message = format!("`{}` defines no `{name}`; mend the walk", file.path);
+                    let message = format!("`{}` defines no `{name}`; fix the walk", file.path);
                     out.push(Violation::new(DOCUMENT, line, message));
                 }
             } else {
@@ -93,7 +93,7 @@ impl<'a> Walk<'a> {
                 self.stop = Some(file);
                 return;
             }
-            [] => format!("there is no `{name}`; mend the walk"),
+            [] => format!("there is no `{name}`; fix the walk"),
             several => format!("`{name}` may be any of {} files; name more of its path", several.len()),
         };
         self.stop = None;
@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The target of the next link to a source of ours, and the text behind the link.
+/// Returns the target of the next link to a source of the tree, and the text behind the link.
 fn next_link(mut text: &str) -> Option<(&str, &str)> {
     loop {
         let (target, rest) = text.split_once("](")?.1.split_once(')')?;
@@ -124,7 +124,7 @@ fn next_link(mut text: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// The path from the root that a link in the document leads to.
+/// Returns the path from the root that a link in the document leads to.
 fn from_root(target: &str) -> String {
     let folder = DOCUMENT.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = Vec::new();
@@ -140,7 +140,7 @@ fn from_root(target: &str) -> String {
     parts.join("/")
 }
 
-/// The files at this path, from the root or from any folder.
+/// Returns the files at this path, from the root or from any folder.
 fn named<'a>(tree: &'a Tree, path: &str) -> Vec<&'a File> {
     match tree.file(path) {
         Some(file) => vec![file],
@@ -151,7 +151,7 @@ fn named<'a>(tree: &'a Tree, path: &str) -> Vec<&'a File> {
     }
 }
 
-/// Whether nothing but blanks and punctuation stands between two names in backticks.
+/// Returns true if only blanks and punctuation stand between two names in backticks.
 fn is_beside(between: &str) -> bool {
     between.chars().all(|character| " \n,:()[]|".contains(character))
 }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn missing_files_and_names_are_named() {
         let cases = [
             ("`a/src/z.rs` `get`", "4 there is no `a/src/z.rs`"),
             ("`src/x.rs` `get`", "4 `src/x.rs` may be any of 2 files"),

@@ -1,24 +1,24 @@
-//! Rule: dependencies run one way, and each weighty external crate has one home.
+//! Rule: dependencies run one way, and each major external crate has one home.
 //!
-//! The rings are written down as a table of edges: who may name whom. An edge that is not in it fails, so the shape of
-//! the house changes only by changing this file. Looks at every kind of dependency; `tests` and `benches` may use
+//! The rings are a table of edges: each crate with those that it may depend on. An edge that is not in it fails, so the
+//! architecture changes only by changing this file. All kinds of dependencies count; `tests` and `benches` may use
 //! anything.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::manifest::{self, Dependency, Manifest};
 use crate::tidy::sources::tree::Tree;
 
-/// What a crate of ours may name.
+/// Allowed dependencies of a crate of the workspace.
 enum Uses {
-    /// Any crate of ours and any external crate.
+    /// Any crate of the workspace and any external crate.
     Anything,
-    /// Any crate of ours.
+    /// Any crate of the workspace.
     Ours,
-    /// These crates of ours.
+    /// These crates of the workspace.
     Only(&'static [&'static str]),
 }
 
-/// Each package of ours and what it may name, from the inner ring outwards.
+/// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
 const EDGES: [(&str, Uses); 26] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
@@ -63,7 +63,7 @@ const EDGES: [(&str, Uses); 26] = [
         ]),
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-sys"])),
-    // A library of HTTP and etcd, which knows nothing of the control plane.
+    // Library for HTTP and etcd, independent of the control plane.
     ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
     (
         "kvplane-server",
@@ -105,7 +105,7 @@ const EDGES: [(&str, Uses); 26] = [
     ("kvplane-bench-conductor", Uses::Anything),
 ];
 
-/// External crates that only these packages of ours may name.
+/// External crates that only these packages of the workspace may depend on.
 const HOMES: [(&str, &[&str]); 30] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
@@ -124,11 +124,11 @@ const HOMES: [(&str, &[&str]); 30] = [
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("quinn-proto", &["kvplane-rpc"]),
-    // The last two in their tests only.
+    // The last two use it in their tests only.
     ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
-    // The second for quinn, which takes ring's keys for stateless resets.
+    // The second passes it to quinn, which takes ring's keys for stateless resets.
     ("ring", &["kvplane-ticket", "kvplane-rpc"]),
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
@@ -141,7 +141,7 @@ const HOMES: [(&str, &[&str]); 30] = [
     ("xxhash-rust", &["kvplane-proto"]),
 ];
 
-/// Checks every manifest.
+/// Checks all manifests.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for manifest in manifest::all(tree) {
         let Some((_, uses)) = EDGES.iter().find(|(name, _)| *name == manifest.name) else {
@@ -168,8 +168,8 @@ fn objection(manifest: &Manifest<'_>, uses: &Uses, dependency: &Dependency) -> O
     if EDGES.iter().any(|(ours, _)| *ours == name) {
         return match uses {
             Uses::Only(allowed) if !allowed.contains(&name) => Some(format!(
-                "`{}` may not depend on `{name}`: dependencies run from the outer rings to the inner; ask through an \
-                 output and be told through an input, or move the code",
+                "`{}` may not depend on `{name}`: dependencies run from the outer rings to the inner; pass the \
+                 request as an output and the result as an input, or move the code",
                 manifest.name
             )),
             _ => None,

@@ -1,9 +1,8 @@
-//! Rule: the pure crates read no clock, start no thread, open nothing, draw no randomness of their own.
+//! Rule: the pure crates read no clock, start no thread, open nothing, and use no randomness of their own.
 //!
-//! What they need is an argument, which is why the simulator can run them unchanged and a seed reproduces a failure.
+//! Their inputs are arguments, which is why the simulator can run them unchanged and a seed reproduces a failure.
 //! Clocks, threads and randomness are banned in their tests too, for the same reason; tests may read files, print and
-//! hash. Names are found where they are imported and where they are written out; a re-export under another name is not
-//! seen through.
+//! hash. Names are found in imports and in written-out paths; a re-export under another name is not noticed.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +22,7 @@ pub const PURE: [&str; 8] = [
     "tools/sim",
 ];
 
-/// Names that share a reason.
+/// Banned names that share a reason.
 struct Ban {
     names: &'static [&'static str],
     in_tests_too: bool,
@@ -89,7 +88,7 @@ static BANS: [Ban; 7] = [
     },
 ];
 
-/// Bans and their names, by the first word of the name: there are few of these and very many paths.
+/// Bans with their names, by the first word of the name: there are few of these and very many paths.
 type Bans = BTreeMap<&'static str, Vec<(&'static Ban, &'static str)>>;
 
 fn first_word(path: &str) -> &str {
@@ -131,7 +130,7 @@ fn check_file(file: &File, bans: &Bans, out: &mut Vec<Violation>) {
     }
 }
 
-/// Whether an import brings in what `name` stands for, or something below, or everything beside it.
+/// Returns true if an import brings in the item `name`, an item below it, or everything beside it.
 fn brings_in(import: &Import, name: &str) -> bool {
     let mut wanted = name.split("::").filter(|word| !word.is_empty());
     for have in import.path.split("::") {
@@ -145,7 +144,7 @@ fn brings_in(import: &Import, name: &str) -> bool {
     wanted.next().is_none()
 }
 
-/// Whether a path is `name` or goes on from it; from a name that ends with `::` it has to go on.
+/// Returns true if a path equals `name` or continues it; a name that ends with `::` has to be continued.
 fn begins_with(mention: &Mention, name: &str) -> bool {
     match mention.path.strip_prefix(name) {
         Some(rest) => name.ends_with("::") || rest.is_empty() || rest.starts_with("::"),
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_in_is_clean() {
+    fn passed_in_values_are_clean() {
         let source = "use std::collections::BTreeMap;\nuse std::time::Duration;\nuse std::net::SocketAddr;\n\
                       /// Like `Instant::now()`.\nfn a(now_ns: u64) { let s = \"std::fs\"; self.process(x);
                       /// crate::env::x(); }\n\

@@ -1,14 +1,13 @@
-//! Rule: `unsafe` stands only in `dataplane/sys` and at the rims. The root of every other crate forbids it, so that the
-//! compiler holds that too, in what macros write.
+//! Rule: `unsafe` is used only in `dataplane/sys` and in the language bindings. The root of every other crate forbids
+//! it, so that the compiler enforces that too, also in the output of macros.
 //!
-//! That each block and impl there is preceded by its `// SAFETY:` argument is clippy's to check
-//! (`undocumented_unsafe_blocks`). This rule sees what the compiler's lint does not: code that is compiled out, and
-//! roots that do not forbid it.
+//! The `// SAFETY:` argument of each block and impl is checked by clippy (`undocumented_unsafe_blocks`). This rule
+//! covers the gaps of the compiler's lint: code that is compiled out, and roots that do not forbid it.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::tree::Tree;
 
-/// Directories that may say `unsafe`: the system layer, and the rims towards Python and C.
+/// Directories that may use `unsafe`: the system layer, and the bindings for Python and C.
 const ALLOWED: [&str; 3] = ["dataplane/sys/", "tools/python/", "tools/capi/"];
 
 const FORBID: &str = "#![forbid(unsafe_code)]";

@@ -1,16 +1,18 @@
-//! Rule: modules of one folder do not know each other in a circle.
+//! Rule: modules of one folder do not depend on each other in a circle.
 //!
-//! What counts is which module *defines* what another one names, in a `use` or by a path written out. Names are
-//! followed through re-exports, so a front that hands on what lies below it makes no circle, nor does it by handing it
-//! on. Every folder is looked at by itself. Its modules are its nodes, each with all that lies below it, and so is the
-//! folder's own file (`mod.rs`, `x.rs` of `x/`, `lib.rs`). There is an edge from one node to another when
+//! A dependency counts for the module that *defines* the item which another module names, in a `use` or by a
+//! written-out path. Names are followed through re-exports, so a front that re-exports items below it makes no circle,
+//! and re-exporting alone is no dependency. Every folder is checked by itself. Its modules are its nodes, each with
+//! everything below it, and so is the folder's own file (`mod.rs`, `x.rs` of `x/`, `lib.rs`). There is an edge from one
+//! node to another when
 //!
 //! * something in the first names an item that the second defines, or the second as a module; or
 //! * something in a module names an item of the folder's own file that *does* something: a function, or a type with
-//!   inherent methods. What is plain data there (constants, traits, types without methods) is everybody's.
+//!   inherent methods. Plain data there (constants, traits, types without methods) may be used by all.
 //!
-//! The second is why components below a shell do not get the shell: it knows them, so they must not know it. Calls of
-//! methods are not seen, as they need types. Where impls of a type lie is another rule's matter.
+//! The second condition keeps components below a shell from depending on the shell: it depends on them, so they must
+//! not depend on it. Calls of methods are not seen, as they need types. The location of a type's impls is the matter of
+//! another rule.
 //!
 //! Each knot of nodes is reported once, with a shortest circle through it.
 
@@ -25,10 +27,10 @@ use crate::tidy::sources::tree::Tree;
 const CRATES: [&str; 5] =
     ["dataplane/store", "dataplane/tier", "dataplane/engine", "dataplane/client", "dataplane/proto"];
 
-/// What the folder's own file is called as a node.
+/// Name of the folder's own file as a node.
 const OWN_FILE: &str = "its own file";
 
-/// One place where a node names something of another.
+/// Place where a node names an item of another.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence<'a> {
     path: &'a str,
@@ -36,7 +38,7 @@ struct Evidence<'a> {
     named: String,
 }
 
-/// The nodes of a folder that a node leads to, each with the first place that does.
+/// Nodes of a folder that each node depends on, with the first place of each dependency.
 type Edges<'a> = BTreeMap<String, BTreeMap<String, Evidence<'a>>>;
 
 /// Checks every folder of these crates.
@@ -58,7 +60,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
-/// The edges within each folder of the crate, by the folder's module.
+/// Returns the edges within each folder of the crate, by the folder's module.
 fn folders<'a>(found: &Crate<'a>) -> BTreeMap<String, Edges<'a>> {
     let busy = types_with_methods(found);
     let mut folders: BTreeMap<String, Edges<'a>> = BTreeMap::new();
@@ -78,7 +80,7 @@ fn folders<'a>(found: &Crate<'a>) -> BTreeMap<String, Edges<'a>> {
     folders
 }
 
-/// Types of the crate with inherent methods.
+/// Returns the types of the crate with inherent methods.
 fn types_with_methods(found: &Crate<'_>) -> BTreeSet<Place> {
     let mut types = BTreeSet::new();
     for (module, file) in found.files() {
@@ -93,7 +95,7 @@ fn does_something(found: &Crate<'_>, place: &Place, busy: &BTreeSet<Place>) -> b
     is_function || busy.contains(place)
 }
 
-/// Every place where a file's module names something of its crate: the module, the evidence, and what is named.
+/// Returns every place where a file's module names an item of its crate: the module, the evidence, and the item.
 fn references<'c, 'a>(found: &'c Crate<'a>) -> Vec<(&'c str, Evidence<'a>, Place)> {
     let mut references = Vec::new();
     for (module, file) in found.files() {
@@ -107,7 +109,7 @@ fn references<'c, 'a>(found: &'c Crate<'a>) -> Vec<(&'c str, Evidence<'a>, Place
             references.extend(place.map(|place| (module, evidence, place)));
         };
         for import in outline.imports.iter().filter(|import| !import.in_test) {
-            // What is only handed on is not used here.
+            // An item that is only re-exported is not used here.
             if !import.is_public || used.contains(import.name.as_str()) {
                 add(&import.scope, &import.path, import.line);
             }
@@ -123,7 +125,7 @@ fn references<'c, 'a>(found: &'c Crate<'a>) -> Vec<(&'c str, Evidence<'a>, Place
     references
 }
 
-/// The innermost module that both lie in.
+/// Returns the innermost module that contains both.
 fn common<'m>(one: &'m str, other: &str) -> &'m str {
     let mut folder = one;
     while !lies_in(other, folder) {
@@ -132,13 +134,13 @@ fn common<'m>(one: &'m str, other: &str) -> &'m str {
     folder
 }
 
-/// The node of the folder that the module belongs to.
+/// Returns the node of the folder that the module belongs to.
 fn node<'m>(module: &'m str, folder: &str) -> &'m str {
     let rest = module[folder.len()..].trim_start_matches("::");
     if rest.is_empty() { OWN_FILE } else { rest.split("::").next().unwrap_or(rest) }
 }
 
-/// A shortest way along the edges from `node` back to it, itself at both ends.
+/// Returns a shortest path along the edges from `node` back to it, with `node` at both ends.
 fn circle_through<'e>(node: &'e String, edges: &'e Edges<'_>) -> Option<Vec<&'e String>> {
     let mut came_from: BTreeMap<&String, &String> = BTreeMap::new();
     let mut pending = VecDeque::from([node]);
@@ -161,7 +163,7 @@ fn circle_through<'e>(node: &'e String, edges: &'e Edges<'_>) -> Option<Vec<&'e 
     None
 }
 
-/// All nodes that lie on a circle with `node`.
+/// Returns all nodes that lie on a circle with `node`.
 fn knot_of<'e>(node: &'e String, edges: &'e Edges<'_>) -> BTreeSet<&'e String> {
     let reached = |from: &'e String| {
         let mut reached = BTreeSet::new();
@@ -198,7 +200,7 @@ mod tests {
 
     const MANIFEST: (&str, &str) = ("dataplane/tier/Cargo.toml", "[package]\nname = \"kvplane-tier\"\n");
 
-    /// The places of circles in a crate of these files of its `src`.
+    /// Returns the places of circles in a crate whose `src` has these files.
     fn circles(files: &[(&str, &str)]) -> Vec<String> {
         let paths: Vec<String> = files.iter().map(|(path, _)| format!("dataplane/tier/src/{path}")).collect();
         let mut tree = vec![MANIFEST];
@@ -257,7 +259,7 @@ mod tests {
         assert_eq!(circles(&[("lib.rs", &reexporting), component]), ["lib.rs:2"]);
         let function = ("x.rs", "pub struct X;\nfn f() { super::help() }\n");
         assert_eq!(circles(&[("lib.rs", "mod x;\nfn help() { x::X; }\n"), function]), ["lib.rs:2"]);
-        // A shell that its modules only extend knows none of them.
+        // A shell that its modules only extend depends on none of them.
         let extended = ("lib.rs", "mod x;\npub struct Shell;\n");
         assert!(circles(&[extended, ("x.rs", "use super::Shell;\nimpl Shell { fn f(&self) {} }\n")]).is_empty());
     }

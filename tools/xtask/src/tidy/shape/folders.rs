@@ -1,7 +1,7 @@
 //! Rule: a folder holds fewer than 16 sources.
 //!
-//! Who opens a folder wants to see at a glance what is in it. More than that is cut into folders by what owns what,
-//! each with a front. Files of tests are not counted.
+//! A reader should see the content of a folder at a glance. A larger one is divided into folders by ownership, each
+//! with a front. Files of tests are not counted.
 
 use std::collections::BTreeMap;
 

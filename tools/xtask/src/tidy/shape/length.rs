@@ -1,7 +1,7 @@
-//! Advice: files over 500 lines and functions over 70 are looked at again.
+//! Advice: files over 500 lines and functions over 70 deserve a second look.
 //!
-//! A length is no rule: a file is split where ownership splits, and never to pass a number. What is longer than most is
-//! printed, and nothing fails for it.
+//! A length is not a rule: a file is split where ownership splits, and never to satisfy a number. Files and functions
+//! above the limits are printed, and nothing fails for it.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::tree::Tree;
@@ -9,7 +9,7 @@ use crate::tidy::sources::tree::Tree;
 const LONG_FILE_LINES: usize = 500;
 const LONG_FUNCTION_LINES: usize = 70;
 
-/// Lists every Rust source and every function that is longer than most.
+/// Lists every long Rust source and every long function.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for file in tree.rust() {
         let path = file.path.as_str();
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_most_is_listed() {
+    fn long_files_and_functions_are_listed() {
         assert_eq!(places(check, &[("a.rs", &function(70))]), Vec::<String>::new());
         assert_eq!(places(check, &[("a.rs", &function(71))]), ["a.rs:2"]);
         assert_eq!(places(check, &[("a.rs", &"//\n".repeat(500))]), Vec::<String>::new());

@@ -1,7 +1,7 @@
-//! Rule: a function names its parameters, and takes none of them apart where it declares them.
+//! Rule: a function names its parameters, and destructures none of them in its signature.
 //!
-//! `fn f((a, b): (u8, u8))` hides from the caller that two things belong together: they want a struct, or a parameter
-//! each. Closures are free to. Functions in the input of macros are not seen.
+//! `fn f((a, b): (u8, u8))` hides from the caller that two things belong together: they should be a struct, or a
+//! parameter each. Closures are exempt. Functions in the input of macros are not seen.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::crates::Crate;

@@ -1,12 +1,12 @@
-//! Rules: how much one type holds and does.
+//! Rules: limits on the fields, functions and impl files of one type.
 //!
 //! * A struct that has methods with `&mut self`, of its own or of a trait, has at most 15 fields.
 //! * Any other struct is a record, and has at most 30.
 //! * A type has at most 40 inherent functions, summed over its impls within its crate.
 //! * The inherent impls of a type are in at most three files.
 //!
-//! Types are told apart by the modules that define them, also where an impl names them through imports and aliases.
-//! Tests are left out, and so is what macros write.
+//! Types are distinguished by the modules that define them, also where an impl names them through imports and aliases.
+//! Tests are left out, and so is the output of macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,11 +20,11 @@ const MOST_FIELDS_OF_RECORD: usize = 30;
 const MOST_METHODS: usize = 40;
 const MOST_FILES: usize = 3;
 
-/// What a crate says of one type.
+/// Counts of one type in a crate.
 #[derive(Debug, Default)]
 struct Tally<'a> {
     name: String,
-    /// Where it is defined; where its first impl is, if the definition is not seen.
+    /// Path of its definition, or of its first impl if the definition is not seen.
     path: &'a str,
     line: usize,
     fields: usize,
@@ -116,7 +116,7 @@ fn tallies_of<'a>(found: &Crate<'a>) -> Vec<Tally<'a>> {
     tallies.into_values().collect()
 }
 
-/// The place of a type that no module is seen to define: a macro did, or another crate.
+/// Returns the place of a type whose definition is not seen: a macro or another crate defines it.
 fn unseen(module: &str, name: &str) -> Place {
     Place { module: module.to_string(), item: Some(name.to_string()) }
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_itself_has_few_fields() {
+    fn types_that_change_themselves_have_few_fields() {
         let record = with_fields("A", 16);
         assert!(places(check_fields, &in_lib(&record)).is_empty());
         for impls in [

@@ -1,9 +1,9 @@
-//! Work on all cores.
+//! Parallel map over all cores.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// The results of `work` on each of the items, in their order.
+/// Applies `work` to each of the items on all cores; returns the results in the order of the items.
 pub fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(items.len());
     let next = AtomicUsize::new(0);

@@ -1,8 +1,8 @@
-//! The modules of each crate, and what a path in one of them names.
+//! Modules of each crate, and resolution of paths in them.
 //!
 //! Tests are left out: files in folders of tests, and modules under `#[cfg(test)]`. Names are followed through `use`,
-//! re-exports and globs to the module that defines them. A macro among items is taken to define what others import
-//! from there and its input names. Types are not known, so what a method's call leads to is not seen.
+//! re-exports and globs to the module that defines them. A macro among items is assumed to define the words of its
+//! input that other modules import from there. Types are not known, so the targets of method calls are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,26 +10,26 @@ use super::manifest;
 use super::outline::{Definition, Import, Kind};
 use super::tree::{File, Tree};
 
-/// Further steps than any path of ours takes: two globs that bring in each other never end.
+/// Bound on the steps of resolving a path, more than any real path takes: two globs that import each other never end.
 const MOST_STEPS: usize = 32;
 
-/// A crate of ours without its tests.
+/// Crate of the workspace without its tests.
 #[derive(Debug)]
 pub struct Crate<'a> {
-    /// The package's name.
+    /// Name of the package.
     pub name: String,
-    /// Its folder, from the root.
+    /// Folder of the crate, from the root.
     pub directory: &'a str,
-    /// Its modules and the bodies of its functions, by path from the crate's root, which has the empty path.
+    /// Modules and bodies of functions, by path from the crate's root, which has the empty path.
     pub modules: BTreeMap<String, Module<'a>>,
 }
 
-/// A module, or the body of a function.
+/// Module, or body of a function.
 #[derive(Debug)]
 pub struct Module<'a> {
-    /// The file in which it stands.
+    /// File that contains the module.
     pub file: &'a File,
-    /// Whether the file is this module and not one around it.
+    /// The file is this module itself, not one around it.
     pub owns_file: bool,
     definitions: BTreeMap<&'a str, &'a Definition>,
     imports: BTreeMap<&'a str, &'a Import>,
@@ -49,29 +49,29 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Whether names reach it by `use path::*`.
+    /// Returns true if names reach it by `use path::*`.
     #[must_use]
     pub fn has_globs(&self) -> bool {
         !self.globs.is_empty()
     }
 
-    /// What it defines by that name.
+    /// Returns its definition of that name.
     #[must_use]
     pub fn definition(&self, name: &str) -> Option<&'a Definition> {
         self.definitions.get(name).copied()
     }
 }
 
-/// What a path names.
+/// Target of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The module, or the one that defines the item.
+    /// Module that the path names, or that defines the item.
     pub module: String,
-    /// The item; none where the path names a module.
+    /// Item that the path names; `None` for a module.
     pub item: Option<String>,
 }
 
-/// The path of the module around this one.
+/// Returns the path of the module around this one.
 #[must_use]
 pub fn parent(module: &str) -> Option<&str> {
     if module.is_empty() { None } else { Some(module.rsplit_once("::").map_or("", |(parent, _)| parent)) }
@@ -85,13 +85,13 @@ fn below(module: &str, name: &str) -> String {
     }
 }
 
-/// Whether this is the body of a function, which sees the names of what is around it.
+/// Returns true for the body of a function, which sees the names of the modules around it.
 fn is_body(module: &str) -> bool {
     module.rsplit("::").next().is_some_and(|last| last.starts_with("fn "))
 }
 
 impl<'a> Crate<'a> {
-    /// Every crate in the tree that has sources outside tests.
+    /// Returns every crate in the tree that has sources outside tests.
     #[must_use]
     pub fn all(tree: &'a Tree) -> Vec<Self> {
         let manifests = manifest::all(tree);
@@ -144,19 +144,19 @@ impl<'a> Crate<'a> {
         self.modules.entry(below(path, scope)).or_insert_with(|| Module::new(file, false))
     }
 
-    /// Its files with the paths of their modules.
+    /// Returns the crate's files with the paths of their modules.
     pub fn files(&self) -> impl Iterator<Item = (&str, &'a File)> {
         let files = self.modules.iter().filter(|(_, module)| module.owns_file);
         files.map(|(path, module)| (path.as_str(), module.file))
     }
 
-    /// The scope of this path within `module`.
+    /// Returns the scope of this path within `module`.
     #[must_use]
     pub fn scope(&self, module: &str, scope: &str) -> Option<&Module<'a>> {
         self.modules.get(&below(module, scope))
     }
 
-    /// The module whose file `module` is in.
+    /// Returns the module whose file contains `module`.
     #[must_use]
     pub fn file_module<'m>(&self, mut module: &'m str) -> &'m str {
         while !self.modules.get(module).is_some_and(|found| found.owns_file) {
@@ -166,14 +166,14 @@ impl<'a> Crate<'a> {
         module
     }
 
-    /// What `path`, written in a scope of `module`, names in this crate; none for what other crates define.
+    /// Resolves `path`, written in a scope of `module`, to an item of this crate; `None` for items of other crates.
     #[must_use]
     pub fn resolve(&self, module: &str, scope: &str, path: &str) -> Option<Place> {
         let parts: Vec<&str> = path.split("::").collect();
         self.find(&below(module, scope), &parts, MOST_STEPS)
     }
 
-    /// The same for a path of a type, seen through its aliases.
+    /// Resolves a path of a type like [`Self::resolve`], and follows its aliases.
     #[must_use]
     pub fn resolve_type(&self, module: &str, scope: &str, path: &str) -> Option<Place> {
         let mut place = self.resolve(module, scope, path)?;
@@ -185,13 +185,13 @@ impl<'a> Crate<'a> {
         Some(place)
     }
 
-    /// What the place's module defines by its name.
+    /// Returns the definition of the place's item in its module.
     #[must_use]
     pub fn definition(&self, place: &Place) -> Option<&'a Definition> {
         self.modules.get(&place.module)?.definition(place.item.as_deref()?)
     }
 
-    /// The place of a path that begins in `from` with whatever paths may begin with.
+    /// Resolves a path that begins in `from` with any valid first word.
     fn find(&self, from: &str, parts: &[&str], steps: usize) -> Option<Place> {
         let (first, rest) = parts.split_first()?;
         if *first == "crate" || *first == self.name.replace('-', "_") {
@@ -207,7 +207,7 @@ impl<'a> Crate<'a> {
         }
     }
 
-    /// The place of a path that goes on in `module`.
+    /// Resolves the rest of a path in `module`.
     fn descend(&self, module: &str, parts: &[&str], steps: usize) -> Option<Place> {
         let steps = steps.checked_sub(1)?;
         let Some((first, rest)) = parts.split_first() else {
@@ -249,13 +249,13 @@ impl<'a> Crate<'a> {
     }
 }
 
-/// Whether `module` is `other` or lies below it.
+/// Returns true if `module` is `other` or lies below it.
 #[must_use]
 pub fn lies_in(module: &str, other: &str) -> bool {
     module.strip_prefix(other).is_some_and(|rest| other.is_empty() || rest.is_empty() || rest.starts_with("::"))
 }
 
-/// The module that the file at `path` is, of the crate in `directory`; none for files outside its `src`.
+/// Returns the module of the file at `path`, of the crate in `directory`; `None` for files outside its `src`.
 fn module_of(path: &str, directory: &str, has_library: bool) -> Option<String> {
     let path = path.strip_prefix(directory)?.strip_prefix("/src/")?.strip_suffix(".rs")?;
     let module = match path {

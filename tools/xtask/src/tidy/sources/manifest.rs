@@ -1,33 +1,33 @@
-//! What the rules ask of a `Cargo.toml`: the package's name and its dependencies.
+//! Content of a `Cargo.toml` that rules use: the package's name and its dependencies.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::tree::{File, Tree};
 
-/// One dependency, of any kind.
+/// Dependency of any kind.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Dependency {
-    /// The package's name, also where it is renamed.
+    /// Name of the package, also if it is renamed.
     pub name: String,
     /// Line in the manifest.
     pub line: usize,
 }
 
-/// The manifest of one crate of ours.
+/// Manifest of one crate of the workspace.
 #[derive(Debug)]
 pub struct Manifest<'a> {
-    /// The package's name.
+    /// Name of the package.
     pub name: String,
     /// Directory from the root, without `/` at its end; empty for the root itself.
     pub directory: &'a str,
-    /// The manifest's path.
+    /// Path of the manifest.
     pub path: &'a str,
     /// Normal, development and build dependencies, of every target.
     pub dependencies: Vec<Dependency>,
 }
 
-/// The manifests of every package in the tree, by path.
+/// Returns the manifests of all packages in the tree, by path.
 #[must_use]
 pub fn all(tree: &Tree) -> Vec<Manifest<'_>> {
     tree.files.iter().filter_map(parse).collect()
@@ -36,7 +36,8 @@ pub fn all(tree: &Tree) -> Vec<Manifest<'_>> {
 /// Tables that hold dependencies.
 const KINDS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 
-/// The manifest in `file`; none for other files, for workspaces without a package, and for what cargo refuses too.
+/// Parses the manifest in `file`; `None` for other files, for workspaces without a package, and for manifests that
+/// cargo refuses too.
 fn parse(file: &File) -> Option<Manifest<'_>> {
     let directory = file.path.strip_suffix("Cargo.toml")?;
     let directory = directory.strip_suffix('/').unwrap_or(directory);
@@ -64,7 +65,7 @@ fn add_dependencies(text: &str, within: &DeTable<'_>, out: &mut Vec<Dependency>)
     }
 }
 
-/// The package behind a renamed dependency, `{ package = "name", ... }`.
+/// Returns the package behind a renamed dependency, `{ package = "name", ... }`.
 fn renamed<'a>(value: &'a Spanned<DeValue<'_>>) -> Option<&'a str> {
     value.get_ref().get("package")?.get_ref().as_str()
 }

@@ -1,8 +1,8 @@
-//! What a Rust source holds, as far as rules ask: modules, definitions, impls, functions, imports, and paths.
+//! Outline of a Rust source, as far as rules need it: modules, definitions, impls, functions, imports, and paths.
 //!
-//! A source is parsed with `syn` and walked once. Syntax trees cannot leave the thread that parsed them, so what rules
-//! need becomes plain data here. `syn` leaves the input of macros as tokens; [`macros`] reads it as the code that it
-//! looks like.
+//! A source is parsed with `syn` and walked once. Syntax trees cannot leave the thread that parsed them, so the facts
+//! that rules need become plain data here. `syn` leaves the input of macros as tokens; [`macros`] reads it as the code
+//! that it looks like.
 
 mod attributes;
 mod macros;
@@ -10,19 +10,19 @@ mod reader;
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 
-/// What one Rust source holds.
+/// Outline of one Rust source.
 ///
 /// Scopes are paths from the file's own module, joined with `::`, and empty for that module itself. The body of a
 /// function is a scope too, called `fn name`, which can be no name of a module.
 #[derive(Debug, Default)]
 pub struct Outline {
-    /// Whether the source says `#![forbid(unsafe_code)]`.
+    /// The source has `#![forbid(unsafe_code)]`.
     pub forbids_unsafe: bool,
     /// Lines of the keyword `unsafe`.
     pub unsafe_lines: Vec<usize>,
     /// Modules that lie in files of their own.
     pub modules: Vec<ModuleDeclaration>,
-    /// Types, traits, functions and constants, those of macros' inputs among them.
+    /// Types, traits, functions and constants, including those in inputs of macros.
     pub definitions: Vec<Definition>,
     /// Words in the inputs of macros that stand among items: such a macro may define any of them.
     pub macro_words: Vec<MacroWord>,
@@ -30,34 +30,34 @@ pub struct Outline {
     pub impls: Vec<ImplBlock>,
     /// Functions and methods, with bodies and without.
     pub functions: Vec<Function>,
-    /// Names that `use` brings in, groups spelled out.
+    /// Names that `use` imports, groups spelled out.
     pub imports: Vec<Import>,
-    /// Paths that are written out in code; those of `use` are not among them.
+    /// Paths that are written out in code, except those of `use`.
     pub mentions: Vec<Mention>,
 }
 
-/// `mod name;`.
+/// Declaration `mod name;`.
 #[derive(Debug)]
 pub struct ModuleDeclaration {
-    /// The module in which it stands, and its own name.
+    /// Module that contains the declaration, and the declared name.
     pub path: String,
-    /// Whether it exists only in tests.
+    /// The module exists only in tests.
     pub in_test: bool,
 }
 
-/// What a definition defines.
+/// Kind of a definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A struct or union with so many fields, those that exist only in tests left out.
+    /// A struct or union; fields that exist only in tests are not counted.
     Struct {
-        /// The number.
+        /// Number of fields.
         fields: usize,
     },
     /// An enum.
     Enum,
     /// A trait.
     Trait,
-    /// Another name of this type; empty where it is no plain path.
+    /// An alias of this type; empty if that is not a plain path.
     Alias(String),
     /// A type of a trait or of its implementation.
     AssociatedType,
@@ -67,53 +67,53 @@ pub enum Kind {
     Constant,
 }
 
-/// A named item.
+/// Named item.
 #[derive(Debug)]
 pub struct Definition {
-    /// The scope in which it stands.
+    /// Scope that contains the item.
     pub scope: String,
-    /// Its name.
+    /// Name of the item.
     pub name: String,
-    /// Line of its name.
+    /// Line of the name.
     pub line: usize,
-    /// What it is.
+    /// Kind of the item.
     pub kind: Kind,
-    /// Whether it exists only in tests.
+    /// The item exists only in tests.
     pub in_test: bool,
 }
 
-/// A word in the input of a macro that stands among items.
+/// Word in the input of a macro that stands among items.
 #[derive(Debug)]
 pub struct MacroWord {
-    /// The scope in which the macro is called.
+    /// Scope that contains the macro call.
     pub scope: String,
-    /// The word, which is no keyword and no part of a path.
+    /// The word, which is not a keyword and not a part of a path.
     pub word: String,
 }
 
-/// `impl Type { .. }` or `impl Trait for Type { .. }`.
+/// Block `impl Type { .. }` or `impl Trait for Type { .. }`.
 #[derive(Debug)]
 pub struct ImplBlock {
-    /// The scope in which it stands.
+    /// Scope that contains the block.
     pub scope: String,
-    /// The type's path without generics, references to it looked through.
+    /// Path of the type without generics and references.
     pub target: String,
-    /// Whether it implements a trait.
+    /// The block implements a trait.
     pub of_trait: bool,
-    /// Number of its functions.
+    /// Number of functions in the block.
     pub methods: usize,
-    /// Whether one of them takes `&mut self`.
+    /// A function of the block takes `&mut self`.
     pub has_mutating: bool,
     /// Line of `impl`.
     pub line: usize,
-    /// Whether it exists only in tests.
+    /// The block exists only in tests.
     pub in_test: bool,
 }
 
-/// A function or a method.
+/// Function or method.
 #[derive(Debug)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// Last part of the name of the type or trait that it belongs to.
     pub owner: Option<String>,
@@ -121,52 +121,52 @@ pub struct Function {
     pub first_line: usize,
     /// Line of the closing brace; that of `fn` for functions without a body.
     pub last_line: usize,
-    /// Whether a parameter is taken apart where it is declared.
+    /// A parameter is destructured in the signature.
     pub takes_apart: bool,
-    /// Whether it exists only in tests.
+    /// The function exists only in tests.
     pub in_test: bool,
 }
 
 impl Function {
-    /// How many lines it takes, attributes and comments above it not counted.
+    /// Returns the number of lines, without attributes and comments above the function.
     #[must_use]
     pub const fn lines(&self) -> usize {
         self.last_line - self.first_line + 1
     }
 }
 
-/// One name brought in by a `use`.
+/// Name imported by a `use`.
 #[derive(Debug)]
 pub struct Import {
-    /// The scope in which it stands.
+    /// Scope that contains the import.
     pub scope: String,
-    /// Its path, `self` at the end left out; that of a glob ends with `*`.
+    /// Path of the import, without `self` at the end; that of a glob ends with `*`.
     pub path: String,
-    /// The name by which it is known here; `*` for a glob.
+    /// Name in this scope; `*` for a glob.
     pub name: String,
-    /// Whether others may import it from here.
+    /// Other modules may import the name from here.
     pub is_public: bool,
-    /// Line of the last part of its path.
+    /// Line of the last part of the path.
     pub line: usize,
-    /// Whether it exists only in tests.
+    /// The import exists only in tests.
     pub in_test: bool,
 }
 
-/// One path in code, or one macro that is called.
+/// Path in code, or macro that is called.
 #[derive(Debug)]
 pub struct Mention {
-    /// The scope in which it stands.
+    /// Scope that contains the path.
     pub scope: String,
     /// The path without generics; that of a macro ends with `!`.
     pub path: String,
-    /// Line of its beginning.
+    /// Line on which the path begins.
     pub line: usize,
-    /// Whether it exists only in tests.
+    /// The path exists only in tests.
     pub in_test: bool,
 }
 
 impl Outline {
-    /// The outline of the source `text`. The error names the line at which the source is no Rust.
+    /// Returns the outline of the source `text`. The error names the line at which the source is not valid Rust.
     pub fn of(text: &str) -> Result<Self, String> {
         let fault = |error: syn::Error| format!("line {}: {error}", error.span().start().line);
         let tokens: TokenStream = text.parse().map_err(|error| fault(syn::Error::from(error)))?;
@@ -174,13 +174,13 @@ impl Outline {
         let file: syn::File = syn::parse2(tokens).map_err(fault)?;
         let forbids_unsafe = file.attrs.iter().any(|attribute| attributes::lists(attribute, "forbid", "unsafe_code"));
         let outline = reader::read(&file, Self { forbids_unsafe, unsafe_lines, ..Self::default() });
-        // Otherwise every source would stay in this thread's memory for the sake of its positions.
+        // Otherwise this thread would keep every source in memory because of its positions.
         proc_macro2::extra::invalidate_current_thread_spans();
         Ok(outline)
     }
 }
 
-/// The lines of this word, however deep it stands.
+/// Returns the lines of this word, at any depth.
 fn lines_of(tokens: TokenStream, word: &str) -> Vec<usize> {
     let in_token = |token: TokenTree| match token {
         TokenTree::Group(group) => lines_of(group.stream(), word),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_only_in_tests_is_known() {
+    fn test_only_items_are_marked() {
         let outline =
             of("fn a() {}\n#[cfg(all(test, unix))]\n#[allow(x)]\nmod tests { fn b() { std::fs::read(); } }\n\
                           #[cfg(not(test))]\nfn c() {}\n#[test]\nfn d() {}\nimpl S {\n  #[cfg(test)]\n  fn e() {}\n}\n\
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rust_is_an_error_with_its_line() {
+    fn an_invalid_source_is_an_error_with_its_line() {
         for (text, line) in [("fn a() {}\nfn b( {}\n", "line 2"), ("\n\"open", "line 2"), ("fn a() { 1 + }", "line 1")]
         {
             let fault = Outline::of(text).unwrap_err();

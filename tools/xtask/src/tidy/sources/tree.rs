@@ -1,8 +1,8 @@
-//! The source tree in memory: every text file that belongs to it.
+//! Source tree in memory: all text files that belong to it.
 //!
-//! Asks git what belongs, so that scratch files which it ignores are left alone; walks the directories where there is
-//! no repository. Files that are not UTF-8 are not looked at. Rust sources are parsed on all cores: that is most of the
-//! time that the rules take.
+//! The list of files comes from git, so that ignored scratch files are left out; without a repository the directories
+//! are walked. Files that are not UTF-8 are skipped. Rust sources are parsed on all cores, which is most of the time
+//! that the rules take.
 
 use std::fs;
 use std::path::Path;
@@ -11,27 +11,28 @@ use std::process::{Command, Stdio};
 use super::cores;
 use super::outline::Outline;
 
-/// One text file.
+/// Text file.
 #[derive(Debug)]
 pub struct File {
     /// Path from the root, with `/`.
     pub path: String,
-    /// As it is on disk.
+    /// Content on disk.
     pub text: String,
-    /// What a Rust source holds; empty for others, and where the source cannot be parsed.
+    /// Outline of a Rust source; empty for other files, and for sources that cannot be parsed.
     pub outline: Outline,
-    /// Why the source cannot be parsed.
+    /// Error of parsing the source, if it cannot be parsed.
     pub fault: Option<String>,
 }
 
 impl File {
-    /// Whether this is a Rust source file.
+    /// Returns true for a Rust source file.
     #[must_use]
     pub fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
-    /// Whether the whole file is test code by its place: in a `tests` or `benches` directory, or named `tests.rs`.
+    /// Returns true if the location marks the whole file as test code: in a `tests` or `benches` directory, or named
+    /// `tests.rs`.
     #[must_use]
     pub fn is_test(&self) -> bool {
         let mut parts: Vec<&str> = self.path.split('/').collect();
@@ -40,7 +41,7 @@ impl File {
     }
 }
 
-/// All of them, sorted by path.
+/// All text files, sorted by path.
 #[derive(Debug)]
 pub struct Tree {
     /// The files.
@@ -48,7 +49,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A tree of files given in memory.
+    /// Builds a tree of files given in memory.
     #[must_use]
     pub fn of(files: &[(&str, &str)]) -> Self {
         Self::parsed(files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect())
@@ -63,7 +64,7 @@ impl Tree {
         let mut files = Vec::new();
         for path in paths {
             let full = root.join(&path);
-            // Listed but deleted in the working tree, or a link: not a file of ours.
+            // Listed but deleted in the working tree, or a link: no file of the tree.
             if !fs::symlink_metadata(&full).is_ok_and(|metadata| metadata.is_file()) {
                 continue;
             }
@@ -75,7 +76,7 @@ impl Tree {
         Ok(Self::parsed(files))
     }
 
-    /// The tree of these paths and texts.
+    /// Builds the tree of these paths and texts.
     fn parsed(mut sources: Vec<(String, String)>) -> Self {
         sources.sort();
         let outlines = cores::map(&sources, |(path, text)| outlined(path, text));
@@ -90,18 +91,18 @@ impl Tree {
         Self { files: files.collect() }
     }
 
-    /// The file at exactly `path`.
+    /// Returns the file at exactly `path`.
     #[must_use]
     pub fn file(&self, path: &str) -> Option<&File> {
         self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok().map(|index| &self.files[index])
     }
 
-    /// The Rust sources.
+    /// Returns the Rust sources.
     pub fn rust(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.is_rust())
     }
 
-    /// The files below `directory`, which has no `/` at its end.
+    /// Returns the files below `directory`, which has no `/` at its end.
     pub fn below<'a>(&'a self, directory: &'a str) -> impl Iterator<Item = &'a File> {
         let within = move |file: &&File| file.path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'));
         self.files.iter().filter(within)
@@ -116,7 +117,7 @@ fn listed_by_git(root: &Path) -> Option<Vec<String>> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root);
     let output = git.stderr(Stdio::null()).output().ok()?;
-    // An empty answer is a tree within somebody else's repository that ignores it.
+    // An empty list means a tree that an enclosing repository ignores.
     if !output.status.success() || output.stdout.is_empty() {
         return None;
     }

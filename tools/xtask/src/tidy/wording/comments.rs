@@ -13,7 +13,7 @@ use crate::tidy::sources::tree::{File, Tree};
 /// The page that says which word stands for which concept.
 pub const GLOSSARY: &str = "docs/glossary.md";
 
-/// Words that begin no doc comment: a noun phrase or a verb says more.
+/// Words that must not begin a doc comment: a noun phrase or a verb says more.
 const FIRST_WORDS: [&str; 18] = [
     "What",
     "Who",

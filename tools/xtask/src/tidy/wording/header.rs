@@ -1,25 +1,26 @@
-//! Rule: a Rust file opens with `//!`: what it is, before what it does.
+//! Rule: a Rust file opens with a `//!` header that describes it.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::tree::{File, Tree};
 
-/// Shorter than this, a header says nothing.
+/// Minimum length of a header's first sentence.
 const SHORTEST_HEADER_CHARS: usize = 10;
 
 /// Checks every Rust source.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for file in tree.rust() {
         if !file.text.starts_with("//!") {
-            let message = "does not open with `//!`; say in a sentence what this file is, then what it does not do";
+            let message =
+                "does not open with `//!`; begin with a noun phrase that names the component and what it does";
             out.push(Violation::new(&file.path, 1, message));
         } else if first_sentence(file).chars().count() < SHORTEST_HEADER_CHARS {
-            out.push(Violation::new(&file.path, 1, "the `//!` header says nothing; say what this file is"));
+            out.push(Violation::new(&file.path, 1, "the `//!` header is too short; describe this file"));
         }
     }
 }
 
-/// The first sentence of a file's header, on one line, without its full stop and without the brackets of links to
-/// items; empty where there is none.
+/// Returns the first sentence of a file's header, on one line, without its full stop and without the brackets of links
+/// to items; empty without a header.
 #[must_use]
 pub fn first_sentence(file: &File) -> String {
     let lines = file.text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);

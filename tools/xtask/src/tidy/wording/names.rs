@@ -1,8 +1,8 @@
-//! Rule: a type is called by a noun, not by a participle alone.
+//! Rule: a type is named by a noun, not by a participle alone.
 //!
-//! `Held`, `Asked` or `Made` say that something happened and leave open to what; nobody can search for them, and two
-//! crates have each of them for different things. `HeldHandle` and `CommittedObject` say it. Names of one word are
-//! looked at only; variants of enums and functions are not.
+//! `Held`, `Asked` or `Made` express that something happened and leave open to what: they cannot be searched for, and
+//! two crates have each of them for different things. `HeldHandle` and `CommittedObject` are specific. Only names of
+//! one word are checked; variants of enums and functions are exempt.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::outline::Kind;

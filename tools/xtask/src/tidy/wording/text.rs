@@ -1,7 +1,7 @@
 //! Rule: plain, clean text: no tabs, no trailing blanks, a line end at the end, bounded width, titles, no stray words.
 //!
-//! Recorded data (directories named `fixtures` or `golden`, files of proptest) is left as it was recorded, and so are
-//! the licences and the lock file.
+//! Recorded data (directories named `fixtures` or `golden`, files of proptest) is exempt, and so are the licences and
+//! the lock file.
 
 use crate::tidy::Violation;
 use crate::tidy::sources::cores;
@@ -9,7 +9,7 @@ use crate::tidy::sources::tree::{File, Tree};
 
 const MAX_WIDTH_CHARS: usize = 120;
 
-/// Words that stand nowhere in the tree, and why. Split here, so that this file passes.
+/// Words that are banned from the tree, with the reason. Split here, so that this file passes.
 const WORDS: [(&str, &str); 6] = [
     (concat!("/wo", "rk/"), "a path of one machine; write it relative to the tree"),
     (concat!("/ro", "ot/"), "a path of one machine; write it relative to the tree"),
@@ -31,7 +31,7 @@ fn check_file(file: &File) -> Vec<Violation> {
     }
     let is_markdown = file.path.ends_with(".md");
     let is_source = is_markdown || file.is_rust() || file.path.ends_with(".toml");
-    // Nearly all files have none, and looking at each line for each word takes long.
+    // Nearly all files have none, and searching each line for each word takes long.
     let has_tabs = is_source && file.text.contains('\t');
     let words: Vec<_> = WORDS.iter().filter(|(word, _)| file.text.contains(word)).collect();
     for (index, line) in file.text.lines().enumerate() {

@@ -1,5 +1,5 @@
-//! `kvplane ctl hot`: the objects that nodes are asked for most, over the whole cluster; and the names of objects that
-//! reports know by their digests.
+//! `kvplane ctl hot`: lists the objects with the most gets in the whole cluster, and resolves digests in reports to
+//! names of objects.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 
 use super::{Failure, size};
 
-/// Which objects are asked for most.
+/// List the hottest objects.
 #[derive(Args)]
 pub(crate) struct Hot {
-    /// Only this node.
+    /// Number of the only node to query. Default: all nodes.
     #[arg(long)]
     node: Option<u64>,
-    /// How many.
+    /// Most objects to list.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// As JSON.
+    /// Print as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// An object that is asked for much.
+/// Hot object at one shard.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Row {
     digest: u128,
@@ -35,23 +35,23 @@ struct Row {
     bytes_per_s: f64,
 }
 
-/// Tenants and keys of objects, as far as nodes told them.
+/// Tenants and keys of objects by digest, as far as nodes have reported them.
 #[derive(Default)]
 pub(super) struct Names(BTreeMap<u128, (String, String)>);
 
 impl Names {
-    /// Those of a list.
+    /// Collects the names in a report.
     pub(super) fn of(list: &HotList) -> Self {
         let all = list.nodes.iter().flat_map(|(_, shards)| shards).flat_map(|shard| &shard.names);
         Self(all.map(|one| (one.digest, shown(one))).collect())
     }
 
-    /// Tenant and key; nothing of an object that is known by its digest only.
+    /// Returns tenant and key; `None` for an object of which only the digest is known.
     pub(super) fn name(&self, digest: u128) -> Option<(&str, &str)> {
         self.0.get(&digest).map(|(tenant, key)| (&tenant[..], &key[..]))
     }
 
-    /// An object as people read it.
+    /// Formats an object for the operator.
     pub(super) fn object(&self, digest: u128) -> String {
         match self.name(digest) {
             Some((tenant, key)) => format!("{key} of tenant {tenant} ({digest:032x})"),
@@ -60,7 +60,7 @@ impl Names {
     }
 }
 
-/// Tenant and key as text, what is none as escapes.
+/// Formats tenant and key as text, with escapes for bytes that are not text.
 fn shown(one: &ObjectFigures) -> (String, String) {
     let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
@@ -70,7 +70,7 @@ fn shown(one: &ObjectFigures) -> (String, String) {
     (tenant, text(&one.key))
 }
 
-/// The hottest objects first. One that two nodes are asked for is there twice: it has a copy.
+/// Returns the hottest objects first. An object that two nodes serve has a row for each: it has a replica.
 fn rows(list: &HotList, limit: usize) -> Vec<Row> {
     let of_shard = |node: u64, shard: &HotShard| {
         let (number, seconds) = (shard.shard, shard.over_ns.max(1) as f64 / 1e9);
@@ -85,7 +85,7 @@ fn rows(list: &HotList, limit: usize) -> Vec<Row> {
     };
     let shards = list.nodes.iter().flat_map(|(node, shards)| shards.iter().map(|shard| (*node, shard)));
     let mut rows: Vec<Row> = shards.flat_map(|(node, shard)| of_shard(node, shard)).collect();
-    // In thousandths: that orders as the rates do.
+    // Thousandths keep the order of the rates.
     rows.sort_by_key(|row| (Reverse((row.gets_per_s * 1e3) as u64), row.digest, row.node));
     rows.truncate(limit);
     rows
@@ -102,7 +102,7 @@ impl Hot {
             return Ok(());
         }
         if rows.is_empty() {
-            println!("nothing was asked for of late");
+            println!("no gets lately");
             return Ok(());
         }
         println!("{:>10}  {:>12}  {:>20} {:>5}  object", "gets/s", "bytes/s", "node", "shard");
@@ -133,7 +133,7 @@ mod tests {
     use kvplane::rpc::message::HotFigures;
 
     #[test]
-    fn the_hottest_of_all_nodes_come_first_with_their_names() {
+    fn the_hottest_objects_of_all_nodes_are_first_with_their_names() {
         let hot = |digest, gets| HotFigures { digest, gets, bytes: gets * 100 };
         let names = vec![ObjectFigures { digest: 1, tenant: b"acme".to_vec(), key: b"a\x01".to_vec() }];
         let one = HotShard { shard: 0, over_ns: 2_000_000_000, hot: vec![hot(1, 30), hot(2, 10)], names };

@@ -1,10 +1,10 @@
-//! How fast shards are: what changed between two reports, over the time between them.
+//! Rates of shards: the change of counters between two reports, over the time between these.
 
 use std::time::Duration;
 
 use kvplane::rpc::message::{OperationFigures, ShardFigures, ShardNode};
 
-/// One shard's speed. Counts are per second.
+/// Rates of one shard. Counts are per second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub(super) node: u64,
@@ -13,7 +13,7 @@ pub(super) struct Rates {
     pub(super) used_bytes: u64,
     pub(super) pool_bytes: u64,
     pub(super) gets: f64,
-    /// Of gets, those that memory or SSD answered; 0 where there were none.
+    /// Part of the gets that memory or SSD answered; 0 if there were no gets.
     pub(super) hit_ratio: f64,
     pub(super) ssd_hits: f64,
     pub(super) puts: f64,
@@ -23,17 +23,17 @@ pub(super) struct Rates {
     pub(super) get_p50_ns: u64,
     pub(super) get_p99_ns: u64,
     pub(super) slow: f64,
-    /// Cores in use.
+    /// CPU time per second: cores in use.
     pub(super) cpu: f64,
 }
 
-/// The speeds between two looks that are `elapsed` apart. Where a node has not reported in between, what was shown
-/// before stays.
+/// Returns the rates between two polls that are `elapsed` apart. Where a node has not reported in between, the rates
+/// shown before stay.
 pub(super) fn rates(before: &[ShardNode], now: &[ShardNode], elapsed: Duration, shown: &[Rates]) -> Vec<Rates> {
     let mut all = Vec::new();
     for node in now {
         let old = before.iter().find(|old| old.node == node.node && old.incarnation == node.incarnation);
-        // Reports come when nodes send them, not when they are looked at.
+        // Reports are as old as the nodes' last heartbeats, not as the polls.
         let between = old.map_or(elapsed, |old| {
             Duration::from_nanos((elapsed.as_nanos() as u64).saturating_add(old.age_ns).saturating_sub(node.age_ns))
         });
@@ -77,7 +77,8 @@ fn rate(node: u64, old: &ShardFigures, new: &ShardFigures, between: Duration) ->
     }
 }
 
-/// The times of gets, over the network and over shared memory, from memory and from the SSD, between two reports.
+/// Returns the latencies of gets between two reports: over the network and over shared memory, from memory and from the
+/// SSD.
 fn gets_between(old: &ShardFigures, new: &ShardFigures) -> OperationFigures {
     let mut buckets: std::collections::BTreeMap<u64, u64> = std::collections::BTreeMap::new();
     let of = |figures: &ShardFigures| {
@@ -108,19 +109,19 @@ mod tests {
 
     #[test]
     fn speeds_are_over_the_time_between_the_reports() {
-        // Looks two seconds apart at reports that are one second apart.
+        // Polls are two seconds apart, the reports that they see one second.
         let before = node(0, 300, &[(1000, 50), (8000, 50)]);
         let now = node(1_000_000_000, 600, &[(1000, 149), (8000, 51)]);
         let shown = rates(&[before], core::slice::from_ref(&now), Duration::from_secs(2), &[]);
         assert_eq!((shown[0].gets, shown[0].hit_ratio), (400.0, 0.75));
         assert_eq!((shown[0].get_p50_ns, shown[0].get_p99_ns), (1000, 1000));
-        // Without a report in between, what was shown stays.
+        // Without a report in between, the rates shown before stay.
         let again = rates(core::slice::from_ref(&now), core::slice::from_ref(&now), Duration::from_secs(2), &shown);
         assert_eq!(again, shown);
     }
 
     #[test]
-    fn a_new_incarnation_begins_at_nothing() {
+    fn rates_of_a_new_incarnation_begin_at_zero() {
         let mut other = node(0, 5, &[]);
         other.incarnation = 2;
         let shown = rates(&[node(0, 300, &[])], &[other], Duration::from_secs(1), &[]);

@@ -1,8 +1,8 @@
-//! A mock engine: a process that takes as long for a prefill as the cost model says, holds KV blocks in a buffer of its
-//! own, and brings and leaves real bytes in the store.
+//! Mock inference engine: a process whose prefills take as long as the cost model says, with KV blocks in a buffer of
+//! its own, and with real bytes fetched from and put into the store.
 //!
-//! It serves one prompt after the other. Prompts come as lines of JSON, and so does what it says of them. What becomes
-//! of its cache it tells the Conductor itself, as engines do. It ends with its input.
+//! The process serves one prompt after the other. Prompts and reports are lines of JSON on standard input and output.
+//! The process reports changes of its cache to the Conductor itself, as engines do. It ends with its input.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Write};
@@ -24,40 +24,40 @@ use serde::{Deserialize, Serialize};
 use super::super::Way;
 use crate::command::Failure;
 
-/// A prompt.
+/// Prompt to serve.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Prompt {
     pub(super) id: u64,
     pub(super) tokens: u32,
-    /// Blocks of it that are worth reusing: its own, and what it is to bring from the store.
+    /// Number of leading blocks that are reused: those in the engine's cache, and those to fetch from the store.
     pub(super) reuse: usize,
-    /// Rolling hashes of its blocks.
+    /// Rolling hashes of the prompt's blocks.
     pub(super) hashes: Vec<u64>,
 }
 
-/// What it says of one.
+/// Report about a prompt.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) enum EngineReport {
     /// The prefill begins.
     Started { id: u64 },
-    /// The first token is there.
+    /// The first token is computed.
     Done {
         id: u64,
         /// Tokens that were not computed.
         reused_tokens: u32,
         took_ns: u64,
-        /// Blocks that it had, and that it brought.
+        /// Blocks that were in the engine's cache (`local`) or fetched from the store (`fetched`).
         local: u64,
         fetched: u64,
-        /// Bytes that were not what they should be.
+        /// Bytes that differ from the expected pattern.
         wrong: u64,
     },
 }
 
-/// Serve prompts from standard input as an engine would; `kvplane replay --conductor` starts these.
+/// Serve prompts from standard input as an inference engine; started by `kvplane replay --conductor`.
 #[derive(Args)]
 pub(crate) struct Engine {
-    /// Its name.
+    /// Name of the instance.
     #[arg(long)]
     pub(super) name: String,
     #[arg(long)]
@@ -66,20 +66,20 @@ pub(crate) struct Engine {
     pub(super) runtime_directory: Option<PathBuf>,
     #[arg(long, value_enum)]
     pub(super) transport: Way,
-    /// Bytes of a block of 512 tokens.
+    /// Size of a block of 512 tokens, in bytes.
     #[arg(long)]
     pub(super) block_bytes: usize,
-    /// Blocks that it has room for.
+    /// Capacity of the engine's cache, in blocks.
     #[arg(long)]
     pub(super) blocks: usize,
 }
 
-/// The model that engines with blocks of this size serve: stores with blocks of several sizes do not mix them.
+/// Returns the model that engines with blocks of this size serve; a name for each size keeps stores from mixing them.
 pub(super) fn model(block_bytes: usize) -> String {
     format!("replay-{block_bytes}")
 }
 
-/// The rolling hash of a block of a trace, whose ids are chained already.
+/// Returns the rolling hash of a block of a trace, whose ids are chained already.
 pub(super) const fn hash_of(block: u64) -> u64 {
     mix64(block ^ 0x6b76_706c_616e_6531)
 }
@@ -88,7 +88,7 @@ fn key_of(model: &str, hash: u64) -> String {
     format!("{model}@tp_rank:0@{hash:016x}")
 }
 
-/// The blocks that it has, the least recently used first.
+/// LRU cache of the engine's blocks.
 struct Cache {
     places: HashMap<u64, (usize, u64)>,
     by_use: BTreeMap<u64, u64>,
@@ -101,7 +101,7 @@ impl Cache {
         Self { places: HashMap::new(), by_use: BTreeMap::new(), free: (0..blocks).rev().collect(), uses: 0 }
     }
 
-    /// The place of a block, if it is there; it counts as used.
+    /// Returns the position of a block, if it is cached, and marks it as used.
     fn touch(&mut self, hash: u64) -> Option<usize> {
         let (place, used) = self.places.get_mut(&hash)?;
         self.by_use.remove(used);
@@ -111,7 +111,8 @@ impl Cache {
         Some(*place)
     }
 
-    /// A place for a block, and the block that had to go for it. Those used since `from` do not go.
+    /// Allocates a position for a block; returns it with the block evicted for it. Blocks used since `from` are not
+    /// evicted.
     fn take(&mut self, hash: u64, from: u64) -> Option<(usize, Option<u64>)> {
         let gone = if self.free.is_empty() {
             let (used, gone) = self.by_use.first_key_value().map(|(used, gone)| (*used, *gone))?;
@@ -213,7 +214,7 @@ impl ServingThread {
         let local = hashes.iter().map_while(|hash| self.cache.touch(*hash)).count();
         let (mut places, mut gone) = (Vec::new(), Vec::new());
         for hash in &hashes[local..] {
-            // One that is there after a gap is computed again, in its place.
+            // A cached block after a gap is computed again, in its position.
             let place = match self.cache.touch(*hash) {
                 Some(place) => Some((place, None)),
                 None => self.cache.take(*hash, from),
@@ -227,7 +228,7 @@ impl ServingThread {
         let (fetched, wrong) = self.fetch(&new[..wanted], &places)?;
         let reused_tokens = u32::try_from(local + fetched)?.saturating_mul(BLOCK_TOKENS).min(prompt.tokens);
         let took = Duration::from_nanos(self.costs.predict_ns(prompt.tokens, reused_tokens));
-        // Bytes that came meanwhile came beside the computation.
+        // The fetch took place beside the computation.
         std::thread::sleep(took.saturating_sub(began.elapsed()));
         let took_ns = u64::try_from(began.elapsed().as_nanos())?;
         let (id, own, brought) = (prompt.id, local as u64, fetched as u64);
@@ -245,7 +246,7 @@ impl ServingThread {
         Ok(pattern::seed_of(self.client.digest(key_of(&self.model, hash).as_bytes())?))
     }
 
-    /// Brings blocks from the store and checks them: how many, without a gap, and how many bytes were wrong.
+    /// Fetches blocks from the store and verifies them; returns the number of blocks without a gap, and of wrong bytes.
     fn fetch(&mut self, hashes: &[u64], places: &[usize]) -> Result<(usize, u64), Failure> {
         if hashes.is_empty() {
             return Ok((0, 0));
@@ -268,7 +269,7 @@ impl ServingThread {
         Ok((there, wrong))
     }
 
-    /// Computes blocks, which takes no time any more, and leaves them in the store too.
+    /// Fills in computed blocks, whose time has passed already, and puts them into the store too.
     fn store(&mut self, hashes: &[u64], places: &[usize]) -> Result<(), Failure> {
         let mut items: Vec<(String, Slice)> = Vec::with_capacity(hashes.len());
         for (hash, place) in hashes.iter().zip(places) {
@@ -279,7 +280,7 @@ impl ServingThread {
             items.push((key_of(&self.model, *hash), self.slice(*place)));
         }
         if !items.is_empty() {
-            // A store that has no room for one is a store without it.
+            // A put that the store refuses for lack of memory is only logged.
             self.client.batch_put_from(&items)?.into_iter().filter_map(Result::err).for_each(|error| {
                 tracing::debug!(%error, "a block was not stored");
             });
@@ -287,7 +288,7 @@ impl ServingThread {
         Ok(())
     }
 
-    /// Tells the Conductor what became of the cache: blocks that are there now, after which, and blocks that went.
+    /// Reports a change of the cache to the Conductor: blocks stored after `parent`, and blocks evicted.
     fn tell(
         &mut self,
         kind: CacheReport,

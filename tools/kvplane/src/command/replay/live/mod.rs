@@ -1,9 +1,8 @@
-//! `kvplane replay --conductor`: the Conductor's policies decide for live instances, and what is measured is the time
-//! to the first token.
+//! `kvplane replay --conductor`: measures the time to first token of live instances under the Conductor's policies.
 //!
-//! Instances are processes ([`engine`]) that wait as long as the cost model says and move real bytes through the
-//! store, each byte checked. Requests come when the trace says. One policy after the other gets the same requests,
-//! fresh instances, and a store without their blocks. Nobody decodes, so only prefills are placed.
+//! Instances are processes ([`engine`]) that wait as long as the cost model says and move real bytes through the store,
+//! each byte verified. Requests arrive at the times of the trace. One policy after the other serves the same requests,
+//! with fresh instances and a store without their blocks. There is no decode: only prefills are placed.
 
 pub(crate) mod engine;
 
@@ -27,65 +26,67 @@ use crate::command::Failure;
 use crate::command::ctl::conductor::PolicyChoice;
 use engine::{EngineReport, Prompt, hash_of, model};
 
-/// How long instances may take to register.
+/// Time limit for instances to register.
 const REGISTER: Duration = Duration::from_secs(20);
-/// What a call to the Conductor may take before the client decides by itself.
+/// Time limit of a call to the Conductor, after which the client places the request by itself.
 const BUDGET: Duration = Duration::from_secs(2);
-/// How long a request may wait and be computed.
+/// Time limit of a request, waiting and computation included.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How live instances are placed on.
+/// Settings of a replay on live instances.
 #[derive(Args)]
 pub(crate) struct LiveFlags {
-    /// Let the Conductor place the requests on instances that prefill as long as its cost model says, and measure the
-    /// time to the first token. Needs `--conductor` at the control plane.
+    /// Let the Conductor place the requests on mock instances, whose prefills take as long as its cost model says, and
+    /// measure the time to first token. The control plane needs `--conductor`.
     #[arg(long, conflicts_with_all = ["tier", "html", "clients", "ahead", "pause", "server_pid"])]
     pub(super) conductor: bool,
-    /// Policies, one run each.
+    /// Placement policies to compare, separated by commas; one run each.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kvplane", requires = "conductor")]
     policies: Vec<PolicyChoice>,
-    /// Instances.
+    /// Number of instances.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64), requires = "conductor")]
     engines: u32,
-    /// Blocks that an instance has room for; 5859 are the 3 million tokens of the paper.
+    /// Cache of an instance, in blocks of 512 tokens. The default of 5859 is the 3 million tokens of the Mooncake
+    /// paper.
     #[arg(long, default_value_t = 5859, value_parser = clap::value_parser!(u32).range(1..), requires = "conductor")]
     engine_blocks: u32,
 }
 
-/// What came of one policy.
+/// Results of one policy.
 #[derive(Serialize)]
 struct PolicyRun {
     policy: String,
     requests: usize,
     refused: usize,
-    /// Placed by the client, as the Conductor could not be asked.
+    /// Requests placed by the client because the Conductor was not reachable.
     unasked: usize,
     mean_ttft_s: f64,
     p50_ttft_s: f64,
     p90_ttft_s: f64,
     p99_ttft_s: f64,
-    /// Of all blocks of prompts, those that the instance had, and that it brought from the store.
+    /// Parts of all blocks of prompts that were in the instance's cache (`local`) or fetched from the store
+    /// (`fetched`).
     local: f64,
     fetched: f64,
     bytes_wrong: u64,
 }
 
-/// What came of one request.
+/// Outcome of one request.
 enum Fate {
     Served { ttft: Duration, local: u64, fetched: u64, wrong: u64, asked: bool },
     Refused,
 }
 
-/// An instance as its router sees it.
+/// Instance as seen by its router.
 struct Instance {
     child: Mutex<Child>,
     input: Mutex<Option<ChildStdin>>,
-    /// By request: who waits for what is said of it.
+    /// Receivers of reports, by request.
     waiting: Mutex<HashMap<u64, mpsc::Sender<EngineReport>>>,
     ended: AtomicBool,
 }
 
-/// Runs each policy and shows what came of it.
+/// Runs each policy and shows its results.
 pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option<&str>) -> Result<(), Failure> {
     let admin = ControlLink::to(&plan.control(), Role::Admin)?;
     let before = admin.call(ShowPlacement)?.set;
@@ -102,7 +103,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option
             }
         }
     }
-    // As it was, also after a failure: others may place requests here.
+    // The former policy is restored, also after a failure: other clients may use this Conductor.
     admin.call(before)?;
     show(&runs, trace, flags, plan, json)?;
     outcome?;
@@ -158,7 +159,7 @@ fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json:
     Ok(())
 }
 
-/// One policy.
+/// Runs one policy.
 fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> Result<PolicyRun, Failure> {
     let control = plan.control();
     let block_bytes = usize::try_from(plan.block_bytes)?;
@@ -176,7 +177,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
         table.instances.iter().filter(|row| row.model == model_name && !row.doubted).count() >= flags.engines as usize
     });
     if !registered {
-        return Err(format!("the instances did not register within {REGISTER:?}: see what they said above").into());
+        return Err(format!("the instances did not register within {REGISTER:?}: see their messages above").into());
     }
     let instances = Arc::new(instances);
     let (start, first_ms) = (Instant::now(), trace.requests.first().map_or(0, |first| first.timestamp_ms));
@@ -196,7 +197,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
         let fate = thread.join().map_err(|_| format!("the thread of request {} panicked", at + 1))?;
         fates.push(fate.map_err(|error| format!("request {}: {error}", at + 1))?);
     }
-    let instances = Arc::into_inner(instances).ok_or("a request is still under way")?;
+    let instances = Arc::into_inner(instances).ok_or("a request is still in flight")?;
     for (name, instance) in instances {
         end(&name, &instance)?;
     }
@@ -204,7 +205,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
     Ok(PolicyRun::of(policy.label(), &fates, blocks))
 }
 
-/// Starts an instance, and listens to it.
+/// Starts an instance and a thread that reads its reports.
 fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["replay-engine", "--name", name, "--cluster", &plan.cluster]);
@@ -226,12 +227,12 @@ fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Fa
             };
             let (EngineReport::Started { id } | EngineReport::Done { id, .. }) = said;
             let waiting = instance.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever has given up does not listen.
+            // A request that has timed out has no receiver any more.
             let _ = waiting.get(&id).map(|waiter| waiter.send(said));
         }
         if let Some(instance) = listening.upgrade() {
             instance.ended.store(true, Ordering::Release);
-            // Those who wait hear that nothing comes any more.
+            // Dropping the senders wakes all waiting requests.
             instance.waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
     });
@@ -239,17 +240,17 @@ fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Fa
 }
 
 impl Instance {
-    /// Gives it a prompt; what it says of that is heard from what this returns.
+    /// Sends a prompt to the instance; returns the receiver of its reports.
     fn give(&self, prompt: &Prompt) -> Result<mpsc::Receiver<EngineReport>, Failure> {
         let (tell, told) = mpsc::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(prompt.id, tell);
         if self.ended.load(Ordering::Acquire) {
-            // Nobody may hear of this any more.
+            // The reader thread has ended and may not see this entry.
             self.forget(prompt.id);
             return Err("the instance has ended".into());
         }
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
-        let input = input.as_mut().ok_or("the instance is being ended")?;
+        let input = input.as_mut().ok_or("the instance is stopping")?;
         writeln!(input, "{}", serde_json::to_string(prompt)?)?;
         input.flush()?;
         Ok(told)
@@ -262,20 +263,20 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Both are harmless when it has ended.
+        // Both calls are harmless if the process has ended.
         let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = child.kill();
         let _ = child.wait();
     }
 }
 
-/// Ends an instance in order.
+/// Stops an instance by closing its input.
 fn end(name: &str, instance: &Instance) -> Result<(), Failure> {
     drop(instance.input.lock().unwrap_or_else(PoisonError::into_inner).take());
     let until = Instant::now() + REGISTER;
     while !instance.ended.load(Ordering::Acquire) {
         if Instant::now() > until {
-            return Err(format!("instance {name} does not end").into());
+            return Err(format!("instance {name} did not end within {REGISTER:?}").into());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -283,7 +284,7 @@ fn end(name: &str, instance: &Instance) -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(format!("instance {name} ended with {status}").into()) }
 }
 
-/// One request: asks who prefills, and waits for the first token.
+/// Serves one request: has it placed, and waits for its first token.
 fn serve(
     scheduler: &Scheduler,
     instances: &HashMap<String, Arc<Instance>>,
@@ -309,16 +310,16 @@ fn serve(
         Decision::Booked(place) => {
             (&place.prefill, (place.reuse_tokens / BLOCK_TOKENS) as usize, Some(place.reservation))
         }
-        // What nobody has said to be there is not looked for.
+        // Without the Conductor's prefix index, no cached blocks are assumed.
         Decision::Local { prefill, .. } => (prefill, 0, None),
         Decision::Refused { .. } => return Ok(Fate::Refused),
     };
     let update = |step: RequestStep| {
-        // The Conductor being away costs it what it would learn.
+        // Updates that fail while the Conductor is away are only logged.
         let told = booked.map(|reservation| scheduler.update(reservation, step));
         told.and_then(Result::err).into_iter().for_each(|error| tracing::debug!(%error, "an update was not taken"));
     };
-    let instance = instances.get(name).ok_or_else(|| format!("{name} is none of our instances"))?;
+    let instance = instances.get(name).ok_or_else(|| format!("{name} is not an instance of this replay"))?;
     let told = instance.give(&Prompt { id, tokens: request.input_tokens, reuse, hashes })?;
     let fate = loop {
         match told.recv_timeout(PATIENCE) {
@@ -328,7 +329,7 @@ fn serve(
                 update(RequestStep::PrefillDone { reused_tokens, took_ns });
                 break Ok(Fate::Served { ttft, local, fetched, wrong, asked: booked.is_some() });
             }
-            Err(_) => break Err(format!("instance {name} ended, or said nothing for {PATIENCE:?}")),
+            Err(_) => break Err(format!("instance {name} ended, or sent no report for {PATIENCE:?}")),
         }
     };
     instance.forget(id);

@@ -1,10 +1,10 @@
-//! Attributes of items, and what they say of tests.
+//! Attributes of items, and detection of test-only code.
 
 use syn::{Attribute, ImplItem, Item, Meta};
 
 use super::lines_of;
 
-/// Whether this is the attribute `name(.. word ..)`, however deep the word stands.
+/// Returns true for the attribute `name(.. word ..)`, with the word at any depth.
 pub(super) fn lists(attribute: &Attribute, name: &str, word: &str) -> bool {
     match &attribute.meta {
         Meta::List(list) => list.path.is_ident(name) && !lines_of(list.tokens.clone(), word).is_empty(),
@@ -12,14 +12,14 @@ pub(super) fn lists(attribute: &Attribute, name: &str, word: &str) -> bool {
     }
 }
 
-/// Whether what has these attributes exists only in tests: `#[test]`, or `#[cfg(..)]` with `test` and without `not`.
+/// Returns true if the attributes mark test-only code: `#[test]`, or `#[cfg(..)]` with `test` and without `not`.
 pub(super) fn is_test_only(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test") || (lists(attribute, "cfg", "test") && !lists(attribute, "cfg", "not"))
     })
 }
 
-/// The attributes of an item.
+/// Returns the attributes of an item.
 pub(super) fn of_item(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -41,7 +41,7 @@ pub(super) fn of_item(item: &Item) -> &[Attribute] {
     }
 }
 
-/// The attributes of an item of an impl.
+/// Returns the attributes of an item of an impl.
 pub(super) fn of_impl_item(item: &ImplItem) -> &[Attribute] {
     match item {
         ImplItem::Const(item) => &item.attrs,

@@ -1,14 +1,14 @@
-//! The input of macros, read as the code that it looks like.
+//! Reader of macro inputs, which treats them as the code that they look like.
 //!
-//! A parser cannot know what a macro takes, so `syn` leaves its input as tokens. Rules that look for names want to see
-//! into `assert!(..)` and `proptest! { .. }` all the same, and paths, definitions and functions are known by a few
+//! A parser cannot know the grammar of a macro, so `syn` leaves its input as tokens. Rules that look for names need to
+//! see into `assert!(..)` and `proptest! { .. }` too, and paths, definitions and functions are recognized by a few
 //! tokens.
 
 use proc_macro2::{Delimiter, Ident, Spacing, TokenStream, TokenTree};
 
 use super::{Kind, line};
 
-/// What the input of a macro holds.
+/// Content of a macro's input.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     /// Paths and their lines; those of macros end with `!`.
@@ -65,7 +65,7 @@ fn read_definition(keyword: &Ident, name: &Ident, rest: &[TokenTree], input: &mu
     input.definitions.push((name.clone(), kind));
 }
 
-/// The end of a function whose tokens begin the slice, where it has a body.
+/// Returns the last line of a function whose tokens begin the slice, if it has a body.
 fn body_end(rest: &[TokenTree]) -> Option<usize> {
     for token in rest {
         match token {
@@ -79,7 +79,7 @@ fn body_end(rest: &[TokenTree]) -> Option<usize> {
     None
 }
 
-/// The path that begins the tokens, and how many tokens it takes.
+/// Returns the path that begins the tokens, and the number of its tokens.
 fn path_at(tokens: &[TokenTree]) -> (String, usize) {
     let mut path = String::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The walk over one source's syntax.
+//! Walk over the syntax tree of one source.
 
 use proc_macro2::Ident;
 use syn::visit::{self, Visit};
@@ -10,7 +10,7 @@ use syn::{
 use super::{Definition, Function, ImplBlock, Import, Kind, MacroWord, Mention, ModuleDeclaration, Outline};
 use super::{attributes, line, macros};
 
-/// Adds what `file` holds to the outline.
+/// Adds the content of `file` to the outline.
 pub(super) fn read(file: &syn::File, outline: Outline) -> Outline {
     let mut reader = Reader { outline, scope: String::new(), owner: None, in_test: false };
     reader.visit_file(file);
@@ -32,7 +32,7 @@ fn joined_with(scope: &str, name: &str) -> String {
     if scope.is_empty() { name.to_string() } else { format!("{scope}::{name}") }
 }
 
-/// The path of a type, references to it looked through; empty where it is none.
+/// Returns the path of a type without references; empty if it has none.
 fn target(ty: &Type) -> String {
     match ty {
         Type::Path(path) => joined(&path.path),
@@ -65,7 +65,7 @@ fn holds_mutable_reference(ty: &Type) -> bool {
     })
 }
 
-/// Whether the pattern names the parts of what it stands for.
+/// Returns true if the pattern destructures its value.
 fn takes_apart(pattern: &Pat) -> bool {
     match pattern {
         Pat::Tuple(_) | Pat::Struct(_) | Pat::TupleStruct(_) | Pat::Slice(_) => true,
@@ -76,18 +76,18 @@ fn takes_apart(pattern: &Pat) -> bool {
     }
 }
 
-/// Walks one source.
+/// Walk over one source.
 struct Reader {
     outline: Outline,
-    /// Where the walk is.
+    /// Scope at the present position of the walk.
     scope: String,
-    /// The type or trait whose block the walk is in.
+    /// Type or trait whose block contains the present position.
     owner: Option<String>,
     in_test: bool,
 }
 
 impl Reader {
-    /// Goes on within something that has these attributes.
+    /// Walks an item that has these attributes.
     fn attributed(&mut self, attributes: &[Attribute], inside: impl FnOnce(&mut Self)) {
         let before = self.in_test;
         self.in_test |= attributes::is_test_only(attributes);
@@ -95,7 +95,7 @@ impl Reader {
         self.in_test = before;
     }
 
-    /// Goes on in the scope `name` below this one, which belongs to no type.
+    /// Walks the scope `name` below the present one, outside any type's block.
     fn scoped(&mut self, name: &str, inside: impl FnOnce(&mut Self)) {
         let length = self.scope.len();
         self.scope = joined_with(&self.scope, name);
@@ -105,7 +105,7 @@ impl Reader {
         self.scope.truncate(length);
     }
 
-    /// Goes on within the block of a type or trait.
+    /// Walks the block of a type or trait.
     fn owned(&mut self, owner: String, inside: impl FnOnce(&mut Self)) {
         let before = self.owner.replace(owner);
         inside(self);
@@ -156,7 +156,7 @@ impl Reader {
         self.outline.mentions.push(Mention { scope, path, line, in_test });
     }
 
-    /// Spells out what a `use` brings in below `prefix`.
+    /// Adds the imports of a `use` below `prefix`.
     fn import(&mut self, tree: &UseTree, prefix: &str, is_public: bool) {
         let (word, name, span) = match tree {
             UseTree::Path(path) => {
@@ -233,10 +233,10 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_item_macro(&mut self, item: &'ast syn::ItemMacro) {
-        // What `macro_rules!` defines is another macro.
+        // The item of `macro_rules!` is a macro itself.
         if item.ident.is_none() && !self.in_test {
             let words = macros::read(item.mac.tokens.clone()).paths.into_iter().map(|(path, _)| path);
-            // Types, traits and constants: nothing else is both named from elsewhere and defined by macros of ours.
+            // Only types, traits and constants are both named from elsewhere and defined by macros of the workspace.
             for word in words.filter(|word| word.starts_with(char::is_uppercase) && !word.contains(':')) {
                 self.outline.macro_words.push(MacroWord { scope: self.scope.clone(), word });
             }
@@ -339,7 +339,7 @@ impl<'ast> Visit<'ast> for Reader {
         }
     }
 
-    // The words of an attribute are no code, and those of `pub(in path)` no use of what they name.
+    // The words of an attribute are not code, and those of `pub(in path)` not a use of the path.
     fn visit_attribute(&mut self, _: &'ast Attribute) {}
 
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
