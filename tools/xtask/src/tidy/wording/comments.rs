@@ -84,7 +84,7 @@ fn is_page(file: &File) -> bool {
 /// The words in code quotes of the last column of the glossary's tables.
 fn replaced_words(glossary: &str) -> Vec<String> {
     let rows = glossary.lines().filter(|line| line.starts_with("| **"));
-    let last = rows.filter_map(|row| row.trim_end_matches([' ', '|']).rsplit('|').next());
+    let last = rows.filter_map(|row| row.trim_end().strip_suffix('|')?.rsplit('|').next());
     last.flat_map(|column| column.split('`').skip(1).step_by(2)).map(str::to_lowercase).collect()
 }
 
@@ -187,8 +187,9 @@ mod tests {
 
     #[test]
     fn words_that_the_glossary_replaces_are_refused() {
-        let glossary = "| term | meaning | instead of |\n|---|---|---|\n| **incarnation** | A run. | `life`, turn |\n";
-        let source = "//! A life of a turn, and lifelong.\n";
+        let glossary = "| term | meaning | instead of |\n|---|---|---|\n| **incarnation** | A run. | `life`, turn |\n\
+            | **policy** | `lru` or others. | |\n";
+        let source = "//! A life of a turn, and lifelong by lru.\n";
         let found = messages(&[(GLOSSARY, glossary), ("a.rs", source)]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("`life`"), "{found:?}");
