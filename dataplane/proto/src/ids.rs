@@ -1,5 +1,6 @@
-//! Ids. Every id is a newtype, so that a slot is never mistaken for a shard. Ids whose index is reused carry a
-//! generation, so that a message about a former holder of the index is recognised as stale.
+//! Identifiers of nodes, shards, slots, requests and versions. Every id is a newtype, so that a slot is never mistaken
+//! for a shard. Ids whose index is reused carry a generation, so that a message about a former holder of the index is
+//! recognised as stale.
 //!
 //! This module neither allocates nor assigns ids; their owners do.
 
