@@ -186,7 +186,7 @@ mod tests {
         };
         let server = MetricsServer::start(0, render).unwrap();
         assert!(server.address().ip().is_loopback());
-        // They say nothing, and hold up nobody.
+        // Idle connections delay no other.
         let idle: Vec<TcpStream> =
             (0..CONNECTIONS / 2).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
         let answer = ask(&server, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
