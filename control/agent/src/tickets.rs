@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(holder.why_ended(), None, "there was none");
         holder.state().had = Some((Instant::now(), Duration::from_secs(900)));
         let says = |part: &str| holder.why_ended().is_some_and(|why| why.contains(part));
-        assert!(says("told another ticket time"), "it is young: the node's time is another");
+        assert!(says("follows another ticket time"), "it is young: the node's time is another");
         holder.state().trouble = Some("no control plane answers".to_owned());
         assert!(says("was not renewed: no control plane answers"));
     }

@@ -1,8 +1,8 @@
-//! Placements as JSON, in the form of `mooncake.reshard`'s manifests of placements (`weight_placement_to_json`).
+//! Placements from JSON, in the form of the placement manifests of `mooncake.reshard` (`weight_placement_to_json`).
 //!
-//! Needed are `tensors` (`tensor_id`, `global_shape`, `dtype`) and `parts` (`participant_id`, `fragments` with
-//! `tensor_id`, `global_offset`, `local_shape`); what else is there and can be checked is checked, and the rest is left
-//! alone, so that manifests may be written by hand.
+//! Required are `tensors` (`tensor_id`, `global_shape`, `dtype`) and `parts` (`participant_id`, `fragments` with
+//! `tensor_id`, `global_offset`, `local_shape`). Known optional fields are checked, and others ignored, so that
+//! manifests may be written by hand.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
-/// The only kind of resource there is.
+/// Only supported kind of resource.
 const KIND: &str = "model_weight";
 
-/// Reads a placement.
+/// Parses a placement.
 ///
 /// # Errors
-/// When the text is no JSON or no such manifest, a type of elements is not known, or what is said contradicts itself.
+/// When the text is no JSON or no such manifest, an element type is unknown, or fields contradict each other.
 pub fn placement_from_json(text: &str) -> Result<Placement, Error> {
     read(text).map_err(|why| Error::Argument(format!("the manifest: {why}")))
 }
