@@ -76,7 +76,7 @@ fn everybody_is_told(progress: bool, drill: impl Fn(&Driver) + Sync) {
     assert_eq!((driver.in_flight(), driver.foreground.load(Ordering::SeqCst)), (0, 0));
     assert!(!driver.led.load(Ordering::SeqCst));
     let error = rig.submit().expect_err("nothing starts any more").to_string();
-    assert!(error.contains("panicked") && error.contains("end the engine"), "{error}");
+    assert!(error.contains("panicked") && error.contains("stop the engine"), "{error}");
     driver.stop();
     thread.into_iter().for_each(|thread| thread.join().expect("it ends"));
 }

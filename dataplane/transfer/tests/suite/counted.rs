@@ -164,7 +164,7 @@ fn what_is_chosen_is_what_is_taken_and_everything_else_has_a_reason() {
             |_| (),
             "shm",
             pointers,
-            &[("local", "another engine"), ("mooncake", "our own protocol"), ("file", "no file")],
+            &[("local", "another engine"), ("mooncake", "the native protocol"), ("file", "not a file")],
         ),
         (|config| config.mapping = false, pointers, pointers, &[("shm", "(mapping)")]),
         (|config| config.cma = false, "shm", "tcp", &[("cma", "(cma)")]),

@@ -62,7 +62,7 @@ fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
         let choice = |transport| choices.iter().find(|choice| choice.transport == transport).unwrap();
         assert!(!choice("shm").usable && !choice("cma").usable && choice("tcp").usable, "{what}: {choices:?}");
         let reason = &choice("shm").reason;
-        let why = if what == "nothing" { "not to be seen from here" } else { "does not lead to the peer" };
+        let why = if what == "nothing" { "not visible from here" } else { "does not lead to the peer" };
         assert!(reason.contains(why), "{what}: {reason}");
         println!("{what}: {reason}");
     }
