@@ -1,4 +1,4 @@
-//! Panics of threads that have the lock: everybody who waits is told, and nothing starts any more.
+//! Panics of threads that hold the lock: all waiters are woken with an error, and nothing can be submitted afterwards.
 
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use crate::segment::peers::Peers;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A driver, and batches that ask a peer that never answers.
+/// Driver, and batches to a peer that never answers.
 struct Rig {
     driver: Arc<Driver>,
     _silent: TcpListener,
@@ -101,7 +101,7 @@ fn a_panic_of_who_leads_is_told() {
     }
 }
 
-/// Nobody waits; the engine's own thread sees to it.
+/// No thread waits; the progress thread completes the batch.
 #[test]
 fn a_panic_is_told_to_futures_and_descriptors() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Names of file segments: `file:///absolute/path?option&option`, read and written.
+//! Names of file segments, parsed and formatted: `file:///absolute/path?option&option`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,31 +9,30 @@ use kvplane_engine::FileOptions;
 use crate::error::Error;
 use crate::size::parse_bytes;
 
-/// How names of files begin, and no name of an engine.
+/// Scheme of file names, which no name of an engine begins with.
 const SCHEME: &str = "file:";
 
-/// What the name of a file segment says.
+/// Parsed name of a file segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct FileName {
     pub(crate) path: PathBuf,
-    /// Make it, with this length, where there is none.
+    /// Length with which a missing file is created.
     pub(crate) create_bytes: Option<u64>,
     pub(crate) read_only: bool,
     pub(crate) buffered: bool,
 }
 
-/// Whether a name is one of a file.
+/// Returns true for the name of a file.
 pub(crate) fn is_file(name: &str) -> bool {
     name.starts_with(SCHEME)
 }
 
 impl FileName {
-    /// Reads `file:///path` or `file:/path`, with options after a `?`: `create=SIZE` (`4096`, `64M`), `readonly`,
-    /// `buffered`. As in
-    /// any such name, `%3F` stands for a `?` of the path itself.
+    /// Parses `file:///path` or `file:/path`, with options after a `?`: `create=SIZE` (`4096`, `64M`), `readonly`,
+    /// `buffered`. As in other such names, `%3F` stands for a `?` of the path itself.
     ///
     /// # Errors
-    /// When it is malformed: says what is wrong.
+    /// When it is malformed; the error names the reason.
     pub(crate) fn parse(name: &str) -> Result<Self, Error> {
         let wrong = |why: String| Error::Argument(format!("the name {name:?}: {why}"));
         let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with file:".to_owned()))?;
@@ -77,7 +76,7 @@ impl FileName {
         Ok(found)
     }
 
-    /// The one name of this path opened in this way.
+    /// Returns the canonical name of this path with these options.
     pub(crate) fn canonical(&self) -> String {
         let options = match (self.read_only, self.buffered) {
             (false, false) => "",
