@@ -24,6 +24,7 @@ const PATTERN_BYTES: usize = 1 << 20;
 /// Object as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyInfo {
+    /// Digest, by which shards know the object.
     pub digest: Digest,
     /// The tenant's name.
     pub tenant: Vec<u8>,
