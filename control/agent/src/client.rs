@@ -190,13 +190,13 @@ impl Client {
     pub fn connect_with(config: &ClientConfig, link: ControlLink) -> Result<Self, Error> {
         if !config.shared_memory && !config.tcp && config.rdma.mode != RdmaUse::Require {
             return Err(Error::Argument(
-                "neither shared memory nor TCP is allowed, and RDMA is not required: no way to any node".to_owned(),
+                "neither shared memory nor TCP is allowed, and RDMA is not required: no path to any node".to_owned(),
             ));
         }
         let name = link.tenant_meant(&config.tenant).to_owned();
         link.hold_ticket(&name)?;
         let seen_map = link.map_generation();
-        let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let first = link.state_map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let client = Config {
             cluster: config.control.cluster().to_owned(),
             client: random_u64()?,

@@ -136,12 +136,12 @@ impl TransferEngineConfig {
             )));
         }
         if self.announced().is_unspecified() {
-            return Err(Error::Argument(format!("{} cannot be announced to peers: set one that can", self.listen)));
+            return Err(Error::Argument(format!("{} cannot be announced to peers: set `announce`", self.listen)));
         }
         let same_host = self.shared_memory && (self.mapping || self.cma);
         if !self.tcp && !same_host && self.rdma.mode != RdmaUse::Require {
             return Err(Error::Argument(
-                "neither TCP nor shared memory (mapping, cma) is allowed: no way to any peer".to_owned(),
+                "neither TCP nor shared memory (mapping, cma) is allowed: no path to any peer".to_owned(),
             ));
         }
         if !(1..=INITIATORS).contains(&self.initiators) {

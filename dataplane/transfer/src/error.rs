@@ -89,7 +89,7 @@ impl fmt::Display for Error {
             Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
                 f,
                 "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes {} at {other_address:#x}",
-                if *leaving { "that are being unregistered and still used" } else { "registered" }
+                if *leaving { "that are being unregistered and are still in use" } else { "registered" }
             ),
             Self::MemoryHeld { address, bytes, why } => {
                 write!(f, "the memory of {bytes} bytes at {address:#x} must not be freed yet: {why}")

@@ -129,7 +129,7 @@ impl Map {
             }
         }
         if self.by_address.len() + self.leaving.len() >= BUFFERS {
-            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered already: the limit")));
+            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered, which is the limit")));
         }
         Ok(self.free.pop().unwrap_or_else(|| {
             self.named += 1;

@@ -84,7 +84,7 @@ impl Session {
             return Err(Error::Status { what: format!("open segment {name}"), status, cause });
         }
         let descriptor = SegmentDescriptor::decode(&description)
-            .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?;
+            .map_err(|error| Error::Argument(format!("the description of segment {name} is malformed: {error}")))?;
         let places = descriptor.regions.iter().map(|region| theirs.place(region.segment.to_bits())).collect();
         Ok(Segment { peer, regions: descriptor.regions, places })
     }

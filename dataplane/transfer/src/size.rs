@@ -8,7 +8,7 @@
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
-    let wrong = || format!("{text:?} is no size: give bytes, or a whole number with K, M, G or T");
+    let wrong = || format!("{text:?} is not a size: give bytes, or a whole number with K, M, G or T");
     let too_many = || format!("{text:?} exceeds 2^64 bytes");
     if number.is_empty() {
         return Err(wrong());

@@ -117,7 +117,7 @@ impl Memory {
     pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
         let rights = mapped(address, bytes);
         if rights == RangeAccess::No || bytes == 0 {
-            return Err(format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read"));
+            return Err(format!("{bytes} bytes at {address:#x} are not all readable memory of this process"));
         }
         // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
         // registering.

@@ -141,7 +141,7 @@ impl Client {
     /// to be removed: objects of nodes that are away must not return either.
     fn list_all(&mut self, cursor: Option<ListCursor>, removes: bool) -> Result<ListPage, Error> {
         self.follow_map();
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let slots = one_slot_each(&map);
         let begin = ListCursor { epoch: owners_since(&map), shard: 0, from: 0, walk: 0 };
         let at = cursor.filter(|cursor| cursor.epoch == begin.epoch).unwrap_or(begin);

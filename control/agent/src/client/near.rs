@@ -86,7 +86,7 @@ impl Client {
         if let Some(known) = self.near.places.as_ref().filter(|known| known.generation == generation) {
             return Ok(Arc::clone(known));
         }
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let places = Arc::new(Places { generation, table: OwnerTable::compute(&map), map });
         self.near.places = Some(Arc::clone(&places));
         Ok(places)

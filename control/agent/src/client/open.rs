@@ -107,8 +107,7 @@ impl Client {
 
     fn start(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
         if self.open.len() >= OPEN_BATCHES {
-            let what =
-                format!("{OPEN_BATCHES} batches are open, the most there may be: fetch the outcome of one first");
+            let what = format!("{OPEN_BATCHES} batches are open, which is the limit: fetch the outcome of one first");
             return Err(Error::Status { what, status: Status::Busy, cause: None });
         }
         self.submit(requests, puts)

@@ -113,7 +113,7 @@ fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), Error>
     for pair in ranges.windows(2) {
         let ((buffer, offset, bytes), (next_buffer, next, _)) = (pair[0], pair[1]);
         if buffer == next_buffer && offset + bytes > next {
-            let text = format!("pieces of overlapping memory: {bytes} bytes at {offset} and what is at {next}");
+            let text = format!("pieces overlap: {bytes} bytes at {offset}, and the next piece at {next}");
             return Err(Error::Argument(text));
         }
     }

@@ -169,5 +169,5 @@ pub(crate) fn check_options(options: &PutOptions) -> Result<(), Error> {
         return Ok(());
     }
     let (given, most) = (options.soft_pin_ms, Limits::SOFT_PIN_MS);
-    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most}: ask for less")))
+    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most} ms")))
 }

@@ -79,7 +79,7 @@ impl Client {
     /// When a key is empty or too long, or there is no map.
     pub fn owners(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<SocketAddr>>, Error> {
         self.follow_map();
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let table = OwnerTable::compute(&map);
         let address = |owner| address_of(&map, owner);
         keys.iter().map(|key| Ok(table.owner_of(self.digest(key.as_ref())?).and_then(address))).collect()

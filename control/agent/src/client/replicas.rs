@@ -66,10 +66,10 @@ impl Client {
         let heads = if heads.is_empty() { Vec::new() } else { self.run(&heads)? };
         striped.into_iter().zip(heads).for_each(|(at, result)| results[at] = result);
         let owners = self.owners_of_hedged(&digests, &results)?;
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let table = OwnerTable::compute(&map);
         let places = results.into_iter().zip(&digests).zip(owners).map(|((result, digest), has_owner)| {
-            if !self.present(result, "question for the replicas")? {
+            if !self.present(result, "query of the replicas")? {
                 return Ok(Vec::new());
             }
             let known = match (result.from_replica, has_owner) {

@@ -115,7 +115,7 @@ impl Client {
         let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
         if !(1..=Limits::DRAFT_IDLE_MOST_MS).contains(&idle_ms) {
             let most = Limits::DRAFT_IDLE_MOST_MS;
-            return Err(Error::Argument(format!("a session may pause for 1 to {most} ms, not {idle_ms}")));
+            return Err(Error::Argument(format!("the idle limit of a session is 1 to {most} ms, not {idle_ms}")));
         }
         if items.is_empty() {
             return Ok(Vec::new());

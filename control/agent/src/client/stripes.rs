@@ -166,7 +166,7 @@ impl Client {
                 Ok(Head::decode(&head).map(|head| (head, result.version)))
             }
             (Status::Ok | Status::NotFound | Status::BufferTooSmall, _) => Ok(None),
-            (status, _) => Err(self.problem("get of the head of a striped object".to_owned(), status)),
+            (status, _) => Err(self.problem("get of a stripe head".to_owned(), status)),
         });
         heads.collect()
     }

@@ -74,7 +74,7 @@ impl Client {
         };
         let gone: Vec<Result<Result<bool, Status>, Error>> =
             whole.into_iter().map(|count| count.map(&mut of_one)).collect();
-        let problem = |status| self.problem("removal of a copy".to_owned(), status);
+        let problem = |status| self.problem("removal of a replica".to_owned(), status);
         Ok(gone.into_iter().map(|one| one.and_then(|gone| gone.map_err(problem))).collect())
     }
 
@@ -85,7 +85,7 @@ impl Client {
     }
 
     fn no_copy(&self, key: &[u8], status: Status) -> Error {
-        self.problem(format!("copy of the object under \"{}\"", key.escape_ascii()), status)
+        self.problem(format!("replication of the object under \"{}\"", key.escape_ascii()), status)
     }
 
     /// Returns the digests of everything that these objects consist of: for striped ones, stripe head and stripes.

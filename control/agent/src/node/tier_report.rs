@@ -99,11 +99,11 @@ fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnaps
     let (stats, counters, scrub) = (&tier.stats, &tier.counters, &tier.scrub);
     let store = snapshot.store.unwrap_or_default();
     let state = match tier.degraded {
-        Some(reason) => format!("memory only for what is new: {reason}"),
+        Some(reason) => format!("degraded, memory only: {reason}"),
         None => {
             let state = if tier.is_recovered { "serving" } else { "recovering" };
             tier.voided
-                .map_or_else(|| state.to_owned(), |why| format!("{state}; what it had at the start is void: {why}"))
+                .map_or_else(|| state.to_owned(), |why| format!("{state}; records found at the start are void: {why}"))
         }
     };
     let admission = match tier.admission {

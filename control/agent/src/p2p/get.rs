@@ -127,8 +127,8 @@ fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), Error> {
     if sizes != layout.sizes() {
         let differs = sizes.iter().zip(layout.sizes()).position(|(ours, theirs)| ours != theirs);
         let what = match differs {
-            Some(at) => format!("buffer {at} has {} bytes, and {} are given", layout.sizes()[at], sizes[at]),
-            None => format!("it has {} buffers, and {} are given", layout.sizes().len(), sizes.len()),
+            Some(at) => format!("buffer {at} has {} bytes, but {} are given", layout.sizes()[at], sizes[at]),
+            None => format!("it has {} buffers, but {} are given", layout.sizes().len(), sizes.len()),
         };
         return Err(Error::Argument(format!("object {:?} does not fit: {what}", object.name)));
     }

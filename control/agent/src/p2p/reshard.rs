@@ -65,7 +65,7 @@ impl<'a> Resharding<'a> {
             let name = &self.source.parts()[part].participant;
             let Some(source) = from.get(&part) else {
                 return Err(Error::Argument(format!(
-                    "bytes of part {name:?} are needed, and its location is not given"
+                    "bytes of part {name:?} are needed, but its location is not given"
                 )));
             };
             let size = source.object.layout.sizes().get(source.buffer).copied().unwrap_or(0);

@@ -38,7 +38,7 @@ impl TransferEngine {
             let there: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
             if let Some(gone) = matrix.devices().iter().find(|name| !there.contains(&name.as_str())) {
                 return Err(Error::Argument(format!(
-                    "the matrix names {gone}, and the devices in use are {}",
+                    "the matrix names {gone}, but the devices in use are {}",
                     there.join(", ")
                 )));
             }

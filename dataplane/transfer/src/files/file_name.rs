@@ -167,7 +167,7 @@ mod tests {
             ("file:///a?creat=1", "creat=1"),
             ("file:///a?create=0", "at least 1"),
             ("file:///a?create=0K", "at least 1"),
-            ("file:///a?create=", "no size"),
+            ("file:///a?create=", "not a size"),
             ("file:///a?create=1e9", "K, M, G or T"),
             ("file:///a?create=64Q", "K, M, G or T"),
             ("file:///a?create=18446744073709551616", "exceeds 2^64 bytes"),

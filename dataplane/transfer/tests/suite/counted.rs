@@ -229,7 +229,7 @@ fn switches_of_the_peer_and_ways_that_lead_nowhere_are_explained() {
     assert_eq!((found.for_mapped(), found.for_pointers()), (None, None), "{found:#?}");
     assert!(found.choices.iter().all(|one| !one.usable && !one.reason.is_empty()), "{found:#?}");
     let none = config(|config| (config.tcp, config.mapping, config.cma) = (false, false, false));
-    assert!(matches!(TransferEngine::start(none), Err(Error::Argument(why)) if why.contains("no way to any peer")));
+    assert!(matches!(TransferEngine::start(none), Err(Error::Argument(why)) if why.contains("no path to any peer")));
 }
 
 /// Samples of the text by series.

@@ -126,9 +126,9 @@ mod tests {
         assert_eq!(look(&node(|shard| shard.wanted_free_segments = 2), RECLAIM), Ok(false));
         assert_eq!(look(&node(|_| {}), RECLAIM), Ok(true));
         assert_eq!(look(&TierNode { carried_out: 4, ..node(|_| {}) }, VERIFY), Ok(false));
-        let refused = || node(|shard| shard.state = "memory only for what is new: the device is gone".to_owned());
+        let refused = || node(|shard| shard.state = "degraded, memory only: the device is gone".to_owned());
         for (now, action, says) in [
-            (refused(), VERIFY, "not all records were read: memory only for what is new: the device is gone"),
+            (refused(), VERIFY, "not all records were read: degraded, memory only: the device is gone"),
             (refused(), RECLAIM, "it makes no room: memory only"),
             (node(|shard| shard.scrub = "paused".to_owned()), VERIFY, "somebody paused it"),
             (TierNode { incarnation: 2, ..node(|_| {}) }, VERIFY, "restarted before it was done"),
