@@ -184,8 +184,8 @@ impl Scheduler {
         }
     }
 
-    /// Waits for a table beyond the `seen` that were received, and returns the number of tables received since this
-    /// client connected with the last of them. Pass 0 at first. `None` when that takes longer than `patience`.
+    /// Waits for a table newer than number `seen`, and returns it with its number. Tables are numbered from 1 since
+    /// this client connected; pass 0 at first. `None` when that takes longer than `patience`.
     #[must_use]
     pub fn table_after(&self, seen: u64, patience: Duration) -> Option<(u64, InstanceTable)> {
         let until = Instant::now() + patience;

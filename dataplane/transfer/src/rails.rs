@@ -143,7 +143,7 @@ mod tests {
         let text = ranked[1].to_string();
         assert!(text.contains("1. a -> y: here on node 0, where cpu:0 is; there on the memory's node"), "{text}");
         assert!(text.contains("3. b -> x: here on another node than the memory; there on another node"), "{text}");
-        // A peer that told nothing is reached number by number.
+        // The devices of a peer without an announcement are paired by index.
         let plain = rank(&devices, &names, &Theirs::default());
         assert_eq!((plain.len(), plain[0].peer.as_str(), plain[0].rails[0].peer.as_str()), (2, "*", "#0"));
         assert!(rank(&NearDevices::default(), &[], &Theirs::default()).is_empty());

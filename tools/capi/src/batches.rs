@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(room.submit(&ours, &[entry(0, source + 4096)], &SubmitOptions::default()), Ok(0));
         std::thread::scope(|scope| {
             let (room, ours) = (&room, &ours);
-            // It was never told of an address like this, so it is asked again.
+            // The peer never described an address like this, so its description is requested again.
             let slow = scope.spawn(move || room.submit(ours, &[entry(number, 1)], &SubmitOptions::default()));
             let (mut call, _) = silent.accept().expect("it is asked");
             assert_eq!(room.status(0).expect("a task").status, TaskState::Completed as c_int);

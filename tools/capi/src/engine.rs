@@ -245,7 +245,7 @@ mod tests {
             ("203.0.113.7:12345", "0.0.0.0", Some("203.0.113.7")),
             ("127.0.0.1", "127.0.0.1", None),
         ] {
-            // In the place of the host, and as the name where there is no host.
+            // As the host, and as the name where there is no host.
             let made = |name, host| config("P2PHANDSHAKE", name, host, 0, Environment::default());
             for made in [made("name", Some(host)), made(host, None)] {
                 let made = made.expect(host);

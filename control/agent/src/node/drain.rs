@@ -110,8 +110,9 @@ impl Node {
     /// of slots that are not finished, when there was no progress for `patience`, or after `most` in all; without a
     /// reply of the control plane, all slots that left count.
     ///
-    /// A node that ends earlier takes unfetched objects along, the records on other nodes' SSDs that it has not
-    /// reconciled become void, and objects that it has not fetched itself are lost when it returns.
+    /// A node that ends earlier takes unfetched objects along; records on other nodes' SSDs that were not reconciled
+    /// become void, where no other node knows the changes; and objects that it has not fetched itself are lost when it
+    /// returns.
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
@@ -206,21 +207,21 @@ mod tests {
         wait.answered(at(1));
         assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
         assert!(wait.is_over(0, true, at(1)));
-        // As long as the control plane answers, the whole time counts.
+        // While the control plane answers, the whole time is available.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
             wait.answered(at(second));
             assert!(!wait.is_over(7, true, at(second)));
         }
         assert!(wait.is_over(7, true, at(30)));
-        // Without it, it goes on while others fetch, and ends soon after that.
+        // Without replies, the drain continues while objects are fetched, and ends soon after that.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         wait.answered(at(0));
         for second in 0..8 {
             assert!(!wait.is_over(100 - second, true, at(second)));
         }
         assert!(!wait.is_over(93, true, at(11)) && wait.is_over(93, true, at(12)));
-        // One that never answered is not waited for longer than that.
+        // A control plane that never answered is not waited for any longer.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.told);
     }

@@ -56,7 +56,7 @@ mod tests {
         let clock_ns = 1_764_000_000_000_000_000;
         assert_eq!(after(0, clock_ns), clock_ns, "nothing is known of it");
         assert_eq!(after(clock_ns - 2 * STEP, clock_ns), clock_ns);
-        // A quick restart, a clock that was set back by two hours, and one of 1970.
+        // A quick restart, a clock that was set back by two hours, and a clock of 1970.
         for shown_ns in [clock_ns + 5_000_000_000, clock_ns - 7_200_000_000_000, 1] {
             assert_eq!(after(clock_ns, shown_ns), clock_ns + STEP);
         }

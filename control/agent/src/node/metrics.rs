@@ -25,9 +25,7 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_corrupt_total", "Payloads that did not match their checksum.", |one| one.service.corrupt),
     ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
-    ("kvplane_shard_crowded_out_total", "Connections closed before authentication, over the limit.", |one| {
-        one.host.crowded_out
-    }),
+    ("kvplane_shard_crowded_out_total", "Unauthenticated connections closed for others.", |one| one.host.crowded_out),
     ("kvplane_shard_strangers_total", "Connections rejected for lack of a valid ticket.", |one| one.service.strangers),
     ("kvplane_shard_tickets_ended_total", "Connections closed because their ticket ended.", |one| {
         one.service.tickets_ended

@@ -135,7 +135,7 @@ mod tests {
         for wrong in ["", ":1G", "/a:0", "/a:x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
-        // As Linux names drives by where they are.
+        // A path in the form of Linux's drive names by PCI address.
         let there = std::env::temp_dir().join(format!("kvplane-{}-pci-0000:00:04.0-nvme:1", std::process::id()));
         std::fs::write(&there, b"").expect("a file");
         let found = parse(there.to_str().expect("text"));

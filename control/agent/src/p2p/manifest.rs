@@ -136,7 +136,7 @@ fn optional<'a, T>(
 mod tests {
     use super::*;
 
-    /// A manifest with all that the original writes.
+    /// Manifest with all fields that Mooncake writes.
     fn manifest() -> Value {
         let rank = |tp: u64| serde_json::json!({ "dp": 0, "tp": tp, "pp": 0, "ep": 0 });
         let part = |tp: u64| {

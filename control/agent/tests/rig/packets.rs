@@ -1,5 +1,5 @@
-//! Packets of several lengths: ports that differ use the shorter ones, and a network that takes shorter ones than both
-//! of its ports is named as what may be wrong.
+//! Packet sizes: ports with different MTUs use the shorter one, and a network with a shorter MTU than both of its ports
+//! is named as a possible cause.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use kvplane::{Opcode, RdmaConfig, RdmaUse, SubmitOptions, TaskState, TransferEng
 use crate::bed::{Side, alone, config, has, region};
 
 const BYTES: usize = 1 << 20;
-/// Too short for the packets of 4096 bytes of the other ports.
+/// MTU too small for the 4096-byte packets of the other ports.
 const SHORT: u32 = 1500;
 
-/// A link with shorter packets, until this is dropped.
+/// Link with a reduced MTU, until this is dropped.
 struct ShortPackets {
     link: &'static str,
     before: u32,
@@ -39,7 +39,7 @@ fn set_mtu(link: &str, mtu: u32) {
     assert!(status.success(), "ip link set {link} mtu {mtu}: {status}");
 }
 
-/// An engine with one device and no other way.
+/// Creates an engine with one device and no other path.
 fn side(device: usize) -> Side {
     let listen: SocketAddr = format!("10.77.0.{}:0", device + 1).parse().unwrap();
     let rdma = RdmaConfig { devices: vec![format!("rxe{device}")], ..RdmaConfig::of(RdmaUse::Require) };

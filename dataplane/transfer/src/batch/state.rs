@@ -431,7 +431,7 @@ mod tests {
             state.unwatch_waker(number.expect("it has one by now"));
             assert_eq!(lock(&state.watchers).wakers.len(), 1);
         }
-        // Two of one task: each has its own.
+        // Two futures of one task: each has its own waker.
         assert_eq!(Arc::strong_count(&count), 3, "the test's, the waker, the one that is kept");
         state.part_ended(0, Status::Ok, 0);
         state.finish(None);

@@ -224,12 +224,12 @@ mod tests {
         let a = |operations| ("a".to_owned(), Tcp, operations);
         let other = |operations| ("other".to_owned(), Tcp, operations);
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 5)], 0)), [a(5)]);
-        // Two more before it left.
+        // Two more operations before it left.
         assert_eq!(look(&mut exposition, &metrics(&[], 7)), [a(5), other(2)]);
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 3)], 7)), [a(8), other(2)]);
         // A new incarnation between two scrapes.
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 1)], 10)), [a(9), other(2)]);
-        // One without a name is being left.
+        // A peer without a name is being closed.
         let shown = look(&mut exposition, &metrics(&[("", Tcp, 1), ("b", Shm, 1), ("b", Cma, 2)], 10));
         assert_eq!(shown, [a(9), ("b".to_owned(), Shm, 1), ("b".to_owned(), Cma, 2), other(2)]);
     }
@@ -250,7 +250,7 @@ mod tests {
         let mut exposition = Exposition::default();
         let shown = look(&mut exposition, &metrics(&all(2), 0));
         assert_eq!((shown.len(), &shown[PEERS]), (PEERS + 1, &("other".to_owned(), Transport::Tcp, 6)));
-        // The first is gone: one of the others takes its place, and begins there.
+        // The first peer is gone: one of the others takes its place, and starts from zero there.
         let shown = look(&mut exposition, &metrics(&all(3)[1..], 2));
         assert_eq!(shown[PEERS - 1], (names[PEERS].clone(), Transport::Tcp, 0));
         assert_eq!(shown[PEERS], ("other".to_owned(), Transport::Tcp, 9));

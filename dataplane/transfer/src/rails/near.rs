@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Two nodes; loop0 and loop1 on node 0, loop2 on node 1, loop3 somewhere and slow.
+    /// Machine of two nodes: loop0 and loop1 on node 0, loop2 on node 1, loop3 without a node and slow.
     fn machine() -> Machine {
         let mut machine = synthetic::parse("numa:2 core:4 pu:1").unwrap();
         let port = |speed_mbps| RdmaPort {
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!((at(0, 0).tier, at(0, 0).same_node), (0, Some(true)));
         assert_eq!((at(0, 1).same_node, at(1, 1).tier, at(1, 1).same_node), (Some(false), 0, Some(true)));
         assert!(at(0, 1).tier > 0 && at(1, 0).tier > 0);
-        // A tenth of the others' speed: behind all others, wherever it is.
+        // A tenth of the others' speed: it ranks behind all others, wherever it is.
         assert!(at(2, 0).tier > at(1, 0).tier && at(2, 0).same_node.is_none());
         assert_eq!(at(3, 0), Nearness::default(), "nothing is known of a device that is not in the machine");
         assert!(near.why["loop0"][0].contains("node 0"), "{:?}", near.why["loop0"]);
@@ -257,10 +257,10 @@ mod tests {
         let all = devices(&[]);
         let near = seat(0, &[("loop0", true), ("loop1", true), ("loop2", false)]);
         assert_eq!(names(&all, &near), (owned(&["loop0", "loop1"]), 2));
-        // One alone: the nearest of the others stands in for it.
+        // A single device: the nearest of the others replaces it.
         assert_eq!(names(&all, &seat(0, &[("loop1", true)])), (owned(&["loop1", "loop0"]), 1));
         assert_eq!(names(&all, &seat(1, &[("loop2", true)])).1, 1);
-        // None of its node, or none that may be used: all.
+        // No device on its node, or none that may be used: all.
         assert_eq!(names(&all, &seat(1, &[("loop0", false)])), (owned(&["loop0", "loop1", "loop2", "loop3"]), 0));
         assert_eq!(names(&devices(&["loop2", "loop3"]), &near), (owned(&["loop2", "loop3"]), 0));
         assert_eq!(names(&devices(&["loop2", "loop0"]), &near), (owned(&["loop0", "loop2"]), 1));

@@ -1,4 +1,4 @@
-//! How the end of a batch is learned: by waiting, polling, a descriptor or a future, and each only once.
+//! Completion of batches: learned by waiting, polling, a descriptor or a future, each exactly once.
 
 use core::future::Future;
 use core::pin::pin;
@@ -30,7 +30,7 @@ fn writes_and_reads_by_address_over_both_ways() {
     }
 }
 
-/// A hundred thousand tasks: what is known of each is asked without the others.
+/// Queries single tasks among a hundred thousand, each without the others.
 #[test]
 fn a_large_batch_tells_of_each_task() {
     const TASKS: usize = 100_000;
@@ -54,7 +54,7 @@ fn a_large_batch_tells_of_each_task() {
     check(&a.region, 0, TASKS * 8, 12);
 }
 
-/// Nobody drives: the engine's own thread does.
+/// No thread waits: the engine's progress thread drives the batch.
 #[test]
 fn a_batch_that_nobody_waits_for_is_done() {
     for (way, background) in Way::all().into_iter().flat_map(|way| [(way, false), (way, true)]) {
@@ -71,7 +71,7 @@ fn a_batch_that_nobody_waits_for_is_done() {
             }
             assert_eq!(batch.status().state, TaskState::Completed);
             check(&a.region, 0, 1 << 20, 13);
-            // The engine's thread sleeps when the next one comes.
+            // The progress thread is asleep when the next batch comes.
             std::thread::sleep(Duration::from_millis(40));
         }
     }

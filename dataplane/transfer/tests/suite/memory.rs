@@ -1,4 +1,4 @@
-//! What may be registered, and which ranges may be named.
+//! Registration of memory, and the validation of ranges.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn registration_is_refused_by_its_rules() {
     assert_eq!(error.code(), -7);
     let text = format!("{error}");
     assert!(text.contains("8192 bytes") && text.contains(&format!("{:#x}", first.address())), "{text}");
-    // All or nothing: the second is free again.
+    // All or nothing: the second region is free again.
     let error = engine.register_batch(&[Arc::clone(&second), Arc::clone(&first)], &options).unwrap_err();
     assert!(matches!(error, Error::AddressOverlapped { .. }), "{error}");
     engine.register(Arc::clone(&second), &options).unwrap();
@@ -100,7 +100,7 @@ fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
     check(&fixed, 0, 4096, 7);
 }
 
-/// Memory that was registered after the segment was opened is found, what was unregistered is not written.
+/// Memory registered after the segment was opened is found; unregistered memory is not written.
 #[test]
 fn a_peers_memory_may_change() {
     for way in Way::all() {
@@ -118,16 +118,16 @@ fn a_peers_memory_may_change() {
         fill(&late, 0, 4096, 4);
         assert_eq!(run(&[write]).unwrap(), TaskState::Failed, "{way:?}");
         check(&late, 0, 4096, 4);
-        // Asked again, the owner does not name it any more.
+        // The owner's new description does not contain it any more.
         assert_eq!(run(&[write]).unwrap_err().code(), -3, "{way:?}");
-        // Under the same address, it is another region.
+        // The same address is now another region.
         b.engine.register(Arc::clone(&late), &RegisterOptions::default()).unwrap();
         assert_eq!(run(&[write]).unwrap(), TaskState::Completed, "{way:?}");
         check(&late, 0, 4096, 3);
     }
 }
 
-/// All owners are asked, those who do not answer cost the others nothing.
+/// All owners are asked; those that do not answer do not delay the others.
 #[test]
 fn what_is_known_of_segments_is_renewed() {
     let (a, b, peer) = pair(Way::network(), 4096);

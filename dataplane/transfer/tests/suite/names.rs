@@ -33,7 +33,7 @@ fn notices_arrive_once_and_in_order() {
     let write = a.request(Opcode::Write, 0, (peer, b.region.address()), 1 << 20);
     for number in 0..20 {
         let options = SubmitOptions { notice: Some(notice("done", &number.to_string())), ..SubmitOptions::default() };
-        // One of 0 bytes is a notice and nothing else.
+        // A request of 0 bytes is a notice only.
         let length = if number % 2 == 0 { 1 << 20 } else { 0 };
         let request = kvplane_transfer::TransferRequest { length, ..write };
         assert_eq!(a.engine.submit(&[request], &options).unwrap().wait().state, TaskState::Completed);
@@ -80,7 +80,7 @@ fn other_ports_than_loopback_must_be_wanted() {
     assert_eq!(TransferEngine::start(wrong).unwrap_err().code(), -1);
 }
 
-/// What a stock engine would see of ours, and what we see of a stock one: a descriptor without our key.
+/// Reaches an engine whose descriptor lacks the native key, like a stock engine.
 #[test]
 fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
     let (a, b, _) = pair(Way::Tcp, 1 << 20);
