@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_served_on_loopback_and_nothing_else_is() {
+    fn only_metrics_are_served_and_only_on_loopback() {
         let scrapes = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&scrapes);
         let render = move || match count.fetch_add(1, Ordering::SeqCst) {

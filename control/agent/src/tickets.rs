@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_that_ended_says_by_whose_doing() {
+    fn an_ended_ticket_reports_the_cause() {
         let holder = Holder::default();
         assert_eq!(holder.why_ended(), None, "there was none");
         holder.state().had = Some((Instant::now(), Duration::from_secs(900)));

@@ -65,7 +65,7 @@ fn libhwloc_and_sysfs_describe_synthetic_machines_alike() {
 }
 
 #[test]
-fn hwlocs_word_alone_leads_to_the_same_first_tiers() {
+fn hwloc_alone_gives_the_same_first_tiers() {
     let tree = Tree::build(HGX);
     let Some(hwloc) = exported(&tree) else { return };
     let (ours, theirs) = (rail_matrix(&read(&tree)), rail_matrix(&hwloc));
@@ -77,7 +77,7 @@ fn hwlocs_word_alone_leads_to_the_same_first_tiers() {
 }
 
 #[test]
-fn this_machine_is_described_alike() {
+fn libhwloc_and_sysfs_describe_this_machine_alike() {
     if !Path::new("/sys/devices/system/cpu").is_dir() {
         println!("skipped: no sysfs here");
         return;

@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_resolved_in_time_or_not_at_all() {
+    fn name_resolution_is_bounded_by_its_limit() {
         let found = resolve("localhost:7", 5, Duration::from_secs(60)).expect("every machine has it");
         assert_eq!((found.ip().is_loopback(), found.port()), (true, 5));
         assert_eq!(resolve("::1", 6, Duration::ZERO).expect("an address").to_string(), "[::1]:6");

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_passed_on() {
+    fn kernel_errors_are_passed_on() {
         let found = |pid, cma| permitted(&Probe { pid, cma });
         assert!(found(7, Ok(())).unwrap().contains("process 7"));
         assert!(found(7, Err(CrossError::Denied)).unwrap_err().contains("ptrace permission"));

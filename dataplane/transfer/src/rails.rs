@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rails_are_ranked_by_both_ends_and_say_why() {
+    fn rails_are_ranked_by_both_ends_with_reasons() {
         let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
         let place = |node: u32| PlaceName { name: format!("cpu:{node}"), node: Some(node) };
         let names = ["a".to_owned(), "b".to_owned()];

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_or_refused_with_a_reason() {
+    fn sizes_are_parsed_or_rejected_with_a_reason() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_nothing_holds_up_no_status() {
+    fn an_unresponsive_peer_delays_no_status() {
         let (ours, memory) = engine();
         let (theirs, _) = engine();
         let peer = ours.engine.open_segment(theirs.engine.name()).expect("it lives");

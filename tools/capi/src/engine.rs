@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_says_where_to_listen_whatever_the_name() {
+    fn the_environment_overrides_the_listen_address() {
         for (bind, announced) in [("127.0.0.2", None), ("0.0.0.0", Some("203.0.113.7"))] {
             let environment = Environment { bind: Some(bind.parse().expect(bind)), ..Environment::default() };
             let made = config("P2PHANDSHAKE", "203.0.113.7:5", None, 0, environment).expect(bind);

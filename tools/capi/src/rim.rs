@@ -70,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panics_stay_here() {
+    fn panics_do_not_unwind_into_c() {
         assert_eq!(guarded(7, || panic!("on purpose")), 7);
     }
 
     #[test]
-    fn texts_are_cut_and_ended() {
+    fn texts_are_truncated_and_terminated() {
         let mut out = [b'x' as c_char; 6];
         // SAFETY: five writable bytes.
         unsafe { write_text(out.as_mut_ptr(), 5, "abcdefgh") };
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_nothing() {
+    fn null_pointers_are_rejected() {
         // SAFETY: null is allowed in all of these.
         unsafe {
             assert!(text(std::ptr::null()).is_none());

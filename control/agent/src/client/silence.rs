@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_node_is_reported_at_once_and_ever_more_rarely_until_it_is_heard() {
+    fn a_silent_node_is_reported_with_backoff_until_it_answers() {
         let (mut reports, begun, node) = (Reports::default(), Instant::now(), (NodeId(3), Incarnation(7)));
         let mut told = Vec::new();
         for ms in (0..20_000).step_by(50) {

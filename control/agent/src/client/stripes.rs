@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stripes_tile_their_object_and_have_digests_of_their_own() {
+    fn stripes_tile_their_object_and_have_distinct_digests() {
         let head = Head::new(1000, 300, 7);
         let places: Vec<_> = (0..head.stripes()).map(|stripe| head.place(stripe)).collect();
         assert_eq!(places, [(0, 300), (300, 300), (600, 300), (900, 100)]);

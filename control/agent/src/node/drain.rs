@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_ends_when_all_is_fetched_when_its_time_is_over_or_when_nobody_is_heard() {
+    fn a_drain_ends_when_complete_at_its_deadline_or_without_any_progress() {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_incarnation_is_above_the_last_one_whatever_the_clock_shows() {
+    fn an_incarnation_exceeds_the_last_one_whatever_the_clock_shows() {
         let clock_ns = 1_764_000_000_000_000_000;
         assert_eq!(after(0, clock_ns), clock_ns, "nothing is known of it");
         assert_eq!(after(clock_ns - 2 * STEP, clock_ns), clock_ns);

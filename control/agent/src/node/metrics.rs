@@ -306,7 +306,7 @@ mod tests {
     use kvplane_engine::prometheus::parse;
 
     #[test]
-    fn every_shard_has_every_number() {
+    fn every_shard_has_every_metric() {
         let shard = |hits| {
             let store = kvplane_store::StoreStats { hits, ..Default::default() };
             ShardSnapshot { store: Some(store), ..ShardSnapshot::default() }

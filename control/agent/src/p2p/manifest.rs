@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_says_who_has_what() {
+    fn a_manifest_assigns_fragments_to_participants() {
         let placement = placement_from_json(&manifest().to_string()).unwrap();
         assert_eq!((placement.model(), placement.tensors()[0].shape.as_slice()), ("m@r1", &[8, 16][..]));
         assert_eq!(placement.parts()[1].participant, "tp1");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_one_is_said() {
+    fn errors_in_a_manifest_are_named() {
         let wrong = |pointer: &str, value: Value, words: &[&str]| {
             let mut manifest = manifest();
             *manifest.pointer_mut(pointer).unwrap() = value;

@@ -70,7 +70,7 @@ fn ranges_of_every_shape_are_written_and_read_back() {
 }
 
 #[test]
-fn what_goes_over_fabrics_lies_on_the_drive_behind() {
+fn writes_over_fabrics_reach_the_drive_behind_the_target() {
     let _turn = alone();
     for (seed, (remote, local)) in (200..).zip(exported()) {
         for (seed, from, to) in [(2 * seed, &remote, &local), (2 * seed + 1, &local, &remote)] {
@@ -92,7 +92,7 @@ fn what_goes_over_fabrics_lies_on_the_drive_behind() {
 }
 
 #[test]
-fn a_drive_that_is_taken_away_fails_its_batches_and_no_others() {
+fn a_detached_drive_fails_its_batches_only() {
     let _turn = alone();
     for (remote, local) in exported() {
         let side = side();

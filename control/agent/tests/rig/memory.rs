@@ -45,7 +45,7 @@ fn counted_by_kernel(region: &Region) -> Vec<String> {
 }
 
 #[test]
-fn pages_lie_on_the_node_they_were_asked_for() {
+fn pages_are_allocated_on_the_requested_node() {
     for node in nodes() {
         for (shared, huge) in
             [(false, HugePages::Never), (true, HugePages::Never), (false, HugePages::Try), (true, HugePages::Try)]

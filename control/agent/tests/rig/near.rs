@@ -84,7 +84,7 @@ impl Host {
 }
 
 #[test]
-fn what_moves_between_memories_of_a_node_goes_over_its_nics() {
+fn transfers_within_a_node_use_its_nics() {
     let _turn = alone();
     let (Some(nodes), Some(count)) = (has("RIG_NUMA", "NUMA nodes"), has("RIG_RXE", "RDMA devices")) else { return };
     if nodes < 2 || count < 2 * nodes || (0..count).any(|device| node_of(device).is_none()) {

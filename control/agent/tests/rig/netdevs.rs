@@ -47,7 +47,7 @@ fn bytes_cross_the_cable_in_both_directions() {
 }
 
 #[test]
-fn a_pulled_cable_ends_batches_by_their_deadline() {
+fn batches_over_an_unplugged_cable_end_by_their_deadline() {
     let _turn = alone();
     let Some((a, b)) = pair() else { return };
     if !Path::new("/sys/class/net/sw0").exists() {

@@ -59,7 +59,7 @@ fn there_and_back(ours: &Side, theirs: &Side, bytes: usize, seed: u64) {
 }
 
 #[test]
-fn ports_of_different_packets_use_the_shorter_ones() {
+fn ports_with_different_mtus_use_the_smaller_one() {
     let _turn = alone();
     if has("RIG_RXE", "RDMA devices").is_none_or(|count| count < 4) {
         return;
@@ -71,7 +71,7 @@ fn ports_of_different_packets_use_the_shorter_ones() {
 }
 
 #[test]
-fn a_network_of_shorter_packets_than_its_ports_is_named() {
+fn a_network_with_a_smaller_mtu_than_its_ports_is_named() {
     let _turn = alone();
     if has("RIG_RXE", "RDMA devices").is_none_or(|count| count < 4) {
         return;

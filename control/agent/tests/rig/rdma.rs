@@ -138,7 +138,7 @@ impl Drop for Pair {
 }
 
 #[test]
-fn one_request_goes_over_both_devices() {
+fn one_request_uses_both_devices() {
     let _turn = alone();
     let Some(pair) = Pair::new(WHOLE) else { return };
     let start = Instant::now();
@@ -199,7 +199,7 @@ fn one_large_request_is_shared_evenly() {
 }
 
 #[test]
-fn a_pulled_cable_moves_batches_to_the_other_device_until_it_is_back() {
+fn an_unplugged_cable_fails_over_to_the_other_device_until_it_is_back() {
     let _turn = alone();
     let Some(pair) = Pair::new(PART) else { return };
     pair.to_and_fro(PART, 1);
@@ -245,7 +245,7 @@ fn a_pulled_cable_moves_batches_to_the_other_device_until_it_is_back() {
 }
 
 #[test]
-fn a_killed_peer_ends_batches_by_their_deadline_and_nothing_comes_after() {
+fn batches_to_a_killed_peer_end_by_their_deadline_without_late_bytes() {
     let _turn = alone();
     let Some(mut pair) = Pair::new(PART) else { return };
     pair.to_and_fro(PART, 1);

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn wakers_of_dropped_futures_go() {
+    fn wakers_of_dropped_futures_are_removed() {
         let state = state();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&count));
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_panics_keeps_nobody_else_from_being_woken() {
+    fn a_panicking_waker_does_not_keep_others_from_being_woken() {
         let state = state();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let (broken, good) = (Waker::from(Arc::new(BrokenBatch)), Waker::from(Arc::clone(&count)));
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_failed_is_asked_again() {
+    fn only_failed_peers_become_stale() {
         let mut peers = Peers::default();
         let remotes: Vec<Arc<Remote>> = (1..4)
             .map(|port| PeerAddress::native(([127, 0, 0, 1], port).into(), None))

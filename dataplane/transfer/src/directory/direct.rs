@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_what_a_handshake_would_have_told() {
+    fn a_direct_name_carries_the_descriptor() {
         for (shm, address) in [("", "10.0.0.1:7501"), ("/run/user/0/kvplane/segment-7501.shm", "[fe80::1]:9")] {
             let native = Native {
                 tcp: Some(address.parse().expect("an address")),

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports_are_told_apart() {
+    fn hosts_and_ports_are_split() {
         for (name, host, port) in [
             ("", "", None),
             ("host", "host", None),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_this_machine_is_listened_on_alone() {
+    fn an_address_of_this_machine_is_the_only_one_listened_on() {
         let loopback: IpAddr = Ipv4Addr::LOCALHOST.into();
         for (name, port) in [("", None), ("localhost:5", Some(5)), ("127.0.0.1", None), ("127.0.0.1:0", Some(0))] {
             assert_eq!(
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_is_announced_and_all_are_listened_on() {
+    fn a_foreign_address_is_announced_and_all_are_listened_on() {
         let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
         for name in ["203.0.113.7", "203.0.113.7:12345"] {
             let made = OwnAddress::resolve(name, None);

@@ -314,7 +314,7 @@ mod tests {
     /// The kernel is reading a file into local memory when the initiator fails: batches complete only when the kernel
     /// has finished the reads and the memory is free again.
     #[test]
-    fn a_failed_initiators_batches_are_done_when_their_memory_is_free() {
+    fn batches_of_a_failed_initiator_complete_when_their_memory_is_free() {
         let path = std::env::current_exe().unwrap().with_file_name(format!("kvplane-core-{}", std::process::id()));
         std::fs::write(&path, vec![7; BYTES]).unwrap();
         for round in 0..8 {

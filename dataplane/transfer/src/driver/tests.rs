@@ -82,14 +82,14 @@ fn everybody_is_told(progress: bool, drill: impl Fn(&Driver) + Sync) {
 }
 
 #[test]
-fn a_panic_of_who_does_something_short_is_told() {
+fn a_panic_in_a_short_operation_fails_all_batches() {
     for progress in [false, true] {
         everybody_is_told(progress, |driver| driver.with(|_| panic!("a drill")));
     }
 }
 
 #[test]
-fn a_panic_of_who_leads_is_told() {
+fn a_panic_of_the_leader_fails_all_batches() {
     for progress in [false, true] {
         everybody_is_told(progress, |driver| {
             driver.wanted.fetch_add(1, Ordering::SeqCst);
@@ -103,7 +103,7 @@ fn a_panic_of_who_leads_is_told() {
 
 /// No thread waits; the progress thread completes the batch.
 #[test]
-fn a_panic_is_told_to_futures_and_descriptors() {
+fn a_panic_wakes_futures_and_descriptors() {
     let rig = Rig::new();
     let thread = rig.driver.start_progress(0).expect("a thread");
     let batch = rig.submit().expect("submitted");

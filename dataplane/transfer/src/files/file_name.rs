@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read() {
+    fn file_names_are_parsed() {
         let plain = FileName { path: "/a/b c".into(), create_bytes: None, read_only: false, buffered: false };
         for name in ["file:///a/b c", "file:/a/b%20c", "file://localhost/a/b c", "file:///a/b c?", "file:///a/b c?&"] {
             assert_eq!(FileName::parse(name).unwrap(), plain, "{name}");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_names_lead_back() {
+    fn canonical_names_parse_to_the_same_file() {
         for bytes in 1..=255u8 {
             for (read_only, buffered) in [(false, false), (false, true), (true, false), (true, true)] {
                 let path = PathBuf::from(OsString::from_vec(vec![b'/', bytes, b'x', bytes]));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_names_say_why() {
+    fn malformed_names_are_rejected_with_a_reason() {
         for (name, why) in [
             ("file:", "absolute"),
             ("file:relative", "absolute"),

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_comes_back_goes_on_where_it_was() {
+    fn a_peer_that_comes_back_continues_its_series() {
         use Transport::{Cma, Shm, Tcp};
         let mut exposition = Exposition::default();
         let a = |operations| ("a".to_owned(), Tcp, operations);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn rails_over_devices_are_called_by_them() {
+    fn rails_over_devices_are_labelled_by_their_device() {
         let mut seen = metrics(&[("a", Transport::Rdma, 1), ("a", Transport::Rdma, 2), ("a", Transport::Tcp, 3)], 0);
         (seen.rails[0].device, seen.rails[1].device) = (Some("mlx5_0".to_owned()), Some("mlx5_1".to_owned()));
         let shown = Exposition::default().scrape(&seen).into_iter().map(|one| (one.rail, one.counts.operations));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_beyond_the_limit_share_a_series_until_there_is_room() {
+    fn peers_beyond_the_limit_share_a_series_until_one_is_free() {
         let names: Vec<String> = (0..PEERS + 3).map(|number| format!("peer-{number:03}")).collect();
         let all = |operations| names.iter().map(|name| (name.as_str(), Transport::Tcp, operations)).collect::<Vec<_>>();
         let mut exposition = Exposition::default();
@@ -262,7 +262,7 @@ mod tests {
     proptest! {
         /// Peers count, leave and come back, more of them than have places, with scrapes in between.
         #[test]
-        fn series_only_grow_and_add_up(steps in prop::collection::vec((0..PEERS * 2, 0u64..4, 0..4), 1..300)) {
+        fn series_are_monotonic_and_add_up(steps in prop::collection::vec((0..PEERS * 2, 0u64..4, 0..4), 1..300)) {
             let names: Vec<String> = (0..PEERS * 2).map(|number| number.to_string()).collect();
             let (mut live, mut departed, mut total) = (BTreeMap::new(), 0, 0);
             let mut exposition = Exposition::default();

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_given_the_devices_of_their_node_and_one_to_stand_in() {
+    fn shards_get_the_devices_of_their_node_and_a_spare() {
         let names = |devices: &RdmaDevices, seat: &ShardSeat| {
             let dealt = dealt(devices, seat);
             (dealt.names, dealt.preferred)
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_is_read_from_a_file_or_given_as_it_is() {
+    fn a_matrix_is_read_from_a_file_or_inline() {
         let machine = machine();
         let text = r#"{"cpu:0":[["loop2"],["loop0"]]}"#;
         let path = std::env::temp_dir().join(format!("kvplane-matrix-{}", std::process::id()));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_named_are_used_in_that_order_and_must_be_there() {
+    fn named_devices_are_used_in_order_and_must_exist() {
         for mode in [RdmaUse::Auto, RdmaUse::Require] {
             let found = config(mode, &["loop2", "loop0"], &["loop1"]).devices().unwrap().unwrap();
             assert_eq!(found.names, ["loop2", "loop0"]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_takes_what_is_there() {
+    fn a_filter_selects_existing_devices() {
         let names = |filters: &[&str]| config(RdmaUse::Auto, &[], filters).devices().unwrap().map(|found| found.names);
         assert_eq!(names(&["mlx5_0", "loop2", "loop1"]).unwrap(), ["loop1", "loop2"]);
         assert!(names(&["mlx5_0"]).is_none());

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_shared_while_somebody_holds_them_and_counted_when_nobody_does() {
+    fn peers_are_shared_while_referenced_and_counted_when_dropped() {
         let mut peers = Peers::default();
         let first = peers.at(&address(1), "a");
         let again = peers.at(&address(1), "b");

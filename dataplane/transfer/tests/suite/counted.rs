@@ -136,7 +136,7 @@ fn files_and_stock_peers_are_counted_under_their_own_names() {
 }
 
 #[test]
-fn a_slow_transfer_says_by_which_transport_and_where_its_time_went() {
+fn a_slow_transfer_reports_its_transport_and_stage_times() {
     let a = Side::new(config(|config| config.slow = Duration::ZERO), BYTES);
     let b = Side::new(config(|_| ()), BYTES);
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
@@ -155,7 +155,7 @@ fn a_slow_transfer_says_by_which_transport_and_where_its_time_went() {
 
 /// Transports chosen for memory that can be mapped and for any other, by the settings of the initiator.
 #[test]
-fn what_is_chosen_is_what_is_taken_and_everything_else_has_a_reason() {
+fn the_explained_transport_is_used_and_the_others_have_a_reason() {
     let cma = kernel_copies();
     let pointers = if cma { "cma" } else { "tcp" };
     /// Settings to change, the transport chosen for either kind of memory, and words of the reasons against others.
@@ -212,7 +212,7 @@ fn what_is_chosen_is_what_is_taken_and_everything_else_has_a_reason() {
 }
 
 #[test]
-fn switches_of_the_peer_and_ways_that_lead_nowhere_are_explained() {
+fn settings_of_the_peer_and_unusable_paths_are_explained() {
     let a = Side::new(config(|config| config.tcp = false), BYTES);
     let alone = Side::new(config(|config| config.shared_memory = false), BYTES);
     let found = a.engine.explain(alone.engine.name()).unwrap();

@@ -131,7 +131,7 @@ fn threads_write_and_read_odd_ranges_of_one_file() {
 }
 
 #[test]
-fn a_batch_mixes_files_peers_and_our_own_memory() {
+fn a_batch_mixes_files_peers_and_local_memory() {
     const PART: usize = 300_001;
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
@@ -172,7 +172,7 @@ fn a_batch_mixes_files_peers_and_our_own_memory() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_it_has_an_effect() {
+fn invalid_file_requests_are_rejected_without_effect() {
     let side = Side::new(config(2), BYTES);
     let engine = &side.engine;
     let scratch = Scratch::filled(10_001, 35);

@@ -10,7 +10,7 @@ use kvplane_transfer::{
 use crate::rig::{Side, Way, check, fill, pair, region};
 
 #[test]
-fn registration_is_refused_by_its_rules() {
+fn invalid_registrations_are_rejected() {
     let engine = TransferEngine::start(Way::network().config()).unwrap();
     let options = RegisterOptions::default();
     let (first, second) = (region(8192), region(4096));
@@ -33,7 +33,7 @@ fn registration_is_refused_by_its_rules() {
 }
 
 #[test]
-fn where_memory_is_is_found_out_or_taken_as_said() {
+fn the_location_of_memory_is_detected_or_taken_as_given() {
     let side = Side::new(Way::network().config(), 8192);
     fill(&side.region, 0, 8192, 1);
     side.engine.unregister(side.region.address()).unwrap();
@@ -53,7 +53,7 @@ fn where_memory_is_is_found_out_or_taken_as_said() {
 }
 
 #[test]
-fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
+fn requests_outside_of_registered_memory_are_rejected_as_a_whole() {
     let (a, b, peer) = pair(Way::network(), 64 << 10);
     let (there, end) = (b.region.address(), (64 << 10) as u64);
     let good = a.request(Opcode::Write, 0, (peer, there), 100);
@@ -82,7 +82,7 @@ fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
 }
 
 #[test]
-fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
+fn inaccessible_memory_is_hidden_and_read_only_memory_is_not_written() {
     let (a, b) = (Side::new(Way::network().config(), 4096), TransferEngine::start(Way::network().config()).unwrap());
     let (hidden, fixed) = (region(4096), region(4096));
     fill(&fixed, 0, 4096, 7);
@@ -129,7 +129,7 @@ fn a_peers_memory_may_change() {
 
 /// All owners are asked; those that do not answer do not delay the others.
 #[test]
-fn what_is_known_of_segments_is_renewed() {
+fn descriptions_of_segments_are_renewed() {
     let (a, b, peer) = pair(Way::network(), 4096);
     let [c, gone] = [0, 1].map(|_| Side::new(Way::network().config(), 4096));
     let [other, _] = [&c, &gone].map(|side| a.engine.open_segment(side.engine.name()).unwrap());

@@ -39,7 +39,7 @@ fn read(a: &Side, b: &Side, peer: SegmentHandle, seed: u64) {
 }
 
 #[test]
-fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
+fn a_socket_that_does_not_lead_to_the_peer_fails_over_to_another_path() {
     for what in ["nothing", "nobody", "somebody"] {
         let (b, socket) = side(what);
         let (other, others) = side("other");
@@ -70,7 +70,7 @@ fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
 
 /// Connecting to a process that never answers delays no other peer.
 #[test]
-fn others_go_on_while_a_connection_is_set_up() {
+fn other_peers_are_not_delayed_by_a_connection_setup() {
     let (b, socket) = side("silent");
     std::fs::remove_file(&socket).unwrap();
     let silent = UnixListener::bind(&socket).unwrap();

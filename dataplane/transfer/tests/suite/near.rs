@@ -128,7 +128,7 @@ fn two(fabric: &Loopback) -> (Host, Host, SegmentHandle) {
 }
 
 #[test]
-fn every_slice_goes_by_the_devices_of_its_nodes() {
+fn every_slice_uses_the_devices_of_its_nodes() {
     let fabric = Loopback::new(&[SoftPort::default(); 4]);
     let (a, b, handle) = two(&fabric);
     // Opening the segment moved a few bytes without a known location.
@@ -184,7 +184,7 @@ fn the_other_node_s_device_stands_in_while_the_near_one_is_down() {
 }
 
 #[test]
-fn a_matrix_that_is_given_decides_and_a_wrong_one_is_refused() {
+fn a_given_matrix_decides_and_a_malformed_one_is_rejected() {
     let fabric = Loopback::new(&[SoftPort::default(); 4]);
     let crossed = r#"{"cpu:0":[["loop1"],["loop0"]],"cpu:1":[["loop0"],["loop1"]]}"#;
     let a = Host::new(config(&fabric, ["loop0", "loop1"], Some(crossed)));

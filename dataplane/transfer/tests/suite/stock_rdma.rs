@@ -89,7 +89,7 @@ fn both_directions_at_random_places() {
 }
 
 #[test]
-fn memory_that_left_is_reached_by_nobody_and_what_came_instead_is_found() {
+fn unregistered_memory_is_unreachable_and_its_replacement_is_found() {
     let (a, b) = (stock(), stock());
     let handle = open(&a, &b);
     assert_eq!(run(&a, &b, handle, &[(Opcode::Write, 0, 0, 4096)]).state, TaskState::Completed);
@@ -110,7 +110,7 @@ fn memory_that_left_is_reached_by_nobody_and_what_came_instead_is_found() {
 }
 
 #[test]
-fn engines_of_ours_still_speak_their_own_protocol_and_those_without_devices_tcp() {
+fn native_engines_keep_their_protocol_and_those_without_devices_use_tcp() {
     let b = stock();
     let ours = Side::new(Way::Rdma.config(), BYTES);
     assert_eq!(ours.engine.explain(b.engine.name()).unwrap().for_pointers(), Some("rdma"));
@@ -120,7 +120,7 @@ fn engines_of_ours_still_speak_their_own_protocol_and_those_without_devices_tcp(
 }
 
 #[test]
-fn what_cannot_be_announced_says_why() {
+fn announcements_that_fail_give_the_reason() {
     let said = |engine: &TransferEngine, matrix| engine.announce_rdma(matrix).unwrap_err().to_string();
     let never = TransferEngineConfig { rdma: RdmaConfig::of(RdmaUse::Never), ..Way::Tcp.config() };
     let error = said(&TransferEngine::start(never).unwrap(), None);
@@ -142,7 +142,7 @@ fn what_cannot_be_announced_says_why() {
 }
 
 #[test]
-fn handshakes_that_lead_nowhere_are_answered_with_the_reason() {
+fn handshakes_that_fail_are_answered_with_the_reason() {
     let side = stock();
     let name = side.engine.name();
     let device = device_names(&side.engine).swap_remove(0);
@@ -222,7 +222,7 @@ fn threads_with_connections_of_their_own_do_not_end_each_others() {
 }
 
 #[test]
-fn a_peer_that_goes_leaves_errors_and_one_that_comes_back_is_reached() {
+fn requests_to_a_stopped_peer_fail_and_a_restarted_one_is_reached() {
     let (a, b) = (stock(), stock());
     let handle = open(&a, &b);
     let address = b.engine.local_address();

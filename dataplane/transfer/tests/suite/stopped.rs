@@ -126,7 +126,7 @@ fn until_written(side: &Side) {
 }
 
 #[test]
-fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
+fn memory_used_by_a_stopped_process_is_unregistered_when_released() {
     for killed in [false, true] {
         let quiet_deadline = Duration::from_millis(300);
         let owner = Side::new(TransferEngineConfig { quiet_deadline, ..Way::Shm.config() }, BYTES);
@@ -179,7 +179,7 @@ fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
 
 /// Two threads that unregister the same memory both return when it is released.
 #[test]
-fn unregistering_twice_at_a_time_is_waited_for_by_both() {
+fn concurrent_unregistrations_both_wait() {
     let side = Side::new(Way::Shm.config(), BYTES);
     for _ in 0..50 {
         let outcomes = std::thread::scope(|scope| {
@@ -204,7 +204,7 @@ fn read(a: &Side, peer: SegmentHandle, there: u64) -> TransferRequest {
 
 /// A stopped owner's memory cannot be mapped, which delays no other peer.
 #[test]
-fn others_go_on_while_an_owner_is_stopped() {
+fn other_peers_are_not_delayed_by_a_stopped_owner() {
     let (stopped, name, [there, _]) = owner();
     let a = Side::new(TransferEngineConfig { cma: false, tcp: false, ..Way::Shm.config() }, BYTES);
     let b = Side::new(Way::Shm.config(), BYTES);
@@ -226,7 +226,7 @@ fn others_go_on_while_an_owner_is_stopped() {
 }
 
 #[test]
-fn an_owner_that_was_stopped_answers_late_and_no_memory_is_mistaken_for_another() {
+fn a_late_reply_of_a_stopped_owner_is_not_taken_for_another_memorys() {
     let (stopped, name, [first, second]) = owner();
     let a = Side::new(TransferEngineConfig { cma: false, tcp: true, ..Way::Shm.config() }, BYTES);
     let peer = a.engine.open_segment(&name).unwrap();

@@ -66,7 +66,7 @@ fn threads_may_have_initiators_of_their_own() {
 
 /// All threads wait for batches of each other, some for the same one.
 #[test]
-fn sixty_four_threads_wait() {
+fn sixty_four_threads_wait_for_each_others_batches() {
     let (a, b, peer) = pair(Way::network(), 2 << 20);
     let there = b.region.address();
     let batches: Vec<_> = (0..32)

@@ -12,7 +12,7 @@ const BYTES: usize = 2 << 20;
 
 /// Reads that end early in every way: bytes written to their memory afterwards stay.
 #[test]
-fn nothing_touches_the_memory_of_a_batch_that_ended() {
+fn memory_of_an_ended_batch_is_not_accessed() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 21);
@@ -52,7 +52,7 @@ fn nothing_touches_the_memory_of_a_batch_that_ended() {
 
 /// Writes that end early in every way: the peer never gets bytes that their memory holds afterwards.
 #[test]
-fn a_peer_never_gets_what_came_after_the_end() {
+fn a_peer_never_gets_bytes_written_after_the_end() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 41);
@@ -88,7 +88,7 @@ fn a_peer_never_gets_what_came_after_the_end() {
 
 /// Peers' reads are zero-copy, too, and the segment is left alone when it is unregistered during a read.
 #[test]
-fn what_peers_read_is_given_back_before_it_is_unregistered() {
+fn zero_copy_reads_are_released_before_unregistration() {
     let (a, b, peer) = pair(Way::Lent, BYTES);
     for round in 0..20u64 {
         let served = region(BYTES);
@@ -118,7 +118,7 @@ fn what_peers_read_is_given_back_before_it_is_unregistered() {
 
 /// Unregistering waits for the batches that use the memory, and for peers.
 #[test]
-fn unregistered_memory_is_left_alone() {
+fn unregistered_memory_is_not_accessed() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         for round in 0..10u64 {
@@ -144,7 +144,7 @@ fn unregistered_memory_is_left_alone() {
 }
 
 #[test]
-fn an_engine_that_is_dropped_ends_its_batches() {
+fn dropping_an_engine_ends_its_batches() {
     let (a, b, peer) = pair(Way::network(), BYTES);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
     let batches: Vec<_> = (0..2).map(|_| a.engine.submit(&[read], &SubmitOptions::default()).unwrap()).collect();
@@ -162,7 +162,7 @@ fn an_engine_that_is_dropped_ends_its_batches() {
 
 /// A peer that restarts at the same address with other memory is not written to by its old description.
 #[test]
-fn a_peer_that_restarted_is_asked_again() {
+fn a_restarted_peer_is_described_again() {
     let (a, b, peer) = pair(Way::network(), BYTES);
     let (name, there) = (b.engine.name().to_owned(), b.region.address());
     fill(&a.region, 0, BYTES, 23);
@@ -194,7 +194,7 @@ fn a_peer_that_restarted_is_asked_again() {
 
 /// Restarts of peers at one address leave nothing in the initiator's tables.
 #[test]
-fn restarts_of_peers_do_not_add_up() {
+fn restarts_of_peers_leave_no_state_behind() {
     for way in Way::all() {
         let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
         let mut listen = way.config().listen;
@@ -228,7 +228,7 @@ fn restarts_of_peers_do_not_add_up() {
 
 /// An unresponsive peer does not delay a submission beyond the batch's deadline.
 #[test]
-fn asking_again_ends_with_the_deadline() {
+fn renewing_a_description_is_bounded_by_the_deadline() {
     let (a, b, peer) = pair(Way::network(), BYTES);
     let address = b.engine.local_address();
     drop(b);
@@ -245,7 +245,7 @@ fn asking_again_ends_with_the_deadline() {
 
 /// Unresponsive peers are asked in parallel, so that many of them cost no more than one.
 #[test]
-fn those_who_are_asked_again_are_asked_at_the_same_time() {
+fn descriptions_are_renewed_in_parallel() {
     let a = Side::new(Way::network().config(), BYTES);
     let (requests, silent): (Vec<_>, Vec<_>) = (0..6)
         .map(|number| {
@@ -291,7 +291,7 @@ fn those_who_are_asked_again_are_asked_at_the_same_time() {
 }
 
 #[test]
-fn too_much_is_refused() {
+fn transfers_over_the_limit_are_rejected() {
     let (a, b, peer) = {
         let a = Side::new(TransferEngineConfig { batches: 2, ..Way::network().config() }, BYTES);
         let b = Side::new(Way::network().config(), BYTES);
