@@ -118,7 +118,7 @@ def differs(module, path, what, thing):
 def write():
     """Writes the signatures' module."""
     lines = [
-        '"""Mooncake's signatures, which docstrings begin with: callers search for words in them.',
+        '"""Signatures of Mooncake that docstrings begin with: callers search for words in them.',
         "",
         'Written by `surface.py --write`."""',
         "",

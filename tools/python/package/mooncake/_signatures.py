@@ -1,4 +1,4 @@
-"""Mooncake's signatures, which docstrings begin with: callers search for words in them.
+"""Signatures of Mooncake that docstrings begin with: callers search for words in them.
 
 Written by `surface.py --write`."""
 
