@@ -286,7 +286,7 @@ fn without_tickets_it_listens_on_loopback_only() {
     config.engine.listen = ([0, 0, 0, 0], 0).into();
     config.engine.open_to_network = true;
     let error = P2pStore::connect(config).expect_err("whoever reaches it could read").to_string();
-    assert!(error.contains("makes no tickets"), "{error}");
+    assert!(error.contains("issues no tickets"), "{error}");
 }
 
 fn region(bytes: usize) -> Arc<Region> {

@@ -118,7 +118,7 @@ def differs(module, path, what, thing):
 def write():
     """Writes the signatures' module."""
     lines = [
-        '"""Signatures of the original, which docstrings begin with: callers look for words in them.',
+        '"""Signatures of Mooncake that docstrings begin with: callers search for words in them.',
         "",
         'Written by `surface.py --write`."""',
         "",
@@ -134,7 +134,7 @@ def write():
         "",
         "",
         "def apply(module, name):",
-        '    """Puts each signature before the docstring of its function in a module."""',
+        '    """Prepends each signature to the docstring of its function in a module."""',
         '    for path, text in SIGNATURES.items():',
         '        if not path.startswith(name + "."):',
         "            continue",

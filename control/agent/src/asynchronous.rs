@@ -1,8 +1,8 @@
-//! The client for futures: a thread drives a blocking client's machinery and completes batches as they are done.
+//! Asynchronous client: a thread drives a blocking client's machinery and completes batches.
 //!
-//! Works with any executor. Many batches are in flight at once; each future completes when nothing touches its memory
-//! any more. Dropping a future does not withdraw its batch: its memory stays in use until the deadline at the latest,
-//! which is why requests name registered memory that the client keeps alive.
+//! It works with any executor. Many batches are in flight at once; each future completes when nothing accesses its
+//! memory any more. Dropping a future does not cancel its batch: its memory stays in use until the deadline at the
+//! latest, which is why requests name registered memory that the client keeps alive.
 
 mod calls;
 
@@ -22,10 +22,10 @@ use tokio::sync::oneshot;
 use crate::client::{Client, ClientConfig, Got, ObjectRange, Put};
 use crate::error::Error;
 
-/// Commands that may wait for the thread.
+/// Limit of commands that wait for the thread.
 const COMMANDS: usize = 1024;
 
-/// The longest park: how late a newer map, or the end of the last handle, may be noticed.
+/// Longest park, which bounds how late a newer map, or the drop of the last handle, is noticed.
 const PARK: Duration = Duration::from_millis(100);
 
 type Answer = oneshot::Sender<Result<Vec<TaskResult>, Error>>;
@@ -36,12 +36,12 @@ enum Command {
     Register { region: Arc<Region>, answer: SyncSender<Buffer> },
 }
 
-/// The client for futures. Clones share one thread, which ends with the last.
+/// Client for futures. Clones share one thread, which ends with the last.
 #[derive(Clone)]
 pub struct AsyncClient {
     commands: SyncSender<Command>,
     doorbell: Doorbell,
-    /// Commands sent and not yet taken: what the thread looks at before it parks.
+    /// Commands sent and not yet received; checked by the thread before it parks.
     waiting: Arc<AtomicUsize>,
     keys: Arc<Keys>,
     _thread: Arc<Thread>,
@@ -50,7 +50,7 @@ pub struct AsyncClient {
 struct Keys {
     tenant: Vec<u8>,
     keep_keys: bool,
-    /// Longer objects go in stripes.
+    /// Longer objects are striped.
     stripe_bytes: u64,
 }
 
@@ -62,7 +62,7 @@ struct Thread {
 impl Drop for Thread {
     fn drop(&mut self) {
         self.doorbell.ring();
-        // Detached: it ends by itself when the last sender is gone, which is after this.
+        // Detached: the thread ends by itself when the last sender is dropped, which is after this.
         drop(self.handle.take());
     }
 }
@@ -71,7 +71,7 @@ impl AsyncClient {
     /// Connects to the control plane, blocking, and starts the thread.
     ///
     /// # Errors
-    /// When there is no control plane, or it refuses us.
+    /// When there is no control plane, or it rejects the client.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
         let link = Client::connect(config)?.link().clone();
         let (commands, receiver) = sync_channel(COMMANDS);
@@ -112,11 +112,11 @@ impl AsyncClient {
         wait.recv().map_err(|_| ended())
     }
 
-    /// Runs requests as one batch; their results come in order.
+    /// Runs requests as one batch; returns their results in order.
     ///
     /// # Errors
-    /// When a request is malformed, too many batches wait, or the thread has ended; never for the requests' own
-    /// outcomes.
+    /// When a request is malformed, too many batches wait, or the thread has ended; never for the outcomes of the
+    /// requests themselves.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<TaskResult>, Error> {
         self.run_puts(requests, PutBook::new()).await
     }
@@ -167,7 +167,7 @@ impl AsyncClient {
         self.put_from_with(key, slice, &PutOptions::default()).await
     }
 
-    /// As [`Self::put_from`], with more to say about the object.
+    /// Like [`Self::put_from`], with options.
     ///
     /// # Errors
     /// When it cannot be stored: the status says why.
@@ -176,16 +176,16 @@ impl AsyncClient {
         outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
-    /// Brings the object under a key into registered memory; `None` when there is none.
+    /// Reads the object under a key into registered memory; `None` when there is none.
     ///
     /// # Errors
-    /// When the memory is too small or the owner cannot be asked.
+    /// When the memory is too small or the owner does not answer.
     pub async fn get_into(&self, key: &[u8], slice: Slice) -> Result<Option<Got>, Error> {
         let mut outcomes = self.batch_get_into(&[(key, slice)]).await?;
         outcomes.pop().unwrap_or(Ok(None))
     }
 
-    /// Stores many; one outcome for each.
+    /// Stores many objects; one outcome for each.
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
@@ -193,7 +193,7 @@ impl AsyncClient {
         self.batch_put_from_with(items, &PutOptions::default()).await
     }
 
-    /// As [`Self::batch_put_from`], with more to say about the objects.
+    /// Like [`Self::batch_put_from`], with options.
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
@@ -204,8 +204,8 @@ impl AsyncClient {
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         crate::client::check_options(options)?;
         let mut puts = PutBook::new();
-        // Those that go in stripes in any case are asked about as the others, and not put: in a batch that is malformed
-        // nothing is.
+        // Objects that are striped in any case are validated with the others, but not put yet: of a malformed batch
+        // nothing is stored.
         let mut whole = Vec::with_capacity(items.len());
         let mut outcomes: Vec<Result<Put, Error>> = Vec::with_capacity(items.len());
         for (at, (key, slice)) in items.iter().enumerate() {
@@ -224,7 +224,7 @@ impl AsyncClient {
                 status => Err(refused("put", status)),
             };
         }
-        // What is longer than a shard takes goes in stripes too; what met the remains of an object is put over them.
+        // Objects too long for a shard are striped too; puts that met the remains of an object replace them.
         let refused = (0..items.len()).filter(|at| matches!(outcomes[*at], Ok(Put::Exists))).collect::<Vec<usize>>();
         let keys: Vec<&[u8]> = refused.iter().map(|at| items[*at].0.as_ref()).collect();
         let there = if keys.is_empty() { Vec::new() } else { self.batch_exists(&keys).await.unwrap_or_default() };
@@ -238,7 +238,7 @@ impl AsyncClient {
         Ok(outcomes)
     }
 
-    /// Brings many; one outcome for each.
+    /// Reads many objects; one outcome for each.
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
@@ -263,10 +263,10 @@ impl AsyncClient {
         Ok(outcomes)
     }
 
-    /// Which of these keys have an object.
+    /// Returns for each key whether there is an object.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub async fn batch_exists(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let requests: Result<Vec<Request>, Error> =
             keys.iter().map(|key| Ok(Request::Exists(self.digest(key.as_ref())?))).collect();
@@ -285,10 +285,10 @@ impl AsyncClient {
             .collect()
     }
 
-    /// Lengths of the objects under these keys.
+    /// Returns the lengths of the objects under these keys.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub async fn batch_size(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
         let requests: Result<Vec<Request>, Error> =
             keys.iter().map(|key| Ok(Request::Size(self.digest(key.as_ref())?))).collect();
@@ -305,10 +305,10 @@ impl AsyncClient {
         results.into_iter().map(size).collect()
     }
 
-    /// Brings parts of objects into registered memory: see [`Client::get_ranges`].
+    /// Reads ranges of objects into registered memory: see [`Client::get_ranges`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::get_ranges`].
     pub async fn get_ranges(&self, ranges: &[ObjectRange<'_>]) -> Result<Vec<Result<Option<Version>, Error>>, Error> {
         let request =
             |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local()));
@@ -328,10 +328,10 @@ impl AsyncClient {
         Ok(outcomes)
     }
 
-    /// Removes the objects under these keys; whether there was one, for each.
+    /// Removes the objects under these keys. Returns for each whether there was one.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub async fn batch_remove(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let requests: Result<Vec<Request>, Error> =
             keys.iter().map(|key| Ok(Request::Remove(self.digest(key.as_ref())?))).collect();
@@ -352,16 +352,16 @@ impl AsyncClient {
         results.into_iter().map(removed).collect()
     }
 
-    /// Removes the object under this key; whether there was one.
+    /// Removes the object under this key. Returns true if there was one.
     ///
     /// # Errors
-    /// When its owner cannot be asked.
+    /// When its owner does not answer.
     pub async fn remove(&self, key: &[u8]) -> Result<bool, Error> {
         Ok(self.batch_remove(&[key]).await?.pop().unwrap_or(false))
     }
 }
 
-/// Memory for as much of an object as one answer brings: what is longer is striped.
+/// Limits a slice to one payload: longer objects are striped.
 fn first_of(slice: Slice) -> Local {
     Local { bytes: slice.local().bytes.min(Limits::PAYLOAD_BYTES), ..slice.local() }
 }
@@ -374,8 +374,8 @@ fn ended() -> Error {
     Error::Argument("the client's thread has ended".to_owned())
 }
 
-/// The thread: takes commands, drives the initiator, answers what is complete. Ends when nobody can send any more and
-/// nothing is in flight.
+/// Body of the thread: receives commands, drives the initiator, and completes batches. Ends when all handles are
+/// dropped and nothing is in flight.
 fn drive(mut client: Client, commands: &Receiver<Command>, waiting: &AtomicUsize) {
     let mut open: BTreeMap<BatchId, Answer> = BTreeMap::new();
     let mut abandoned = false;
@@ -416,11 +416,11 @@ fn finish(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, batch: Batc
 
 fn obey(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, command: Command) {
     match command {
-        // Whoever asked may have given up.
+        // The caller may have given up.
         Command::Register { region, answer } => drop(answer.send(client.register(region))),
         Command::Work(work) => {
             work(client);
-            // Its waiting has taken the word of what else was done meanwhile.
+            // The wait of `work` consumed the completions of other batches: those are finished here.
             let done: Vec<BatchId> =
                 open.keys().copied().filter(|batch| client.initiator().is_complete(*batch)).collect();
             done.into_iter().for_each(|batch| finish(client, open, batch));

@@ -1,11 +1,11 @@
-//! The blocking client of the store. Requests are sent and answers taken on the calling thread.
+//! Blocking client of the store. Requests are sent and replies received on the calling thread.
 //!
-//! Registered memory ([`Client::register`]) is sent from and received into without a copy of ours; the plain forms
-//! copy through a buffer of the client's own. Every form returns only when nothing touches the caller's memory any
-//! more.
+//! Registered memory ([`Client::register`]) is sent from and received into without an extra copy; calls that take plain
+//! byte slices copy through the client's bounce buffer. Every call returns only when nothing accesses the caller's
+//! memory any more.
 //!
-//! Thread affinity: a client belongs to one thread at a time. Threads that ask in parallel have a client each; they
-//! may share the line to the control plane ([`Client::connect_with`]).
+//! Thread affinity: a client belongs to one thread at a time. Threads that send requests in parallel each have a
+//! client; these may share one control link ([`Client::connect_with`]).
 
 mod ahead;
 mod capacity;
@@ -46,63 +46,64 @@ pub(crate) use puts::{check_options, put_request};
 pub use ranges::ObjectRange;
 pub use sessions::{BeginOutcome, Fill, GetSession, PutSession, RangeOutcome};
 
-/// Bytes of the buffer that plain puts and gets start with.
+/// Initial size of the bounce buffer of plain puts and gets, in bytes.
 const BOUNCE_BYTES: usize = 1 << 20;
-/// How often a waiting client looks whether there is a newer map.
+/// Interval at which a waiting client checks for a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
 
-/// Roles that may ask nodes for objects, the usual one first: an operator may, too.
+/// Roles that may send object requests to nodes, the usual one first; operators may, too.
 const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
 
 /// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Which control plane.
+    /// Control plane to connect to.
     pub control: Control,
-    /// The keys' tenant: keys of different tenants never meet. `default` is the default one. So is an empty name,
-    /// unless our certificate is for one tenant only: then it is that one.
+    /// Tenant of the keys; keys of different tenants never collide. `default` and the empty name are the default
+    /// tenant, except that an empty name stands for the certificate's tenant if the client's certificate is bound to
+    /// one.
     pub tenant: String,
-    /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
-    /// object takes a little less room (docs/adr/0014) and is known by its digest only.
+    /// Send the keys of objects to the nodes, so that objects can be listed and removed by pattern. Without it an
+    /// object takes slightly less memory (docs/adr/0014) and is known by its digest only.
     pub keep_keys: bool,
-    /// Whether shared memory is used for nodes on this host.
+    /// Use shared memory for nodes on this host.
     pub shared_memory: bool,
-    /// Whether TCP is used.
+    /// Use TCP.
     pub tcp: bool,
-    /// Whether TCP connections to nodes are sealed. As it is, where a node says that they must be.
+    /// Mode of TLS on TCP connections to nodes. With `Offer`, connections to nodes that require TLS use it.
     pub data_tls: DataTls,
-    /// Whether RDMA is used, and which devices.
+    /// Mode of RDMA, and the devices to use.
     pub rdma: RdmaConfig,
     /// TCP connections to each shard.
     pub lanes: u16,
-    /// How to wait for answers.
+    /// Strategy of waiting for replies: polling and sleeping.
     pub pacing: Pacing,
     /// Deadline of each call.
     pub deadline: Duration,
-    /// How long [`Client::connect`] waits for a control plane that does not answer, or is not published: it may be
+    /// Longest wait of [`Client::connect`] for a control plane that does not answer or is not published yet: it may be
     /// restarting.
     pub connect: Duration,
-    /// Whether objects copied over shared memory are checked against their checksums; over TCP they always are.
+    /// Verify checksums of objects copied over shared memory; over TCP they are always verified.
     pub verify_shared: bool,
-    /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
-    /// are longer than a shard takes.
+    /// Stripe size, at least 1 MiB: longer objects, and objects that are too long for a shard, are stored as stripes
+    /// spread over the cluster.
     pub stripe_bytes: u64,
-    /// After so long without a sign of the first owner, a get asks the second owner, which may have a copy: after as
-    /// long as the slowest hundredth of its gets takes, at least half of this and at most this (100 ms). Zero for only
-    /// when the first cannot be reached. Not over RDMA.
+    /// Upper bound of the hedge delay, 100 ms by default: a get that the owner has not answered by its 99th percentile
+    /// of latency (at least half of this bound, at most this bound) is sent to the replica owner as well. Zero: hedge
+    /// only when the owner is unreachable. Not used over RDMA.
     pub hedge: Duration,
-    /// Whether gets of whole objects that two owners have are spread over both. A copy has a version of its own.
+    /// Spread gets of whole objects with two replicas over both owners. Each replica has its own version.
     pub spread: bool,
 }
 
 impl ClientConfig {
-    /// [`Self::hedge`] where nothing else is said.
+    /// Default of [`Self::hedge`].
     pub const HEDGE: Duration = Duration::from_millis(100);
 
-    /// [`Self::connect`] where nothing else is said.
+    /// Default of [`Self::connect`].
     pub const CONNECT: Duration = ControlLink::RESTART;
 
-    /// A client of the local control plane of this cluster.
+    /// Returns the settings for the local control plane of this cluster.
     #[must_use]
     pub fn local(cluster: &str) -> Self {
         Self {
@@ -124,7 +125,7 @@ impl ClientConfig {
         }
     }
 
-    /// Objects of more bytes go in stripes, within what can be.
+    /// Returns the stripe size, clamped to the limits of the protocol.
     pub(crate) fn stripe_bytes(&self) -> u64 {
         self.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES)
     }
@@ -135,7 +136,7 @@ impl ClientConfig {
 pub struct Got {
     /// Length of the object.
     pub bytes: u64,
-    /// Which put made it.
+    /// Version that the put of this object was given.
     pub version: Version,
 }
 
@@ -144,7 +145,7 @@ pub struct Got {
 pub enum Put {
     /// The object is stored.
     Stored(Version),
-    /// There was an object under this key already; it was left as it is.
+    /// An object under this key exists already; it is left unchanged.
     Exists,
 }
 
@@ -154,7 +155,7 @@ pub struct Client {
     link: ControlLink,
     seen_map: u64,
     seen_ticket: u64,
-    /// Which state of the control plane the map in use is of.
+    /// Cluster state that the map in use belongs to.
     state: u64,
     tenant: Vec<u8>,
     keep_keys: bool,
@@ -169,42 +170,42 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the control plane and learns the map. One that does not answer is tried again for as long as
-    /// [`ClientConfig::connect`] says.
+    /// Connects to the control plane and receives the map. Connecting to a control plane that does not answer is
+    /// retried for up to [`ClientConfig::connect`].
     ///
     /// # Errors
-    /// When there is no control plane, or it refuses us, or a signal interrupts the wait.
+    /// When there is no control plane, when it rejects the client, or when a signal interrupts the wait.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
         let link = until_there(config.connect, Error::is_control_away, || {
-            // The roles that a control plane offers here may be others at the next attempt.
+            // The roles that a local control plane offers may differ at the next attempt.
             ControlLink::to(&config.control, config.control.role_among(&OBJECT_ROLES)?)
         })?;
         Self::connect_with(config, link)
     }
 
-    /// A client over a line to the control plane that is there already.
+    /// Creates a client on an existing control link.
     ///
     /// # Errors
-    /// When the kernel gives no ring.
+    /// When the kernel refuses an io_uring.
     pub fn connect_with(config: &ClientConfig, link: ControlLink) -> Result<Self, Error> {
         if !config.shared_memory && !config.tcp && config.rdma.mode != RdmaUse::Require {
             return Err(Error::Argument(
-                "neither shared memory nor TCP is allowed, and RDMA is not required: no way to any node".to_owned(),
+                "neither shared memory nor TCP is allowed, and RDMA is not required: no path to any node".to_owned(),
             ));
         }
         let name = link.tenant_meant(&config.tenant).to_owned();
         link.hold_ticket(&name)?;
         let seen_map = link.map_generation();
-        let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let first = link.state_map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let client = Config {
             cluster: config.control.cluster().to_owned(),
             client: random_u64()?,
-            // Without a boot id, nobody is taken to be on this host.
+            // Without a boot id, no node counts as local to this host.
             host: cpu::boot_id().unwrap_or_default(),
             lanes: config.lanes,
             shared: config.shared_memory,
-            // Objects are copied through the mapped pool of their shard, or streamed: the kernel's copies between
-            // processes are for segments, which a client of the store does not ask for.
+            // Objects are copied through the mapped pool of their shard, or streamed over TCP. CMA (the kernel's
+            // copies between processes) serves segments, which a client of the store does not use.
             cma: false,
             stream: config.tcp && config.rdma.mode != RdmaUse::Require,
             hedge_ns: config.hedge.as_nanos().min(u64::MAX.into()) as u64,
@@ -244,7 +245,7 @@ impl Client {
         Ok(client)
     }
 
-    /// The line to the control plane, to share.
+    /// Returns the control link, to be shared with other clients.
     #[must_use]
     pub const fn link(&self) -> &ControlLink {
         &self.link
@@ -256,19 +257,19 @@ impl Client {
         Buffer::new(region, index)
     }
 
-    /// Forgets registered memory.
+    /// Unregisters memory.
     #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
     pub fn unregister(&mut self, buffer: Buffer) {
         self.initiator.remove_buffer(buffer.index());
     }
 
-    /// How many gets have asked a second owner until now, as the first said nothing for too long
-    /// ([`ClientConfig::hedge`]) or could not be reached.
+    /// Returns the number of gets that were sent to a replica owner so far, because the owner was slower than the hedge
+    /// delay ([`ClientConfig::hedge`]) or unreachable.
     pub fn hedged_gets(&mut self) -> u64 {
         self.initiator.books().counters().second_asked
     }
 
-    /// The digest under which this client's key is stored.
+    /// Returns the digest under which this client's key is stored.
     ///
     /// # Errors
     /// When the key is empty or too long.
@@ -280,7 +281,7 @@ impl Client {
         &mut self.initiator
     }
 
-    /// Goes on by the newest map and ticket.
+    /// Switches to the newest map and ticket.
     pub(crate) fn follow_map(&mut self) {
         let ticket = self.link.ticket_generation();
         if ticket != self.seen_ticket
@@ -295,7 +296,8 @@ impl Client {
         {
             self.seen_map = generation;
             let map = (*known.map).clone();
-            // A control plane that has lost its state counts epochs anew. Until nodes join it, the old map serves.
+            // A control plane that lost its state numbers epochs from the start. The old map is used until nodes
+            // join the new state.
             if self.state == known.state {
                 self.initiator.set_map(map);
             } else if !map.members.is_empty() {
@@ -324,7 +326,7 @@ impl Client {
         self.put_from_with(key, slice, &PutOptions::default())
     }
 
-    /// Stores many; one outcome for each.
+    /// Stores many objects; one outcome for each.
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
@@ -332,16 +334,16 @@ impl Client {
         self.batch_put_from_with(items, &PutOptions::default())
     }
 
-    /// Brings the object under a key into registered memory; `None` when there is none.
+    /// Reads the object under a key into registered memory; `None` when there is none.
     ///
     /// # Errors
-    /// When the memory is too small or the owner cannot be asked.
+    /// When the memory is too small or the owner does not answer.
     pub fn get_into(&mut self, key: &[u8], slice: Slice) -> Result<Option<Got>, Error> {
         let mut outcomes = self.batch_get_into(&[(key, slice)])?;
         outcomes.pop().unwrap_or(Ok(None))
     }
 
-    /// A get of an object into a slice. No more of it is asked for than one answer brings: what is longer is striped.
+    /// Builds a get of an object into a slice. Requests at most one payload: longer objects are striped.
     fn get_request(&self, key: &[u8], slice: Slice) -> Result<Request, Error> {
         let local = Local { bytes: slice.local().bytes.min(Limits::PAYLOAD_BYTES), ..slice.local() };
         Ok(Request::Get(self.digest(key)?, local))
@@ -359,7 +361,7 @@ impl Client {
         }
     }
 
-    /// Brings many; one outcome for each.
+    /// Reads many objects; one outcome for each.
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
@@ -387,13 +389,13 @@ impl Client {
         self.put_with(key, value, &PutOptions::default())
     }
 
-    /// A copy of the object under a key; `None` when there is none.
+    /// Returns a copy of the object under a key; `None` when there is none.
     ///
     /// # Errors
-    /// When its owner cannot be asked.
+    /// When its owner does not answer.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let mut bounce = self.bounce(BOUNCE_BYTES)?;
-        // An object may be replaced by a longer one between two tries; that it is so each time is not to be expected.
+        // An object may be replaced by a longer one between two attempts; repeatedly, that is not to be expected.
         for _ in 0..4 {
             let whole = bounce.slice(0, bounce.region().bytes());
             let result = self.run_one(self.get_request(key, whole)?)?;
@@ -406,7 +408,7 @@ impl Client {
                 let Some(head) = self.head_of(digest)? else { continue };
                 bounce = self.bounce(usize::try_from(head.bytes).unwrap_or(usize::MAX))?;
                 match self.get_striped(digest, bounce.slice(0, bounce.region().bytes())) {
-                    // Replaced by a longer one meanwhile.
+                    // Replaced by a longer object meanwhile.
                     Err(why) if why.status() == Some(Status::BufferTooSmall) => continue,
                     got => got?,
                 }
@@ -421,7 +423,7 @@ impl Client {
         Err(self.problem("get".to_owned(), Status::BufferTooSmall))
     }
 
-    /// The client's own buffer, of at least `bytes`.
+    /// Returns the client's bounce buffer, grown to at least `bytes`.
     fn bounce(&mut self, bytes: usize) -> Result<Buffer, Error> {
         let had = self.bounce.take();
         let new = || RegionOptions {

@@ -1,4 +1,4 @@
-//! What data connections are sealed with: the certificate of the line to the control plane, and whatever replaces it.
+//! Identity for TLS on data connections: the certificate of the control link, kept up to date when it is replaced.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::link::ControlLink;
 use crate::which::Control;
 
-/// How often it is looked whether there is another certificate.
+/// Interval at which the certificate files are checked for changes.
 pub(crate) const LOOK: Duration = Duration::from_secs(5);
 
-/// Who a process is, and the keychain of its data connections, if it has one.
+/// Identity of a process, and the keychain of its data connections, if it has one.
 pub(crate) struct DataTlsIdentity {
     control: Control,
     role: Role,
@@ -25,19 +25,19 @@ impl DataTlsIdentity {
         Self { control, role, keychain: OnceLock::new() }
     }
 
-    /// Whether there is a keychain to keep up to date.
+    /// Returns true if there is a keychain to keep up to date.
     pub(crate) fn is_wanted(&self) -> bool {
         self.keychain.get().is_some()
     }
 
-    /// Takes the certificate that is there now. What cannot be read or used leaves the one before it: somebody may be
-    /// writing it.
+    /// Loads the present certificate. If it cannot be read or used, the former one stays in use: the files may be in
+    /// the middle of being written.
     pub(crate) fn look(&self) {
         let Some(keychain) = self.keychain.get() else { return };
         match self.material().and_then(|material| set(keychain, material)) {
-            Ok(true) => tracing::info!("data connections take another certificate from now on"),
+            Ok(true) => tracing::info!("data connections use a new certificate from now on"),
             Ok(false) => {}
-            Err(error) => tracing::debug!("no other certificate for data connections: {error}"),
+            Err(error) => tracing::debug!("cannot load a new certificate for data connections: {error}"),
         }
     }
 
@@ -58,13 +58,13 @@ impl DataTlsIdentity {
         let keychain = self.keychain.get_or_init(|| Arc::new(Keychain::new(mode, Role::Node.name())));
         if keychain.mode() != mode {
             return Err(Error::Argument(format!(
-                "data TLS is {} where this line to the control plane was used first, and {mode} now: say the same, or \
-                 use a line of its own",
+                "data TLS is {} in an earlier use of this control link, and {mode} now: pass the same mode, or \
+                 connect a separate link",
                 keychain.mode()
             )));
         }
         match self.material().and_then(|material| set(keychain, material)) {
-            // Where nobody may want it, a certificate that is of no use is said when somebody does.
+            // Where TLS is optional, an unusable certificate is reported when a peer requires TLS.
             Err(error) if mode == DataTls::Require => Err(error),
             Ok(_) | Err(_) => Ok(Some(Arc::clone(keychain))),
         }
@@ -76,10 +76,10 @@ fn set(keychain: &Keychain, material: Material) -> Result<bool, Error> {
 }
 
 impl ControlLink {
-    /// What data connections are sealed with, kept up to date as long as the line lives; none where they are not.
+    /// Returns the keychain of data connections, kept up to date while the control link lives; `None` if TLS is off.
     ///
     /// # Errors
-    /// When TLS is required and our certificate cannot be used, or the line was used with another mode.
+    /// When TLS is required and the certificate cannot be used, or the control link was used with another mode.
     pub(crate) fn keychain(&self, mode: DataTls) -> Result<Option<Arc<Keychain>>, Error> {
         self.sealing().keychain(mode)
     }

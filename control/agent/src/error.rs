@@ -1,4 +1,4 @@
-//! What callers of this crate see when something goes wrong.
+//! Errors of this crate.
 
 use core::fmt;
 use std::net::SocketAddr;
@@ -13,53 +13,53 @@ use kvplane_sys::private_files::FileError;
 use kvplane_transfer::Error as TransferError;
 use kvplane_transfer::error::code_of_status;
 
-/// Why something could not be done.
+/// Error of a call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The store or the peer says no.
+    /// The store or a peer refused the operation.
     Status {
-        /// What was asked for.
+        /// Operation that failed.
         what: String,
-        /// The answer.
+        /// Status of the reply.
         status: Status,
-        /// The last trouble with a connection, where that is the likely cause.
+        /// Last connection failure, where that is the likely cause.
         cause: Option<String>,
     },
     /// The request is malformed; nothing was done.
     Request(SubmitError),
-    /// A setting or argument cannot be: says which and why.
+    /// A setting or an argument is invalid; the text names it and the reason.
     Argument(String),
-    /// The directory with certificates has none of a role that may do this.
+    /// The directory of certificates has none of a role that may do this.
     NoCertificate {
-        /// The directory.
+        /// Directory of certificates.
         directory: PathBuf,
-        /// The roles of which one is needed, the usual one first.
+        /// Sufficient roles, the usual one first.
         wanted: Vec<Role>,
-        /// Those of which it has a certificate.
+        /// Roles that the directory has a certificate of.
         found: Vec<Role>,
     },
-    /// Others could reach what is shared here, and this control plane makes no tickets by which they could be told
-    /// apart.
+    /// Segments shared here would be readable by anyone, because this control plane issues no tickets to authenticate
+    /// peers.
     NoTickets {
-        /// Where it would listen.
+        /// Address that would be listened on.
         listen: SocketAddr,
     },
-    /// No local control plane was found, or it may not be trusted.
+    /// No local control plane was found, or it is not trusted.
     Discovery(LocalError),
-    /// The control plane could not be reached.
+    /// The control plane is unreachable.
     Connect(ConnectError),
-    /// The control plane said no.
+    /// The control plane refused the call.
     Call(ControlError),
-    /// A shard could not be started, or did not answer.
+    /// A shard failed to start, or does not answer.
     Shard(ShardError),
-    /// The transfer engine failed, in a way that only it has.
+    /// The transfer engine failed, with an error that only it has.
     Transfer(TransferError),
-    /// The directory of sockets cannot be used.
+    /// The directory of sockets is unusable.
     Directory(FileError),
-    /// Memory could not be had.
+    /// Memory could not be allocated or registered.
     Memory(RegionError),
-    /// The kernel says no.
+    /// A system call failed.
     System(std::io::Error),
 }
 
@@ -91,8 +91,8 @@ impl fmt::Display for Error {
             }
             Self::NoTickets { listen } => write!(
                 f,
-                "whoever reaches {listen} could read what is shared, for this control plane makes no tickets: listen \
-                 on a loopback address, or use one that makes them (kvplane control without --no-tickets)"
+                "segments shared on {listen} would be open to every peer, as this control plane issues no tickets: \
+                 listen on a loopback address, or run kvplane control without --no-tickets"
             ),
             Self::Discovery(error) => write!(f, "{error}"),
             Self::Connect(error) => write!(f, "{error}"),
@@ -109,14 +109,14 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// The caller's wait was ended before there was an outcome: see [`kvplane_sys::interrupt`].
+    /// Error of a call whose wait was ended before there was an outcome: see [`kvplane_sys::interrupt`].
     pub(crate) fn interrupted() -> Self {
         let what = "the call was interrupted before it had an outcome".to_owned();
         Self::Status { what, status: Status::Cancelled, cause: None }
     }
 
-    /// No control plane answered, as while it starts: a retry may find one. False where one answered and refused this
-    /// caller.
+    /// Returns true if no control plane answered, as while it starts: a retry may succeed. False where a control plane
+    /// answered and refused this caller.
     #[must_use]
     pub fn is_control_away(&self) -> bool {
         match self {
@@ -132,21 +132,22 @@ impl Error {
         }
     }
 
-    /// A control plane is known and does not answer, as while it restarts. False where none was ever started.
+    /// Returns true if a known control plane does not answer, as while it restarts. False where none was ever started.
     #[must_use]
     pub fn may_restart(&self) -> bool {
         self.is_control_away() && !matches!(self, Self::Discovery(LocalError::NotPublished { .. }))
     }
 
-    /// After how long the control plane may take a node that it refused for now: its id is still that of a former
-    /// incarnation, or the map of a lost state is being adopted. None where waiting does not help.
+    /// Returns the delay after which the control plane may admit a node that it refused for now: the node's id still
+    /// belongs to a former incarnation, or the control plane is adopting the map of a lost state. `None` where waiting
+    /// does not help.
     #[must_use]
     pub fn join_again_after(&self) -> Option<Duration> {
         let (Self::Connect(ConnectError::Call(error)) | Self::Call(error)) = self else { return None };
         error.retry_after()
     }
 
-    /// The status, when a store or a peer gave one.
+    /// Returns the status, if a store or a peer replied with one.
     #[must_use]
     pub const fn status(&self) -> Option<Status> {
         match self {
@@ -156,7 +157,7 @@ impl Error {
         }
     }
 
-    /// The number that Mooncake's C interface has for errors of this kind; always negative.
+    /// Returns the error code that Mooncake's C interface uses for errors of this kind; always negative.
     #[must_use]
     pub fn code(&self) -> i32 {
         match self {
@@ -173,7 +174,7 @@ impl Error {
     }
 }
 
-/// Kinds that both have stay what they are; the others are the transfer engine's own.
+/// Maps the variants that both enums have onto each other; the others are the transfer engine's own.
 impl From<TransferError> for Error {
     fn from(error: TransferError) -> Self {
         match error {

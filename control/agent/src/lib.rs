@@ -1,20 +1,20 @@
-//! The public crate of kvplane: storage nodes, clients of the store, and the transfer engine.
+//! Public crate of kvplane: storage nodes, clients of the store and the transfer engine.
 //!
-//! * [`Client`]: puts and gets objects, blocking, on the calling thread; [`AsyncClient`] is the same for futures.
-//! * [`TransferEngine`]: registers memory as a segment, reads and writes the segments of others.
-//! * [`P2pStore`]: shares big objects between peers.
-//! * [`Scheduler`]: asks the Conductor who should serve a request.
+//! * [`Client`]: blocking puts and gets on the calling thread; [`AsyncClient`] is the same API for futures.
+//! * [`TransferEngine`]: registers memory as segments; reads and writes the segments of other processes.
+//! * [`P2pStore`]: shares large objects between peers.
+//! * [`Scheduler`]: requests the placement of inference requests from the Conductor.
 //! * [`Node`]: a storage node: pinned shards, membership, heartbeats.
 //!
 //! ```no_run
 //! use kvplane::{Client, ClientConfig, Region, RegionOptions};
 //!
-//! // Finds the `kvplane dev` of this user by itself.
+//! // Discovers the `kvplane dev` cluster of this user.
 //! let mut client = Client::connect(&ClientConfig::local("dev"))?;
 //! client.put(b"key", b"value")?;
 //! assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..]));
 //!
-//! // Without copies: registered memory, sent from and received into.
+//! // Zero-copy: registered memory is sent from and received into directly.
 //! let memory = client.register(Region::allocate(&RegionOptions::new("blocks", 1 << 20))?);
 //! client.put_from(b"block", memory.slice(0, 65_536))?;
 //! client.get_into(b"block", memory.slice(65_536, 65_536))?;

@@ -1,8 +1,8 @@
-//! The line to the control plane: a thread of its own that watches the map and makes calls, parked when nothing
+//! Control link: a thread that follows the cluster map and makes calls to the control plane; it is parked while nothing
 //! changes.
 //!
-//! The data path never waits for it. Whoever routes by the map looks at one atomic counter and takes the new map when
-//! it changed; with the control plane away, the last map goes on.
+//! The data path never waits for it. Requests are routed by the last map, whose replacement is noticed by reading one
+//! atomic counter; while the control plane is away, the last map stays in use.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,17 +25,17 @@ use crate::error::Error;
 use crate::tickets::Holder;
 use crate::which::{Control, Line};
 
-/// Calls that may wait for the thread.
+/// Limit of calls that wait for the thread.
 const CALLS: usize = 64;
-/// How often a control plane that went away is looked for in the runtime directory.
+/// Interval at which the runtime directory is searched for a control plane that went away.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// How often a call looks whether its thread is to end.
+/// Interval at which a waiting call checks whether its thread is stopping.
 const STOPS: Duration = Duration::from_millis(20);
-/// How long the control plane may take to say that it is there, and the pause before it is asked again.
+/// Deadline of a probe of the control plane, and the pause before the next probe.
 const PROBE: Duration = Duration::from_secs(1);
-/// How long an answer may take before the control plane is asked whether it is there.
+/// Time without a reply after which the control plane is probed.
 const OVERDUE: Duration = Duration::from_millis(500);
-/// How long the first map may take to arrive.
+/// Deadline of the first map.
 const FIRST_MAP: Duration = Duration::from_secs(15);
 
 pub(crate) const fn software() -> &'static str {
@@ -43,16 +43,16 @@ pub(crate) const fn software() -> &'static str {
 }
 
 struct LinkState {
-    /// Grows with every map that came; 0 before the first.
+    /// Number of maps received so far; 0 before the first.
     generation: AtomicU64,
     map: Mutex<Option<StateMap>>,
     holder: Holder,
     sealing: DataTlsIdentity,
-    /// A probe of the control plane is under way, or was a moment ago.
+    /// True while a probe of the control plane is in flight or in its pause.
     probing: AtomicBool,
 }
 
-/// A map, and which state of the control plane it is of: epochs of different states do not compare.
+/// Map and the cluster state that it belongs to: epochs of different states cannot be compared.
 #[derive(Clone)]
 pub(crate) struct StateMap {
     pub(crate) state: u64,
@@ -61,15 +61,15 @@ pub(crate) struct StateMap {
 
 type Job = Box<dyn FnOnce(Client) -> std::pin::Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// The line to the control plane. Clones share it; it ends with the last.
+/// Connection to the control plane. Clones share it; it closes with the last clone.
 #[derive(Clone)]
 pub struct ControlLink {
     shared: Arc<LinkState>,
     jobs: mpsc::Sender<Job>,
     welcome: Arc<Welcome>,
-    /// Where the control plane was when we came.
+    /// Address of the control plane at the time of connecting.
     address: SocketAddr,
-    /// The only tenant that our certificate was for then.
+    /// Only tenant that the certificate was bound to at the time of connecting.
     bound_to: Option<Arc<str>>,
     _thread: Arc<Thread>,
 }
@@ -81,22 +81,22 @@ struct Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // The thread sees its stop sender go.
+        // Dropping the stop sender ends the thread.
         drop(self.stop.take());
         if let Some(handle) = self.handle.take() {
-            // It has nothing to say that its callers were not told.
+            // Any error of the thread was reported to its callers already.
             let _ = handle.join();
         }
     }
 }
 
-/// Between two attempts to reach a control plane that is away.
+/// Backoff between attempts to reach a control plane that is away.
 const CONNECT_AGAIN: Duration = Duration::from_millis(50);
 
-/// Attempts this until it succeeds, fails for good, or `within` has passed since the call.
+/// Retries `attempt` until it succeeds, fails for good, or `within` has passed since the call.
 ///
 /// # Errors
-/// The attempt's; also when the process is interrupted meanwhile.
+/// The error of the last attempt; also when the process is interrupted meanwhile.
 pub(crate) fn until_there<T>(
     within: Duration,
     is_passing: impl Fn(&Error) -> bool,
@@ -116,26 +116,26 @@ pub(crate) fn until_there<T>(
 }
 
 impl ControlLink {
-    /// How long a restart of the control plane is waited for where nothing else is said.
+    /// Default wait for a control plane that restarts.
     pub const RESTART: Duration = Duration::from_secs(3);
 
-    /// The line to this control plane, in this role.
+    /// Connects to this control plane, in this role.
     ///
     /// # Errors
-    /// When it is not found, or cannot be reached, or refuses us.
+    /// When it is not found, is unreachable, or rejects this process.
     pub fn to(control: &Control, role: Role) -> Result<Self, Error> {
         Self::start(Line::to(control, role)?)
     }
 
-    /// As [`Self::to`], and a control plane that is away is waited for as long as `within` says: it may restart.
+    /// Like [`Self::to`], and waits up to `within` for a control plane that is away: it may restart.
     ///
     /// # Errors
-    /// As [`Self::to`]; also when the process is interrupted meanwhile.
+    /// The same as [`Self::to`]; also when the process is interrupted meanwhile.
     pub fn to_within(control: &Control, role: Role, within: Duration) -> Result<Self, Error> {
         until_there(within, Error::may_restart, || Self::to(control, role))
     }
 
-    /// Connects, says hello, and waits for the first map.
+    /// Connects, exchanges the hello, and waits for the first map.
     fn start(line: Line) -> Result<Self, Error> {
         let (address, bound_to) = (line.address(), line.tenant().map(Arc::from));
         let (generation, map, holder) = (AtomicU64::new(0), Mutex::new(None), Holder::default());
@@ -157,7 +157,7 @@ impl ControlLink {
             tasks.block_on(&runtime, live(line, inner, receiver, stopped, ready));
         })?;
         let thread = Arc::new(Thread { stop: Some(stop), handle: Some(handle) });
-        let welcome = wait.recv().map_err(|_| Error::Argument("the control thread ended".to_owned()))??;
+        let welcome = wait.recv().map_err(|_| Error::Argument("the control link's thread ended".to_owned()))??;
         let link = Self { shared, jobs, welcome: Arc::new(welcome), address, bound_to, _thread: thread };
         link.first_map()?;
         Ok(link)
@@ -167,20 +167,20 @@ impl ControlLink {
         let start = Instant::now();
         while self.map_generation() == 0 {
             if start.elapsed() > FIRST_MAP {
-                return Err(Error::Argument(format!("no cluster map came within {} s", FIRST_MAP.as_secs())));
+                return Err(Error::Argument(format!("received no cluster map within {} s", FIRST_MAP.as_secs())));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
 
-    /// Changes when there is another map. Never 0 once connected.
+    /// Returns a counter that changes with every new map. Never 0 once connected.
     #[must_use]
     pub fn map_generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// The latest map.
+    /// Returns the latest map.
     #[must_use]
     pub fn map(&self) -> Option<Arc<ClusterMap>> {
         self.state_map().map(|known| known.map)
@@ -190,8 +190,8 @@ impl ControlLink {
         self.shared.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The tenant that is meant by whoever says this: an empty name is the only one that our certificate is for, and
-    /// the default one where it is for all. The default tenant has no name in the protocol.
+    /// Returns the tenant that a name stands for. An empty name is the only tenant that the certificate is bound to or,
+    /// if it is valid for all, the default tenant. In the protocol, the default tenant has an empty name.
     pub(crate) fn tenant_meant<'a>(&'a self, said: &'a str) -> &'a str {
         let meant = match (said, &self.bound_to) {
             ("", Some(only)) => only,
@@ -200,13 +200,14 @@ impl ControlLink {
         if meant == "default" { "" } else { meant }
     }
 
-    /// The only tenant that our certificate is for, if it is for one; the default one has no name.
+    /// Returns the only tenant that the certificate is bound to, if it is bound to one; the default tenant has an empty
+    /// name.
     #[must_use]
     pub fn own_tenant(&self) -> Option<&str> {
         self.bound_to.is_some().then(|| self.tenant_meant(""))
     }
 
-    /// The address of this host by which it reaches the control plane, where that is beyond loopback.
+    /// Returns the address of this host on the route to the control plane, where that is beyond loopback.
     #[must_use]
     pub fn own_address(&self) -> Option<IpAddr> {
         let far = Some(self.address).filter(|address| !address.ip().is_loopback())?;
@@ -217,24 +218,25 @@ impl ControlLink {
         towards.ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
     }
 
-    /// What is held of tickets.
+    /// Returns the holder of the link's ticket.
     pub(crate) fn holder(&self) -> &Holder {
         &self.shared.holder
     }
 
-    /// What is known of sealing data connections.
+    /// Returns the identity for TLS on data connections.
     pub(crate) fn sealing(&self) -> &DataTlsIdentity {
         &self.shared.sealing
     }
 
-    /// What the control plane said first.
+    /// Returns the first message of the control plane.
     #[must_use]
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
 
-    /// Asks for a stream and gives each of its items to `each`, on the line's thread: it must not wait. The stream ends
-    /// when `each` is false, and with the connection; then `each` is dropped, and that is all that is said of it.
+    /// Opens a stream and passes each of its items to `each`, on the link's thread: it must not block. The stream ends
+    /// when `each` returns false, and with the connection; `each` is then dropped, which is the only notification of
+    /// the end.
     ///
     /// # Errors
     /// When too many calls wait, or the thread has ended.
@@ -250,10 +252,10 @@ impl ControlLink {
         })
     }
 
-    /// Makes a call and waits for its answer, which has a deadline.
+    /// Makes a call and waits for its reply. The call has a deadline.
     ///
     /// # Errors
-    /// The call's, or when the thread has ended.
+    /// The call's error, or when the thread has ended.
     pub fn call<R>(&self, request: R) -> Result<R::Reply, Error>
     where
         R: Request + Send + 'static,
@@ -266,8 +268,8 @@ impl ControlLink {
         }
     }
 
-    /// A newer map is wanted: if the control plane is there, it has sent what there is. Whether it is is asked in the
-    /// background, so that one that was killed and started again is found within about a second.
+    /// Probes the control plane in the background, for callers that need a newer map: a control plane that lives has
+    /// sent its newest map already, and one that was killed and restarted is found within about a second.
     pub(crate) fn probe(&self) {
         if self.shared.probing.swap(true, Ordering::AcqRel) {
             return;
@@ -275,7 +277,7 @@ impl ControlLink {
         let shared = Arc::clone(&self.shared);
         let job: Job = Box::new(move |client| {
             Box::pin(async move {
-                // What it did to the connection is all that counts.
+                // The result does not matter: a failed probe closes the connection, which the thread notices.
                 let _ = client.probe(PROBE).await;
                 tokio::time::sleep(PROBE).await;
                 shared.probing.store(false, Ordering::Release);
@@ -286,7 +288,7 @@ impl ControlLink {
         }
     }
 
-    /// Makes a call whose answer nobody waits for. It is not made where too many wait already.
+    /// Sends a call without waiting for its reply. Drops the call when too many wait already.
     pub(crate) fn tell<R>(&self, request: R)
     where
         R: Request + Send + 'static,
@@ -294,17 +296,17 @@ impl ControlLink {
     {
         let job: Job = Box::new(move |client| {
             Box::pin(async move {
-                // A refusal changes nothing for whoever told.
+                // A refusal changes nothing for the caller.
                 let _ = client.call(&request).await;
             })
         });
         let _ = self.jobs.try_send(job);
     }
 
-    /// As [`Self::call`], and gives up after `budget`; the call may take effect all the same.
+    /// Like [`Self::call`], with a time limit of `budget`; the call may take effect after that.
     ///
     /// # Errors
-    /// As [`Self::call`]; a deadline when it takes longer.
+    /// The same as [`Self::call`]; a missed deadline when it takes longer.
     pub fn call_within<R>(&self, request: R, budget: Duration) -> Result<R::Reply, Error>
     where
         R: Request + Send + 'static,
@@ -318,10 +320,10 @@ impl ControlLink {
         }
     }
 
-    /// As [`Self::call`], and gives up soon after `stop` is set: for threads that are joined.
+    /// Like [`Self::call`], and returns soon after `stop` is set: for threads that are joined.
     ///
     /// # Errors
-    /// As [`Self::call_within`].
+    /// The same as [`Self::call_within`].
     pub(crate) fn call_unless<R>(&self, stop: &AtomicBool, request: R) -> Result<R::Reply, Error>
     where
         R: Request + Send + 'static,
@@ -332,8 +334,8 @@ impl ControlLink {
             match interrupt::receive(&answer, Some(STOPS)) {
                 Ok(answer) => return answer.map_err(Error::Call),
                 Err(Nothing::Late) if !stop.load(Ordering::Relaxed) => {
-                    // Whoever waits here does so with every call: a control plane that was killed is not to cost it
-                    // the deadline of one.
+                    // Probe early: a control plane that was killed must not cost this thread the whole deadline of a
+                    // call, every time.
                     if begun.elapsed() >= OVERDUE {
                         self.probe();
                     }
@@ -355,7 +357,7 @@ impl ControlLink {
         let (answer, wait) = sync_channel::<Result<R::Reply, CallError>>(1);
         let job: Job = Box::new(move |client| {
             Box::pin(async move {
-                // Whoever asked may be gone.
+                // The caller may have given up.
                 let _ = answer.send(client.call(&request).await);
             })
         });
@@ -367,10 +369,10 @@ impl ControlLink {
 }
 
 fn ended() -> Error {
-    Error::Argument("the control thread has ended".to_owned())
+    Error::Argument("the control link's thread has ended".to_owned())
 }
 
-/// Gives each item of a stream to `each` until that has enough, the stream ends, or its end is out of reach.
+/// Passes each item of a stream to `each` until that returns false, the stream ends, or the connection is lost.
 async fn drain<R: StreamingCall>(client: &Client, request: &R, each: &mut (dyn FnMut(R::Item) -> bool + Send)) {
     let Ok(mut items) = client.stream(request).await else { return };
     while let Ok(item) = items.next().await {
@@ -384,7 +386,7 @@ pub(crate) fn reconnections() -> Result<Rng, Error> {
     Ok(Rng::new(random_u64()?, "reconnect"))
 }
 
-/// Waits until then, or for ever.
+/// Sleeps until this time, or forever.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -416,11 +418,11 @@ async fn live(
     loop {
         let seen = watch.state();
         let state = seen.state_id;
-        // The keys of tickets went with the state before: shards that start now do not know them.
+        // The keys of tickets are lost with the former state: shards that start now do not know them.
         if of_state.replace(state).is_some_and(|before| before != state) {
             shared.holder.renew_at_once();
         }
-        // A control plane without a map may have lost its state: the map that is known goes on until there is another.
+        // A control plane without a map may have lost its state: the last map stays in use until there is another.
         if let Some(map) = seen.map
             && known != Some((state, map.epoch))
             && (map.epoch != Epoch(0) || shared.generation.load(Ordering::Acquire) == 0)
@@ -448,7 +450,8 @@ async fn live(
                     _ = &mut stopped => break,
                 };
                 if let Ok((other, _)) = found {
-                    // Calls under way keep the old one until they end. Epochs of another state say nothing about ours.
+                    // Calls in flight keep the old client until they end. Epochs of another state cannot be
+                    // compared.
                     (client, line) = (other, elsewhere);
                     watch = client.watch_map();
                     known = None;

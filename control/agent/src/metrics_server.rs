@@ -1,7 +1,7 @@
-//! `/metrics` over HTTP for processes that have no other HTTP server: on loopback, without authentication, read only.
+//! HTTP server of `/metrics` for processes without another HTTP server: on loopback, without authentication, read only.
 //!
-//! One thread waits for connections; each scrape has a thread of its own while it lasts, so that a connection that says
-//! nothing holds up nobody. Connections at a time, the length of a request and its time are limited.
+//! One thread accepts connections; each scrape runs on a thread of its own, so that a slow connection delays no other.
+//! The number of connections, the length of a request and its duration are limited.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,18 +11,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections served at a time; one more is closed at once.
+/// Limit of concurrent connections; further ones are closed at once.
 const CONNECTIONS: usize = 8;
-/// All of a request, from connection to last byte of the answer.
+/// Deadline of a request, from its connection to the last byte of the response.
 const DEADLINE: Duration = Duration::from_secs(5);
 const REQUEST_BYTES: usize = 8 << 10;
-/// Between two tries to accept while the kernel refuses: at once again would spin.
+/// Backoff after a failed accept; an immediate retry would spin.
 const REFUSED: Duration = Duration::from_millis(100);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is shown, made anew for each scrape; nothing when there is nothing to show any more.
+/// Callback that renders the metrics for each scrape; `None` when they are no longer available.
 type Render = dyn Fn() -> Option<String> + Send + Sync;
 
 /// Serves `/metrics` until it is dropped.
@@ -39,8 +39,8 @@ impl fmt::Debug for MetricsServer {
 }
 
 impl MetricsServer {
-    /// Serves on this port of the loopback address, 0 for a free one. `render` is asked at each scrape, on a thread of
-    /// the server's; `None` is answered as not available.
+    /// Serves on this port of the loopback address, 0 for a free one. `render` is called for each scrape, on a thread
+    /// of the server; `None` is answered with status 503.
     ///
     /// # Errors
     /// When the port is taken, or the system refuses a thread.
@@ -56,7 +56,7 @@ impl MetricsServer {
         Ok(Self { address, stopping, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -66,11 +66,11 @@ impl MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::SeqCst);
-        // Wakes the thread. Where that fails, it is left to the process's end rather than waited for.
+        // Wakes the thread. If that fails, the thread is left running rather than waited for.
         if TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // A panic there was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -92,16 +92,16 @@ fn accept(listener: &TcpListener, stopping: &AtomicBool, render: &Arc<Render>) {
             continue;
         }
         let render = Arc::clone(render);
-        // Without a thread the connection is closed, and its scraper comes again.
+        // Without a thread the connection is closed, and the scraper retries.
         let _ = std::thread::Builder::new().name("metrics-scrape".to_owned()).spawn(move || {
             let _place = place;
-            // A client that breaks HTTP, dawdles or goes away harms only itself.
+            // A client that violates HTTP, is slow or disconnects affects only itself.
             let _ = serve(stream, &*render);
         });
     }
 }
 
-/// One of the connections that are open.
+/// Open connection, counted.
 struct Place {
     number: usize,
     open: Arc<AtomicUsize>,
@@ -130,7 +130,7 @@ fn serve(mut stream: TcpStream, render: &Render) -> io::Result<()> {
             count => request.extend_from_slice(&part[..count]),
         }
         if request.len() > REQUEST_BYTES {
-            return Err(io::Error::other("a head that does not end"));
+            return Err(io::Error::other("the request head is longer than the limit"));
         }
     }
     let head = String::from_utf8_lossy(&request);
@@ -139,9 +139,9 @@ fn serve(mut stream: TcpStream, render: &Render) -> io::Result<()> {
     let (status, kind, body) = match (method, path.split('?').next().unwrap_or_default()) {
         ("GET" | "HEAD", "/metrics") => match render() {
             Some(text) => ("200 OK", PROMETHEUS, text),
-            None => ("503 Service Unavailable", TEXT, "There is nothing to show any more.\n".to_owned()),
+            None => ("503 Service Unavailable", TEXT, "The metrics are no longer available.\n".to_owned()),
         },
-        ("GET" | "HEAD", _) => ("404 Not Found", TEXT, "There is /metrics.\n".to_owned()),
+        ("GET" | "HEAD", _) => ("404 Not Found", TEXT, "Only /metrics is served.\n".to_owned()),
         _ => ("405 Method Not Allowed", TEXT, "Only GET and HEAD are served.\n".to_owned()),
     };
     let bytes = body.len();
@@ -158,7 +158,7 @@ fn serve(mut stream: TcpStream, render: &Render) -> io::Result<()> {
     Ok(())
 }
 
-/// The time that is left of a request's.
+/// Returns the time left until a deadline.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_served_on_loopback_and_nothing_else_is() {
+    fn only_metrics_are_served_and_only_on_loopback() {
         let scrapes = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&scrapes);
         let render = move || match count.fetch_add(1, Ordering::SeqCst) {
@@ -186,7 +186,7 @@ mod tests {
         };
         let server = MetricsServer::start(0, render).unwrap();
         assert!(server.address().ip().is_loopback());
-        // They say nothing, and hold up nobody.
+        // Idle connections delay no other.
         let idle: Vec<TcpStream> =
             (0..CONNECTIONS / 2).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
         let answer = ask(&server, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");

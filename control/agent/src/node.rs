@@ -1,9 +1,9 @@
-//! A storage node: its shards, its membership, its heartbeats.
+//! Storage node: shards, membership and heartbeats.
 //!
-//! A node joins, says once a heartbeat interval that it lives, and owns the slots that the newest map gives it. When
-//! the control plane is away it goes on serving by its last map, and keeps trying. When it is told that its incarnation
-//! has ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
-//! incarnation.
+//! A node joins, sends a heartbeat every heartbeat interval, and owns the slots that the newest map assigns to it.
+//! While the control plane is away, the node keeps serving by its last map and keeps reconnecting. When the control
+//! plane reports that the node's incarnation has ended (it was silent for too long and its slots have other owners
+//! now), the node drops its objects and joins with a new incarnation.
 
 mod drain;
 mod follower;
@@ -51,78 +51,77 @@ pub use ssd::SsdConfig;
 use ssd::Ssds;
 use tier_report::TierReports;
 
-/// Smallest pool of a shard.
+/// Minimum pool size of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
 
 /// Settings of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Which control plane.
+    /// Control plane to join.
     pub control: Control,
-    /// Who it is; `None` draws a number.
+    /// Id of the node; `None` draws one at random.
     pub node: Option<NodeId>,
-    /// Address that its shards listen on: one of this host. Beyond loopback only where the control plane makes tickets.
+    /// Address of this host that the shards listen on. An address beyond loopback requires a control plane that issues
+    /// tickets.
     pub listen: IpAddr,
-    /// Port of the first shard, the others follow; 0 picks free ones.
+    /// Port of the first shard, the others follow; 0 picks free ports.
     pub port: u16,
-    /// Whether data connections over TCP are sealed.
+    /// Mode of TLS on data connections over TCP.
     pub data_tls: DataTls,
     /// Number of shards; `None` follows the machine's topology.
     pub shards: Option<usize>,
-    /// Memory for objects, over all shards.
+    /// Memory for objects, over all shards, in bytes.
     pub pool_bytes: u64,
-    /// Share of the slots relative to other nodes; `None` follows the memory, a unit for each 64 MiB.
+    /// Share of the slots relative to other nodes; `None` follows the memory, one unit for each 64 MiB.
     pub weight: Option<u32>,
-    /// Copies of an object are kept in different failure domains; `None` takes the host's.
+    /// Failure domain: replicas of one object are kept in different ones. `None` takes the host.
     pub failure_domain: Option<String>,
-    /// Where the shards' Unix sockets go; `None` takes the user's runtime directory.
+    /// Directory of the shards' Unix sockets; `None` takes the user's runtime directory.
     pub runtime_directory: Option<PathBuf>,
-    /// How the shards wait; `None` follows the machine: shards that share cores park at once.
+    /// Strategy of waiting for work; `None` follows the machine: shards that share cores park at once.
     pub pacing: Option<Pacing>,
-    /// How many objects the memory may hold, over all shards; without it, one for each 4 KiB. Each costs up to 100
-    /// bytes more of memory, taken as they come.
+    /// Limit of objects in memory, over all shards; `None` allows one for each 4 KiB. Each object costs up to 100 more
+    /// bytes of memory, allocated as objects are put.
     pub max_objects: Option<u64>,
-    /// What decides which object goes when room is needed.
+    /// Eviction policy.
     pub eviction: Eviction,
-    /// When more of a shard's memory is used than this many percent, puts evict a little more than they need. 100: no
-    /// object goes before there is need.
+    /// High watermark of a shard's memory, in percent: above it, puts evict slightly more than they need. 100 evicts
+    /// only on demand.
     pub high_watermark_percent: u8,
-    /// How far, in percent, that goes on; at most `high_watermark_percent`.
+    /// Low watermark, in percent, down to which that eviction continues; at most `high_watermark_percent`.
     pub low_watermark_percent: u8,
-    /// How much of the memory, in percent, objects may take that are never evicted, as their puts asked for; beyond
-    /// it such puts are refused. At most 90.
+    /// Limit of memory for hard-pinned objects, in percent; beyond it, puts with a hard pin are refused. At most 90.
     pub hard_pin_percent: u8,
-    /// The longest that objects are kept before others, as their puts asked for; longer wishes are shortened. 0: not
-    /// at all.
+    /// Longest soft pin; longer requests are shortened. 0 disables soft pins.
     pub soft_pin_most: Duration,
-    /// Which pages to ask for.
+    /// Page size to use for the pools.
     pub huge: HugePages,
-    /// Whether RDMA is offered, and on which devices.
+    /// Mode of RDMA, and the devices to use.
     pub rdma: RdmaConfig,
-    /// Files and devices for what memory has no room for; with any, `node` must be said, for they remember it.
+    /// SSDs (files and devices) behind the memory; with any, `node` must be set, because an SSD records its node.
     pub ssds: Vec<SsdConfig>,
-    /// How long objects on the SSDs are on average, from 512 to 2^30 bytes. That decides for how many of them the index
-    /// has room, at 61 bytes of memory each: of shorter ones fewer fit than the device has space for.
+    /// Mean length of objects on the SSDs, from 512 to 2^30 bytes. It sizes the index, at 61 bytes of memory per
+    /// object: of shorter objects, fewer fit than the device has space for.
     pub ssd_object_bytes: u32,
-    /// Which way reads and writes take to the SSDs.
+    /// I/O method for the SSDs.
     pub ssd_io: IoChoice,
-    /// How memory and SSDs work together.
+    /// Policy of the tier: write mode, admission and promotion.
     pub tier: TierPolicy,
-    /// From how many nanoseconds on a request is remembered as slow.
+    /// Threshold from which a request is recorded as slow, in nanoseconds.
     pub slow_after_ns: u64,
-    /// How fast what was in slots that came is fetched from their former owners in the background, in bytes a second,
-    /// over all shards; 0: only what is asked for is fetched.
+    /// Bandwidth limit for migrating the objects of new slots from their former owners in the background, in bytes a
+    /// second over all shards; 0 fetches objects on demand only.
     pub fetch_bytes_per_s: u64,
-    /// Objects of which more is given in a second get a copy at the second owners of their slots, if there are any,
-    /// which readers use too; 0: none does.
+    /// Threshold of hot objects: objects of which a shard serves more bytes a second are replicated to the replica
+    /// owners of their slots, if any, and read from there, too; 0 disables it.
     pub hot_bytes_per_s: u64,
 }
 
-/// See [`NodeConfig::fetch_bytes_per_s`].
+/// Default of [`NodeConfig::fetch_bytes_per_s`].
 const FETCH_BYTES_PER_S: u64 = 1 << 30;
 
 impl NodeConfig {
-    /// A node of the local control plane of this cluster, with this much memory.
+    /// Returns the settings of a node of the local control plane of this cluster, with this much memory.
     #[must_use]
     pub fn local(cluster: &str, pool_bytes: u64) -> Self {
         Self {
@@ -156,12 +155,12 @@ impl NodeConfig {
     }
 }
 
-/// A running storage node. Dropping it leaves the cluster and ends its shards.
+/// Running storage node. Dropping it leaves the cluster and stops its shards.
 pub struct Node {
     shards: Arc<Vec<ShardHandle>>,
     node: NodeId,
     link: ControlLink,
-    /// Its present incarnation.
+    /// Present incarnation.
     incarnation: Arc<Mutex<u64>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -170,15 +169,14 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts the shards, joins, and returns when the map has the node.
+    /// Starts the shards, joins the cluster, and returns when the node is in the map.
     ///
     /// # Errors
-    /// When a port is taken, memory cannot be had, or the control plane refuses: says which and what to do.
+    /// When a port is taken, memory cannot be allocated, or the control plane refuses the node.
     pub fn start(config: &NodeConfig) -> Result<Self, Error> {
         if !config.ssds.is_empty() && config.node.is_none() {
             return Err(Error::Argument(
-                "an SSD remembers which node it belongs to: give the node a number, and the same at every start"
-                    .to_owned(),
+                "an SSD belongs to one node: set the node's number, to the same value at every start".to_owned(),
             ));
         }
         let link = ControlLink::to(&config.control, Role::Node)?;
@@ -231,25 +229,25 @@ impl Node {
         Ok(node)
     }
 
-    /// Who it is.
+    /// Returns the id of the node.
     #[must_use]
     pub const fn id(&self) -> NodeId {
         self.node
     }
 
-    /// Where its shards listen.
+    /// Returns the addresses that the shards listen on.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.shards.iter().map(ShardHandle::address).collect()
     }
 
-    /// How it was laid out on the machine, and on which pages: for logs.
+    /// Returns notes on the layout of shards, pages and devices, for logs.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// What each shard tells about itself.
+    /// Returns a snapshot of every shard.
     ///
     /// # Errors
     /// When a shard does not answer.
@@ -260,7 +258,7 @@ impl Node {
     /// Fails when a shard has ended: the node cannot go on.
     ///
     /// # Errors
-    /// Says which shard and why.
+    /// The error of the shard that ended.
     pub fn check(&self) -> Result<(), Error> {
         match self.shards.iter().find_map(ShardHandle::ended) {
             Some(error) => Err(Error::Shard(error)),
@@ -268,7 +266,7 @@ impl Node {
         }
     }
 
-    /// Why the control plane does not hear from this node, if so.
+    /// Returns the error of the last exchange with the control plane, if that failed.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -279,13 +277,13 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A panic there was its own; the shards end either way.
+            // A panic of the thread was reported when it happened; the shards stop either way.
             let _ = thread.join();
         }
     }
 }
 
-/// The directory of Unix sockets, private to the user.
+/// Returns the directory of Unix sockets, private to the user.
 fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
     let directory = match &config.runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
@@ -297,15 +295,15 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
     Ok(directory)
 }
 
-/// Shards, what is to be said of them, and the device under each if there are any.
+/// Shards, notes on them for logs, and the device of each shard if there are any.
 type NodeShards = (Vec<ShardHandle>, Vec<String>, Vec<String>);
 
-/// Whether data ports may be where the settings say.
+/// Rejects listen addresses that are unusable, or that lack authentication.
 fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), Error> {
     if !listen.is_loopback() && !tickets.wanted {
         return Err(Error::Argument(format!(
             "data ports on {listen} would be open without authentication: use a loopback address, or a control plane \
-             that makes tickets (kvplane control, without --no-tickets)"
+             that issues tickets (kvplane control, without --no-tickets)"
         )));
     }
     if listen.is_unspecified() {
@@ -388,7 +386,7 @@ fn start_shards(
     Ok((shards, notes, ssds.devices(count)))
 }
 
-/// Whether every shard gets memory enough, and a port.
+/// Checks that every shard gets enough memory, and a port.
 fn check_layout(config: &NodeConfig, layout: &ShardPlan, pool_bytes: u64) -> Result<(), Error> {
     if pool_bytes < POOL_LEAST_BYTES {
         return Err(Error::Argument(format!(
@@ -408,7 +406,7 @@ fn check_layout(config: &NodeConfig, layout: &ShardPlan, pool_bytes: u64) -> Res
     Ok(())
 }
 
-/// How the shards were laid out, for logs.
+/// Describes the layout of the shards, for logs.
 fn notes_of(layout: &ShardPlan, shards: &[ShardHandle], pool_bytes: u64) -> Vec<String> {
     let mut notes = layout.notes.clone();
     notes.extend(layout.shards.iter().zip(shards).map(|(seat, shard)| {
@@ -419,7 +417,7 @@ fn notes_of(layout: &ShardPlan, shards: &[ShardHandle], pool_bytes: u64) -> Vec<
     }));
     if shards.iter().any(|shard| shard.page_kind() == Some(PageKind::Plain)) {
         notes.push(
-            "huge pages would serve the pool better: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, \
+            "the pool is not on huge pages: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, \
              or reserve some with vm.nr_hugepages"
                 .to_owned(),
         );

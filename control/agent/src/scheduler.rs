@@ -1,8 +1,8 @@
-//! The Conductor as a scheduler asks it: one call that says who serves a request, also when the Conductor is away.
+//! Scheduler: client of the Conductor that returns the placement of a request, also while the Conductor is away.
 //!
-//! A request that has to wait for an instance waits here, and is told over a stream. While the Conductor cannot be
-//! reached, or takes longer than the budget of the call, requests go by the last table of instances and a rule of this
-//! side's ([`kvplane_conductor::fallback`]); it is asked again after a moment.
+//! A request that has to wait for an instance waits here; its placement arrives over a stream. While the Conductor is
+//! unreachable, or takes longer than the budget of the call, requests are placed by the last table of instances and a
+//! local rule ([`kvplane_conductor::fallback`]); the Conductor is tried again after a backoff.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,30 +24,30 @@ use crate::error::Error;
 use crate::link::ControlLink;
 use crate::which::Control;
 
-/// How long the Conductor is left alone after it could not be asked.
+/// Backoff after the Conductor could not be reached.
 const LEAVE_ALONE: Duration = Duration::from_millis(500);
-/// How often one who waits looks whether the stream is still there.
+/// Interval at which a waiting call checks that its stream still lives.
 const LOOK: Duration = Duration::from_millis(100);
-/// Answers that were told and are not taken, at most.
+/// Limit of received placements that no caller has fetched.
 const TOLD: usize = 65_536;
 
-/// Where a request goes.
+/// Placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The Conductor says so, and has booked it: say how it fares ([`Scheduler::update`]), and when it has ended.
+    /// Placed and reserved by the Conductor: report its progress ([`Scheduler::update`]), and its end.
     Booked(Assignment),
-    /// The Conductor could not be asked: this side's rule says so.
+    /// Placed by the local rule, because the Conductor is unreachable.
     Local {
-        /// Who prefills.
+        /// Instance that prefills.
         prefill: String,
-        /// Who decodes, where there are instances that do nothing else.
+        /// Instance that decodes, where there is one that serves decode.
         decode: Option<String>,
     },
-    /// Not served: worth trying again after so long.
+    /// Rejected; retry after a delay.
     Refused {
-        /// Why.
+        /// Reason of the rejection.
         why: ScheduleRefusal,
-        /// When.
+        /// Delay before a retry.
         retry_after: Duration,
     },
 }
@@ -55,11 +55,11 @@ pub enum Decision {
 #[derive(Default)]
 struct Inner {
     table: InstanceTable,
-    /// Tables that came.
+    /// Number of tables received.
     tables: u64,
-    /// By request: what was told and is not taken yet.
+    /// Placements that no caller has fetched, by request.
     told: HashMap<String, ScheduleReply>,
-    /// By instance: requests that went there by our own rule.
+    /// Number of requests placed by the local rule, by instance.
     local: HashMap<String, u32>,
     left_alone_until: Option<Instant>,
 }
@@ -74,12 +74,12 @@ struct SchedulerState {
 
 impl SchedulerState {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Each change is whole.
+        // Every change under the lock is complete.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Says that a stream has ended, when it is dropped with it.
+/// Marks a stream as ended when it is dropped.
 struct Stream(Arc<SchedulerState>, fn(&SchedulerState) -> &AtomicBool);
 
 impl Drop for Stream {
@@ -89,7 +89,7 @@ impl Drop for Stream {
     }
 }
 
-/// A scheduler's line to the Conductor. Any thread may use it.
+/// Client of the Conductor. Any thread may use it.
 pub struct Scheduler {
     link: ControlLink,
     client: u64,
@@ -98,11 +98,11 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A line to the Conductor of this control plane. A call that the Conductor does not answer within `budget` is
-    /// decided here. A control plane that is away is waited for as long as clients do ([`ControlLink::RESTART`]).
+    /// Connects to the Conductor of this control plane. A call that the Conductor does not answer within `budget` is
+    /// placed locally. A control plane that is away is waited for as long as clients do ([`ControlLink::RESTART`]).
     ///
     /// # Errors
-    /// When the control plane is not found, cannot be reached, or refuses us.
+    /// When the control plane is not found, is unreachable, or rejects this process.
     pub fn connect(control: &Control, budget: Duration) -> Result<Self, Error> {
         let link = ControlLink::to_within(control, Role::Scheduler, ControlLink::RESTART)?;
         let scheduler = Self { link, client: random_u64()?, shared: Arc::default(), budget };
@@ -110,7 +110,7 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Begins streams that are not there.
+    /// Opens the streams that are not open.
     fn follow(&self) -> Result<(), Error> {
         if !self.shared.watches.swap(true, Ordering::AcqRel) {
             let stream = Stream(Arc::clone(&self.shared), |shared| &shared.watches);
@@ -138,11 +138,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Has objects of a tenant copied to a second node each, as those of a prefix that many ask for; the number of the
-    /// task, which `kvplane ctl tasks` shows. Where copies go follows from the keys.
+    /// Replicates objects of a tenant, such as those of a hot prefix, to the replica owners of their slots. Returns the
+    /// number of the task, which `kvplane ctl tasks` shows. The destination follows from the key.
     ///
     /// # Errors
-    /// When a key is empty or too long, or the control plane makes no task.
+    /// When a key is empty or too long, or the control plane refuses the task.
     pub fn replicate(&self, tenant: &str, keys: &[impl AsRef<[u8]>]) -> Result<u64, Error> {
         let digest = |key: &[u8]| crate::client::digest_of(tenant.as_bytes(), key).map(|digest| digest.0);
         let digests: Result<Vec<u128>, Error> = keys.iter().map(|key| digest(key.as_ref())).collect();
@@ -151,24 +151,24 @@ impl Scheduler {
         Ok(self.link.call(call)?.id)
     }
 
-    /// The number under which the Conductor knows us.
+    /// Returns the number by which the Conductor identifies this client.
     #[must_use]
     pub const fn client(&self) -> u64 {
         self.client
     }
 
-    /// Instances as they were told last.
+    /// Returns the last table of instances.
     #[must_use]
     pub fn table(&self) -> InstanceTable {
         self.shared.inner().table.clone()
     }
 
-    /// Waits until the last table satisfies `good`; false when that takes longer than `patience`.
+    /// Waits until the last table satisfies `good`; returns false when that takes longer than `patience`.
     #[must_use]
     pub fn wait_for_table(&self, patience: Duration, good: impl Fn(&InstanceTable) -> bool) -> bool {
         let until = Instant::now() + patience;
         loop {
-            // A failure to begin a stream is seen by the next call.
+            // A failure to open a stream shows in the next call.
             let _ = self.follow();
             let inner = self.shared.inner();
             if good(&inner.table) {
@@ -184,13 +184,13 @@ impl Scheduler {
         }
     }
 
-    /// The first table after the `seen` that came, and how many came since the line was made: 0 to begin with. None
-    /// when that takes longer than `patience`.
+    /// Waits for a table newer than number `seen`, and returns it with its number. Tables are numbered from 1 since
+    /// this client connected; pass 0 at first. `None` when that takes longer than `patience`.
     #[must_use]
     pub fn table_after(&self, seen: u64, patience: Duration) -> Option<(u64, InstanceTable)> {
         let until = Instant::now() + patience;
         loop {
-            // A failure to begin a stream is seen by the next call.
+            // A failure to open a stream shows in the next call.
             let _ = self.follow();
             let inner = self.shared.inner();
             if inner.tables > seen {
@@ -207,11 +207,11 @@ impl Scheduler {
         }
     }
 
-    /// Where a request goes; waits up to `patience` where it has to wait for an instance. The request's client is set
-    /// here.
+    /// Returns the placement of a request; waits up to `patience` if it is queued for an instance. The request's client
+    /// number is set here.
     ///
     /// # Errors
-    /// When the Conductor says that the request makes no sense, or it cannot be asked and no instance is known.
+    /// When the Conductor rejects the request as malformed, or is unreachable and no instance is known.
     pub fn schedule(&self, mut request: Schedule, patience: Duration) -> Result<Decision, Error> {
         request.client = self.client;
         let until = Instant::now() + patience;
@@ -221,11 +221,11 @@ impl Scheduler {
         self.settle(&request, until, |line| line.ask(&request))
     }
 
-    /// Where a booked request goes whose instances `failed`; it keeps its place among those who wait. `request` is what
-    /// was scheduled, for when it has to wait, or the Conductor is away.
+    /// Places a reserved request again whose instances `failed`; it keeps its position in the queue. `request` is the
+    /// one that was scheduled, for when it is queued or the Conductor is away.
     ///
     /// # Errors
-    /// When there is no such reservation any more; and as [`Self::schedule`].
+    /// When the reservation no longer exists; otherwise the same as [`Self::schedule`].
     pub fn reschedule(
         &self,
         reservation: u64,
@@ -236,12 +236,12 @@ impl Scheduler {
         request.client = self.client;
         request.barred.extend_from_slice(failed);
         let call = Reschedule { reservation, failed: failed.to_vec() };
-        // What was told of it before is of the instances that failed.
+        // Placements received earlier name the instances that failed.
         self.shared.inner().told.remove(&request.request);
         self.settle(&request, Instant::now() + patience, |line| line.ask(&call))
     }
 
-    /// What becomes of a request that is asked for so, until then; by our own rule while nobody answers.
+    /// Obtains the outcome of a request until then; by the local rule while the Conductor does not answer.
     fn settle(
         &self,
         request: &Schedule,
@@ -270,7 +270,7 @@ impl Scheduler {
                         Some(told) => Ok(told),
                         None if Instant::now() < until && !interrupt::is_ended() => self.ask(request),
                         None => {
-                            // It may have ended there at the same moment.
+                            // The reservation may have ended at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
                             Ok(ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: 0 })
                         }
@@ -292,11 +292,11 @@ impl Scheduler {
         asked
     }
 
-    /// Makes any other call of the Conductor's within the budget: who has how much of a prompt, why a request went to
-    /// where it went, and what instances say of themselves (they register, report, go).
+    /// Makes any other call to the Conductor within the budget: prefix lookups, explanations of placements, and the
+    /// calls of instances (register, report, leave).
     ///
     /// # Errors
-    /// What the Conductor refuses, and when it cannot be reached in time: then the call may take effect all the same.
+    /// The Conductor's refusal, or when it is not reached in time: the call may then take effect nevertheless.
     pub fn call<R>(&self, request: R) -> Result<R::Reply, Error>
     where
         R: Request + Send + 'static,
@@ -305,7 +305,8 @@ impl Scheduler {
         self.link.call_within(request, self.budget)
     }
 
-    /// What is told of a request; nothing when the stream has ended, so that it must be asked again, or at the end.
+    /// Waits for the placement of a request; `None` when the stream has ended, so that the request must be sent again,
+    /// or at the deadline.
     fn wait_told(&self, request: &str, until: Instant) -> Option<ScheduleReply> {
         let mut inner = self.shared.inner();
         loop {
@@ -328,7 +329,7 @@ impl Scheduler {
         }
     }
 
-    /// By our own rule, with the last table.
+    /// Places a request by the local rule, with the last table.
     fn decide(&self, request: &Schedule) -> Result<Decision, Error> {
         let mut inner = self.shared.inner();
         let (context, barred) = (&request.context, &request.barred);
@@ -354,7 +355,7 @@ impl Scheduler {
         };
         let Some(prefill) = pick(InstancePart::Prefill) else {
             return Err(Error::Argument(format!(
-                "the Conductor cannot be asked, and no instance of model {:?} is known",
+                "the Conductor is unreachable, and no instance of model {:?} is known",
                 context.model
             )));
         };
@@ -363,7 +364,7 @@ impl Scheduler {
         Ok(Decision::Local { prefill, decode })
     }
 
-    /// A request that went by our own rule has ended.
+    /// Ends a request that was placed by the local rule.
     pub fn ended(&self, decision: &Decision) {
         let Decision::Local { prefill, .. } = decision else { return };
         let mut inner = self.shared.inner();
@@ -375,16 +376,16 @@ impl Scheduler {
         }
     }
 
-    /// How a booked request fares.
+    /// Reports the progress of a reserved request.
     ///
     /// # Errors
-    /// When it is not booked any more, or the Conductor cannot be reached.
+    /// When its reservation no longer exists, or the Conductor is unreachable.
     pub fn update(&self, reservation: u64, step: RequestStep) -> Result<(), Error> {
         self.call(UpdateRequest { reservation, step }).map(|_| ())
     }
 }
 
-/// Whether the Conductor could not be asked.
+/// Returns true if the Conductor was unreachable.
 fn is_away(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
 }

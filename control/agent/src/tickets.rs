@@ -1,4 +1,4 @@
-//! Data tickets on this side: a client's, renewed while its line to the control plane lives, and a node's keys.
+//! Data tickets: those of a client, renewed while its control link lives, and the ticket keys of a node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,32 +14,32 @@ use tokio::sync::Notify;
 use crate::error::Error;
 use crate::link::ControlLink;
 
-/// After how much of a ticket's time another is asked for.
+/// Part of a ticket's validity after which it is renewed: one third.
 const RENEW_AFTER: u32 = 3;
-/// When it is asked for again that was not had.
+/// Backoff after a failed renewal.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The ticket of a line's holder.
+/// Ticket of a control link.
 #[derive(Default)]
 pub(crate) struct Holder {
-    /// Grows with every ticket that came; 0 before the first.
+    /// Number of tickets received so far; 0 before the first.
     generation: AtomicU64,
     state: Mutex<State>,
-    /// There is something to look at.
+    /// Wakes the control link's thread after a change.
     pub(crate) changed: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// What is asked for; nothing while nobody wants a ticket, or there are none.
+    /// Request for the next ticket; `None` while no ticket is wanted, or where the cluster issues none.
     wanted: Option<GetTicket>,
     credential: Option<Arc<Credential>>,
     renew_at: Option<Instant>,
-    /// When the credential came, and how long it is good from then on.
+    /// Time at which the credential was received, and its validity from then on.
     had: Option<(Instant, Duration)>,
-    /// Why no newer one could be had when that was tried last.
+    /// Error of the last renewal, if that failed.
     trouble: Option<String>,
-    /// Whether it was found out that this cluster has none.
+    /// True once it is known that this cluster issues no tickets.
     none: bool,
 }
 
@@ -48,7 +48,7 @@ impl Holder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the ticket is to be renewed.
+    /// Returns the time of the next renewal.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.state().renew_at
     }
@@ -70,7 +70,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Has the ticket renewed now, whatever it is good for.
+    /// Schedules a renewal for now, whatever validity is left.
     pub(crate) fn renew_at_once(&self) {
         let mut state = self.state();
         if state.wanted.is_some() {
@@ -78,14 +78,14 @@ impl Holder {
         }
     }
 
-    /// What is to be asked for now; again soon, if nothing comes of it.
+    /// Returns the request for a renewal that is due, and schedules the next attempt in case this one fails.
     pub(crate) fn begin_renewal(&self) -> Option<GetTicket> {
         let mut state = self.state();
         state.renew_at = Some(Instant::now() + RETRY);
         state.wanted.clone()
     }
 
-    /// Asks for a newer ticket. What fails, or makes no sense, is asked for again.
+    /// Renews the ticket. A failure, or a malformed reply, is retried later.
     pub(crate) async fn renew(&self, client: Client, call: GetTicket) {
         let outcome = match client.call(&call).await {
             Ok(reply) => self.take(call, &reply).map_err(|error| error.to_string()),
@@ -96,7 +96,8 @@ impl Holder {
         }
     }
 
-    /// Why a shard may count the ticket as ended: it could not be renewed, or else the shard's time is another.
+    /// Returns the reason why a shard may count the ticket as ended: its renewal failed, or the shard's ticket time
+    /// differs.
     pub(crate) fn why_ended(&self) -> Option<String> {
         let state = self.state();
         let (had, valid) = state.had?;
@@ -104,8 +105,8 @@ impl Holder {
         Some(match &state.trouble {
             Some(trouble) => format!("a ticket of {valid_s} s is {age_s} s old and was not renewed: {trouble}"),
             None => format!(
-                "a ticket of {valid_s} s is {age_s} s old: the shard's node was told another ticket time, by a control \
-                 plane without the state of ours"
+                "a ticket of {valid_s} s is {age_s} s old: the shard's node follows another ticket time, of a control \
+                 plane with another cluster state"
             ),
         })
     }
@@ -113,22 +114,22 @@ impl Holder {
 
 pub(crate) fn credential_of(reply: &TicketReply) -> Result<Credential, Error> {
     Credential::from_parts(&reply.ticket, &reply.secret)
-        .map_err(|error| Error::Argument(format!("the control plane gave no ticket that this build knows: {error}")))
+        .map_err(|error| Error::Argument(format!("the control plane issued a ticket of an unknown format: {error}")))
 }
 
 impl ControlLink {
-    /// Changes when there is another ticket; 0 while there is none.
+    /// Returns a counter that changes with every new ticket; 0 while there is none.
     pub(crate) fn ticket_generation(&self) -> u64 {
         self.holder().generation.load(Ordering::Acquire)
     }
 
-    /// The latest ticket, if this cluster has some and one was asked for.
+    /// Returns the latest ticket, if this cluster issues tickets and one was requested.
     pub(crate) fn credential(&self) -> Option<Arc<Credential>> {
         self.holder().state().credential.clone()
     }
 
-    /// Has a ticket from now on, renewed in time, if shards of this cluster want some: for all tenants, or, where our
-    /// certificate is for one only, for that one.
+    /// Requests a ticket and keeps it renewed, if the shards of this cluster require tickets: for all tenants or, where
+    /// the certificate is bound to one, for that one.
     pub(crate) fn hold_ticket(&self, tenant: &str) -> Result<(), Error> {
         {
             let state = self.holder().state();
@@ -149,15 +150,15 @@ impl ControlLink {
     }
 }
 
-/// What a node does about tickets.
+/// Ticket state of a node.
 pub(crate) struct NodeTickets {
     node: u64,
-    /// Whether its shards want tickets.
+    /// True if the node's shards require tickets.
     pub(crate) wanted: bool,
     keys: Option<GrantedKeys>,
 }
 
-/// Keys, the control plane's seconds, and the node's own ticket.
+/// Ticket keys, the control plane's ticket time in seconds, and the node's own ticket.
 struct GrantedKeys {
     keys: Vec<TicketKey>,
     seconds: u64,
@@ -165,13 +166,13 @@ struct GrantedKeys {
 }
 
 impl NodeTickets {
-    /// Asks the control plane whether it makes tickets.
+    /// Queries the control plane whether it issues tickets.
     pub(crate) fn ask(link: &ControlLink, node: u64, incarnation: u64) -> Result<Self, Error> {
         let keys = given(link, node, incarnation)?;
         Ok(Self { node, wanted: keys.is_some(), keys })
     }
 
-    /// What a shard challenges its peers with, if it is to.
+    /// Returns the challenges that a shard sends to its peers, if it requires tickets.
     pub(crate) fn challenges(&self) -> Result<Option<Challenges>, Error> {
         if !self.wanted {
             return Ok(None);
@@ -181,10 +182,10 @@ impl NodeTickets {
         Ok(Some(Challenges::new(seed)))
     }
 
-    /// Gives the shards the keys of now.
+    /// Passes the current ticket keys to the shards.
     ///
     /// # Errors
-    /// When they cannot be had, or the control plane does about tickets what it did not when the node started.
+    /// When the control plane does not answer, or has started or stopped issuing tickets since the node started.
     pub(crate) fn refresh(
         &mut self,
         link: &ControlLink,
@@ -196,10 +197,10 @@ impl NodeTickets {
             None => given(link, self.node, incarnation)?,
         };
         if keys.is_some() != self.wanted {
-            let (now, before) = if self.wanted { ("no", "") } else { ("", "no ") };
+            let (now, before) = if self.wanted { ("no ", "") } else { ("", "no ") };
             return Err(Error::Argument(format!(
-                "the control plane makes {now} tickets now, and made {before}tickets when this node started: start the \
-                 node again"
+                "the control plane issues {now}tickets now, and issued {before}tickets when this node started: restart \
+                 the node"
             )));
         }
         let Some(GrantedKeys { keys, seconds, credential }) = keys else { return Ok(()) };
@@ -226,12 +227,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_that_ended_says_by_whose_doing() {
+    fn an_ended_ticket_reports_the_cause() {
         let holder = Holder::default();
         assert_eq!(holder.why_ended(), None, "there was none");
         holder.state().had = Some((Instant::now(), Duration::from_secs(900)));
         let says = |part: &str| holder.why_ended().is_some_and(|why| why.contains(part));
-        assert!(says("told another ticket time"), "it is young: the node's time is another");
+        assert!(says("follows another ticket time"), "it is young: the node's time is another");
         holder.state().trouble = Some("no control plane answers".to_owned());
         assert!(says("was not renewed: no control plane answers"));
     }

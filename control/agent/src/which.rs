@@ -1,7 +1,8 @@
-//! Which control plane, and who we are there: found on this host, or named with certificates from files.
+//! Discovery of the control plane and of this process's identity: found on this host, or configured with certificate
+//! files.
 //!
-//! Of several control planes one leads, and only that one welcomes anybody. So all are asked at the same time, and who
-//! welcomes first is it.
+//! Only the leader among several control planes welcomes clients. Therefore all of them are contacted in parallel, and
+//! the first that welcomes the client is used.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,43 +19,44 @@ use crate::data_tls::DataTlsIdentity;
 use crate::error::Error;
 use crate::link::{reconnections, software};
 
-/// Which control plane to use.
+/// Control plane to use.
 #[derive(Clone, Debug)]
 pub enum Control {
-    /// The one that a process of this user left in the user's runtime directory, by its cluster's name.
+    /// Control plane of this cluster that this user runs on this host, found in the user's runtime directory.
     Local {
-        /// The cluster.
+        /// Name of the cluster.
         cluster: String,
-        /// Another runtime directory than the user's.
+        /// Runtime directory, if not the user's.
         runtime_directory: Option<std::path::PathBuf>,
     },
-    /// This one.
+    /// Control plane at a given address, with a given identity.
     Explicit(Box<ClientConfig>),
-    /// One of these, whichever leads, with certificates from files; they are read again for every new connection.
+    /// Whichever of these control planes leads, with certificates from files; the files are read again for every new
+    /// connection.
     Remote(Remote),
 }
 
-/// Control planes elsewhere, and who we are there.
+/// Remote control planes, and this process's identity there.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// The cluster.
+    /// Name of the cluster.
     pub cluster: String,
-    /// Where its control planes listen.
+    /// Addresses of the control planes.
     pub addresses: Vec<SocketAddr>,
-    /// A directory with `ca.pem`, and `ROLE.pem` and `ROLE.key` for the role that is needed.
+    /// Directory with `ca.pem`, and with `ROLE.pem` and `ROLE.key` of the needed role.
     pub identity: PathBuf,
 }
 
-/// Most control planes of a cluster.
+/// Maximum number of control planes of a cluster.
 const ADDRESSES: usize = 8;
 
 impl Remote {
-    /// A certificate of this role is in the identity's directory.
+    /// Returns true if the identity directory has a certificate of this role.
     fn has(&self, role: Role) -> bool {
         self.identity.join(format!("{role}.pem")).exists()
     }
 
-    /// Why none of these roles can be had.
+    /// Builds the error for a directory that has none of these roles.
     fn without(&self, wanted: &[Role]) -> Error {
         let found = Role::ALL.into_iter().filter(|role| self.has(*role)).collect();
         Error::NoCertificate { directory: self.identity.clone(), wanted: wanted.to_vec(), found }
@@ -81,7 +83,8 @@ impl Remote {
     }
 }
 
-/// Where another control plane may take over, a silent one is given up sooner.
+/// Limits for clusters with standbys: a control plane that does not answer is given up sooner, because another may take
+/// over.
 const SEVERAL: Limits = Limits {
     call_deadline: Duration::from_secs(2),
     connect_deadline: Duration::from_secs(2),
@@ -91,7 +94,7 @@ const SEVERAL: Limits = Limits {
 };
 
 impl Control {
-    /// The cluster's name.
+    /// Returns the name of the cluster.
     pub(crate) fn cluster(&self) -> &str {
         match self {
             Self::Local { cluster, .. } => cluster,
@@ -100,25 +103,25 @@ impl Control {
         }
     }
 
-    /// The first of these roles of which there is a certificate for us: what may be done in several roles needs no more
-    /// than one of them.
+    /// Returns the first of these roles that this process has a certificate of, for operations that any of them may
+    /// perform.
     ///
     /// # Errors
-    /// [`Error::NoCertificate`] where there is a directory of certificates, and none of these roles in it.
+    /// [`Error::NoCertificate`] where there is a directory of certificates with none of these roles in it.
     pub fn role_among(&self, roles: &[Role]) -> Result<Role, Error> {
         let usual = roles.first().copied().unwrap_or(Role::Client);
         match self {
-            // Its identity is given, and its role in it.
+            // The identity is given, and with it the role.
             Self::Explicit(_) => Ok(usual),
             Self::Remote(remote) => {
                 roles.iter().copied().find(|role| remote.has(*role)).ok_or_else(|| remote.without(roles))
             }
-            // What cannot be found is said by whoever connects.
+            // A control plane that is not found is reported when connecting.
             Self::Local { .. } => Ok(roles.iter().copied().find(|role| self.resolve(*role).is_ok()).unwrap_or(usual)),
         }
     }
 
-    /// Every control plane that it may be; never none.
+    /// Returns the configuration of every candidate control plane; at least one.
     pub(crate) fn resolve(&self, role: Role) -> Result<Vec<ClientConfig>, Error> {
         match self {
             Self::Explicit(config) => Ok(vec![(**config).clone()]),
@@ -132,8 +135,8 @@ impl Control {
                 let local = directory.discover(&name)?;
                 let config = ClientConfig::local(&local, role, software()).ok_or_else(|| {
                     Error::Argument(format!(
-                        "the control plane of {cluster:?} left no identity of role {role}: say which control plane and \
-                         whose identity (--control and --identity)"
+                        "the control plane of {cluster:?} left no identity of role {role}: name the control plane and \
+                         the identity (--control and --identity)"
                     ))
                 })?;
                 Ok(vec![config])
@@ -142,7 +145,7 @@ impl Control {
     }
 }
 
-/// Where a line may lead, and how it was found.
+/// Candidate control planes of a control link, and how they were found.
 pub(crate) struct Line {
     configs: Vec<ClientConfig>,
     control: Control,
@@ -150,29 +153,31 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A line to this control plane, in this role.
+    /// Resolves this control plane, in this role.
     pub(crate) fn to(control: &Control, role: Role) -> Result<Self, Error> {
         Ok(Self { configs: control.resolve(role)?, control: control.clone(), role })
     }
 
-    /// Who we are on it.
+    /// Returns the identity for data connections.
     pub(crate) fn sealing(&self) -> DataTlsIdentity {
         DataTlsIdentity::new(self.control.clone(), self.role)
     }
 
-    /// The only tenant that our certificate is for, if it is for one: `default` for the one without a name.
+    /// Returns the only tenant that the certificate is bound to, if it is bound to one; `default` for the tenant
+    /// without a name.
     pub(crate) fn tenant(&self) -> Option<String> {
         self.configs.first().and_then(|config| config.identity.tenant(&config.cluster))
     }
 
-    /// Where the first of them listens.
+    /// Returns the address of the first candidate.
     pub(crate) fn address(&self) -> SocketAddr {
         self.configs[0].address
     }
 
-    /// Where else to look, when the control plane may be elsewhere, or another, or we be somebody else by now.
+    /// Resolves the control plane again. Returns the candidates if an address or a certificate has changed, or if there
+    /// are several candidates, of which another may lead by now.
     pub(crate) fn moved(&self) -> Option<Self> {
-        // While none is published, the old one may still come back where it was.
+        // While no control plane is published, the former one may still return at its address.
         let found = Self::to(&self.control, self.role).ok()?;
         let known = |config: &ClientConfig| {
             (config.address, config.trust.pem().to_owned(), config.identity.certificate_pem().to_owned())
@@ -181,7 +186,7 @@ impl Line {
         (differs || found.configs.len() > 1).then_some(found)
     }
 
-    /// Whoever welcomes us first; else what the last one said that was heard.
+    /// Connects to the first candidate that welcomes this process. If none does, returns the most telling error.
     pub(crate) async fn seek(&self) -> Result<(Client, Welcome), Error> {
         let mut asked = JoinSet::new();
         for config in &self.configs {
@@ -192,12 +197,12 @@ impl Line {
         while let Some(answer) = asked.join_next().await {
             match answer {
                 Ok(Ok(welcomed)) => return Ok(welcomed),
-                // One that is there and refuses says more than one that cannot be reached.
+                // A refusal says more than an unreachable address.
                 Ok(Err(error)) if heard.is_none() || !is_unreachable(&error) => heard = Some(error),
                 Ok(Err(_)) | Err(_) => {}
             }
         }
-        Err(heard.map_or_else(|| Error::Argument("no control plane was asked".to_owned()), Error::from))
+        Err(heard.map_or_else(|| Error::Argument("no control plane could be contacted".to_owned()), Error::from))
     }
 }
 

@@ -1,7 +1,8 @@
-//! libhwloc and sysfs describe one machine alike: this one, and synthetic ones whose files libhwloc is pointed at.
+//! Agreement of libhwloc and sysfs: both describe the same machine, this one and synthetic ones whose files libhwloc
+//! reads.
 //!
-//! The library is told of another root by a variable that it reads once, so a process of its own does the reading: this
-//! program again.
+//! The library takes another root from a variable that it reads once, so a child process does the reading: this program
+//! again.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +17,7 @@ const HGX: &str = include_str!("../../../topology/tests/suite/saved/machines/hgx
 const CXL: &str = include_str!("../../../topology/tests/suite/saved/machines/cxl.txt");
 const SMALL: &str = include_str!("../../../topology/tests/suite/saved/machines/small.txt");
 
-/// Where the reading process leaves what it read.
+/// File in which the reading process stores its result.
 const OUTPUT: &str = "KVPLANE_TEST_HWLOC_XML";
 
 #[test]
@@ -26,7 +27,7 @@ fn export_for_another_test() {
     std::fs::write(path, xml).unwrap();
 }
 
-/// What libhwloc makes of a tree; none where the library is missing.
+/// Returns libhwloc's description of a tree; `None` if the library is missing.
 fn exported(tree: &Tree) -> Option<Machine> {
     if let Err(error) = kvplane_sys::hwloc::export_xml() {
         println!("skipped: {error}");
@@ -64,19 +65,19 @@ fn libhwloc_and_sysfs_describe_synthetic_machines_alike() {
 }
 
 #[test]
-fn hwlocs_word_alone_leads_to_the_same_first_tiers() {
+fn hwloc_alone_gives_the_same_first_tiers() {
     let tree = Tree::build(HGX);
     let Some(hwloc) = exported(&tree) else { return };
     let (ours, theirs) = (rail_matrix(&read(&tree)), rail_matrix(&hwloc));
     for row in theirs.rows.iter().filter(|row| row.location.to_string().starts_with("cuda")) {
-        // Without speeds nothing is slow, so later tiers differ.
+        // Without speeds no device counts as slow, so later tiers differ.
         assert_eq!(row.tiers[0].rails, ours.row(&row.location.to_string()).unwrap().tiers[0].rails);
     }
     assert_eq!(plan(&hwloc, &PlanRequest::default()).shards.len(), 111);
 }
 
 #[test]
-fn this_machine_is_described_alike() {
+fn libhwloc_and_sysfs_describe_this_machine_alike() {
     if !Path::new("/sys/devices/system/cpu").is_dir() {
         println!("skipped: no sysfs here");
         return;

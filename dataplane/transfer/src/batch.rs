@@ -1,4 +1,4 @@
-//! Batches as their owners see them: what is known of one, and how its end is waited for.
+//! Batches as seen by their callers: status, polling, waiting and cancellation.
 
 pub(crate) mod request;
 
@@ -19,28 +19,28 @@ use crate::error::Error;
 
 pub(crate) use state::{Parts, State};
 
-/// Where a task or a batch is. The numbers are those of Mooncake's interface.
+/// State of a task or of a batch. The numbers are those of Mooncake's interface.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum TaskState {
     /// Not started.
     Waiting = 0,
-    /// Under way.
+    /// In flight.
     Pending = 1,
-    /// There is no such task.
+    /// No such task.
     Invalid = 2,
-    /// Withdrawn before it was done.
+    /// Cancelled before it was complete.
     Canceled = 3,
-    /// Done: the bytes are where they belong.
+    /// Complete: all bytes were moved.
     Completed = 4,
-    /// Its deadline passed first.
+    /// The deadline passed first.
     Timeout = 5,
     /// It failed.
     Failed = 6,
 }
 
 impl TaskState {
-    /// Whether nothing more will happen.
+    /// Returns true for a final state.
     #[must_use]
     pub const fn is_final(self) -> bool {
         !matches!(self, Self::Waiting | Self::Pending)
@@ -56,33 +56,33 @@ impl TaskState {
     }
 }
 
-/// What is known of one task.
+/// Status of one task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TaskStatus {
-    /// Where it is.
+    /// State.
     pub state: TaskState,
     /// Bytes that were moved.
     pub transferred_bytes: u64,
-    /// Its outcome, once it has one.
+    /// Outcome; `None` while the task is in flight.
     pub outcome: Option<Status>,
 }
 
-/// What is known of a batch as a whole.
+/// Status of a batch as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchStatus {
-    /// Where it is. Final only when all its tasks are: then the most serious of their states.
+    /// State. It is final only when all tasks are: then it is the most serious of their states.
     pub state: TaskState,
-    /// Its tasks.
+    /// Number of tasks.
     pub tasks: usize,
-    /// Those of them that have ended. What [`Batch::task_status`] says of the last one may be a moment ahead of it.
+    /// Number of tasks that have ended. [`Batch::task_status`] of the last one may be a moment ahead of it.
     pub ended: usize,
     /// Bytes that were moved.
     pub transferred_bytes: u64,
 }
 
-/// Transfers under way, or done. Any thread may use it.
+/// Batch of transfers, in flight or complete. Any thread may use it.
 ///
-/// Dropping one that is not done cancels it and waits until nothing touches its memory any more.
+/// Dropping an incomplete batch cancels it and waits until nothing accesses its memory any more.
 pub struct Batch {
     state: Arc<State>,
     driver: Arc<Driver>,
@@ -103,38 +103,39 @@ impl Batch {
         &self.state
     }
 
-    /// Its number, from 1 on; no other batch of the engine has it.
+    /// Returns the id of the batch, from 1 on, unique within the engine.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.state.id()
     }
 
-    /// Its tasks: one for each request.
+    /// Returns the number of tasks, one for each request.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.state.tasks()
     }
 
-    /// Whether it is done: nothing touches its memory any more.
+    /// Returns true when the batch is complete: nothing accesses its memory any more.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.state.is_done()
     }
 
-    /// What is known of it, at a cost that does not depend on its tasks. Moves nothing on: see [`Self::poll`].
+    /// Returns the status of the batch, at a cost independent of the number of tasks. Does not drive I/O: see
+    /// [`Self::poll`].
     #[must_use]
     pub fn status(&self) -> BatchStatus {
         self.state.status()
     }
 
-    /// What is known of one task, at the same cost. [`TaskState::Invalid`] when there is no such task.
+    /// Returns the status of one task, at the same cost. [`TaskState::Invalid`] when there is no such task.
     #[must_use]
     pub fn task_status(&self, task: usize) -> TaskStatus {
         self.state.task_status(task)
     }
 
-    /// Moves the engine's I/O on if no other thread does, without waiting, and says what is known of the batch: for
-    /// callers with a loop of their own.
+    /// Drives the engine's I/O without waiting, unless another thread does, and returns the status of the batch: for
+    /// callers with an event loop of their own.
     pub fn poll(&self) -> BatchStatus {
         if !self.is_done() {
             self.driver.poll();
@@ -142,8 +143,8 @@ impl Batch {
         self.status()
     }
 
-    /// Waits until it is done. Its deadline bounds the wait. Nothing touches its memory afterwards, whatever the
-    /// outcome.
+    /// Waits until the batch is complete; its deadline bounds the wait. Nothing accesses its memory afterwards,
+    /// whatever the outcome.
     pub fn wait(&self) -> BatchStatus {
         while interrupt::is_watched() && !self.is_done() {
             if interrupt::ended() {
@@ -156,35 +157,35 @@ impl Batch {
         self.status()
     }
 
-    /// Waits until it is done, but not longer than this; `None` when it is not done yet and its memory in use.
+    /// Waits until the batch is complete, at most `timeout`; `None` while it is in flight and its memory in use.
     pub fn wait_for(&self, timeout: Duration) -> Option<BatchStatus> {
         let until = Instant::now().checked_add(timeout);
         self.driver.wait(&self.state, until).then(|| self.status())
     }
 
-    /// Withdraws what is not done. Returns at once; the batch is done soon after.
+    /// Cancels the tasks that are not complete. Returns at once; the batch completes soon after.
     pub fn cancel(&self) {
         if !self.is_done() {
             self.driver.cancel(&self.state);
         }
     }
 
-    /// A descriptor that becomes readable once, when the batch is done. It belongs to the batch and is closed with it.
+    /// Returns a descriptor that becomes readable once, when the batch is complete. The batch owns it and closes it.
     ///
     /// # Errors
-    /// When the kernel gives no descriptor.
+    /// When the kernel refuses a descriptor.
     pub fn completion_fd(&self) -> Result<BorrowedFd<'_>, Error> {
         let event = self.state.event()?;
         self.driver.push(&self.state);
         Ok(event.as_fd())
     }
 
-    /// Its end, for executors.
+    /// Returns a future of the batch's completion.
     pub const fn completed(&self) -> BatchCompletion<'_> {
         BatchCompletion { batch: self, number: None }
     }
 
-    /// The last trouble with a connection, when the batch is done and not all went well.
+    /// Returns the last connection error, when the batch is complete and some of it failed.
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
         self.state.problem()
@@ -200,12 +201,12 @@ impl Drop for Batch {
     }
 }
 
-/// The end of a batch; dropping it changes nothing.
+/// Future of a batch's completion; dropping it has no effect on the batch.
 #[must_use = "a future does nothing unless it is awaited"]
 #[derive(Debug)]
 pub struct BatchCompletion<'a> {
     batch: &'a Batch,
-    /// Its number among those whose wakers the batch has.
+    /// Number of this future's waker in the batch.
     number: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Settings of a transfer engine, and what follows from them.
+//! Settings of a transfer engine, and the configurations derived from them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,77 +14,77 @@ use crate::error::Error;
 
 use crate::rails::rdma::{RdmaConfig, RdmaUse};
 
-/// The most initiators that an engine may have.
+/// Maximum number of initiators of an engine.
 const INITIATORS: usize = 64;
 
 /// Settings of a transfer engine.
 #[derive(Clone, Debug)]
 pub struct TransferEngineConfig {
-    /// Group of engines that belong together; others are refused.
+    /// Name of the group of engines; engines of another group are rejected.
     pub cluster: String,
-    /// Where peers ask for it: the address of its handshake daemon. Port 0 takes a free one of the environment's range.
-    /// The data ports are on the same address. Only loopback, unless [`Self::open_to_network`] says otherwise.
+    /// Address of the handshake daemon, by which peers find the engine. Port 0 takes a free one of the environment's
+    /// range. The data ports are on the same address. It must be a loopback address, unless [`Self::open_to_network`]
+    /// is set.
     pub listen: SocketAddr,
-    /// Data port of our own protocol; 0 takes a free one.
+    /// Data port of the native protocol; 0 takes a free one.
     pub data_port: u16,
-    /// Whether stock Mooncake engines are served too.
+    /// Serve stock Mooncake engines, too.
     pub stock_peers: bool,
-    /// Data port for those; 0 takes a free one.
+    /// Data port for stock Mooncake engines; 0 takes a free one.
     pub stock_data_port: u16,
-    /// Whether [`Self::listen`] may be another address than a loopback one. Whoever reaches the ports may then read and
-    /// write all accessible memory: handshakes and data have no authentication.
+    /// Allow [`Self::listen`] to be an address beyond loopback. Anyone who reaches the ports can then read and write
+    /// all accessible memory: handshakes and data have no authentication.
     pub open_to_network: bool,
-    /// The address that peers are told, where it is not [`Self::listen`]'s own.
+    /// Address to announce to peers, where it differs from [`Self::listen`].
     pub announce: Option<IpAddr>,
-    /// Where engines find each other: `P2PHANDSHAKE`, or the address of a store of metadata as Mooncake has it
+    /// Rendezvous of engines: `P2PHANDSHAKE`, or the address of a metadata store in Mooncake's form
     /// (`http://host:port/metadata`, `etcd://host:port`, `redis://host:port`).
     pub metadata: String,
-    /// The segment's name in the store of metadata; without one, and without a store, it is the address of the
-    /// handshake daemon.
+    /// Name of the segment in the metadata store; `None`, or no store, takes the address of the handshake daemon.
     pub name: Option<String>,
-    /// Limits and passwords of handshakes and stores, as the variables of Mooncake's users have them.
+    /// Limits and passwords of handshakes and metadata stores, as in Mooncake's environment variables.
     pub environment: Environment,
-    /// Whether our own protocol is spoken with peers that have it; without, they are asked as stock Mooncake engines.
+    /// Use the native protocol with peers that offer it; otherwise they are treated as stock Mooncake engines.
     pub native: bool,
-    /// Whether shared memory is offered and used.
+    /// Offer and use shared memory.
     pub shared_memory: bool,
-    /// Whether a peer's memory is mapped where shared memory is used and it can be mapped.
+    /// Map a peer's memory where shared memory is used and the memory can be mapped.
     pub mapping: bool,
-    /// Whether the kernel is asked to copy between the processes where shared memory is used and there is no mapping.
+    /// Use the kernel's cross-process copies (CMA) where shared memory is used and there is no mapping.
     pub cma: bool,
-    /// Whether TCP is used.
+    /// Use TCP.
     pub tcp: bool,
-    /// Whether RDMA is used, and which devices.
+    /// Mode of RDMA, and the devices to use.
     pub rdma: RdmaConfig,
-    /// Whether names of files (`file:///path`) open them as segments, with the rights of this process. To be switched
-    /// off where names come from others.
+    /// Open names of files (`file:///path`) as segments, with the rights of this process. Disable it where names come
+    /// from others.
     pub files: bool,
-    /// TCP connections to each peer.
+    /// Number of TCP connections to each peer.
     pub lanes: u16,
-    /// Whether payloads over TCP carry a checksum that their receiver checks.
+    /// Send a checksum with payloads over TCP, which the receiver verifies.
     pub checksum: bool,
-    /// Ranges are cut into slices of this many bytes.
+    /// Slice size: ranges are split into slices of this many bytes.
     pub slice_bytes: u64,
-    /// Which payloads leave over TCP without being copied into the kernel. Memory that is read by peers must then stay
-    /// as it is a little longer: until they have acknowledged the bytes.
+    /// Payloads that are sent over TCP without a copy into the kernel (zero-copy). Memory that peers read must then
+    /// stay unchanged slightly longer: until they have acknowledged the bytes.
     pub zero_copy: ZeroCopyOptions,
-    /// How to wait.
+    /// Strategy of waiting: polling and sleeping.
     pub pacing: Pacing,
-    /// Where the Unix socket goes; `None` takes the user's runtime directory.
+    /// Directory of the Unix socket; `None` takes the user's runtime directory.
     pub runtime_directory: Option<PathBuf>,
-    /// Core to pin the serving thread to.
+    /// Core to pin the serving thread to; `None` for no pinning.
     pub core: Option<usize>,
-    /// Sets of connections that threads share: each thread that submits stays with one. More let more threads move
-    /// bytes at the same time, and cost each peer more connections.
+    /// Number of initiators, the sets of connections that threads share; each submitting thread stays with one. More
+    /// initiators let more threads move bytes in parallel, and cost each peer more connections.
     pub initiators: usize,
-    /// Batches that may be in flight at a time; one more is refused.
+    /// Limit of batches in flight; further ones are rejected.
     pub batches: usize,
-    /// Deadline of a batch that names none.
+    /// Default deadline of a batch.
     pub deadline: Duration,
-    /// Slices that take longer are counted as slow, and the latest of them kept with where they spent their time.
+    /// Threshold from which slices count as slow; the latest slow ones are kept with the time of each stage.
     pub slow: Duration,
-    /// How long unregistering waits for peers that use the memory. Those of other hosts are cut off before; one of this
-    /// host that was stopped in the middle of a copy cannot be.
+    /// Longest wait of unregistering for peers that use the memory. Peers on other hosts are cut off before; a process
+    /// on this host that was stopped in the middle of a copy cannot be.
     pub quiet_deadline: Duration,
 }
 
@@ -126,22 +126,22 @@ impl Default for TransferEngineConfig {
 
 impl TransferEngineConfig {
     /// # Errors
-    /// When the settings cannot be: says which and why.
+    /// When a setting is invalid; the error names it and the reason.
     pub(crate) fn check(&self, guarded: bool) -> Result<(), Error> {
         if !guarded && !self.listen.ip().is_loopback() && !self.open_to_network {
             return Err(Error::Argument(format!(
-                "a data port on {} would be open without authentication: use a loopback address, or say that the \
-                 network may reach it",
+                "a data port on {} would be open without authentication: use a loopback address, or allow \
+                 access from the network (open_to_network)",
                 self.listen
             )));
         }
         if self.announced().is_unspecified() {
-            return Err(Error::Argument(format!("peers cannot be told {}: say which address to tell", self.listen)));
+            return Err(Error::Argument(format!("{} cannot be announced to peers: set `announce`", self.listen)));
         }
         let same_host = self.shared_memory && (self.mapping || self.cma);
         if !self.tcp && !same_host && self.rdma.mode != RdmaUse::Require {
             return Err(Error::Argument(
-                "neither TCP nor a way through shared memory (mapping, cma) is allowed: no way to any peer".to_owned(),
+                "neither TCP nor shared memory (mapping, cma) is allowed: no path to any peer".to_owned(),
             ));
         }
         if !(1..=INITIATORS).contains(&self.initiators) {
@@ -151,10 +151,10 @@ impl TransferEngineConfig {
             return Err(Error::Argument("0 batches in flight: give at least 1".to_owned()));
         }
         if !guarded && !self.listen.ip().is_loopback() {
-            // Said also where nobody reads what the engine returns: it cannot be taken back later.
+            // Printed even where the caller ignores warnings: exposure cannot be undone later.
             eprintln!(
-                "kvplane: warning: memory that is registered here can be read and written by whoever reaches {}: \
-                 transfer engines ask for no ticket",
+                "kvplane: warning: memory that is registered here can be read and written by anyone who reaches {}: \
+                 transfer engines require no ticket",
                 self.listen.ip()
             );
         }
@@ -168,16 +168,16 @@ impl TransferEngineConfig {
     }
 }
 
-/// What the hosts of both sides are told.
+/// Returns the configuration of the hosts of both sides, serving and initiating.
 ///
 /// # Errors
-/// When RDMA is required and there is no device that can be used: says why.
+/// When RDMA is required and no device is usable; the error gives the reason.
 pub(crate) fn host(config: &TransferEngineConfig) -> Result<HostConfig, Error> {
     let rdma = config.rdma.devices()?;
     Ok(HostConfig { rdma, zero_copy: config.zero_copy, ..HostConfig::default() })
 }
 
-/// What the asking side is told; `tasks` for whether it reports the end of each task.
+/// Returns the configuration of an initiator; `tasks` requests a report at the end of each task.
 pub(crate) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Config, Error> {
     Ok(Config {
         cluster: config.cluster.clone(),
@@ -195,7 +195,7 @@ pub(crate) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
     })
 }
 
-/// The directory of Unix sockets, private to the user.
+/// Returns the directory of Unix sockets, private to the user.
 pub(crate) fn directory_of(config: &TransferEngineConfig) -> Result<PathBuf, Error> {
     let directory = match &config.runtime_directory {
         Some(path) => path.clone(),
@@ -206,7 +206,7 @@ pub(crate) fn directory_of(config: &TransferEngineConfig) -> Result<PathBuf, Err
     Ok(directory)
 }
 
-/// The Unix socket of the engine with this data port.
+/// Returns the path of the Unix socket of the engine with this data port.
 pub(crate) fn socket_path(directory: &Path, address: SocketAddr) -> PathBuf {
     directory.join(format!("segment-{}.shm", address.port()))
 }

@@ -1,8 +1,8 @@
-//! Names: under which we are found, and what is found under the names of others.
+//! Directory: publishes this engine under its name, and looks up the names of peers.
 //!
-//! Peer to peer, a segment's name is where its engine's handshake daemon listens. With central metadata it is any
-//! name, and the store has its descriptor and the daemon's address. Either way stock Mooncake engines can read the
-//! descriptor; a key of ours in it is for engines that speak our own protocol.
+//! Peer to peer, a segment's name is the address of its engine's handshake daemon. With central metadata it is an
+//! arbitrary name, and the metadata store has its descriptor and the daemon's address. In both cases stock Mooncake
+//! engines can read the descriptor; an additional key in it is for engines that speak the native protocol.
 
 pub(crate) mod announced;
 pub(crate) mod courier;
@@ -29,57 +29,57 @@ use crate::directory::stock::Stock;
 use crate::error::Error;
 use crate::lock;
 
-/// How long an engine has to say that it lives whose name another wants.
+/// Time for an engine to prove that it lives when another claims its name.
 const LIVING: Duration = Duration::from_secs(1);
 
-/// An engine's place among others.
+/// Directory of one engine.
 pub(crate) struct Directory {
     caller: Caller,
     store: Option<Arc<dyn MetadataStore>>,
-    /// Prefix of the keys in the store.
+    /// Prefix of the keys in the metadata store.
     prefix: String,
     name: String,
     address: SocketAddr,
-    /// What is published, but for the buffers.
+    /// Published descriptor, without the buffers.
     template: Descriptor,
     published: Arc<PublishedEngine>,
     shared_memory: bool,
     tcp: bool,
-    /// Whether our own protocol is spoken with peers that have it.
+    /// Use the native protocol with peers that offer it.
     native: bool,
-    /// Where memory may be.
+    /// NUMA distance of the RDMA devices, and the locations of memory.
     near: Arc<NearDevices>,
-    /// Stock engines over RDMA, where we have devices.
+    /// True if stock engines can be reached over RDMA, as this engine has devices.
     rdma: bool,
     stock: Arc<Stock>,
-    /// Whether stock engines are told of RDMA, and the matrix that they are told.
+    /// Set when RDMA is announced to stock engines, with the matrix to announce.
     announced: Mutex<Option<Option<Matrix>>>,
-    /// One publication after the other, so that the last one stays.
+    /// Serializes publications, so that the last one stays.
     publishing: Mutex<()>,
-    /// Whether only those are opened who prove that they belong to us.
+    /// True if only peers that prove a ticket are opened.
     is_guarded: bool,
-    /// Answers until it is dropped.
+    /// Handshake daemon; it answers until it is dropped.
     _daemon: Mutex<Option<Daemon>>,
 }
 
-/// A buffer as peers are told of it.
+/// Buffer as published.
 pub(crate) struct BufferRecord {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// Its name in our own protocol.
+    /// Segment id in the native protocol.
     pub(crate) segment: SegmentId,
-    /// Where it is.
+    /// Location of the memory.
     pub(crate) location: String,
 }
 
-/// The devices and the keys of the buffers on them, where stock engines are told of RDMA.
+/// Devices, and the keys of the buffers on them, as announced to stock engines over RDMA.
 pub(crate) struct ToldKeys {
     pub(crate) devices: Vec<ForeignDevice>,
-    /// One list for each buffer.
+    /// Keys of each buffer.
     pub(crate) keys: Vec<StockKeys>,
 }
 
-/// Opens the port of our handshake daemon.
+/// Opens the port of the handshake daemon.
 pub(crate) fn listen(config: &TransferEngineConfig) -> Result<Listening, Error> {
     let environment = &config.environment;
     let ports = match config.listen.port() {
@@ -95,10 +95,10 @@ pub(crate) fn listen(config: &TransferEngineConfig) -> Result<Listening, Error> 
 }
 
 impl Directory {
-    /// Starts to answer, and publishes an engine without buffers.
+    /// Starts the handshake daemon, and publishes an engine without buffers.
     ///
     /// # Errors
-    /// When the system refuses a thread, or the store of metadata does not take us.
+    /// When the system refuses a thread, or the metadata store rejects the engine.
     pub(crate) fn start(
         config: &TransferEngineConfig,
         listening: Option<Listening>,
@@ -108,7 +108,7 @@ impl Directory {
         rdma: bool,
     ) -> Result<Self, Error> {
         let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
-        // Who takes no handshakes is found by a name that says what they would have told.
+        // Without handshakes, the name itself carries what they would have exchanged.
         let data = native.tcp.map_or(0, |data| data.port());
         let port = listening.as_ref().map_or(data, |listening| listening.address().port());
         let address = SocketAddr::new(config.announced(), port);
@@ -117,7 +117,7 @@ impl Directory {
             (Metadata::PeerToPeer, _, _) | (_, None, _) => address.to_string(),
             (_, Some(name), _) => name.clone(),
         };
-        // Without a port for stock engines they see the buffers and find no way to them.
+        // Without a port for stock engines, these see the buffers but have no path to them.
         let stock_port = stock.map_or(0, |stock| stock.port());
         let mut template = Descriptor::tcp(&name, &address.ip().to_string(), stock_port);
         let unique = native.incarnation;
@@ -153,7 +153,7 @@ impl Directory {
             directory.check_name(&**store)?;
             let key = keys::rpc_meta(&directory.prefix, &directory.name);
             let meta = directory.meta();
-            // Some servers do not replace what a former incarnation left there.
+            // Some servers do not replace a key that a former incarnation left there.
             store.remove(&key)?;
             store.put(&key, &meta.encode())?;
         }
@@ -161,35 +161,36 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Where our daemon is, as the store of metadata has it.
+    /// Returns the address of the daemon, in the form of the metadata store.
     fn meta(&self) -> keys::RpcMeta {
         keys::RpcMeta { host: self.address.ip().to_string(), port: self.address.port() }
     }
 
-    /// Where the daemon of whoever has our name in the store is, if that is not ours.
+    /// Returns the daemon's address of another engine that has this name in the store, if any.
     fn other_holder(&self, store: &dyn MetadataStore) -> Result<Option<String>, Error> {
         let text = store.get(&keys::rpc_meta(&self.prefix, &self.name))?;
-        // What cannot be read leads to nobody.
+        // A malformed entry counts as none.
         let meta = text.and_then(|text| keys::RpcMeta::decode(text.as_bytes()).ok());
         Ok(meta.filter(|meta| *meta != self.meta()).map(|meta| daemon_at(&meta)))
     }
 
-    /// A name that a former incarnation left in the store is taken over, and one that a living engine has is not: its
-    /// peers would find us, and it would be taken out when we end.
+    /// Checks that no living engine has this name. A name that a former incarnation left in the store is taken over,
+    /// but not that of a living engine: its peers would find this engine, and its entry would be removed when this
+    /// engine ends.
     fn check_name(&self, store: &dyn MetadataStore) -> Result<(), Error> {
         let Some(holder) = self.other_holder(store)? else { return Ok(()) };
         let caller = Caller { timeout: self.caller.timeout.min(LIVING), ..self.caller };
         match caller.descriptor(&holder, "{}") {
             Ok(found) if found.name == self.name => Err(Error::Argument(format!(
-                "the name {} is that of a living engine at {holder}: take another one, or end that engine first",
+                "the name {} belongs to a living engine at {holder}: use another name, or stop that engine first",
                 self.name
             ))),
-            // Dead, or another engine that was given its port.
+            // The holder is dead, or another engine has its port by now.
             _ => Ok(()),
         }
     }
 
-    /// How near our devices are to our memory.
+    /// Returns the distances of the RDMA devices to memory.
     pub(crate) fn near(&self) -> &NearDevices {
         &self.near
     }
@@ -198,24 +199,24 @@ impl Directory {
         &self.name
     }
 
-    /// Where the handshake daemon is reached.
+    /// Returns the address of the handshake daemon.
     pub(crate) const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Tells peers which buffers there are.
+    /// Publishes the buffers to peers.
     ///
     /// # Errors
-    /// When they are more than a descriptor holds, or the store of metadata does not take them.
+    /// When there are more buffers than a descriptor holds, or the metadata store refuses them.
     pub(crate) fn publish(
         &self,
         buffers: impl FnOnce() -> Result<(Vec<BufferRecord>, Option<ToldKeys>), Error>,
     ) -> Result<(), Error> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Looked up only now: what is published last is what is there last.
+        // Looked up under the lock: the last publication has the latest buffers.
         let (buffers, keys) = buffers()?;
         let mut descriptor = self.template.clone();
-        // Over TCP a stock engine's buffers have the segment's name, not that of a place.
+        // For stock engines over TCP, the name of a buffer is the segment's name, not a location.
         descriptor.buffers = buffers.iter().map(|one| Buffer::new(&self.name, one.address, one.bytes)).collect();
         if let Some(native) = &mut descriptor.native {
             native.regions = buffers.iter().map(|one| one.segment.to_bits()).collect();
@@ -233,17 +234,17 @@ impl Directory {
         }
     }
 
-    /// The descriptor of another's segment, within this time or what the environment grants, whichever is shorter.
+    /// Returns the descriptor of a peer's segment, within `limit` or the environment's timeout, whichever is shorter.
     ///
     /// # Errors
-    /// When there is none under the name, or it cannot be had.
+    /// When there is no such segment, or its descriptor is unavailable.
     pub(crate) fn find(&self, name: &str, limit: Duration) -> Result<Descriptor, Error> {
         if direct::is_direct(name) {
             return direct::descriptor_of(name);
         }
         if self.is_guarded {
             return Err(Error::Argument(format!(
-                "segment {name:?} would be found by a handshake, which proves nothing: here names begin with {:?}",
+                "segment {name:?} needs a handshake, which has no authentication: use a name that begins with {:?}",
                 direct::SCHEME
             )));
         }
@@ -255,12 +256,12 @@ impl Directory {
         Ok(Descriptor::decode(text.as_bytes(), self.caller.max_message_bytes)?)
     }
 
-    /// Where the daemon of another is reached.
+    /// Returns the address of a peer's daemon.
     fn daemon_of(&self, name: &str) -> Result<String, Error> {
         daemon_of(self.store.as_deref(), &self.prefix, name)
     }
 
-    /// Tells stock engines of RDMA from the next publication on, and connects those that ask.
+    /// Announces RDMA to stock engines from the next publication on, and accepts connections from them.
     pub(crate) fn announce_rdma(&self, matrix: Option<Matrix>, connector: Connector) {
         *lock(&self.announced) = Some(matrix);
         self.published.set_connector(connector);
@@ -270,17 +271,17 @@ impl Directory {
         lock(&self.announced).is_some()
     }
 
-    /// The stock engines that are asked over RDMA.
+    /// Returns the stock engines that are reached over RDMA.
     pub(crate) fn stock(&self) -> Arc<Stock> {
         Arc::clone(&self.stock)
     }
 
-    /// Whether the engine that a descriptor describes is asked as a stock one over RDMA.
+    /// Returns true if the engine of this descriptor is reached as a stock engine over RDMA.
     pub(crate) fn is_stock_rdma(&self, descriptor: &Descriptor) -> bool {
         self.rdma && self.native_of(descriptor).is_none() && descriptor.protocol.includes(RDMA)
     }
 
-    /// Whether the daemon of another answers.
+    /// Checks that a peer's daemon answers.
     ///
     /// # Errors
     /// When it does not.
@@ -288,10 +289,10 @@ impl Directory {
         Ok(self.caller.probe(&self.daemon_of(name)?)?)
     }
 
-    /// Leaves a notice with another, or with ourselves.
+    /// Delivers a notice to a peer, or to this engine.
     ///
     /// # Errors
-    /// When it was not taken.
+    /// When it was not accepted.
     pub(crate) fn notify(&self, name: &str, notice: &Notice) -> Result<(), Error> {
         if name == self.name {
             let taken = kvplane_mooncake::Local::notified(&*self.published, notice.clone());
@@ -304,29 +305,29 @@ impl Directory {
         self.published.take_notices()
     }
 
-    /// What a descriptor says of our own protocol, where we speak it.
+    /// Returns the native part of a descriptor, where the native protocol is in use.
     pub(crate) fn native_of<'a>(&self, descriptor: &'a Descriptor) -> Option<&'a Native> {
         descriptor.native.as_ref().filter(|_| self.native)
     }
 
-    /// How to reach the engine that a descriptor describes. A name in it is resolved within this time.
+    /// Returns the address of the engine that a descriptor describes. A host name in it is resolved within `limit`.
     ///
     /// # Errors
-    /// When it offers no way that is known here.
+    /// When it offers no supported transport.
     pub(crate) fn address_of(&self, descriptor: &Descriptor, limit: Duration) -> Result<PeerAddress, Error> {
         if let Some(native) = self.native_of(descriptor) {
-            // Where its socket is not to be seen, in another container, say, that is found out and counted on the way.
+            // If the socket is invisible from here, as from another container, connecting finds that out and counts it.
             let seen = self.tcp || Path::new(&native.shm).exists();
             let here = self.shared_memory && is_here(native) && !native.shm.is_empty() && seen;
             let shm = here.then(|| native.shm.clone());
             let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
-            // The incarnation that the descriptor is of, and no other.
+            // The address is bound to the incarnation of the descriptor.
             return Ok(PeerAddress { node: NodeId(native.incarnation), ..PeerAddress::native(tcp, shm) });
         }
         if self.is_stock_rdma(descriptor) {
             return Ok(PeerAddress::mooncake_rdma(self.stock.learn(descriptor)?.0));
         }
-        // Stock engines that say "rdma" have no such port; those of ours do.
+        // Stock engines that announce "rdma" have no such port; engines of this project do.
         if descriptor.tcp_data_port == 0 {
             let here = if self.rdma { "" } else { ", and there is no RDMA device in use here" };
             let what =
@@ -343,10 +344,10 @@ impl Directory {
     }
 }
 
-/// Where the daemon of another is reached, which without a store is its name.
+/// Returns the address of a peer's daemon. Without a store, that is its name.
 ///
 /// # Errors
-/// When the store does not say.
+/// When the store has no entry.
 pub(crate) fn daemon_of(store: Option<&dyn MetadataStore>, prefix: &str, name: &str) -> Result<String, Error> {
     let Some(store) = store else { return Ok(name.to_owned()) };
     let text = store.get(&keys::rpc_meta(prefix, name))?.ok_or_else(|| nobody(name))?;
@@ -361,14 +362,14 @@ fn daemon_at(meta: &keys::RpcMeta) -> String {
     }
 }
 
-/// Whether an engine runs on this host.
+/// Returns true if an engine runs on this host.
 pub(crate) fn is_here(native: &Native) -> bool {
     !native.host.is_empty() && cpu::boot_id().is_ok_and(|host| host == native.host)
 }
 
 fn resolve(host: &str, port: u16, limit: Duration) -> Result<SocketAddr, Error> {
     let mut peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
-    // A port that stands beside the name is that of handshakes.
+    // A port in the name is that of the handshake daemon.
     peer.port = port;
     let unknown =
         |why: String| Error::Status { what: format!("resolve {host}"), status: Status::Unreachable, cause: Some(why) };
@@ -381,15 +382,15 @@ fn nobody(name: &str) -> Error {
 }
 
 impl Directory {
-    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it. What another put there
-    /// under our name meanwhile stays.
+    /// Removes this engine from the metadata store, if there is one, so that no new peer finds it. An entry that
+    /// another engine put under this name meanwhile stays.
     pub(crate) fn withdraw(&self) {
         let Some(store) = &self.store else { return };
         if !matches!(self.other_holder(&**store), Ok(None)) {
             return;
         }
         for key in [keys::segment(&self.prefix, &self.name), keys::rpc_meta(&self.prefix, &self.name)] {
-            // What stays there leads to an engine that does not answer, which peers must bear anyway.
+            // An entry that stays leads to an engine that does not answer, which peers have to handle anyway.
             let _ = store.remove(&key);
         }
     }
@@ -402,7 +403,7 @@ impl Drop for Directory {
 }
 
 impl TransferEngineConfig {
-    /// The address that peers are told.
+    /// Returns the address to announce to peers.
     pub(crate) fn announced(&self) -> IpAddr {
         self.announce.unwrap_or(self.listen.ip())
     }
@@ -413,7 +414,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_resolved_in_time_or_not_at_all() {
+    fn name_resolution_is_bounded_by_its_limit() {
         let found = resolve("localhost:7", 5, Duration::from_secs(60)).expect("every machine has it");
         assert_eq!((found.ip().is_loopback(), found.port()), (true, 5));
         assert_eq!(resolve("::1", 6, Duration::ZERO).expect("an address").to_string(), "[::1]:6");

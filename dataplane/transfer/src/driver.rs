@@ -1,15 +1,17 @@
-//! Who drives an initiator: whichever thread waits, for everybody; the engine's own thread when nobody does.
+//! Driver of an initiator, by leader and followers: a waiting thread drives the I/O of all threads; the engine's
+//! progress thread drives it while no thread waits.
 //!
 //! The initiator is behind a lock. A thread that waits for a batch and gets the lock *leads*: it runs rounds until its
-//! batch is done, and completes the batches of others on the way. Threads that wait meanwhile *follow*: they sleep
-//! until their batch is done or the leader leaves, which wakes one of them to lead. A thread that submits while
-//! another leads leaves its batch in the inbox and goes on.
+//! batch is complete, and completes the batches of other threads on the way. Threads that wait meanwhile *follow*: they
+//! sleep until their batch is complete or the leader leaves, which wakes one of them to lead. A thread that submits
+//! while another leads puts its batch into the inbox and returns.
 //!
-//! A panic of a thread that has the lock leaves nobody waiting: whoever takes the lock next finds it poisoned, lets go
-//! of the initiator, and ends what was in flight with an error that says so. Nothing can be submitted afterwards.
+//! A panic of a thread that holds the lock leaves no thread waiting: the next thread that takes the lock finds it
+//! poisoned, drops the initiator, and fails everything in flight with an error that names the panic. Nothing can be
+//! submitted afterwards.
 //!
-//! Invariant: no inbox entry and no batch in flight is left without somebody who looks after it. Whoever gives the lock
-//! back looks at the inbox again afterwards, and then for a follower.
+//! Invariant: every inbox entry and every batch in flight has a thread that drives it. A thread that releases the lock
+//! checks the inbox again afterwards, and then wakes a follower.
 
 mod core;
 mod progress;
@@ -36,14 +38,14 @@ use crate::lock;
 use crate::memory::copies::Copies;
 use crate::segment::peers::Departures;
 
-/// Looks at a leader that may be about to leave, between two looks at the clock.
+/// Iterations of a follower's spin loop between two readings of the clock.
 const FOLLOWER_SPINS: u32 = 64;
-/// The longest sleep: bounds what a lost wake-up could cost.
+/// Longest sleep; bounds the delay of a lost wake-up.
 const SLEEP_LONGEST: Duration = Duration::from_millis(100);
 
-/// What a batch asks of the initiator.
+/// Requests of a batch to the initiator.
 pub(crate) struct Work {
-    /// Their peers are positions among those of the batch, [`State::remotes`].
+    /// Requests whose peer ids are positions among the batch's peers, [`State::remotes`].
     pub(crate) requests: Vec<Request>,
     pub(crate) options: SubmitOptions,
 }
@@ -53,7 +55,7 @@ enum Command {
     Cancel(Arc<State>),
 }
 
-/// An initiator and those who take turns in driving it.
+/// Initiator, and the threads that take turns in driving it.
 pub(crate) struct Driver {
     core: Mutex<Core>,
     inbox: Mutex<Vec<Command>>,
@@ -61,39 +63,39 @@ pub(crate) struct Driver {
     /// Wakes a parked leader.
     doorbell: Doorbell,
     in_flight: AtomicUsize,
-    /// Connections are on their way, for which no batch may wait: rails that were gone come back so.
+    /// True while connections are being established that no batch waits for: rails recover that way.
     connecting: AtomicBool,
     open_slices: AtomicUsize,
     most_in_flight: usize,
-    /// Threads that wait for a batch, leading or following.
+    /// Number of threads that wait for a batch, leading or following.
     foreground: AtomicUsize,
-    /// Threads that want the lock for something short that cannot be left in the inbox.
+    /// Number of threads that want the lock for a short operation that cannot go through the inbox.
     wanted: AtomicUsize,
     led: AtomicBool,
     led_by_progress: AtomicBool,
-    /// Times that a thread of the caller's moved something on.
+    /// Rounds that threads of the caller have driven.
     rounds: AtomicU64,
     followers: Mutex<VecDeque<Thread>>,
     following: AtomicUsize,
-    /// Batches in flight for which nobody waits, by their owners' word.
+    /// Number of batches in flight that no thread waits for, as declared by their owners.
     pushed: AtomicIsize,
     progress: OnceLock<Thread>,
     kicked: AtomicBool,
     asleep: AtomicBool,
     stopping: AtomicBool,
     departures: Departures,
-    /// Why nothing can be submitted any more.
+    /// Reason why no batch can be submitted any more.
     broken: OnceLock<String>,
-    /// How long a follower looks on before it sleeps. A leader that comes back at once would otherwise do thousands of
-    /// batches while a follower wakes for one.
+    /// Spin time of a follower before it sleeps. A leader that leads again at once would otherwise complete thousands
+    /// of batches while a follower wakes for one.
     patience: Duration,
-    /// What its threads copied within this process.
+    /// Copies within this process by the driver's threads.
     pub(crate) copies: Copies,
 }
 
 impl Driver {
     /// # Errors
-    /// When the kernel gives no descriptor.
+    /// When the kernel refuses a descriptor.
     pub(crate) fn new(
         mut initiator: Initiator,
         config: &TransferEngineConfig,
@@ -134,10 +136,10 @@ impl Driver {
         }))
     }
 
-    /// Takes a place for a batch of this many slices; it is given back when the batch is done.
+    /// Reserves capacity for a batch of this many slices, which is released when the batch is complete.
     ///
     /// # Errors
-    /// When as many are in flight as may be, or nothing can be asked any more.
+    /// When the limits of batches or slices in flight are reached, or the driver is broken.
     pub(crate) fn admit(&self, slices: usize) -> Result<(), Error> {
         if let Some(why) = self.broken.get() {
             let (what, cause) = ("submit a batch".to_owned(), Some(why.clone()));
@@ -151,14 +153,14 @@ impl Driver {
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
         self.open_slices.fetch_sub(slices, Ordering::Relaxed);
         Err(Error::TooManyRequests(format!(
-            "{batches} batches with {open} slices are in flight, and {slices} slices more would be over the limits of \
-             {} and {}: wait for some to be done",
+            "{batches} batches with {open} slices are in flight, and {slices} slices more would exceed the limits of \
+             {} and {}: wait for some to complete",
             self.most_in_flight,
             Limits::OPEN_SLICES
         )))
     }
 
-    /// Starts a batch that was admitted. Posts its I/O at once, unless another thread is at it.
+    /// Starts an admitted batch. Posts its I/O at once, unless another thread holds the lock.
     pub(crate) fn submit(&self, state: &Arc<State>, work: Work) {
         let _alarm = Alarm(self);
         match self.try_core() {
@@ -196,7 +198,7 @@ impl Driver {
         self.inbox_filled.store(true, Ordering::SeqCst);
         drop(inbox);
         self.doorbell.ring();
-        // The leader may have looked for the last time before that.
+        // The leader may have checked the inbox for the last time before that.
         if let Some(core) = self.try_core() {
             self.release(core);
         }
@@ -215,7 +217,7 @@ impl Driver {
         core.todo.extend(inbox.drain(..));
     }
 
-    /// Moves I/O on without waiting, if nobody else does.
+    /// Drives I/O without waiting, unless another thread does.
     pub(crate) fn poll(&self) {
         let _alarm = Alarm(self);
         if let Some(mut core) = self.try_core() {
@@ -226,7 +228,7 @@ impl Driver {
         }
     }
 
-    /// Does something to the initiator that is over soon; waits for the leader to make room.
+    /// Runs a short operation on the initiator; the leader yields the lock for it.
     pub(crate) fn with<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
         let _alarm = Alarm(self);
         self.wanted.fetch_add(1, Ordering::SeqCst);
@@ -260,20 +262,20 @@ impl Driver {
         }
     }
 
-    /// A thread panicked while it had the lock: what it left half done is not looked at, all ends.
+    /// Handles a panic under the lock: the inconsistent state is discarded, and everything in flight fails.
     fn bury<'a>(&self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         self.core.clear_poison();
         self.empty_inbox(&mut core);
-        core.fail(self, "a thread panicked while it moved transfers on: end the engine and start another");
+        core.fail(self, "a thread panicked while it drove transfers: stop the engine and start another");
         core
     }
 
-    /// Gives the lock back, and leaves nothing behind in the inbox.
+    /// Releases the lock, and leaves nothing behind in the inbox.
     fn release(&self, core: MutexGuard<'_, Core>) {
         drop(core);
         fence(Ordering::SeqCst);
         while self.inbox_filled.load(Ordering::SeqCst) {
-            // Whoever has it now looks after it in turn.
+            // The thread that holds the lock now checks the inbox in turn.
             let Some(mut core) = self.try_core() else { return };
             self.drain(&mut core);
             core.post(self);
@@ -282,7 +284,7 @@ impl Driver {
         }
     }
 
-    /// Waits until a batch is done; false when `until` was first.
+    /// Waits until a batch is complete; returns false at `until`.
     pub(crate) fn wait(&self, state: &State, until: Option<Instant>) -> bool {
         if state.is_done() {
             return true;
@@ -311,7 +313,7 @@ impl Driver {
         done
     }
 
-    /// Runs rounds until `enough`, or until the lock is wanted by somebody who has precedence.
+    /// Runs rounds until `enough`, or until a thread with precedence wants the lock.
     fn lead(&self, mut core: MutexGuard<'_, Core>, progress: bool, until: Option<Instant>, enough: impl Fn() -> bool) {
         let led = LeaderGuard::begin(self, progress);
         let give_way =
@@ -329,7 +331,7 @@ impl Driver {
         self.release(core);
     }
 
-    /// Sleeps until the batch is done or there may be nobody who leads.
+    /// Sleeps until the batch is complete, or there may be no leader.
     fn follow(&self, state: &State, until: Option<Instant>) {
         if self.look_on(state, until) {
             return;
@@ -338,7 +340,7 @@ impl Driver {
         lock(&self.followers).push_back(me.clone());
         self.following.fetch_add(1, Ordering::SeqCst);
         if state.watch_thread(me.clone()) {
-            // Whoever had the lock may have left before it could see us; whoever has it now will.
+            // The former holder of the lock may have left without seeing this follower; the present one will see it.
             match self.try_core() {
                 Some(core) => self.release(core),
                 None => {
@@ -352,7 +354,7 @@ impl Driver {
         state.unwatch_thread(&me);
     }
 
-    /// Looks on while another thread leads; whether there is no need to sleep.
+    /// Spins while another thread leads. Returns true if there is no need to sleep.
     fn look_on(&self, state: &State, until: Option<Instant>) -> bool {
         let start = Instant::now();
         loop {
@@ -361,7 +363,7 @@ impl Driver {
                     return true;
                 }
                 if !self.led.load(Ordering::Relaxed) {
-                    // The lock is free, or somebody has it for a moment.
+                    // The lock is free, or held for a moment.
                     std::thread::yield_now();
                     return !self.patience.is_zero();
                 }
@@ -377,12 +379,12 @@ impl Driver {
         }
     }
 
-    /// Whether somebody has to drive.
+    /// Returns true if a thread has to drive the initiator.
     fn is_busy(&self) -> bool {
         self.in_flight.load(Ordering::SeqCst) > 0 || self.connecting.load(Ordering::Relaxed)
     }
 
-    /// Finds somebody to lead where nobody does and something is in flight.
+    /// Wakes a thread to lead if there is no leader and something is in flight.
     fn hand_over(&self) {
         fence(Ordering::SeqCst);
         if !self.is_busy() || self.led.load(Ordering::SeqCst) {
@@ -399,7 +401,7 @@ impl Driver {
         }
     }
 
-    /// A batch is done: nothing touches its memory any more.
+    /// Completes a batch: nothing accesses its memory any more.
     fn done(&self, state: &State, problem: Option<&str>) {
         self.open_slices.fetch_sub(state.slices, Ordering::Relaxed);
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
@@ -409,13 +411,13 @@ impl Driver {
         state.finish(problem);
     }
 
-    /// Batches in flight.
+    /// Returns the number of batches in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::SeqCst)
     }
 }
 
-/// Resets what says that a thread leads, also where it panics.
+/// Marks the driver as led, and resets the mark when dropped, also in a panic.
 struct LeaderGuard<'a>(&'a Driver);
 
 impl<'a> LeaderGuard<'a> {
@@ -433,7 +435,7 @@ impl Drop for LeaderGuard<'_> {
     }
 }
 
-/// The same for a thread that waits.
+/// Counts a waiting thread, and removes it when dropped, also in a panic.
 struct Foreground<'a>(&'a Driver);
 
 impl<'a> Foreground<'a> {
@@ -450,8 +452,8 @@ impl Drop for Foreground<'_> {
     }
 }
 
-/// Where the thread panics, wakes everybody who may find the lock poisoned and see to it. Made before the lock is
-/// taken, so that it is free again by then.
+/// Wakes, in a panic of the thread, all threads that have to find the lock poisoned and handle it. Created before the
+/// lock is taken, so that the lock is free again by then.
 struct Alarm<'a>(&'a Driver);
 
 impl Drop for Alarm<'_> {

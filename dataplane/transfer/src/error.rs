@@ -1,4 +1,4 @@
-//! What callers of the transfer engine see when something goes wrong.
+//! Errors of the transfer engine.
 
 use core::fmt;
 
@@ -8,67 +8,67 @@ use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError
 use kvplane_proto::Status;
 use kvplane_sys::private_files::FileError;
 
-/// Why something could not be done.
+/// Error of a call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The store or the peer says no.
+    /// The store or the peer refused the operation.
     Status {
-        /// What was asked for.
+        /// Operation that failed.
         what: String,
-        /// The answer.
+        /// Status of the reply.
         status: Status,
-        /// The last trouble with a connection, where that is the likely cause.
+        /// Last connection failure, where that is the likely cause.
         cause: Option<String>,
     },
     /// The request is malformed; nothing was done.
     Request(SubmitError),
-    /// Another engine could not be asked, or answered wrongly.
+    /// A handshake with another engine failed.
     Handshake(CallError),
     /// The handshake daemon does not start.
     Daemon(StartError),
-    /// The store of metadata failed.
+    /// The metadata store failed.
     Metadata(StoreError),
-    /// A segment's descriptor cannot be: says why.
+    /// A segment's descriptor is invalid.
     Descriptor(DescriptorError),
-    /// What another engine published makes no sense: says what.
+    /// Published data of another engine is malformed.
     Malformed(String),
-    /// A setting or argument cannot be: says which and why.
+    /// A setting or an argument is invalid; the text names it and the reason.
     Argument(String),
-    /// Memory is registered already, whole or in part.
+    /// The memory is registered already, entirely or in part.
     AddressOverlapped {
-        /// Where the new range begins.
+        /// Address of the new range.
         address: u64,
-        /// Its length.
+        /// Length of the new range.
         bytes: u64,
-        /// Where the registered range begins.
+        /// Address of the registered range.
         other_address: u64,
-        /// Its length.
+        /// Length of the registered range.
         other_bytes: u64,
-        /// Whether that is being unregistered, and not left by its users yet.
+        /// True if the registered range is being unregistered, and still in use.
         leaving: bool,
     },
-    /// Memory was unregistered and is still used, or may be: it must stay until unregistering was asked for again and
-    /// has succeeded.
+    /// The memory was unregistered and is still in use, or may be: it must not be freed until another call of
+    /// unregister has succeeded.
     MemoryHeld {
-        /// Where it begins.
+        /// Address.
         address: u64,
-        /// Its length.
+        /// Length.
         bytes: u64,
-        /// By whom it is used, where that is known, and what to do.
+        /// Users of the memory, where they are known, and the next step.
         why: ShardError,
     },
-    /// A range is not within one registered buffer: says which range, and whose buffers.
+    /// A range is not within one registered buffer; the text names the range and the owner of the buffers.
     AddressNotRegistered(String),
-    /// More is open or in flight than may be: says what, and the limit.
+    /// A limit of open or in-flight items is reached; the text names the items and the limit.
     TooManyRequests(String),
-    /// A shard could not be started, or did not answer.
+    /// A shard failed to start, or does not answer.
     Shard(ShardError),
-    /// The directory of sockets cannot be used.
+    /// The directory of sockets is unusable.
     Directory(FileError),
-    /// Memory could not be had.
+    /// Memory could not be allocated or registered.
     Memory(RegionError),
-    /// The kernel says no.
+    /// A system call failed.
     System(std::io::Error),
 }
 
@@ -89,10 +89,10 @@ impl fmt::Display for Error {
             Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
                 f,
                 "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes {} at {other_address:#x}",
-                if *leaving { "that are being unregistered and still used" } else { "registered" }
+                if *leaving { "that are being unregistered and are still in use" } else { "registered" }
             ),
             Self::MemoryHeld { address, bytes, why } => {
-                write!(f, "the memory of {bytes} bytes at {address:#x} cannot be given back yet: {why}")
+                write!(f, "the memory of {bytes} bytes at {address:#x} must not be freed yet: {why}")
             }
             Self::Shard(error) => write!(f, "{error}"),
             Self::Directory(error) => write!(f, "{error}"),
@@ -105,13 +105,13 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// The caller's wait was ended before there was an outcome: see [`kvplane_sys::interrupt`].
+    /// Error of a call whose wait was ended before there was an outcome: see [`kvplane_sys::interrupt`].
     pub(crate) fn interrupted() -> Self {
         let what = "the call was interrupted before it had an outcome".to_owned();
         Self::Status { what, status: Status::Cancelled, cause: None }
     }
 
-    /// The status, when a store or a peer gave one.
+    /// Returns the status, if a store or a peer replied with one.
     #[must_use]
     pub const fn status(&self) -> Option<Status> {
         match self {
@@ -120,7 +120,7 @@ impl Error {
         }
     }
 
-    /// The number that Mooncake's C interface has for errors of this kind; always negative.
+    /// Returns the error code that Mooncake's C interface uses for errors of this kind; always negative.
     #[must_use]
     pub fn code(&self) -> i32 {
         match self {
@@ -143,7 +143,7 @@ impl Error {
     }
 }
 
-/// The number that Mooncake's C interface has for a status; negative.
+/// Returns the error code that Mooncake's C interface uses for a status; negative.
 #[must_use]
 pub const fn code_of_status(status: Status) -> i32 {
     match status {

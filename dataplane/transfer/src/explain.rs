@@ -1,9 +1,9 @@
-//! Why a peer is reached the way it is: every transport, tried where trying is cheap, and what is chosen for which
-//! memory.
+//! Explanation of the path to a peer: every transport, probed where that is cheap, and the transport that is chosen for
+//! each kind of memory.
 //!
-//! Settings are looked at as the asking side does; what they leave open is tried: a connection to the peer's socket and
-//! its port, and the kernel's permission to copy between the processes. What is found is true of this process: another
-//! one may have other rights.
+//! Settings are evaluated like an initiator does; the rest is probed: connections to the peer's socket and port, and
+//! the kernel's permission to copy between the processes. The result holds for this process: another one may have other
+//! rights.
 
 use std::fmt;
 use std::fs;
@@ -26,10 +26,10 @@ use crate::rails::rdma::RdmaUse;
 use crate::segment::open::DESCRIBE;
 use crate::segment::{BufferInfo, SegmentHandle};
 
-/// How long a port has to answer.
+/// Deadline of a connection probe.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Every transport, in the order in which they are preferred.
+/// All transports, in order of preference.
 const PREFERRED: [Transport; 8] = [
     Transport::Local,
     Transport::Shm,
@@ -41,14 +41,14 @@ const PREFERRED: [Transport; 8] = [
     Transport::File,
 ];
 
-/// What a transport is to a kind of memory.
+/// Role of a transport for a kind of memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// It is taken.
+    /// Chosen.
     Chosen,
-    /// It is taken when those before it fail.
+    /// Used when the transports before it fail.
     Fallback,
-    /// It is not taken, for this reason.
+    /// Unusable, for this reason.
     No(String),
 }
 
@@ -56,51 +56,51 @@ impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => f.write_str("chosen"),
-            Self::Fallback => f.write_str("taken when what is before it fails"),
+            Self::Fallback => f.write_str("used when those before it fail"),
             Self::No(why) => write!(f, "no: {why}"),
         }
     }
 }
 
-/// A transport, and whether it leads to a peer.
+/// Transport, and its role for a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TransportChoice {
-    /// Its name.
+    /// Name of the transport.
     pub transport: &'static str,
-    /// Whether transfers can take it, for one kind of memory at least.
+    /// True if transfers can use it, for one kind of memory at least.
     pub usable: bool,
-    /// Why, or why not.
+    /// Reason why it is usable or not.
     pub reason: String,
-    /// For memory of the peer that can be mapped: what its owner allocated as shared.
+    /// Role for memory of the peer that can be mapped: memory that its owner allocated as shared.
     pub mapped: Use,
-    /// For any other memory of the peer: arbitrary pointers.
+    /// Role for any other memory of the peer: arbitrary pointers.
     pub pointers: Use,
 }
 
-/// Every transport to a peer, in the order in which they are preferred.
+/// All transports to a peer, in order of preference.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
-    /// The transports.
+    /// Transports.
     pub choices: Vec<TransportChoice>,
-    /// Which rails are used for which memory, where RDMA is.
+    /// Ranking of the rails for each pair of memory locations, where RDMA is usable.
     pub rails: Vec<MemoryRails>,
 }
 
 impl Explanation {
-    /// The transport that is chosen for memory that can be mapped; `None` when there is no way.
+    /// Returns the transport chosen for memory that can be mapped; `None` when the peer is unreachable.
     #[must_use]
     pub fn for_mapped(&self) -> Option<&'static str> {
         self.choices.iter().find(|one| one.mapped == Use::Chosen).map(|one| one.transport)
     }
 
-    /// The transport that is chosen for any other memory.
+    /// Returns the transport chosen for any other memory.
     #[must_use]
     pub fn for_pointers(&self) -> Option<&'static str> {
         self.choices.iter().find(|one| one.pointers == Use::Chosen).map(|one| one.transport)
     }
 
-    /// From what is open, with what it is, and what is closed, with why. Transports that are not told of are closed
-    /// because of what the peer is.
+    /// Builds an explanation from the probed transports, each with its description or the obstacle. All others are
+    /// unusable because of the kind of peer, `peer`.
     pub(crate) fn new(peer: &str, found: &[(Transport, Result<String, String>)]) -> Self {
         let (mut mapped, mut pointers) = (false, false);
         let explain = |(transport, result): (Transport, Result<String, String>)| {
@@ -124,11 +124,12 @@ impl Explanation {
 }
 
 impl TransferEngine {
-    /// Every transport to the engine of this name, and which is chosen. Asks the peer for its descriptor, opens its
-    /// segment, and tries what could be taken. For the name of a file it says how it would be read and written.
+    /// Returns all transports to the engine of this name, and which is chosen. Requests the peer's descriptor, opens
+    /// its segment, and probes the usable transports. For the name of a file, describes how it would be read and
+    /// written.
     ///
     /// # Errors
-    /// When nobody answers under this name, or there is no such file.
+    /// When no engine answers under this name, or there is no such file.
     pub fn explain(&self, name: &str) -> Result<Explanation, Error> {
         let name = name.trim_start_matches('/');
         if is_file(name) {
@@ -136,14 +137,14 @@ impl TransferEngine {
             return Ok(Explanation::new("it is a file", &[(Transport::File, Ok(how))]));
         }
         if name == self.name() {
-            let how = "bytes are copied within the process, by the thread that asks".to_owned();
+            let how = "bytes are copied within the process, by the calling thread".to_owned();
             return Ok(Explanation::new("it is this engine", &[(Transport::Local, Ok(how))]));
         }
         let descriptor = self.directory.find(name, DESCRIBE)?;
         let Some(native) = self.directory.native_of(&descriptor) else {
             let why = match descriptor.native {
                 None => "it is a stock Mooncake engine, which speaks its own protocol only",
-                Some(_) => "our own protocol is switched off here (native)",
+                Some(_) => "the native protocol is switched off here (native)",
             };
             let rdma = self.stock_rdma(&descriptor);
             let tcp = match rdma {
@@ -170,7 +171,7 @@ impl TransferEngine {
         let (shm, cma) = self.same_host(native, &buffers, reason(unavailable[0].as_deref()));
         let rdma = self.devices(native, reason(unavailable[1].as_deref()));
         let tcp = self.stream(native, refused.as_deref());
-        let own = "it speaks our own protocol, which checks and retries".to_owned();
+        let own = "it speaks the native protocol, which has checksums and retries".to_owned();
         let ways = [
             (Transport::Local, Err("it is another engine".to_owned())),
             (Transport::Shm, shm),
@@ -181,10 +182,10 @@ impl TransferEngine {
             (Transport::Mooncake, Err(own)),
         ];
         let rails = if ways[3].1.is_ok() { self.rank_rails(&descriptor) } else { Vec::new() };
-        Ok(Explanation { rails, ..Explanation::new("it is an engine, and no file", &ways) })
+        Ok(Explanation { rails, ..Explanation::new("it is an engine, not a file", &ways) })
     }
 
-    /// Why these do not lead to a peer that was just asked.
+    /// Returns the reason why these transports do not lead to a peer that was just opened, if so.
     fn unavailable(&self, name: &str, ways: &[Transport]) -> Option<String> {
         let wanted = |rail: &RailSnapshot| ways.contains(&rail.transport) && rail.peer == name;
         let mut rails = self.metrics().rails.into_iter().filter(wanted);
@@ -192,7 +193,7 @@ impl TransferEngine {
         Some(format!("it does not lead to the peer from here: {why}"))
     }
 
-    /// Why there is no socket to connect to for shared memory.
+    /// Returns the reason why there is no socket for shared memory, if so.
     fn no_socket(&self, native: &Native) -> Option<String> {
         if !self.config.shared_memory {
             Some("shared memory is switched off here (shared_memory)".to_owned())
@@ -201,13 +202,13 @@ impl TransferEngine {
         } else if native.shm.is_empty() {
             Some("shared memory is switched off there".to_owned())
         } else if !Path::new(&native.shm).exists() {
-            Some(format!("its socket {} is not to be seen from here, as in another container", native.shm))
+            Some(format!("its socket {} is not visible from here, as in another container", native.shm))
         } else {
             None
         }
     }
 
-    /// The mapping, and the kernel's copies.
+    /// Probes shared-memory mapping and CMA.
     fn same_host(
         &self,
         native: &Native,
@@ -234,10 +235,10 @@ impl TransferEngine {
         (shm, cma.and_then(|()| permitted(&found)))
     }
 
-    /// Our protocol, carried by devices.
+    /// Probes the native protocol over RDMA.
     fn devices(&self, native: &Native, refused: Option<&str>) -> Result<String, String> {
         let names = self.config.rdma.usable()?;
-        native.tcp.ok_or("the peer listens on no port, on which it would be agreed")?;
+        native.tcp.ok_or("the peer listens on no TCP port, which RDMA needs for its setup")?;
         match refused {
             Some(why) => Err(why.to_owned()),
             None => {
@@ -247,7 +248,7 @@ impl TransferEngine {
         }
     }
 
-    /// Our protocol over TCP.
+    /// Probes the native protocol over TCP.
     fn stream(&self, native: &Native, refused: Option<&str>) -> Result<String, String> {
         if self.config.rdma.mode == RdmaUse::Require {
             return Err("RDMA is required here (rdma)".to_owned());
@@ -266,7 +267,7 @@ impl TransferEngine {
         Ok(format!("{anyway}at {address}, {lanes} connections for each initiator"))
     }
 
-    /// Stock engines' memory, which devices reach.
+    /// Probes RDMA access to a stock engine's memory.
     fn stock_rdma(&self, descriptor: &Descriptor) -> Result<String, String> {
         if !descriptor.protocol.includes(RDMA) {
             return Err(format!("it offers {:?} and no RDMA", descriptor.protocol));
@@ -277,12 +278,12 @@ impl TransferEngine {
         Ok(format!("from {names} to its {}; {} connections of each", theirs.join(", "), self.config.lanes))
     }
 
-    /// The protocol of stock engines.
+    /// Probes the TCP protocol of stock engines.
     fn stock(&self, descriptor: &Descriptor) -> Result<String, String> {
         if descriptor.tcp_data_port == 0 {
             return Err(format!("it offers {:?} and no TCP", descriptor.protocol));
         }
-        // Asked as a stock engine even where it offers more.
+        // Treated as a stock TCP engine even where it offers more.
         let protocol = Protocol::One(TCP.to_owned());
         let plain = Descriptor { native: None, protocol, ..descriptor.clone() };
         let address = self.directory.address_of(&plain, DESCRIBE).map_err(|error| error.to_string())?.tcp;
@@ -298,11 +299,11 @@ fn connect(address: SocketAddr) -> Result<(), String> {
     }
 }
 
-/// What the kernel said when it was asked to copy.
+/// Returns the result of the kernel's trial copy.
 fn permitted(found: &Probe) -> Result<String, String> {
     let pid = found.pid;
     match &found.cma {
-        Ok(()) => Ok(format!("on the same host; the kernel copies from and to process {pid}: it was tried")),
+        Ok(()) => Ok(format!("on the same host; a trial copy from and to process {pid} succeeded")),
         Err(_) if pid <= 0 => Err("its process is not visible from here: another pid namespace?".to_owned()),
         Err(error @ CrossError::Denied) => {
             let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
@@ -332,7 +333,7 @@ mod tests {
         let all = Explanation::new("a peer", &ways);
         assert_eq!(all.choices.iter().map(|one| one.transport).collect::<Vec<_>>(), names);
         assert_eq!((all.for_mapped(), all.for_pointers()), (Some("shm"), Some("cma")));
-        let later = "taken when what is before it fails".to_owned();
+        let later = "used when those before it fail".to_owned();
         let never = "no: only memory allocated as shared can be mapped".to_owned();
         assert_eq!(uses(&all, "shm"), (true, "chosen".to_owned(), never));
         assert_eq!(uses(&all, "cma"), (true, later.clone(), "chosen".to_owned()));
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_passed_on() {
+    fn kernel_errors_are_passed_on() {
         let found = |pid, cma| permitted(&Probe { pid, cma });
         assert!(found(7, Ok(())).unwrap().contains("process 7"));
         assert!(found(7, Err(CrossError::Denied)).unwrap_err().contains("ptrace permission"));

@@ -1,8 +1,9 @@
-//! Files of this host as segments: opened by name, read and written like memory of a peer, made durable on demand.
+//! File segments: files of this host that are opened by name, read and written like memory of a peer, and flushed on
+//! demand.
 //!
-//! A file that is written with direct I/O is used by the first initiator alone: a write of a part of a block is a read
-//! of the block and a write of it, and only within one initiator are such writes kept apart. Any other file is used
-//! by all of them. Other processes, and writes by other means than segments, are not kept apart at all.
+//! A file that is written with direct I/O is used by the first initiator only: a write to a part of a block is a read
+//! and a write of the whole block, and only a single initiator keeps such writes apart. All initiators use any other
+//! file. Writes by other processes, or by other means than segments, are not coordinated at all.
 
 pub(crate) mod file_name;
 
@@ -19,24 +20,24 @@ use crate::files::file_name::FileName;
 use crate::segment::open::unknown;
 use crate::segment::{Remote, SegmentHandle};
 
-/// What is known of a file that is a segment.
+/// Properties of a file segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileInfo {
-    /// Its path as given.
+    /// Path as given.
     pub path: PathBuf,
-    /// Its length when it was opened, in bytes. Transfers beyond it are refused.
+    /// Length at the time of opening, in bytes. Transfers beyond it are rejected.
     pub bytes: u64,
-    /// Whether it may be written.
+    /// True if the file is open for writing.
     pub writable: bool,
-    /// Why I/O goes through the page cache; `None` where it does not.
+    /// Reason why I/O goes through the page cache; `None` for direct I/O.
     pub buffered_because: Option<String>,
 }
 
-/// An open file and how it was opened.
+/// Open file and its options.
 pub(crate) struct OpenFile {
     pub(crate) file: Arc<DirectFile>,
     options: FileOptions,
-    /// Whether only the first initiator may use it.
+    /// True if only the first initiator may use it.
     pub(crate) alone: bool,
 }
 
@@ -60,13 +61,13 @@ fn info(file: &DirectFile) -> FileInfo {
     }
 }
 
-/// By what the file system calls a file, its device and its number there: how it is open.
+/// Open files by their identity in the file system: device and inode number.
 type ByIdentity = HashMap<(u64, u64), Vec<Weak<Remote>>>;
 
-/// The files that are segments, or were and are still being moved.
+/// Files that are open as segments, or whose transfers are still in flight.
 #[derive(Default)]
 pub(crate) struct Files {
-    /// By what the file system calls them, as one file may have several names.
+    /// Keyed by identity, because one file may have several names.
     by_identity: Mutex<ByIdentity>,
 }
 
@@ -75,11 +76,11 @@ fn named(path: &Path, error: &io::Error) -> Error {
 }
 
 impl TransferEngine {
-    /// Opens a file, or finds it open.
+    /// Opens a file, or returns the segment that is open already.
     pub(crate) fn open_file(&self, name: &str, cached: bool) -> Result<SegmentHandle, Error> {
         let wanted = self.file_name(name)?;
         let (name, path) = (wanted.canonical(), wanted.path());
-        // Held while the file is opened, so that two threads do not open it side by side.
+        // Held while the file is opened, so that two threads do not open it at the same time.
         let mut files = self.files.by_identity.lock().unwrap_or_else(PoisonError::into_inner);
         if cached {
             let mut table = self.segments.write();
@@ -99,7 +100,7 @@ impl TransferEngine {
         if let Some(other) = others.iter().find(|other| of(other).is_some_and(|options| options.writable))
             && wanted.options().writable
         {
-            let why = "what two ways of writing put into one block would be lost; close that, or add ?readonly";
+            let why = "writes of two segments to one block could get lost; close that segment, or add ?readonly";
             return Err(Error::Argument(format!("{} is open as {} already: {why}", path.display(), other.name)));
         }
         let peer = self.segments.write().peers.of_file(&name);
@@ -124,25 +125,25 @@ impl TransferEngine {
         FileName::parse(name)
     }
 
-    /// Makes durable what was written to a file segment by batches that are done. Blocks as long as the device takes;
-    /// transfers go on meanwhile.
+    /// Flushes the writes of completed batches to a file segment. Blocks as long as the device takes; transfers
+    /// continue meanwhile.
     ///
     /// # Errors
-    /// When the handle is not open or no file's, or the device could not: then nothing is known of what was written
-    /// since the last time.
+    /// When the handle is not open or not a file, or the device failed: the state of all writes since the last flush is
+    /// then unknown.
     pub fn sync_segment(&self, handle: SegmentHandle) -> Result<(), Error> {
         let remote = self.segments.read().get(handle).cloned();
         match remote.as_deref() {
             Some(Remote { file: Some(file), .. }) => file.file.sync().map_err(|error| named(file.file.path(), &error)),
             Some(_) => Err(Error::Argument(format!("segment {} is memory, not a file", handle.to_bits()))),
             None if handle == SegmentHandle::LOCAL => {
-                Err(Error::Argument("our own segment is memory, not a file".to_owned()))
+                Err(Error::Argument("the local segment is memory, not a file".to_owned()))
             }
             None => Err(unknown(handle)),
         }
     }
 
-    /// How a file would be moved. Makes none.
+    /// Describes how a file would be read and written. Creates none.
     pub(crate) fn explain_file(&self, name: &str) -> Result<String, Error> {
         let wanted = self.file_name(name)?;
         let options = FileOptions { create_bytes: None, ..wanted.options() };

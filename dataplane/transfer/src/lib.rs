@@ -1,9 +1,9 @@
-//! The transfer engine: memory registered here is read and written by peers, and theirs by us.
+//! Transfer engine: peers read and write memory registered here, and this process reads and writes theirs.
 //!
-//! [`TransferEngine`] serves by a shard thread of its own, parked when idle, and asks on the calling threads: any
-//! number of them may use it at the same time. Requests name memory by address, ours and theirs. A segment is named by
-//! the address of its engine (`127.0.0.1:15000`): peer to peer, without a control plane. Peers on the same host
-//! map each other's shareable memory and copy by themselves. A file of this host is a segment too, named
+//! [`TransferEngine`] serves peers on a shard thread of its own, parked when idle, and sends requests on the calling
+//! threads: any number of them may use it at the same time. Requests name memory by address, local and remote. A
+//! segment is named by the address of its engine (`127.0.0.1:15000`): peer to peer, without a control plane. Peers on
+//! the same host map each other's shareable memory and copy directly. A file of this host is a segment, too, named
 //! `file:///path`: its addresses are offsets in the file.
 //!
 //! ```no_run
@@ -94,9 +94,9 @@ use memory::Memory;
 use metrics::Exposition;
 use segment::Segments;
 
-/// Registers memory, and moves bytes between it and the memory of others. Any thread may use it.
+/// Transfer engine: registers memory, and moves bytes between it and the memory of peers. Any thread may use it.
 ///
-/// Dropping it withdraws what is in flight, waits until nothing touches its memory any more, and stops serving.
+/// Dropping it cancels transfers in flight, waits until nothing accesses their memory any more, and stops serving.
 pub struct TransferEngine {
     config: TransferEngineConfig,
     shard: Arc<ShardHandle>,
@@ -110,7 +110,7 @@ pub struct TransferEngine {
     drivers: Vec<Arc<Driver>>,
     threads: Vec<JoinHandle<()>>,
     batches: AtomicU64,
-    /// What a scrape remembers of those before it.
+    /// State that a metrics scrape keeps for the next one.
     exposition: Mutex<Exposition>,
 }
 
@@ -120,7 +120,7 @@ impl core::fmt::Debug for TransferEngine {
     }
 }
 
-/// What peers are told of the devices that the serving thread has opened.
+/// Returns the rails to announce: the devices that the serving thread has opened.
 fn told_rails(host: &HostConfig, shard: &ShardHandle) -> Result<Option<NativeRails>, Error> {
     let Some(devices) = &host.rdma else { return Ok(None) };
     let names: Vec<String> = shard.snapshot()?.rdma.into_iter().map(|device| device.name).collect();
@@ -128,19 +128,20 @@ fn told_rails(host: &HostConfig, shard: &ShardHandle) -> Result<Option<NativeRai
 }
 
 impl TransferEngine {
-    /// Starts serving.
+    /// Starts an engine.
     ///
     /// # Errors
-    /// When the port is taken or the kernel refuses: says which and what to do.
+    /// When the port is taken or the kernel refuses a resource; the error names it and the next step.
     pub fn start(config: TransferEngineConfig) -> Result<Self, Error> {
         Self::start_with(config, None)
     }
 
-    /// Starts serving those who prove a ticket, on any address: without a port for handshakes, and with none for stock
-    /// engines, whose protocols know no tickets. Until [`Self::learn_keys`] nobody is let in.
+    /// Starts an engine that serves only peers which prove a ticket, on any address: without a handshake port, and
+    /// without one for stock engines, because their protocols have no tickets. No peer is admitted before
+    /// [`Self::learn_keys`].
     ///
     /// # Errors
-    /// As [`Self::start`].
+    /// The same as [`Self::start`].
     pub fn start_guarded(config: TransferEngineConfig, challenges: Challenges) -> Result<Self, Error> {
         let config = TransferEngineConfig { stock_peers: false, native: true, ..config };
         Self::start_with(config, Some(challenges))
@@ -174,7 +175,7 @@ impl TransferEngine {
             first_version: Version(1),
             host: HostConfig { tickets, ..host.clone() },
         });
-        // The socket is named by the port, which only the bound listener knows.
+        // The name of the socket contains the port, which is known once the listener is bound.
         let shard = shard?;
         let socket = config.shared_memory.then(|| socket_path(&sockets, shard.address()));
         if let Some(socket) = &socket {
@@ -226,55 +227,55 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Takes the keys that tickets are checked with, which the control plane has at this time of its own in seconds,
-    /// and our own ticket.
+    /// Passes on the keys that verify tickets, the control plane's ticket time in seconds that they came with, and this
+    /// engine's own ticket.
     ///
     /// # Errors
-    /// When the serving thread takes nothing.
+    /// When the serving thread does not accept them.
     pub fn learn_keys(&self, keys: Vec<TicketKey>, seconds: u64, credential: &Arc<Credential>) -> Result<(), Error> {
         self.shard.learn_keys(keys, seconds)?;
         self.drivers.iter().for_each(|driver| driver.set_credential(credential));
-        // Connections that wait for a newer ticket have it now.
+        // Wakes connections that wait for a newer ticket.
         self.settle();
         Ok(())
     }
 
-    /// The name by which peers open its segment: peer to peer the address of its handshake daemon, `ip:port`.
+    /// Returns the name by which peers open its segment: peer to peer, the address of its handshake daemon, `ip:port`.
     #[must_use]
     pub fn name(&self) -> &str {
         self.directory.name()
     }
 
-    /// Where its handshake daemon is reached.
+    /// Returns the address of its handshake daemon.
     #[must_use]
     pub fn local_address(&self) -> SocketAddr {
         self.directory.address()
     }
 
-    /// Takes the engine out of the store of metadata, where it is in one, so that nobody new finds it. Peers that know
-    /// it already go on. Happens by itself when the engine ends.
+    /// Removes the engine from the metadata store, if it is in one, so that no new peer finds it. Known peers are not
+    /// affected. Happens automatically when the engine is dropped.
     pub fn withdraw(&self) {
         self.directory.withdraw();
     }
 
-    /// A way to ask peers, for one thread.
+    /// Creates a session, the fast path of a single thread.
     ///
     /// # Errors
-    /// When the kernel gives no ring.
+    /// When the kernel refuses an io_uring.
     pub fn session(&self) -> Result<Session, Error> {
         self.session_with(self.config.pacing)
     }
 
-    /// The same, waiting for answers in another way than the serving thread waits for requests.
+    /// Like [`Self::session`], with a strategy of waiting that differs from the serving thread's.
     ///
     /// # Errors
-    /// When the kernel gives no ring.
+    /// When the kernel refuses an io_uring.
     pub fn session_with(&self, pacing: Pacing) -> Result<Session, Error> {
         let config = TransferEngineConfig { pacing, ..self.config.clone() };
         Session::new(&config, Arc::clone(&self.directory))
     }
 
-    /// What the serving thread tells about itself.
+    /// Returns a snapshot of the serving thread.
     ///
     /// # Errors
     /// When it does not answer.
@@ -282,7 +283,7 @@ impl TransferEngine {
         Ok(self.shard.snapshot()?)
     }
 
-    /// The initiator of this thread.
+    /// Returns the initiator of the calling thread.
     fn driver(&self) -> &Arc<Driver> {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -304,15 +305,15 @@ impl Drop for TransferEngine {
     fn drop(&mut self) {
         self.drivers.iter().for_each(|driver| driver.stop());
         for thread in self.threads.drain(..) {
-            // A panic there was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
-        // Not by the last handle's going: a handshake may have one for a moment.
+        // Stopped explicitly, not by the drop of the last handle: a handshake may hold one for a moment.
         self.shard.stop();
     }
 }
 
-/// Locks; what the locks of this crate guard is whole at every point, so a panic under one does not spoil it.
+/// Locks a mutex, ignoring poison: the data under the locks of this crate is consistent at every point.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
 //! Registered memory of this process, found by address.
 //!
-//! A batch counts as a user of each buffer it touches from before it starts until nothing touches the memory any
+//! A batch counts as a user of each buffer that it touches, from before its start until nothing accesses the memory any
 //! more; unregistering waits for the users to leave.
 
 pub(crate) mod copies;
@@ -15,18 +15,18 @@ use kvplane_proto::SegmentId;
 
 use crate::error::Error;
 
-/// The most buffers that one engine registers, whether peers may use them or not.
+/// Maximum number of registered buffers of one engine, accessible to peers or not.
 const BUFFERS: usize = 65_536;
 
-/// How memory is registered.
+/// Options of registering memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegisterOptions {
-    /// Where the memory is: `cpu:N` for a NUMA node, or `*` to find out on which its pages are. It stays `*` where
-    /// they are on several or were never touched, or the kernel does not say.
+    /// Location of the memory: `cpu:N` for a NUMA node, or `*` to detect the node of its pages. It stays `*` if they
+    /// are on several nodes or were never touched, or the kernel does not report it.
     pub location: String,
-    /// Whether peers may use it. Without, it is only a source and destination of transfers of ours.
+    /// Let peers access the memory. Otherwise it is only a source and destination of this engine's transfers.
     pub remote_accessible: bool,
-    /// Whether peers may write to it, where they may use it and the memory is writable at all.
+    /// Let peers write to the memory, where they may access it and it is writable at all.
     pub writable: bool,
 }
 
@@ -47,25 +47,25 @@ impl RegisterOptions {
 }
 
 impl RegisterOptions {
-    /// Where a region is.
+    /// Returns the location of a region.
     pub(crate) fn location_of(&self, region: &Region) -> String {
         let found = if self.location == "*" { node_of_region(region) } else { None };
         found.map_or_else(|| self.location.clone(), |node| format!("cpu:{node}"))
     }
 }
 
-/// A registered buffer.
+/// Registered buffer.
 pub(crate) struct Buffer {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) region: Arc<Region>,
-    /// Where it is, as its owner said or the kernel.
+    /// Location, as given by its owner or reported by the kernel.
     pub(crate) location: String,
-    /// Its name in every initiator.
+    /// Index of the buffer in every initiator.
     pub(crate) index: u32,
-    /// Its name for peers, if they may use it.
+    /// Segment id for peers, if they may access it.
     pub(crate) segment: Option<SegmentId>,
-    /// Batches that use it.
+    /// Number of batches that use it.
     users: AtomicUsize,
 }
 
@@ -75,7 +75,7 @@ impl Buffer {
     }
 
     pub(crate) fn leave(&self) {
-        // Release: what the user did to the memory is before what follows its being unregistered.
+        // Release: the user's accesses happen before anything that follows the unregistration.
         self.users.fetch_sub(1, Ordering::Release);
     }
 
@@ -84,19 +84,19 @@ impl Buffer {
     }
 }
 
-/// The buffers by address, and which names are free.
+/// Buffers by address, and the free indices.
 #[derive(Default)]
 pub(crate) struct Map {
     by_address: BTreeMap<u64, Arc<Buffer>>,
-    /// Those that are being unregistered: no new user finds them, and their memory is not free yet.
+    /// Buffers that are being unregistered: new users do not find them, and their memory is still in use.
     leaving: BTreeMap<u64, Arc<Buffer>>,
-    /// Names given so far, and those that came back.
+    /// Number of indices allocated so far; `free` holds those that were returned.
     named: u32,
     free: Vec<u32>,
 }
 
 impl Map {
-    /// The buffer that holds a range, and where in it the range begins.
+    /// Returns the buffer that contains a range, and the offset of the range in it.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<(&Arc<Buffer>, u64)> {
         let (_, buffer) = self.by_address.range(..=address).next_back()?;
         let offset = address - buffer.address;
@@ -104,10 +104,10 @@ impl Map {
         (end <= buffer.bytes).then_some((buffer, offset))
     }
 
-    /// A name for a range, which must be free of others.
+    /// Allocates an index for a range, which must not overlap others.
     ///
     /// # Errors
-    /// When it is empty, overlaps a buffer, or is one too many.
+    /// When the range is empty or overlaps a buffer, or the limit of buffers is reached.
     pub(crate) fn reserve(&mut self, address: u64, bytes: u64) -> Result<u32, Error> {
         if bytes == 0 {
             return Err(Error::Argument(format!("memory of 0 bytes at {address:#x} cannot be registered")));
@@ -129,7 +129,7 @@ impl Map {
             }
         }
         if self.by_address.len() + self.leaving.len() >= BUFFERS {
-            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered already: the limit")));
+            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered, which is the limit")));
         }
         Ok(self.free.pop().unwrap_or_else(|| {
             self.named += 1;
@@ -137,8 +137,8 @@ impl Map {
         }))
     }
 
-    /// The buffer that begins at this address is unregistered: no new user finds it. Its memory and its name are taken
-    /// until [`Self::left`]. One that is on its way out is given again.
+    /// Begins to unregister the buffer at this address: new users do not find it. Its memory and index stay taken until
+    /// [`Self::left`]. Returns the buffer, also if it is leaving already.
     pub(crate) fn leave(&mut self, address: u64) -> Option<Arc<Buffer>> {
         if let Some(buffer) = self.by_address.remove(&address) {
             self.leaving.insert(address, buffer);
@@ -146,7 +146,7 @@ impl Map {
         self.leaving.get(&address).cloned()
     }
 
-    /// Nothing uses a buffer any more. Of several who waited for that, the first is told so.
+    /// Ends the unregistration of a buffer without users. Of several waiting callers, the first gets true.
     pub(crate) fn left(&mut self, buffer: &Arc<Buffer>) -> bool {
         if !self.leaving.get(&buffer.address).is_some_and(|other| Arc::ptr_eq(other, buffer)) {
             return false;
@@ -155,7 +155,7 @@ impl Map {
         true
     }
 
-    /// Gives a name back that nothing uses.
+    /// Frees an index that is not in use any more.
     pub(crate) fn give_back(&mut self, index: u32) {
         self.free.push(index);
     }
@@ -166,7 +166,7 @@ impl Map {
         self.by_address.insert(address, Arc::new(buffer));
     }
 
-    /// Whether a buffer begins at this address, if only one that is on its way out.
+    /// Returns true if a buffer begins at this address, even one that is leaving.
     pub(crate) fn contains(&self, address: u64) -> bool {
         self.by_address.contains_key(&address) || self.leaving.contains_key(&address)
     }
@@ -176,7 +176,7 @@ impl Map {
     }
 }
 
-/// The map behind its lock. It is held for looking up and for changing, never while anything is waited for.
+/// Buffers behind a lock, which is held for lookups and changes, never during a wait.
 #[derive(Default)]
 pub(crate) struct Memory {
     map: RwLock<Map>,

@@ -1,4 +1,4 @@
-//! What an engine counted, by peer, transport and rail.
+//! Counters of an engine, by peer, transport and rail.
 
 mod exposition;
 mod text;
@@ -12,53 +12,53 @@ use kvplane_proto::histogram::Histogram;
 use crate::TransferEngine;
 pub(crate) use exposition::Exposition;
 
-/// One way to one peer: what one transport did on one rail. The rail to a peer on the same host is there twice where
-/// both of its transports, `shm` and `cma`, were used.
+/// Counters of one transport on one rail to one peer. The rail to a peer on the same host is listed twice if both of
+/// its transports, `shm` and `cma`, were used.
 #[derive(Clone, Debug)]
 pub struct RailSnapshot {
-    /// Which of the engine's initiators.
+    /// Index of the initiator.
     pub initiator: usize,
-    /// The peer's segment; this engine's own for copies within it.
+    /// Segment of the peer; this engine's own for copies within it.
     pub peer: String,
-    /// What carried the bytes.
+    /// Transport.
     pub transport: Transport,
-    /// Its number among the rails of its path.
+    /// Index of the rail within its path.
     pub number: usize,
-    /// Our RDMA device on it, where it is one over RDMA.
+    /// Local RDMA device of the rail, if it is one over RDMA.
     pub device: Option<String>,
-    /// Whether it is in use.
+    /// Health: in use or not.
     pub health: Health,
-    /// What it serves at the moment, by measurement.
+    /// Measured bandwidth at present, in bytes a second.
     pub bytes_per_second: u64,
-    /// Its fixed latency, by measurement.
+    /// Measured fixed latency.
     pub latency_ns: u64,
-    /// Bytes posted and not done; of a rail that is there twice, all of them at its first place.
+    /// Bytes in flight; if the rail is listed twice, all of them are in the first entry.
     pub inflight_bytes: u64,
-    /// Slices done.
+    /// Completed slices.
     pub operations: u64,
-    /// Payload bytes of those.
+    /// Payload bytes of the completed slices.
     pub bytes: u64,
-    /// Slices that it failed and that were sent again.
+    /// Slices that failed on it and were retried.
     pub retries: u64,
-    /// Slices that it had and that another rail or transport took over.
+    /// Slices that another rail or transport took over.
     pub failovers: u64,
-    /// Times that it was paused.
+    /// Pauses of the rail.
     pub pauses: u64,
-    /// Connections that were given up as nothing moved on them for too long, while other rails could take over.
+    /// Connections that were closed because nothing moved on them for too long, while other rails could take over.
     pub silences: u64,
     /// Slices that took longer than [`TransferEngineConfig::slow`](crate::TransferEngineConfig::slow).
     pub slow: u64,
-    /// Times that it was found not to lead to the peer from here, as shared memory does not into another container.
+    /// Times that the path was found not to lead to the peer, such as shared memory into another container.
     pub unavailable: u64,
-    /// Why it does not, until it was found to again; other paths are used meanwhile.
+    /// Reason why the path does not lead to the peer, until it does again; other paths are used meanwhile.
     pub reason: Option<String>,
-    /// Slices done on a rail over RDMA, by whether our device and our memory are on one NUMA node.
+    /// Slices completed over RDMA, by whether the local device and the local memory are on one NUMA node.
     pub own_node: NodeCounts,
-    /// The same of the peer's device and its memory, as far as it told.
+    /// Slices completed over RDMA, by whether the peer's device and memory are on one NUMA node, as far as known.
     pub peer_node: NodeCounts,
-    /// Time that slices waited for it.
+    /// Time that slices were queued for the rail.
     pub queue: Histogram,
-    /// Time from being posted on it to being done.
+    /// Time from posting to completion.
     pub service: Histogram,
 }
 
@@ -96,7 +96,7 @@ impl RailSnapshot {
         }
     }
 
-    /// What it is called among the rails of its transport to its peer.
+    /// Returns the label of the rail among those of its transport to its peer.
     fn label(&self) -> String {
         self.device.clone().unwrap_or_else(|| self.number.to_string())
     }
@@ -122,65 +122,65 @@ impl RailSnapshot {
 /// Slices that moved from one transport to another after a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathChange {
-    /// The transport that failed.
+    /// Transport that failed.
     pub from: Transport,
-    /// The transport that took over.
+    /// Transport that took over.
     pub to: Transport,
-    /// How many.
+    /// Number of slices.
     pub slices: u64,
 }
 
-/// Where a slow slice spent its time: the stages follow each other and add up to all of it.
+/// Time of each stage of a slow slice: the stages follow each other and add up to the total.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SlowTransfer {
-    /// The peer's segment.
+    /// Segment of the peer.
     pub peer: String,
-    /// What carried it last.
+    /// Last transport used.
     pub transport: Transport,
-    /// Bytes that it was to move.
+    /// Length of the slice.
     pub bytes: u64,
-    /// Time that earlier attempts took.
+    /// Time of earlier attempts.
     pub earlier_ns: u64,
-    /// Time that it waited for a rail.
+    /// Time that it was queued for a rail.
     pub queue_ns: u64,
-    /// Time that it was bound to a connection and behind others there.
+    /// Time that it was queued on a connection, behind others.
     pub lane_ns: u64,
-    /// Time from then, when its request or payload left or its copy was next, to its end.
+    /// Time from then, when its request or payload was sent or its copy began, to its completion.
     pub service_ns: u64,
-    /// Times that it was sent before.
+    /// Number of earlier attempts.
     pub attempts: u8,
-    /// Its outcome.
+    /// Outcome.
     pub status: Status,
 }
 
-/// What an engine counted since it started.
+/// Counters of an engine since its start.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    /// Every rail of every peer that was asked; copies within this process first of each initiator.
+    /// All rails of all peers; copies within this process come first for each initiator.
     pub rails: Vec<RailSnapshot>,
-    /// What the rails of peers had counted that were left since.
+    /// Counters of rails to peers that were closed since.
     pub departed: Vec<(Transport, RailCounts)>,
     /// Changes of transport.
     pub path_changes: Vec<PathChange>,
-    /// The latest slow transfers of each initiator, oldest first.
+    /// Latest slow transfers of each initiator, oldest first.
     pub slow: Vec<SlowTransfer>,
-    /// Payloads of requests that left over TCP without a copy, or should have. What peers read is counted by the
-    /// serving thread: [`TransferEngine::snapshot`].
+    /// Payloads that were sent over TCP without a copy, or should have been. Payloads that peers read are counted by
+    /// the serving thread: [`TransferEngine::snapshot`].
     pub zero_copy: ZeroCopyCounters,
-    /// Batches submitted.
+    /// Number of submitted batches.
     pub batches: u64,
-    /// Batches in flight.
+    /// Number of batches in flight.
     pub in_flight: usize,
-    /// Notices of batches that their peers took.
+    /// Notices of batches that peers accepted.
     pub notices_sent: u64,
     /// Notices of batches that could not be delivered.
     pub notices_failed: u64,
-    /// Bytes that this process, and not this engine alone, keeps for good because a device never gave them back.
+    /// Bytes that this process, not only this engine, keeps forever because a device never released them.
     pub leaked_bytes: u64,
 }
 
 impl TransferEngine {
-    /// What was counted so far. Costs the initiators a moment each.
+    /// Returns the counters so far. Interrupts each initiator for a moment.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let (notices_sent, notices_failed) = self.courier.counts();
@@ -202,7 +202,7 @@ impl TransferEngine {
 }
 
 impl Metrics {
-    /// Adds what a client counted, of a host with these RDMA devices.
+    /// Adds the counters of a client, on a host with these RDMA devices.
     pub fn add(
         &mut self,
         initiator: usize,

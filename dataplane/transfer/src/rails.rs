@@ -1,4 +1,4 @@
-//! Which rails are used for which memory, and why, in words.
+//! Ranking of RDMA rails for memory locations, with the reasons in words.
 
 pub mod near;
 pub(crate) mod rdma;
@@ -12,33 +12,33 @@ use kvplane_mooncake::Descriptor;
 use crate::TransferEngine;
 use crate::rails::near::Theirs;
 
-/// A rail as it ranks for memory at two places.
+/// Rail and its rank for a pair of memory locations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankedRail {
-    /// Our device.
+    /// Local device.
     pub own: String,
-    /// The peer's device, by its name where the peer told, else by its number.
+    /// Peer's device, by its name where the peer announced it, else by its index.
     pub peer: String,
-    /// 1 for the rails that are used as long as one of them is in order, 2 for those that stand in for them, and so on.
+    /// Rank: 1 for the rails that are used while one of them is healthy, 2 for those that replace them, and so on.
     pub rank: usize,
-    /// Why it ranks so.
+    /// Reason for the rank.
     pub reason: String,
 }
 
-/// The rails for memory at two places, ours and the peer's, the first to be used first.
+/// Rails for a pair of memory locations, local and remote, in the order of their ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryRails {
-    /// Where our memory is; `*` for what is not known.
+    /// Location of the local memory; `*` if unknown.
     pub own: String,
-    /// Where the peer's memory is; `*` for what is not known.
+    /// Location of the peer's memory; `*` if unknown.
     pub peer: String,
-    /// The rails.
+    /// Rails, best first.
     pub rails: Vec<RankedRail>,
 }
 
 impl fmt::Display for MemoryRails {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "from our memory at {} to the peer's at {}:", self.own, self.peer)?;
+        writeln!(f, "from local memory at {} to the peer's at {}:", self.own, self.peer)?;
         for RankedRail { own, peer, rank, reason } in &self.rails {
             writeln!(f, "  {rank}. {own} -> {peer}: {reason}")?;
         }
@@ -47,7 +47,7 @@ impl fmt::Display for MemoryRails {
 }
 
 impl TransferEngine {
-    /// The rails to the peer of this descriptor for every pair of places.
+    /// Returns the rails to the peer of this descriptor for every pair of locations.
     pub(crate) fn rank_rails(&self, descriptor: &Descriptor) -> Vec<MemoryRails> {
         let names = self.drivers.first().map_or_else(Vec::new, |driver| driver.with(|core| core.devices()));
         let near = self.directory.near();
@@ -55,7 +55,7 @@ impl TransferEngine {
     }
 }
 
-/// The names of places; `*` where there are none.
+/// Returns the named locations; `*` if there are none.
 fn places<'a>(names: impl Iterator<Item = &'a String>) -> Vec<(Place, String)> {
     let places: Vec<_> = names.enumerate().map(|(position, name)| (Place::at(position), name.clone())).collect();
     if places.is_empty() { vec![(Place::UNKNOWN, "*".to_owned())] } else { places }
@@ -96,14 +96,14 @@ fn rank(near: &NearDevices, names: &[String], theirs: &Theirs) -> Vec<MemoryRail
     ranked
 }
 
-/// How near a device is, as far as a table tells.
+/// Describes how near a device is to memory, as far as a table tells.
 fn words(near: &Near, device: u16, place: Place) -> &'static str {
     let nearness = near.of(device, place);
     match (nearness.same_node, nearness.tier) {
         (Some(true), _) => "on the memory's node",
         (Some(false), _) => "on another node than the memory",
-        (None, 0) => "as near as any, as far as is known",
-        (None, _) => "of a later tier",
+        (None, 0) => "distance unknown",
+        (None, _) => "of a lower preference",
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rails_are_ranked_by_both_ends_and_say_why() {
+    fn rails_are_ranked_by_both_ends_with_reasons() {
         let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
         let place = |node: u32| PlaceName { name: format!("cpu:{node}"), node: Some(node) };
         let names = ["a".to_owned(), "b".to_owned()];
@@ -143,7 +143,7 @@ mod tests {
         let text = ranked[1].to_string();
         assert!(text.contains("1. a -> y: here on node 0, where cpu:0 is; there on the memory's node"), "{text}");
         assert!(text.contains("3. b -> x: here on another node than the memory; there on another node"), "{text}");
-        // A peer that told nothing is reached number by number.
+        // The devices of a peer without an announcement are paired by index.
         let plain = rank(&devices, &names, &Theirs::default());
         assert_eq!((plain.len(), plain[0].peer.as_str(), plain[0].rails[0].peer.as_str()), (2, "*", "#0"));
         assert!(rank(&NearDevices::default(), &[], &Theirs::default()).is_empty());

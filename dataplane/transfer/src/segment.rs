@@ -1,7 +1,7 @@
-//! Segments of others: opened by name, known by handle, their buffers found by address.
+//! Segments of peers: opened by name, identified by handle, their buffers found by address.
 //!
-//! What a peer told about its memory is kept. It is asked again when an address is not found in what it told, and
-//! when a transfer found that the peer's memory is not what it was: after a restart, or after it unregistered some.
+//! A peer's description of its memory is cached. It is requested again when an address is not found in it, and when a
+//! transfer shows that the peer's memory has changed: after a restart, or after it unregistered some.
 
 pub(crate) mod open;
 pub(crate) mod peers;
@@ -20,68 +20,68 @@ use crate::error::Error;
 use crate::files::{FileInfo, OpenFile};
 use crate::segment::peers::{Peer, Peers};
 
-/// Segments that one engine may have open.
+/// Limit of open segments of one engine.
 const OPEN_SEGMENTS: usize = 65_536;
 
-/// An opened segment. Copies name the same one; a handle is never given twice by one engine.
+/// Handle of an open segment. Handles are never reused within an engine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SegmentHandle(u32);
 
 impl SegmentHandle {
-    /// Our own memory.
+    /// Memory of this engine.
     pub const LOCAL: Self = Self(0);
 
-    /// As a number: 0 for [`Self::LOCAL`], from 1 on for others.
+    /// Returns the handle as a number: 0 for [`Self::LOCAL`], from 1 on for others.
     #[must_use]
     pub const fn to_bits(self) -> u32 {
         self.0
     }
 
-    /// The inverse of [`Self::to_bits`]. A number that was never given is refused where it is used.
+    /// Converts a number back, the inverse of [`Self::to_bits`]. An unknown number is rejected where it is used.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 }
 
-/// One buffer of a segment.
+/// Buffer of a segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferInfo {
     /// Address in its process.
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Whether peers on its host can map it.
+    /// True if peers on its host can map it.
     pub shareable: bool,
-    /// Where its owner said it is, when that is known here.
+    /// Location as announced by its owner; `None` if unknown.
     pub location: Option<String>,
 }
 
-/// What is known of a segment.
+/// Description of a segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentInfo {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its buffers by address. A file is one buffer that begins at 0.
+    /// Buffers by address. A file is one buffer that begins at 0.
     pub buffers: Vec<BufferInfo>,
-    /// What is known of the file, where it is one.
+    /// Properties of the file, if it is one.
     pub file: Option<FileInfo>,
 }
 
-/// What a peer told of its segment.
+/// Segment of a peer, as the peer described it.
 pub(crate) struct Remote {
     pub(crate) name: String,
-    /// Whom the initiators ask, the same for every copy of this peer's description.
+    /// Peer id of the initiators, the same for all descriptions of this peer.
     pub(crate) peer: Arc<Peer>,
-    /// The file, where it is one.
+    /// File, if it is one.
     pub(crate) file: Option<OpenFile>,
-    /// By address.
+    /// Regions, sorted by address.
     pub(crate) regions: Vec<RegionDescriptor>,
-    /// Where each of them is, as far as the peer told.
+    /// Location of each region, as far as the peer announced it.
     places: Vec<Place>,
-    /// What the initiators know of it, where it is a stock engine over RDMA: kept as long as this.
+    /// Connection state in the initiators, if it is a stock engine over RDMA: kept alive by this.
     _known: Option<Arc<ForeignPeer>>,
-    /// Whether a transfer found this to be out of date.
+    /// Set when a transfer found the description outdated.
     pub(crate) stale: AtomicBool,
 }
 
@@ -93,14 +93,14 @@ impl Remote {
         place: impl Fn(u64) -> Place,
     ) -> Result<Self, Error> {
         let mut regions = SegmentDescriptor::decode(description)
-            .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?
+            .map_err(|error| Error::Argument(format!("the description of segment {name} is malformed: {error}")))?
             .regions;
         regions.sort_unstable_by_key(|region| region.address);
         let places = regions.iter().map(|region| place(region.segment.to_bits())).collect();
         Ok(Self { places, ..Self::with(name, peer, regions) })
     }
 
-    /// A peer that has told nothing yet.
+    /// Creates the segment of a peer that has described nothing yet.
     pub(crate) fn unknown(name: &str, peer: Arc<Peer>) -> Self {
         Self::with(name, peer, Vec::new())
     }
@@ -110,10 +110,10 @@ impl Remote {
         Self { name: name.to_owned(), peer, file: None, regions, places, _known: None, stale: AtomicBool::new(false) }
     }
 
-    /// A file: one region that begins at 0.
+    /// Creates the segment of a file: one region that begins at 0.
     pub(crate) fn of_file(name: &str, peer: Arc<Peer>, file: OpenFile) -> Self {
         let region = RegionDescriptor {
-            // Each initiator has its own id for it.
+            // Each initiator has its own id for the file.
             segment: SegmentId::from_bits(0),
             address: 0,
             bytes: file.file.bytes(),
@@ -123,7 +123,7 @@ impl Remote {
         Self { file: Some(file), ..Self::with(name, peer, vec![region]) }
     }
 
-    /// A peer that names its memory by address alone.
+    /// Creates the segment of a peer whose protocol names memory by address only.
     pub(crate) fn foreign(name: &str, peer: Arc<Peer>, buffers: &[Buffer]) -> Self {
         let region = |buffer: &Buffer| RegionDescriptor {
             segment: SegmentId::from_bits(0),
@@ -137,7 +137,7 @@ impl Remote {
         Self::with(name, peer, regions)
     }
 
-    /// A stock engine whose memory our devices reach. The ids of its buffers are of this generation.
+    /// Creates the segment of a stock engine over RDMA. The ids of its buffers are of this generation.
     pub(crate) fn stock_rdma(
         name: &str,
         peer: Arc<Peer>,
@@ -157,8 +157,8 @@ impl Remote {
         Self { _known: Some(known), ..Self::with(name, peer, regions) }
     }
 
-    /// The region that holds a range, and how the peer's protocol says where in it the range begins.
-    /// And where the region is.
+    /// Returns the region that contains a range, the position of the range as the peer's protocol expresses it (offset
+    /// or address), and the region's location.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<(&RegionDescriptor, u64, Place)> {
         let after = self.regions.partition_point(|region| region.address <= address);
         let position = after.checked_sub(1)?;
@@ -182,7 +182,7 @@ impl Remote {
     }
 
     pub(crate) fn set_stale(&self) {
-        // A file has no owner to be asked again.
+        // A file has no owner to request a description from.
         self.stale.store(self.file.is_none(), Ordering::Relaxed);
     }
 
@@ -193,11 +193,11 @@ impl Remote {
 
 struct Open {
     remote: Arc<Remote>,
-    /// Opened as often as this and not closed.
+    /// Number of opens without a close.
     times: usize,
 }
 
-/// The open segments.
+/// Table of open segments.
 #[derive(Default)]
 pub(crate) struct Table {
     by_name: HashMap<String, SegmentHandle>,
@@ -216,17 +216,17 @@ impl Table {
         Some((handle, self.get(handle)?))
     }
 
-    /// One more user of a segment that is open.
+    /// Counts another user of an open segment.
     pub(crate) fn reopen(&mut self, handle: SegmentHandle) {
         if let Some(open) = self.by_handle.get_mut(&handle) {
             open.times += 1;
         }
     }
 
-    /// Opens a segment, or renews what is known of it and counts one more user.
+    /// Opens a segment, or updates the description of an open one and counts another user.
     ///
     /// # Errors
-    /// When it is one too many.
+    /// When the limit of open segments is reached.
     pub(crate) fn open(&mut self, remote: Arc<Remote>) -> Result<SegmentHandle, Error> {
         if let Some(&handle) = self.by_name.get(&remote.name) {
             self.renew(handle, remote);
@@ -246,14 +246,14 @@ impl Table {
         Ok(handle)
     }
 
-    /// Replaces what is known of a segment.
+    /// Replaces the description of a segment.
     pub(crate) fn renew(&mut self, handle: SegmentHandle, remote: Arc<Remote>) {
         if let Some(open) = self.by_handle.get_mut(&handle) {
             open.remote = remote;
         }
     }
 
-    /// Takes one user away; the last one's going forgets the segment. False for a handle that is not open.
+    /// Removes one user; the last one closes the segment. Returns false for a handle that is not open.
     pub(crate) fn close(&mut self, handle: SegmentHandle) -> bool {
         let Some(open) = self.by_handle.get_mut(&handle) else { return false };
         open.times -= 1;
@@ -264,13 +264,13 @@ impl Table {
         true
     }
 
-    /// All that are open.
+    /// Returns the handles of all open segments.
     pub(crate) fn handles(&self) -> Vec<SegmentHandle> {
         self.by_handle.keys().copied().collect()
     }
 }
 
-/// The table behind its lock, which is never held while anything is waited for.
+/// Table behind its lock, which is never held during a wait.
 #[derive(Default)]
 pub(crate) struct Segments {
     table: RwLock<Table>,

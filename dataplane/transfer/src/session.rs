@@ -1,7 +1,7 @@
-//! The fast path of one thread: an initiator of its own, driven by nobody else.
+//! Session: the fast path of a single thread, with an initiator that no other thread drives.
 //!
-//! What [`TransferEngine`](crate::TransferEngine) does for many threads costs a lock and some counting; a thread that
-//! only ever asks for itself, such as a benchmark's, does without.
+//! [`TransferEngine`](crate::TransferEngine) supports many threads at the cost of a lock and some counting; a single
+//! thread that only drives its own transfers, such as a benchmark's, avoids that cost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,30 +19,30 @@ use crate::files::file_name::is_file;
 use crate::metrics::Metrics;
 use crate::rails::near::Theirs;
 
-/// An opened segment.
+/// Open segment.
 #[derive(Clone, Debug)]
 pub struct Segment {
     peer: PeerId,
-    /// Its regions, in order of registration.
+    /// Regions, in order of registration.
     pub regions: Vec<RegionDescriptor>,
-    /// Where each of them is, as far as its owner told.
+    /// Location of each region, as far as its owner announced it.
     places: Vec<Place>,
 }
 
-/// One transfer: between a part of registered memory and a range of a segment's region.
+/// Transfer between a part of registered memory and a range of a segment's region.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// The caller's memory.
+    /// Memory of the caller.
     pub local: Slice,
-    /// Which region of the segment.
+    /// Index of the region in the segment.
     pub region: usize,
-    /// Where in it.
+    /// Offset in the region.
     pub offset: u64,
-    /// Into the segment, or out of it.
+    /// Direction: true writes into the segment, false reads from it.
     pub write: bool,
 }
 
-/// Asks peers, from one thread.
+/// Initiator of one thread.
 pub struct Session {
     initiator: Initiator,
     directory: Arc<Directory>,
@@ -54,7 +54,7 @@ impl Session {
         Ok(Self { initiator, directory })
     }
 
-    /// Registers memory to transfer from and into.
+    /// Registers memory as source and destination of transfers.
     pub fn register(&mut self, region: Arc<Region>) -> Buffer {
         let index = self.initiator.add_buffer(Arc::clone(&region));
         Buffer::new(region, index)
@@ -63,7 +63,7 @@ impl Session {
     /// Opens the segment of the engine at this address.
     ///
     /// # Errors
-    /// When the name is no address, or nobody answers there.
+    /// When the name is no address, or no engine answers there.
     pub fn open_segment(&mut self, name: &str, deadline: Duration) -> Result<Segment, Error> {
         if is_file(name) {
             return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
@@ -71,7 +71,7 @@ impl Session {
         let found = self.directory.find(name, deadline)?;
         let (address, theirs) = (self.directory.address_of(&found, deadline)?, Theirs::of(&found));
         if address.kind != PeerKind::Native {
-            return Err(Error::Argument(format!("{name} speaks another protocol than ours: not from a session")));
+            return Err(Error::Argument(format!("{name} does not speak the native protocol, which a session needs")));
         }
         let peer = self.initiator.open_peer_near(address, theirs.near.clone());
         let batch = self.initiator.submit(&[Request::OpenSegment(peer)], deadline)?;
@@ -84,7 +84,7 @@ impl Session {
             return Err(Error::Status { what: format!("open segment {name}"), status, cause });
         }
         let descriptor = SegmentDescriptor::decode(&description)
-            .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?;
+            .map_err(|error| Error::Argument(format!("the description of segment {name} is malformed: {error}")))?;
         let places = descriptor.regions.iter().map(|region| theirs.place(region.segment.to_bits())).collect();
         Ok(Segment { peer, regions: descriptor.regions, places })
     }
@@ -92,16 +92,16 @@ impl Session {
     /// Starts transfers as one batch; validated as a whole before any has an effect.
     ///
     /// # Errors
-    /// When one is malformed or names a region that the segment does not have.
+    /// When a transfer is malformed or names a region that the segment does not have.
     pub fn submit(&mut self, segment: &Segment, transfers: &[Transfer], deadline: Duration) -> Result<BatchId, Error> {
         let requests: Result<Vec<Request>, Error> = transfers.iter().map(|one| request(segment, one)).collect();
         Ok(self.initiator.submit(&requests?, deadline)?)
     }
 
-    /// Waits for a batch to complete and returns its results in order. Nothing touches its memory afterwards.
+    /// Waits for a batch to complete and returns its results in order. Nothing accesses its memory afterwards.
     ///
     /// # Errors
-    /// When the kernel fails us; never for the transfers' own outcomes.
+    /// When the kernel fails; never for the outcomes of the transfers themselves.
     pub fn wait(&mut self, batch: BatchId) -> Result<Vec<TaskResult>, Error> {
         self.initiator.wait(batch)?;
         let results = self.initiator.results(batch).to_vec();
@@ -109,7 +109,7 @@ impl Session {
         Ok(results)
     }
 
-    /// What this session counted, its rails without the names of their peers.
+    /// Returns the counters of this session; rails are listed without the names of their peers.
     pub fn metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::default();
         metrics.zero_copy.add(&self.initiator.host_counters().zero_copy);
@@ -118,10 +118,10 @@ impl Session {
         metrics
     }
 
-    /// Runs transfers as one batch; an error when any failed.
+    /// Runs transfers as one batch; fails when any failed.
     ///
     /// # Errors
-    /// When one is malformed or fails: names it and says why.
+    /// When a transfer is malformed or fails; the error names it and the reason.
     pub fn run(&mut self, segment: &Segment, transfers: &[Transfer], deadline: Duration) -> Result<(), Error> {
         let batch = self.submit(segment, transfers, deadline)?;
         self.initiator.wait(batch)?;

@@ -1,15 +1,15 @@
-//! Sizes as people write them, on command lines and in names: `4096`, `64K`, `1MiB`, `2g`.
+//! Parsing of sizes on command lines and in names: `4096`, `64K`, `1MiB`, `2g`.
 
-/// Bytes named by `text`: a whole number, with K, M, G or T (powers of 1024, also as KB or KiB, in any case) behind it
-/// or not.
+/// Parses a size in bytes: a whole number, optionally with the unit K, M, G or T (powers of 1024, also as KB or KiB, in
+/// any case).
 ///
 /// # Errors
-/// When it is no such number, or more than 64 bits count: names the text and says what is accepted.
+/// When `text` is no such number, or exceeds 64 bits; the error names the text and the accepted forms.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
-    let wrong = || format!("{text:?} is no size: give bytes, or a whole number with K, M, G or T");
-    let too_many = || format!("{text:?} is more bytes than there are");
+    let wrong = || format!("{text:?} is not a size: give bytes, or a whole number with K, M, G or T");
+    let too_many = || format!("{text:?} exceeds 2^64 bytes");
     if number.is_empty() {
         return Err(wrong());
     }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_or_refused_with_a_reason() {
+    fn sizes_are_parsed_or_rejected_with_a_reason() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -48,7 +48,7 @@ mod tests {
             assert!(parse_bytes(text).unwrap_err().contains("K, M, G or T"), "{text}");
         }
         for text in ["99999999999T", "18446744073709551616", "16777216T"] {
-            assert!(parse_bytes(text).unwrap_err().contains("more bytes than there are"), "{text}");
+            assert!(parse_bytes(text).unwrap_err().contains("exceeds 2^64 bytes"), "{text}");
         }
     }
 }

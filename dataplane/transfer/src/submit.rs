@@ -1,4 +1,4 @@
-//! Submitting: a batch is checked as a whole, its addresses are looked up, and it is handed to an initiator.
+//! Submission: a batch is validated as a whole, its addresses are looked up, and it is passed to an initiator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::memory::{Buffer, Map};
 use crate::segment::open::unknown;
 use crate::segment::{Remote, SegmentHandle};
 
-/// Why a batch cannot be planned.
+/// Reason why a batch cannot be planned.
 enum Obstacle {
-    /// It is malformed.
+    /// The batch is malformed.
     Error(Error),
-    /// The owners of these segments must be asked again before more can be said.
+    /// The owners of these segments have to describe them again first.
     Refresh(Vec<SegmentHandle>),
 }
 
@@ -32,37 +32,38 @@ impl From<Error> for Obstacle {
     }
 }
 
-/// A batch that was checked and found fit.
+/// Validated batch.
 #[derive(Default)]
 struct Plan {
-    /// What peers are asked, then what is copied here: the batch's parts, with their tasks.
+    /// Requests to peers and local copies: the parts of the batch, with the task of each.
     requests: Vec<Request>,
     copies: Vec<Copy>,
     request_owners: Vec<u32>,
     copy_owners: Vec<u32>,
     parts: Parts,
-    /// Whether part of a buffer is no memory any more.
+    /// True if part of a buffer is not mapped any more.
     gone: bool,
 }
 
-/// One attempt to submit a batch; another follows where what is known of its segments is old.
+/// Attempt to submit a batch; another one follows if the description of a segment is outdated.
 struct Attempt<'a> {
     options: &'a SubmitOptions,
-    /// When the caller submitted it.
+    /// Time of the submission.
     start_ns: u64,
     deadline_ns: u64,
-    /// Segments of which it was asked again meanwhile.
+    /// Segments whose description was renewed meanwhile.
     refreshed: &'a [SegmentHandle],
 }
 
 impl TransferEngine {
-    /// Starts transfers as one batch; checked as a whole before any has an effect. Requests may name different
-    /// segments. No requests are a batch that is done.
+    /// Starts transfers as one batch; validated as a whole before any has an effect. Requests may name different
+    /// segments. A batch without requests is complete at once.
     ///
-    /// Transfers within our own memory are done when this returns.
+    /// Transfers within local memory are complete when this returns.
     ///
     /// # Errors
-    /// When a request is malformed or outside of registered memory, naming it, or too much is in flight.
+    /// When a request is malformed or outside of registered memory, which the error names, or a limit of transfers in
+    /// flight is reached.
     pub fn submit(&self, requests: &[TransferRequest], options: &SubmitOptions) -> Result<Batch, Error> {
         self.submit_tasks(requests, None, requests.len(), options)
     }
@@ -70,7 +71,7 @@ impl TransferEngine {
     /// Starts sets of ranges as one batch, with one task and one result for each set.
     ///
     /// # Errors
-    /// As [`Self::submit`]; requests are counted over all sets.
+    /// The same as [`Self::submit`]; requests are counted over all sets.
     pub fn submit_scatter(&self, requests: &[ScatterRequest<'_>], options: &SubmitOptions) -> Result<Batch, Error> {
         let ranges = requests.iter().try_fold(0u64, |sum, one| sum.checked_add(one.count()));
         let ranges = ranges.unwrap_or(u64::MAX);
@@ -131,7 +132,7 @@ impl TransferEngine {
     ) -> Result<Batch, Obstacle> {
         let Attempt { options, start_ns, deadline_ns, refreshed } = *attempt;
         let (driver, state, work, copies) = {
-            // Held until the batch is a user of its buffers.
+            // Held until the batch is registered as a user of its buffers.
             let map = self.memory.read();
             let mut plan = self.plan(&map, requests, owners, refreshed)?;
             let alone = plan.parts.remotes.iter().any(|remote| remote.file.as_ref().is_some_and(|file| file.alone));
@@ -175,7 +176,7 @@ impl TransferEngine {
         Ok(Batch::new(state, Arc::clone(driver)))
     }
 
-    /// Looks every address up.
+    /// Looks up all addresses.
     fn plan(
         &self,
         map: &Map,
@@ -246,17 +247,17 @@ impl TransferEngine {
 }
 
 impl Plan {
-    /// Remembers a buffer once, where it was seen lately.
+    /// Records a buffer once, unless it is among the last ones recorded.
     fn use_buffer(&mut self, buffer: &Arc<Buffer>) {
         let known = &self.parts.buffers;
         if !known.iter().rev().take(8).any(|other| Arc::ptr_eq(other, buffer)) {
-            // Whole, so that one look will do for all of its ranges.
+            // Checked as a whole, so that one check covers all of its ranges.
             self.gone |= !buffer.region.is_mapped(0, buffer.region.bytes());
             self.parts.buffers.push(Arc::clone(buffer));
         }
     }
 
-    /// Remembers whom it asks once; the position among those.
+    /// Records a peer once; returns its position among the batch's peers.
     fn use_remote(&mut self, remote: &Arc<Remote>) -> PeerId {
         let remotes = &mut self.parts.remotes;
         let position = remotes.iter().position(|other| Arc::ptr_eq(other, remote)).unwrap_or_else(|| {
@@ -266,7 +267,7 @@ impl Plan {
         PeerId(position as u32)
     }
 
-    /// Requests of at most one frame's payload each.
+    /// Splits a transfer into requests of at most one frame's payload.
     fn cut(&mut self, opcode: Opcode, target: SegmentTarget, local: Local, task: u32) {
         let mut done = 0;
         while done < local.bytes {
@@ -306,7 +307,7 @@ impl Plan {
     }
 }
 
-/// Refuses requests whose memory was freed without being unregistered: to touch it would end the process.
+/// Rejects requests whose memory was freed without being unregistered: an access would kill the process.
 fn refuse_freed(map: &Map, requests: &[TransferRequest]) -> Result<(), Error> {
     for (index, request) in requests.iter().enumerate().filter(|(_, request)| request.length > 0) {
         let local = (request.target == SegmentHandle::LOCAL).then_some(request.target_offset);
@@ -327,7 +328,7 @@ fn refuse_freed(map: &Map, requests: &[TransferRequest]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses what a file does not hold, or may not be written.
+/// Rejects transfers beyond a file's end, and writes to a read-only file.
 fn check_file(index: usize, request: &TransferRequest, name: &str, file: &OpenFile) -> Result<(), Error> {
     let bytes = file.file.bytes();
     if request.opcode == Opcode::Write && !file.file.writable() {
@@ -342,7 +343,7 @@ fn check_file(index: usize, request: &TransferRequest, name: &str, file: &OpenFi
 }
 
 fn late(name: &str) -> Error {
-    let what = format!("ask {name} what it holds");
+    let what = format!("describe segment {name}");
     Error::Status { what, status: Status::DeadlineExceeded, cause: None }
 }
 

@@ -35,11 +35,11 @@ fn a_missing_origin_is_waited_for_until_the_deadline() {
         });
         let error =
             readers[1].get_replica(&object, &regions(), &GetOptions::default()).expect_err("nowhere").to_string();
-        assert!(error.contains("64 shards are nowhere to be had; no deadline was given"), "{error}");
+        assert!(error.contains("64 shards are held by no peer; no deadline was given"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         let short = GetOptions { deadline: Some(Duration::from_secs(5)), ..GetOptions::default() };
         let error = readers[1].get_replica(&object, &regions(), &short).expect_err("nowhere").to_string();
-        assert!(error.contains("time is up; 64 shards are nowhere to be had"), "{error}");
+        assert!(error.contains("deadline exceeded; 64 shards are held by no peer"), "{error}");
         let again = store(&bed, "origin");
         again.register("o", &filled(21), &publish()).expect("published again");
         patient.join().expect("fetched");
@@ -66,7 +66,7 @@ fn ranges_wait_for_the_same_object() {
         let object = reader.find("o", None).expect("there");
         drop(origin);
         let error = read(&reader, &object, None).expect_err("nobody has it");
-        assert!(error.contains("nobody holds all of it any more; no deadline was given"), "{error}");
+        assert!(error.contains("no peer holds all of it any more; no deadline was given"), "{error}");
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&reader, &object, Some(120)));
             // The wait is longer than an object without members stays in the catalog.
@@ -86,7 +86,7 @@ fn ranges_wait_for_the_same_object() {
                         assert!(part.iter().zip(offset..).all(|(&found, at)| found == super::byte(22, 0, at)));
                     });
                 }
-                false => assert!(result.expect_err("another one").contains("find it again")),
+                false => assert!(result.expect_err("another one").contains("look it up again")),
             }
         });
         // The next object gets the same version number.

@@ -58,7 +58,7 @@ fn held_shards_stay_when_the_others_are_unavailable() {
     origin.unregister("o", None).expect("nobody reads");
     let soon = GetOptions { deadline: Some(Duration::from_secs(4)), ..GetOptions::default() };
     let error = holder.get_replica(&object, &memory, &soon).expect_err("nobody has the rest").to_string();
-    assert!(error.contains("55 of 65 shards are missing: time is up; 55 shards are nowhere"), "{error}");
+    assert!(error.contains("55 of 65 shards are missing: deadline exceeded; 55 shards are held"), "{error}");
     let found = reader.describe("o", None).expect("there");
     let rows: Vec<(u32, u32)> = found.members.iter().map(|row| (row.have, row.need)).collect();
     assert_eq!(rows, [(10, 0)]);
@@ -87,7 +87,7 @@ fn invalid_widening_is_refused() {
     };
     refused(&holder, &regions(), &some(1, 1), "in other memory");
     let ranks = GetOptions { ranks: Some(Ranks::new(0, 1)), ..GetOptions::default() };
-    refused(&holder, &memory, &ranks, "name no rank");
+    refused(&holder, &memory, &ranks, "pass no rank");
     refused(&origin, &whole, &some(1, 1), "was registered");
     // Shards are fetched one at a time, and no source is given up meanwhile.
     let each = |_| {

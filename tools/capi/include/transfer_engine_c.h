@@ -1,4 +1,4 @@
-/* The C interface of kvplane's transfer engine.
+/* C interface of kvplane's transfer engine.
  *
  * Names, types, numbers and conventions are those of Mooncake's transfer_engine_c.h, so that a program written for that
  * header (NIXL's and TensorRT-LLM's plugins, Go bindings) compiles and links against libtransfer_engine.so unchanged.
@@ -7,9 +7,9 @@
  *   - A function that returns int returns 0 for success. Registration, segments and notifications return the negative
  *     ERR_* numbers below; submitTransfer*, getTransferStatus and freeBatchID return the same numbers positive.
  *   - Any thread may call any function at any time, except destroyTransferEngine, which must be the last call.
- *   - A null engine, buffer or string is refused with INVALID_ARGUMENT; it does not crash.
+ *   - A null engine, buffer or string is rejected with INVALID_ARGUMENT; it does not crash.
  *   - Memory named in a request belongs to the transfer until its status is COMPLETED, CANCELED, TIMEOUT or FAILED.
- *     From then on nothing touches it. A COMPLETED write is visible to whoever reads the target next.
+ *     From then on nothing accesses it. A COMPLETED write is visible to any later read of the target.
  */
 #ifndef TRANSFER_ENGINE_C
 #define TRANSFER_ENGINE_C
@@ -25,15 +25,15 @@ extern "C" {
 #define segment_id_t int32_t
 #define batch_id_t uint64_t
 
-/* The handle of the engine's own memory. */
+/* Handle of the engine's own memory. */
 #define LOCAL_SEGMENT (0)
-/* What allocateBatchID returns when it cannot. */
+/* Result of allocateBatchID on failure. */
 #define INVALID_BATCH UINT64_MAX
 
 #define OPCODE_READ (0)
 #define OPCODE_WRITE (1)
 
-/* States of a transfer. WAITING and PENDING are under way, all others are final. */
+/* States of a transfer. WAITING and PENDING are in flight, all others are final. */
 #define STATUS_WAITING (0)
 #define STATUS_PENDING (1)
 #define STATUS_INVALID (2)
@@ -53,7 +53,7 @@ struct transfer_request {
 };
 typedef struct transfer_request transfer_request_t;
 
-/* A named message. */
+/* Named message. */
 struct notify_msg {
     char *name;
     char *msg;
@@ -92,7 +92,7 @@ struct buffer_entry {
 };
 typedef struct buffer_entry buffer_entry_t;
 
-/* Load of one way out of this machine, see getNicLoadStats. */
+/* Load of one rail, see getNicLoadStats. */
 struct nic_load_stat {
     char device_name[64];
     uint64_t inflight_bytes;
@@ -103,93 +103,96 @@ typedef struct nic_load_stat nic_load_stat_t;
 typedef void *transfer_engine_t;
 typedef void *transport_t;
 
-/* ---- life ---------------------------------------------------------------------------------------------------------- */
+/* ---- engine -------------------------------------------------------------------------------------------------------- */
 
 /* Starts an engine. metadata_conn_string is "P2PHANDSHAKE", "http://host:port/metadata", "redis://host:port",
- * "etcd://a;b" or "host:port" (etcd). With P2PHANDSHAKE the engine's name is the address that getLocalIpAndPort gives;
- * else it is local_server_name. rpc_port 0 takes a free port. auto_discover is accepted. NULL on failure. */
+ * "etcd://a;b" or "host:port" (etcd). With P2PHANDSHAKE the engine's name is the address that getLocalIpAndPort
+ * returns; otherwise it is local_server_name. rpc_port 0 takes a free port. auto_discover is ignored. NULL on
+ * failure. */
 transfer_engine_t createTransferEngine(const char *metadata_conn_string, const char *local_server_name,
                                        const char *ip_or_host_name, uint64_t rpc_port, int auto_discover);
 
-/* Ends it: transfers under way are cancelled, memory is free when this returns. NULL is ignored. */
+/* Destroys an engine: transfers in flight are cancelled, and memory may be freed when this returns. NULL is ignored. */
 void destroyTransferEngine(transfer_engine_t engine);
 
-/* Reads the machine's topology anew. */
+/* Refreshes the descriptions of all open segments. */
 int discoverTopology(transfer_engine_t engine);
 
-/* Writes "ip:port", as peers would open it, and a final zero into buf_out; cut to buf_len. */
+/* Writes "ip:port", the name by which peers open the engine, and a final zero into buf_out; truncated to buf_len. */
 int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 
-/* Asks for a transport by name: non-NULL, or NULL where there is none. The engine uses every transport that works here by
- * itself, but for two. "file" must be asked for before files are opened: names of segments often come from other machines.
- * "rdma" must be asked for before Mooncake's engines reach this one over RDMA; from then on, only those with RDMA do, for
- * they take one protocol for each segment. Then args is NULL, or its first element is NULL or which devices serve which
- * memory, as JSON: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}; it names only devices that are there. Why there is no RDMA is said
- * on standard error. args is not looked at for other transports. */
+/* Installs a transport by name: non-NULL, or NULL if it is unavailable. The engine uses every transport that works
+ * here automatically, except two. "file" must be installed before files are opened: segment names often come from
+ * other machines. "rdma" must be installed before Mooncake's engines can reach this one over RDMA; from then on,
+ * only those with RDMA can, because they use one protocol for each segment. For "rdma", args is NULL, or its first
+ * element is NULL or the assignment of devices to memory, as JSON: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}; it may name
+ * existing devices only. If RDMA is unavailable, the reason is printed to standard error. args is ignored for other
+ * transports. */
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 int uninstallTransport(transfer_engine_t engine, const char *proto);
 
-/* When SIGTERM or SIGINT arrives, takes the engine out of the metadata store and ends the process as the signal does by
- * default. For programs without a handler of their own for these. */
+/* On SIGTERM or SIGINT, removes the engine from the metadata store and then lets the signal have its default effect.
+ * For programs without a handler of their own for these signals. */
 void enableGracefulShutdown(transfer_engine_t engine);
 
 /* ---- segments ------------------------------------------------------------------------------------------------------ */
 
-/* Opens a peer's memory by name; "file:///path" opens a file, where installTransport
- * allowed it. The handle is at least 1, LOCAL_SEGMENT for the engine's own name, or negative on failure. */
+/* Opens a peer's segment by name; "file:///path" opens a file, if the transport "file" is installed. The handle is at
+ * least 1, LOCAL_SEGMENT for the engine's own name, or negative on failure. */
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name);
-/* The same, asking the peer again even if the name is known. */
+/* Like openSegment, and requests the description from the peer even if the segment is open. */
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name);
 int closeSegment(transfer_engine_t engine, segment_id_t segment_id);
-/* Forgets what is known of peers; it is asked for again on the next use. */
+/* Refreshes the descriptions of all open segments. */
 int syncSegmentCache(transfer_engine_t engine);
-/* Takes this engine's own descriptor out of the metadata store. */
+/* Removes this engine's own descriptor from the metadata store. */
 int removeLocalSegment(transfer_engine_t engine, const char *segment_name);
-/* Connects ahead of the first transfer. */
+/* Connects before the first transfer. */
 int warmupEfaSegment(transfer_engine_t engine, const char *segment_name);
 
 /* ---- memory -------------------------------------------------------------------------------------------------------- */
 
-/* Lets transfers use addr .. addr + length, and peers too where remote_accessible is not 0. The memory must stay mapped
- * until it is unregistered. Length 0 is refused, as is overlap with registered memory. */
+/* Registers addr .. addr + length for transfers, and for peers if remote_accessible is not 0. The memory must stay
+ * mapped until it is unregistered. Length 0 is rejected, as is overlap with registered memory. */
 int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, const char *location,
                         int remote_accessible);
-/* Takes it back; when this returns 0 no peer writes it any more. -4 says that one still does, as a process of this host
- * may that was stopped in the middle of a copy: then the memory must stay mapped, and this be called again. */
+/* Unregisters memory; when this returns 0, no peer accesses it any more. -4: a peer still does, such as a process of
+ * this host that was stopped in the middle of a copy; then the memory must stay mapped, and this be called again. */
 int unregisterLocalMemory(transfer_engine_t engine, void *addr);
-/* All or none. */
+/* Registers or unregisters all ranges, or none. */
 int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list, size_t buffer_len,
                              const char *location);
 int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_t addr_len);
 
 /* ---- transfers ----------------------------------------------------------------------------------------------------- */
 
-/* Makes a batch with room for batch_size transfers; INVALID_BATCH on failure. */
+/* Allocates a batch with capacity for batch_size transfers; INVALID_BATCH on failure. */
 batch_id_t allocateBatchID(transfer_engine_t engine, size_t batch_size);
-/* Starts transfers; checked as a whole before any has an effect. May be called again while the batch has room; tasks
- * are numbered in order. */
+/* Starts transfers; validated as a whole before any has an effect. May be called again while the batch has capacity;
+ * tasks are numbered in order. */
 int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries, size_t count);
-/* The same; sends the message to the first request's target when all of these have completed. */
+/* Like submitTransfer; delivers the message to the first request's target when all of these have completed. */
 int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries,
                              size_t count, notify_msg_t notify_msg);
-/* The state of one transfer. Asking also moves transfers on. */
+/* Returns the state of one transfer. Also drives the I/O of transfers. */
 int getTransferStatus(transfer_engine_t engine, batch_id_t batch_id, size_t task_id, struct transfer_status *status);
-/* Forgets a batch. BATCH_BUSY (4) while one of its transfers is under way. */
+/* Frees a batch. BATCH_BUSY (4) while one of its transfers is in flight. */
 int freeBatchID(transfer_engine_t engine, batch_id_t batch_id);
 
 /* ---- notifications ------------------------------------------------------------------------------------------------- */
 
-/* The messages that came since the last call; NULL and *size 0 when there are none. Free with freeNotifsMsgBuf. */
+/* Returns the messages received since the last call; NULL and *size 0 when there are none. Free with
+ * freeNotifsMsgBuf. */
 notify_msg_t *getNotifsFromEngine(transfer_engine_t engine, int *size);
 int freeNotifsMsgBuf(notify_msg_t *msg, int size);
 /* Sends a message to the engine of an open segment. */
 int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t notify_msg);
 
-/* ---- what there is to know ----------------------------------------------------------------------------------------- */
+/* ---- statistics ---------------------------------------------------------------------------------------------------- */
 
-/* Fills in up to *count ways and sets *count to how many there are. */
+/* Fills in up to *count rails and sets *count to their total number. */
 int getNicLoadStats(transfer_engine_t engine, nic_load_stat_t *stats, size_t *count);
-/* Describes the ways to each open segment, as text or JSON, cut to buf_len. */
+/* Describes the paths to all peers, as text or JSON, truncated to buf_len. */
 int showLinks(transfer_engine_t engine, char *buf_out, size_t buf_len, int json);
 
 #ifdef __cplusplus

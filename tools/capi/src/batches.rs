@@ -1,4 +1,4 @@
-//! Batches as C sees them: room for so many transfers, filled in one or several goes.
+//! Batches of the C interface: capacity for a number of transfers, submitted in one or several calls.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -11,14 +11,14 @@ use crate::notifications::message;
 use crate::rim::{INVALID_ARGUMENT, array, with_engine};
 use crate::types::{NotifyMessage, TransferRequest as Entry, TransferStatus};
 
-/// What `allocateBatchID` returns when it cannot.
+/// Result of `allocateBatchID` on failure.
 const INVALID_BATCH: u64 = u64::MAX;
-/// The most batches that may be allocated at a time.
+/// Maximum number of allocated batches.
 const BATCHES: usize = 1 << 20;
-/// The most transfers of one batch.
+/// Maximum number of transfers of one batch.
 const BATCH_ROOM: usize = 1 << 20;
 
-/// Positive codes, as batch functions return them.
+/// Positive error codes, as batch functions return them.
 mod code {
     use std::ffi::c_int;
 
@@ -27,17 +27,17 @@ mod code {
     pub(super) const BATCH_BUSY: c_int = 4;
 }
 
-/// A batch of C's: the batches that were submitted for it, each with the number of its first task.
+/// Batch of the C interface: the submitted batches, each with the number of its first task.
 struct Room {
     room: usize,
-    /// Held while transfers are added, which may ask peers.
+    /// Held while transfers are added, which may block on peers.
     filling: Mutex<()>,
-    /// Held for looking and for adding what was submitted, never while anything is waited for but the end of a batch
-    /// whose tasks have ended.
+    /// Locked to read, and to add a submitted batch; never during a wait, except for the completion of a batch whose
+    /// tasks have all ended.
     parts: RwLock<Vec<(usize, Batch)>>,
 }
 
-/// The batches of an engine by id.
+/// Batches of an engine by id.
 #[derive(Default)]
 pub(crate) struct Batches {
     entries: RwLock<(u64, HashMap<u64, Arc<Room>>)>,
@@ -71,7 +71,7 @@ impl Batches {
                 if !all_ended(batch) {
                     return Err(code::BATCH_BUSY);
                 }
-                // All its tasks have ended: whoever drives it is about to say that the batch has, too.
+                // All its tasks have ended: the thread that drives the batch is about to complete it.
                 batch.wait();
             }
         }
@@ -79,7 +79,7 @@ impl Batches {
         Ok(0)
     }
 
-    /// Forgets all; those under way are cancelled and waited for.
+    /// Removes all batches; those in flight are cancelled and waited for.
     pub(crate) fn clear(&self) {
         let entries = core::mem::take(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner).1);
         drop(entries);
@@ -90,7 +90,7 @@ impl Room {
     fn submit(&self, engine: &Engine, entries: &[Entry], options: &SubmitOptions) -> Result<c_int, c_int> {
         let requests: Result<Vec<TransferRequest>, c_int> = entries.iter().map(request).collect();
         let requests = requests?;
-        // Who asks for the status of an earlier transfer does not wait for this one's peer.
+        // Status queries of earlier transfers do not wait for the peer of this one.
         let _one = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
         let used = {
             let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
@@ -123,8 +123,8 @@ impl Room {
     }
 }
 
-/// Whether every task has ended, as [`Room::status`] says it of each: the count of the whole may be a moment behind the
-/// last of them, and who was told of each that it has ended may free the batch.
+/// Returns true if every task has ended, by the same view as [`Room::status`]: the count of the whole batch may lag
+/// behind the last task, and a caller that saw all tasks end may free the batch.
 fn all_ended(batch: &Batch) -> bool {
     let status = batch.poll();
     status.ended == status.tasks || (0..status.tasks).all(|task| batch.task_status(task).state.is_final())
@@ -243,7 +243,7 @@ pub(crate) unsafe extern "C" fn freeBatchID(engine: *mut c_void, batch_id: u64) 
     positive(unsafe { with_engine(engine, |engine| engine.batches.remove(batch_id)) })
 }
 
-/// The functions of batches return codes without their sign.
+/// Returns a code as the functions of batches do: without its sign.
 const fn positive(code: c_int) -> c_int {
     if code == INVALID_ARGUMENT { code::INVALID_ARGUMENT } else { code.abs() }
 }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_nothing_holds_up_no_status() {
+    fn an_unresponsive_peer_delays_no_status() {
         let (ours, memory) = engine();
         let (theirs, _) = engine();
         let peer = ours.engine.open_segment(theirs.engine.name()).expect("it lives");
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(room.submit(&ours, &[entry(0, source + 4096)], &SubmitOptions::default()), Ok(0));
         std::thread::scope(|scope| {
             let (room, ours) = (&room, &ours);
-            // It was never told of an address like this, so it is asked again.
+            // The peer never described an address like this, so its description is requested again.
             let slow = scope.spawn(move || room.submit(ours, &[entry(number, 1)], &SubmitOptions::default()));
             let (mut call, _) = silent.accept().expect("it is asked");
             assert_eq!(room.status(0).expect("a task").status, TaskState::Completed as c_int);

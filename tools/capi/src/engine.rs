@@ -1,4 +1,4 @@
-//! An engine as C holds it, its start and its end.
+//! Engine of the C interface, its start and its end.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::SocketAddr;
@@ -11,32 +11,32 @@ use crate::batches::Batches;
 use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine, write_text};
 use crate::shutdown;
 
-/// Transports by the names that programs ask for. Each engine has all of them that work here.
+/// Transports that programs may install by name. Each engine has all of those that work here.
 const TRANSPORTS: [&str; 6] = ["tcp", "shm", "cma", "local", RDMA, FILE];
-/// Must be asked for before files are opened.
+/// Must be installed before files are opened.
 const FILE: &str = "file";
-/// Must be asked for before stock engines reach this one by it: they take one protocol for each segment.
+/// Must be installed before stock engines can use it with this engine: they use one protocol for each segment.
 const RDMA: &str = "rdma";
 
-/// An engine and the batches that C has of it.
+/// Engine and the batches that C code allocated on it.
 pub(crate) struct Engine {
     /// The engine.
     pub(crate) engine: TransferEngine,
-    /// Its batches.
+    /// Batches.
     pub(crate) batches: Batches,
-    /// Whether the program asked for files. Names of segments often come from other machines, and with files allowed
-    /// they say what is read and written here.
+    /// True if the program installed the file transport. Segment names often come from other machines, and with files
+    /// allowed they decide what is read and written here.
     pub(crate) files: AtomicBool,
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Before the engine: what is under way uses it.
+        // Before the engine, which batches in flight use.
         self.batches.clear();
     }
 }
 
-/// Settings from what C says. Without an address that is not a loopback one, only this host can reach the engine.
+/// Returns the settings for the arguments from C. With a loopback address, only this host can reach the engine.
 fn config(
     metadata: &str,
     server_name: &str,
@@ -46,7 +46,7 @@ fn config(
 ) -> Result<TransferEngineConfig, String> {
     let port = u16::try_from(port).map_err(|_| format!("port {port} is above 65535"))?;
     let p2p = metadata == "P2PHANDSHAKE";
-    // With handshakes the name is an address too, `host:port`, whose port does not count.
+    // With handshakes the name is an address too, `host:port`, whose port is ignored.
     let wanted = host.filter(|host| !host.is_empty()).unwrap_or(if p2p { server_name } else { "" });
     let OwnAddress { listen, announce, .. } = OwnAddress::resolve(wanted, environment.bind);
     Ok(TransferEngineConfig {
@@ -60,7 +60,7 @@ fn config(
     })
 }
 
-/// Files may be opened when they were asked for. Without effect for other transports.
+/// Allows or forbids file segments, if the transport is the one of files. No effect for other transports.
 ///
 /// # Safety
 /// A live engine, or null.
@@ -76,7 +76,7 @@ unsafe fn allow_files(engine: *mut c_void, transport: &str, allowed: bool) {
     }
 }
 
-/// See the header. Why an engine does not start is said on standard error.
+/// See the header. A failure is reported on standard error.
 ///
 /// # Safety
 /// Strings with a final zero, or null.
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
         // SAFETY: by the caller's promise.
         let texts = unsafe { (text(metadata_conn_string), text(local_server_name), text(ip_or_host_name)) };
         let (Some(metadata), Some(name), host) = texts else { return ptr::null_mut() };
-        // One that others reach says so on standard error.
+        // An engine beyond loopback prints a warning to standard error.
         let environment = Environment::of_process().map_err(|error| error.to_string());
         let started = environment
             .and_then(|environment| config(metadata, name, host, rpc_port, environment))
@@ -113,7 +113,7 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
 /// See the header.
 ///
 /// # Safety
-/// An engine that nobody uses any more, or null.
+/// An engine without further users, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
     if engine.is_null() {
@@ -159,7 +159,7 @@ pub(crate) unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: 
     }
 }
 
-/// Says that the engine is reached over RDMA. Why it is not is said on standard error.
+/// Announces RDMA to stock engines. A failure is reported on standard error.
 ///
 /// # Safety
 /// A live engine, or null; `args` null, or an array whose first element is null or a string with a final zero.
@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn installTransport(
     engine
 }
 
-/// See the header. A transport is not taken out: transfers would lose a way without need.
+/// See the header. The transport is not removed: transfers would lose a path without need.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.
@@ -245,7 +245,7 @@ mod tests {
             ("203.0.113.7:12345", "0.0.0.0", Some("203.0.113.7")),
             ("127.0.0.1", "127.0.0.1", None),
         ] {
-            // In the place of the host, and as the name where there is no host.
+            // As the host, and as the name where there is no host.
             let made = |name, host| config("P2PHANDSHAKE", name, host, 0, Environment::default());
             for made in [made("name", Some(host)), made(host, None)] {
                 let made = made.expect(host);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_says_where_to_listen_whatever_the_name() {
+    fn the_environment_overrides_the_listen_address() {
         for (bind, announced) in [("127.0.0.2", None), ("0.0.0.0", Some("203.0.113.7"))] {
             let environment = Environment { bind: Some(bind.parse().expect(bind)), ..Environment::default() };
             let made = config("P2PHANDSHAKE", "203.0.113.7:5", None, 0, environment).expect(bind);

@@ -1,11 +1,11 @@
-//! The C interface: `libtransfer_engine.so`, with the names and conventions of Mooncake's `transfer_engine_c.h`.
+//! C interface: `libtransfer_engine.so`, with the names and conventions of Mooncake's `transfer_engine_c.h`.
 //!
 //! `include/transfer_engine_c.h` is the contract, and `include/p2p_store_c.h` that of the P2P store. Each exported
-//! function checks its arguments, calls the public crate and turns the outcome into a number; a panic of ours becomes
-//! an error and never unwinds into C.
+//! function checks its arguments, calls the public crate and converts the outcome into a number; a panic becomes an
+//! error and never unwinds into C.
 //!
-//! Invariants: a pointer that came from `createTransferEngine` or `p2pStoreCreate` is good until it is destroyed, which
-//! is the caller's promise; ids of batches and segments are looked up, so a stale one is an error.
+//! Invariants: a pointer from `createTransferEngine` or `p2pStoreCreate` is valid until it is destroyed, as the caller
+//! guarantees; ids of batches and segments are looked up, so a stale id is an error.
 
 mod batches;
 mod engine;

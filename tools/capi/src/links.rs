@@ -1,4 +1,4 @@
-//! What there is to know of the ways to peers.
+//! Statistics of the paths to peers.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -68,7 +68,7 @@ pub(crate) unsafe extern "C" fn showLinks(
     }
 }
 
-/// Registered bytes by where they are.
+/// Returns the registered bytes by location.
 fn memory(engine: &Engine) -> Result<BTreeMap<String, u64>, c_int> {
     let own = engine.engine.segment_info(SegmentHandle::LOCAL).map_err(|error| error.code())?;
     let mut memory = BTreeMap::new();

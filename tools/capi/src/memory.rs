@@ -1,4 +1,4 @@
-//! Registering memory of the program's own.
+//! Registration of the program's own memory.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::rim::{INVALID_ARGUMENT, array, text, with_engine};
 use crate::types::BufferEntry;
 
-/// A range as a region; the region is C's memory and is not unmapped when it is dropped.
+/// Converts a range into a region; the memory belongs to C and is not unmapped when the region is dropped.
 ///
 /// # Safety
 /// The range is mapped readable and writable until it is unregistered, or the engine is destroyed.

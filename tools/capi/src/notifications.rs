@@ -8,7 +8,7 @@ use kvplane::{Notice, SegmentHandle};
 use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine};
 use crate::types::NotifyMessage;
 
-/// A message of C's; `None` when a string of it is null or not UTF-8.
+/// Converts a message from C; `None` when a string of it is null or not UTF-8.
 ///
 /// # Safety
 /// The strings are null or have a final zero.
@@ -18,7 +18,7 @@ pub(crate) unsafe fn message(message: &NotifyMessage) -> Option<Notice> {
     Some(Notice { name: name.to_owned(), message: text.to_owned() })
 }
 
-/// A string for C, to be freed by [`freeNotifsMsgBuf`]. A zero inside ends it, as it would in C.
+/// Allocates a string for C, to be freed by [`freeNotifsMsgBuf`]. A zero byte inside ends it, as it would in C.
 fn give(text: &str) -> *mut c_char {
     let bytes = text.split('\0').next().unwrap_or_default();
     CString::new(bytes).map_or(ptr::null_mut(), CString::into_raw)

@@ -1,4 +1,4 @@
-//! The P2P store for C: objects by name, with the meaning that Mooncake's Go package gives the same calls.
+//! P2P store of the C interface: objects by name, with the semantics of the same calls in Mooncake's Go package.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ const TOO_MANY_RETRIES: c_int = -6;
 const TRANSFER_ENGINE: c_int = -7;
 const CONTROL_PLANE: c_int = -8;
 
-/// The longest time that a fetch may take.
+/// Maximum deadline of a fetch.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 thread_local! {
@@ -60,7 +60,7 @@ fn code_of(error: &Error) -> c_int {
     failed(code, error.to_string())
 }
 
-/// Settings as C has them.
+/// Settings, laid out as in C.
 #[repr(C)]
 pub(crate) struct Options {
     cluster: *const c_char,
@@ -73,7 +73,7 @@ pub(crate) struct Options {
     rack: *const c_char,
 }
 
-/// An object in a list, as C has it.
+/// Listed object, laid out as in C.
 #[repr(C)]
 pub(crate) struct PayloadInfo {
     name: *mut c_char,
@@ -84,7 +84,7 @@ pub(crate) struct PayloadInfo {
     size_list_len: usize,
 }
 
-// The layout that C compilers give the header on machines of 64 bits.
+// Layout of the header on 64-bit machines.
 const _: () = assert!(size_of::<Options>() == 64);
 const _: () = assert!(size_of::<PayloadInfo>() == 48);
 
@@ -107,13 +107,13 @@ unsafe fn config(options: *const Options) -> Result<P2pConfig, String> {
         (Some(addresses), Some(identity)) => {
             Control::Remote(Remote { cluster, addresses: resolve(&addresses)?, identity: PathBuf::from(identity) })
         }
-        _ => return Err("control and certificates go together: both are needed, or none".to_owned()),
+        _ => return Err("control and certificates must be set together, or neither".to_owned()),
     };
     let mut config = P2pConfig::new(control);
     let listen = word(|options| options.listen)?;
     config.by_route = listen.is_none();
     if let Some(listen) = listen {
-        let listen: SocketAddr = listen.parse().map_err(|_| format!("listen: {listen:?} is no ip:port"))?;
+        let listen: SocketAddr = listen.parse().map_err(|_| format!("listen: {listen:?} is not ip:port"))?;
         config.engine.listen = SocketAddr::new(listen.ip(), 0);
         config.engine.data_port = listen.port();
     }
@@ -149,7 +149,7 @@ unsafe fn name_of<'a>(name: *const c_char) -> Result<&'a str, c_int> {
     unsafe { text(name) }.ok_or_else(|| failed(INVALID_ARGUMENT, "the name is null or not UTF-8"))
 }
 
-/// The name of an object that is not held here: each is held once, and ended by one call.
+/// Returns the name of an object that is not held here: each object is held once, and released by one call.
 ///
 /// # Safety
 /// Null or a string with a final zero.
@@ -162,10 +162,10 @@ unsafe fn free_name<'a>(store: &P2pStore, name: *const c_char) -> Result<&'a str
     Ok(name)
 }
 
-/// None for 0.
+/// Converts a deadline; `None` for 0.
 fn deadline_of(seconds: f64) -> Result<Option<Duration>, c_int> {
     let deadline = Duration::try_from_secs_f64(seconds);
-    let deadline = deadline.map_err(|_| failed(INVALID_ARGUMENT, "the deadline is below 0 or no number"))?;
+    let deadline = deadline.map_err(|_| failed(INVALID_ARGUMENT, "the deadline is negative or not a number"))?;
     Ok(Some(deadline.min(LONGEST)).filter(|_| seconds > 0.0))
 }
 
@@ -211,7 +211,7 @@ pub(crate) unsafe extern "C" fn p2pStoreCreate(options: *const Options) -> *mut 
 /// See the header.
 ///
 /// # Safety
-/// A store that nobody uses any more, or null.
+/// A store without further users, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn p2pStoreDestroy(store: *mut c_void) {
     if !store.is_null() {
@@ -238,7 +238,8 @@ pub(crate) unsafe extern "C" fn p2pStoreRegister(
     unsafe {
         with_store(store, |store| {
             let (name, regions) = (free_name(store, name)?, regions(addr_list, size_list, count)?);
-            // Without force, one that anybody has is to be the same: it is registered as the version that there is.
+            // Without force, the content must be equal if any peer has the object: it is registered as the existing
+            // version.
             let version = match store.find(name, None) {
                 Ok(found) if force_create == 0 => Some(found.version),
                 Ok(_) => None,
@@ -253,7 +254,7 @@ pub(crate) unsafe extern "C" fn p2pStoreRegister(
     }
 }
 
-/// Stops holding an object.
+/// Stops serving an object.
 ///
 /// # Safety
 /// A live store and a string with a final zero.
@@ -305,17 +306,17 @@ pub(crate) unsafe extern "C" fn p2pStoreList(
     unsafe {
         with_store(store, |store| {
             if list.is_null() || count.is_null() {
-                return Err(failed(INVALID_ARGUMENT, "there is no room for the list"));
+                return Err(failed(INVALID_ARGUMENT, "the pointers for the list are null"));
             }
             let found = store.list(name_of(name_prefix)?).map_err(|error| code_of(&error))?;
-            // The newest version of each comes last.
+            // The newest version of each object comes last.
             let newest: BTreeMap<String, ObjectSummary> =
                 found.into_iter().map(|object| (object.name.clone(), object)).collect();
             let mut infos = Vec::with_capacity(newest.len());
             for (name, object) in newest {
                 match store.find(&name, Some(object.version)) {
                     Ok(found) => infos.push((name, object, found.layout.sizes().to_vec())),
-                    // It went meanwhile.
+                    // Removed meanwhile.
                     Err(error) if code_of(&error) == PAYLOAD_NOT_FOUND => {}
                     Err(error) => return Err(code_of(&error)),
                 }
@@ -328,7 +329,7 @@ pub(crate) unsafe extern "C" fn p2pStoreList(
     }
 }
 
-/// An object for C; none whose name C cannot say.
+/// Converts an object for C; `None` if its name contains a zero byte.
 fn told(listed: (String, ObjectSummary, Vec<u64>)) -> Option<PayloadInfo> {
     let (name, object, sizes) = listed;
     let name = CString::new(name).ok()?.into_raw();
@@ -340,7 +341,7 @@ fn told(listed: (String, ObjectSummary, Vec<u64>)) -> Option<PayloadInfo> {
 /// See the header.
 ///
 /// # Safety
-/// What `p2pStoreList` gave, once.
+/// The result of `p2pStoreList`, once.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn p2pStoreFreeList(list: *mut PayloadInfo, count: usize) {
     if list.is_null() {
@@ -359,7 +360,7 @@ pub(crate) unsafe extern "C" fn p2pStoreFreeList(list: *mut PayloadInfo, count: 
     });
 }
 
-/// Which rank of a job fetches, as C has it.
+/// Rank of a job, laid out as in C.
 #[repr(C)]
 pub(crate) struct RankOf {
     job: *const c_char,
@@ -368,7 +369,7 @@ pub(crate) struct RankOf {
     patience_seconds: f64,
 }
 
-// As above.
+// As for `Options`.
 const _: () = assert!(size_of::<RankOf>() == 24);
 
 /// # Safety
@@ -383,7 +384,7 @@ unsafe fn ranks_of(rank: &RankOf) -> Result<Ranks, c_int> {
     Ok(Ranks { job, patience: deadline_of(rank.patience_seconds)?.unwrap_or(usual.patience), ..usual })
 }
 
-/// Fetches an object, as a rank of a job or by itself.
+/// Fetches an object, as a rank of a job or alone.
 ///
 /// # Safety
 /// As [`p2pStoreRegister`]; the rank's job is null or a string with a final zero.

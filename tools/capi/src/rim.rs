@@ -1,4 +1,4 @@
-//! The border itself: strings, slices and engines out of C's pointers, and no panic into C.
+//! FFI boundary: conversion of C's strings, arrays and engine pointers; no panic unwinds into C.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use crate::engine::Engine;
 
 /// `ERR_INVALID_ARGUMENT`.
 pub(crate) const INVALID_ARGUMENT: c_int = -1;
-/// What a panic of ours becomes: `ERR_CONTEXT`.
+/// Result of a panic: `ERR_CONTEXT`.
 const INTERNAL: c_int = -202;
 
 /// Runs `work` on the engine behind a pointer; a null pointer and a panic are errors.
@@ -20,15 +20,15 @@ pub(crate) unsafe fn with_engine(engine: *mut c_void, work: impl FnOnce(&Engine)
     guarded(INTERNAL, || work(engine).unwrap_or_else(|error| error))
 }
 
-/// Runs `work`; `otherwise` where it panics, which is a bug of ours that C must not suffer for.
+/// Runs `work`; returns `otherwise` if it panics, which must not unwind into C.
 pub(crate) fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(otherwise)
 }
 
-/// A string of C's; `None` when it is null or not UTF-8.
+/// Converts a string from C; `None` when it is null or not UTF-8.
 ///
 /// # Safety
-/// `text` is null or points to bytes with a final zero that nobody changes during the call.
+/// `text` is null or points to bytes with a final zero that do not change during the call.
 pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
@@ -37,10 +37,10 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// An array of C's; empty for no elements, `None` for a null pointer with some.
+/// Converts an array from C; empty for no elements, `None` for a null pointer with some.
 ///
 /// # Safety
-/// `first` is null or points to `count` initialised elements that nobody changes during the call.
+/// `first` is null or points to `count` initialised elements that do not change during the call.
 pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize) -> Option<&'a [T]> {
     if count == 0 {
         return Some(&[]);
@@ -52,7 +52,7 @@ pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize) -> Option<&'a [
     Some(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
-/// Writes a text and a final zero, cut to `bytes`.
+/// Writes a text and a final zero, truncated to `bytes`.
 ///
 /// # Safety
 /// `out` points to `bytes` writable bytes, at least one.
@@ -70,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panics_stay_here() {
+    fn panics_do_not_unwind_into_c() {
         assert_eq!(guarded(7, || panic!("on purpose")), 7);
     }
 
     #[test]
-    fn texts_are_cut_and_ended() {
+    fn texts_are_truncated_and_terminated() {
         let mut out = [b'x' as c_char; 6];
         // SAFETY: five writable bytes.
         unsafe { write_text(out.as_mut_ptr(), 5, "abcdefgh") };
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_nothing() {
+    fn null_pointers_are_rejected() {
         // SAFETY: null is allowed in all of these.
         unsafe {
             assert!(text(std::ptr::null()).is_none());

@@ -1,4 +1,4 @@
-//! Opening peers' memory.
+//! Segments of peers: opening and closing.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -13,12 +13,12 @@ fn handle(id: i32) -> Result<SegmentHandle, c_int> {
     u32::try_from(id).map(SegmentHandle::from_bits).map_err(|_| INVALID_ARGUMENT)
 }
 
-/// Handles are small numbers; one that does not fit is a bug of ours.
+/// Converts a handle. Handles are small numbers; one that does not fit is a bug.
 fn number(handle: SegmentHandle) -> Result<c_int, c_int> {
     i32::try_from(handle.to_bits()).map_err(|_| INVALID_ARGUMENT)
 }
 
-/// The name of a segment; that of a file only where files were asked for.
+/// Returns the name of a segment; the name of a file only where the file transport is installed.
 ///
 /// # Safety
 /// A string with a final zero, or null.
@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn closeSegment(engine: *mut c_void, segment_id: i3
     }
 }
 
-/// See the header. Opening connects, which is all the warming there is.
+/// See the header. Opening connects, which is all the warm-up there is.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.

@@ -1,8 +1,8 @@
-//! Ending engines in order when the process is asked to end.
+//! Graceful shutdown of engines on SIGTERM and SIGINT.
 //!
-//! A thread waits for SIGTERM and SIGINT. When one comes, the engines that asked for it leave the metadata store, so
-//! that peers do not look for them any more; then the signal does what it does by default. A program with a handler of
-//! its own for these signals ends its engines itself and does not ask for this.
+//! A thread waits for SIGTERM and SIGINT. When one arrives, the engines that enabled this are removed from the metadata
+//! store, so that peers do not look for them any more; then the signal has its default effect. A program with its own
+//! handler for these signals destroys its engines itself and does not enable this.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -14,11 +14,11 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::engine::Engine;
 
-/// Addresses of the engines to end.
+/// Addresses of the engines to withdraw.
 static WATCHED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static STARTED: OnceLock<bool> = OnceLock::new();
 
-/// Ends this engine, too, when the process is asked to end.
+/// Adds an engine to those that are withdrawn on a signal.
 pub(crate) fn watch(engine: *mut c_void) {
     let started = STARTED.get_or_init(|| match Signals::new([SIGTERM, SIGINT]) {
         Ok(signals) => thread::Builder::new().name("kvplane-signals".to_owned()).spawn(|| wait(signals)).is_ok(),
@@ -30,7 +30,7 @@ pub(crate) fn watch(engine: *mut c_void) {
     }
 }
 
-/// The engine ends by itself.
+/// Removes an engine that is being destroyed.
 pub(crate) fn forget(engine: *mut c_void) {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner).retain(|&held| held != engine as usize);
 }

@@ -1,69 +1,69 @@
-//! The structs that cross the border, laid out as in the header.
+//! Structs that cross the FFI boundary, laid out as in the header.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A transfer to make.
+/// Transfer request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferRequest {
     /// 0 to read, 1 to write.
     pub(crate) opcode: c_int,
-    /// Our memory.
+    /// Local address.
     pub(crate) source: *mut c_void,
-    /// Whose memory.
+    /// Segment.
     pub(crate) target_id: i32,
-    /// Where in it.
+    /// Address in the segment.
     pub(crate) target_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) length: u64,
 }
 
-/// A named message.
+/// Named message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotifyMessage {
-    /// Its name.
+    /// Name.
     pub(crate) name: *mut c_char,
-    /// Its text.
+    /// Text.
     pub(crate) msg: *mut c_char,
 }
 
-/// The state of a transfer.
+/// State of a transfer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferStatus {
-    /// A number of `TaskState`.
+    /// Number of a `TaskState`.
     pub(crate) status: c_int,
-    /// Bytes moved.
+    /// Bytes that were moved.
     pub(crate) transferred_bytes: u64,
 }
 
-/// A range of memory.
+/// Range of memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferEntry {
-    /// Where it begins.
+    /// Address.
     pub(crate) addr: *mut c_void,
-    /// Its length.
+    /// Length in bytes.
     pub(crate) length: usize,
 }
 
-/// Length of a device's name, the final zero included.
+/// Length of a device name, including the final zero.
 pub(crate) const DEVICE_NAME_BYTES: usize = 64;
 
-/// The load of one way out.
+/// Load of one rail.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NicLoad {
-    /// Its name.
+    /// Name.
     pub(crate) device_name: [c_char; DEVICE_NAME_BYTES],
-    /// Bytes under way.
+    /// Bytes in flight.
     pub(crate) inflight_bytes: u64,
-    /// Its measured rate in bits per second.
+    /// Measured bandwidth in bits per second.
     pub(crate) ewma_bandwidth_bps: f64,
 }
 
-// The layout that C compilers give the header on x86-64.
+// Layout of the header on x86-64.
 const _: () = assert!(size_of::<TransferRequest>() == 40);
 const _: () = assert!(size_of::<NotifyMessage>() == 16);
 const _: () = assert!(size_of::<TransferStatus>() == 16);

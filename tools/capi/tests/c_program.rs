@@ -1,4 +1,4 @@
-//! The C program of `tests/two_engines.c`, compiled against the header and the library, and run.
+//! Compiles the C program `tests/two_engines.c` against the header and the library, and runs it.
 
 use std::path::Path;
 use std::process::Command;

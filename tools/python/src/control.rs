@@ -1,8 +1,9 @@
-//! Which control plane a `setup` means, from what Mooncake's users write: an address, perhaps a name, perhaps nothing.
+//! Discovery of the control plane that a `setup` names, from what Mooncake's users pass: an address, possibly a name,
+//! possibly nothing.
 //!
-//! On this host, the control plane of the same user is found in the runtime directory. One that listens at the address
-//! that was named is taken; where the address is Mooncake's default, the only one there is. Elsewhere, certificates
-//! say who we are.
+//! On this host, the control planes of the same user are found in the runtime directory. The one that listens on the
+//! given address is taken or, if the address is Mooncake's default, the only one. A control plane on another host
+//! requires certificates.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -15,14 +16,14 @@ use kvplane::{Control, DataTls, Error, Remote};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// The port that Mooncake's master has unless it is told another.
+/// Default port of Mooncake's master.
 const DEFAULT_PORT: u16 = 50_051;
-/// How long a setup may take: callers are promised five seconds.
+/// Deadline of a setup, which is documented to return within five seconds.
 const CONNECT: Duration = Duration::from_millis(4_500);
-/// The cluster that certificates are for unless it is said.
+/// Default cluster of certificates.
 const DEFAULT_CLUSTER: &str = "kvplane";
 
-/// What a caller says of the control plane.
+/// Arguments that identify the control plane.
 #[derive(Clone, Default)]
 pub(crate) struct ControlArguments {
     pub(crate) master: Option<String>,
@@ -32,7 +33,7 @@ pub(crate) struct ControlArguments {
 }
 
 impl ControlArguments {
-    /// Fills in what the environment says: `KVPLANE_CLUSTER`, `KVPLANE_CERTS`.
+    /// Fills in missing arguments from the environment: `KVPLANE_CLUSTER`, `KVPLANE_CERTS`.
     pub(crate) fn completed(mut self) -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.cluster = self.cluster.or_else(|| variable("KVPLANE_CLUSTER"));
@@ -40,12 +41,12 @@ impl ControlArguments {
         self
     }
 
-    /// The address as it was said, for messages.
+    /// Returns the given address, for messages.
     pub(crate) fn shown(&self) -> String {
         self.master.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"))
     }
 
-    /// Which one is meant, for messages: by its cluster where only that was said.
+    /// Describes the control plane, for messages: by its cluster if only that was given.
     fn named(&self) -> String {
         match (&self.master, &self.cluster) {
             (None, Some(cluster)) => format!("of cluster {cluster:?}"),
@@ -53,10 +54,10 @@ impl ControlArguments {
         }
     }
 
-    /// Finds it and has `work` connect to it, within the time that callers are promised.
+    /// Discovers the control plane and lets `work` connect to it, within the deadline of a setup.
     ///
     /// # Errors
-    /// Why there is no connection, with the address.
+    /// The reason why there is no connection, with the address.
     pub(crate) fn connect<T: Send + 'static>(
         &self,
         work: impl FnOnce(Control) -> Result<T, Error> + Send + 'static,
@@ -64,26 +65,26 @@ impl ControlArguments {
         let (wanted, named) = (self.clone(), self.named());
         let late = format!("the control plane {named} did not answer within {} s", CONNECT.as_secs_f64());
         within(CONNECT, late, move || {
-            // Names are looked up here, which may take longer than callers are promised.
+            // Names are resolved here, which may exceed the deadline.
             let control = wanted.find()?;
             work(control).map_err(|error| format!("no connection to the control plane {named}: {error}"))
         })
     }
 
-    /// Finds it, within the time that callers are promised.
+    /// Discovers the control plane, within the deadline of a setup.
     ///
     /// # Errors
-    /// As [`Self::find`], or that a name was not found in time.
+    /// The same as [`Self::find`], or that a name was not resolved in time.
     pub(crate) fn found(&self) -> Result<Control, String> {
         let (wanted, shown) = (self.clone(), self.shown());
         let late = format!("the address of {shown} was not found within {} s", CONNECT.as_secs_f64());
         within(CONNECT, late, move || wanted.find())
     }
 
-    /// Finds it.
+    /// Discovers the control plane.
     ///
     /// # Errors
-    /// Why there is none, and what to do.
+    /// The reason why there is none, and the next step.
     fn find(&self) -> Result<Control, String> {
         if let Some(identity) = &self.certificates {
             let addresses = self.addresses()?;
@@ -127,21 +128,21 @@ impl ControlArguments {
         let mut all = Vec::new();
         for one in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
             if one.contains("://") {
-                return Err(format!("{one:?}: name the control planes by their addresses, host:port,host:port"));
+                return Err(format!("{one:?}: give the addresses of the control planes, host:port,host:port"));
             }
             let with_port = if one.parse::<SocketAddr>().is_ok() || has_port(one) {
                 one.to_owned()
             } else {
                 format!("{one}:{DEFAULT_PORT}")
             };
-            let found = with_port.to_socket_addrs().map_err(|error| format!("{one:?} is no address: {error}"))?;
-            // Ours listen on one address; which of a name's that is, is asked of all.
+            let found = with_port.to_socket_addrs().map_err(|error| format!("{one:?} is not an address: {error}"))?;
+            // A control plane listens on one address; all addresses of a name are tried.
             all.extend(found);
         }
-        if all.is_empty() { Err(format!("{text:?} names no address")) } else { Ok(all) }
+        if all.is_empty() { Err(format!("{text:?} contains no address")) } else { Ok(all) }
     }
 
-    /// The live control planes of this user on this host, and where they were looked for.
+    /// Returns the live control planes of this user on this host, and the directory that was searched.
     fn published(&self) -> Result<(PathBuf, Vec<(String, SocketAddr)>), String> {
         let directory = match &self.runtime_directory {
             Some(path) => RuntimeDirectory::at(path),
@@ -167,7 +168,7 @@ fn has_port(text: &str) -> bool {
         .is_some_and(|(host, port)| port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')))
 }
 
-/// Whether an address is one of this host's: it can be listened on.
+/// Returns true if an address belongs to this host: a socket can be bound to it.
 fn is_here(address: &SocketAddr) -> bool {
     let ip = address.ip();
     ip.is_loopback() || ip.is_unspecified() || std::net::UdpSocket::bind((ip, 0)).is_ok()
@@ -182,31 +183,31 @@ fn both_loopback(one: SocketAddr, other: SocketAddr) -> bool {
     one.ip().is_loopback() && other.ip().is_loopback()
 }
 
-/// Whether data connections over TCP are sealed: `off`, `offer` or `require`, as a caller says, else as
-/// `KVPLANE_DATA_TLS` does; else where a node says that they must be.
+/// Returns the mode of TLS on data connections: `off`, `offer` or `require`, as the caller gives, else from
+/// `KVPLANE_DATA_TLS`; the default is `offer`, which uses TLS with nodes that require it.
 pub(crate) fn tls_of(given: Option<&str>) -> PyResult<DataTls> {
     let variable = std::env::var("KVPLANE_DATA_TLS").ok().filter(|value| !value.is_empty());
     let Some(text) = given.map(str::to_owned).or(variable) else { return Ok(DataTls::Offer) };
-    text.parse().map_err(|_| PyValueError::new_err(format!("data_tls {text:?}: off, offer or require is meant")))
+    text.parse().map_err(|_| PyValueError::new_err(format!("data_tls is {text:?}: it must be off, offer or require")))
 }
 
-/// A time that a caller gives in seconds: more than 0, and at most `most`.
+/// Converts a time in seconds: more than 0, and at most `most`.
 pub(crate) fn seconds(what: &str, given: f64, most: u64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(given)
         .ok()
         .filter(|time| !time.is_zero() && *time <= Duration::from_secs(most))
-        .ok_or_else(|| PyValueError::new_err(format!("a {what} of {given} s: more than 0, at most {most}")))
+        .ok_or_else(|| PyValueError::new_err(format!("{what} is {given} s: it must be more than 0, at most {most}")))
 }
 
-/// As [`seconds`], where 0 means not at all.
+/// Like [`seconds`], and 0 disables.
 pub(crate) fn seconds_or_none(what: &str, given: f64, most: u64) -> PyResult<Duration> {
     if given == 0.0 { Ok(Duration::ZERO) } else { seconds(what, given, most) }
 }
 
-/// Runs `work` on a thread of its own and waits for it this long.
+/// Runs `work` on a thread of its own and waits for it up to `longest`.
 ///
 /// # Errors
-/// What `work` says, or that it took too long: then it ends by itself, later.
+/// The error of `work`, or `late` when it takes too long: it then continues in the background.
 pub(crate) fn within<T: Send + 'static>(
     longest: Duration,
     late: String,

@@ -1,7 +1,7 @@
-//! Keys, numbers and buffers out of Python's objects.
+//! Conversion of keys, numbers and buffers from Python objects.
 //!
-//! Three functions are declared here that every CPython since 3.3 exports, but that its stable ABI names only since
-//! 3.10 and 3.11: the UTF-8 of a string, and the buffer protocol. The layout of `Py_buffer` is the same in all of them.
+//! Declares three functions that every CPython since 3.3 exports, but that its stable ABI contains only since 3.10 and
+//! 3.11: the UTF-8 of a string, and the buffer protocol. The layout of `Py_buffer` is the same in all of them.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -26,18 +26,18 @@ struct PyBuffer {
     internal: *mut c_void,
 }
 
-/// Contiguous bytes, as `PyBUF_SIMPLE` asks for; with `PyBUF_WRITABLE`, such that may be written.
+/// Flags of contiguous bytes, as in `PyBUF_SIMPLE`, and of writable ones, as in `PyBUF_WRITABLE`.
 const SIMPLE: c_int = 0;
 const WRITABLE: c_int = 1;
 
-// SAFETY: these are CPython's own, with the signatures of its headers.
+// SAFETY: these are CPython's own functions, with the signatures of its headers.
 unsafe extern "C" {
     fn PyUnicode_AsUTF8AndSize(text: *mut ffi::PyObject, bytes: *mut ffi::Py_ssize_t) -> *const c_char;
     fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut PyBuffer, flags: c_int) -> c_int;
     fn PyBuffer_Release(view: *mut PyBuffer);
 }
 
-/// The bytes of an object with the buffer protocol, held until this is dropped, which needs the interpreter's lock.
+/// Bytes of an object with the buffer protocol, held until this is dropped, which needs the GIL.
 pub(crate) struct View<'py> {
     // Boxed: some exporters keep the address of the view that they filled in.
     buffer: Box<PyBuffer>,
@@ -45,10 +45,10 @@ pub(crate) struct View<'py> {
 }
 
 impl<'py> View<'py> {
-    /// The contiguous bytes of `object`, which may be written where `writable`.
+    /// Returns the contiguous bytes of `object`, writable if `writable`.
     ///
     /// # Errors
-    /// What Python says of objects that have none (`TypeError`) or not such (`BufferError`).
+    /// Python's error for objects without a buffer (`TypeError`) or without a suitable one (`BufferError`).
     pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> PyResult<Self> {
         let mut buffer = Box::new(PyBuffer {
             buf: std::ptr::null_mut(),
@@ -64,30 +64,30 @@ impl<'py> View<'py> {
             internal: std::ptr::null_mut(),
         });
         let flags = if writable { WRITABLE } else { SIMPLE };
-        // SAFETY: a live object, under the interpreter's lock, and a view to fill in.
+        // SAFETY: a live object, under the GIL, and a view to fill in.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer, flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
         Ok(Self { buffer, _object: object.clone() })
     }
 
-    /// Where the bytes are.
+    /// Returns the address of the bytes.
     pub(crate) fn address(&self) -> u64 {
         self.buffer.buf as u64
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.buffer.len as u64
     }
 
-    /// A copy of the bytes.
+    /// Returns a copy of the bytes.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         if self.buffer.len == 0 {
             return Vec::new();
         }
-        // SAFETY: the exporter holds these bytes for us, and nobody changes them while we hold the interpreter's lock,
-        // but who writes without it, whose race it is: then the copy is a mix.
+        // SAFETY: the exporter holds these bytes for this view, and they do not change under the GIL, except by code
+        // that writes without it, whose race it is: then the copy is a mix.
         unsafe { std::slice::from_raw_parts(self.buffer.buf.cast::<u8>(), self.buffer.len as usize) }.to_vec()
     }
 }
@@ -99,7 +99,7 @@ impl Drop for View<'_> {
     }
 }
 
-/// Keys, copied out of Python: it may change its list while we work.
+/// Keys, copied from Python: its list may change during the call.
 #[derive(Default)]
 pub(crate) struct Keys {
     bytes: Vec<u8>,
@@ -107,7 +107,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// One key: a `str`, taken as UTF-8, or `bytes`.
+    /// Converts one key: a `str`, taken as UTF-8, or `bytes`.
     ///
     /// # Errors
     /// `TypeError` for anything else.
@@ -117,46 +117,46 @@ impl Keys {
         Ok(keys)
     }
 
-    /// A sequence of keys.
+    /// Converts a sequence of keys.
     ///
     /// # Errors
-    /// `TypeError` for a single `str`, and for anything in it that is no key.
+    /// `TypeError` for a single `str`, and for any element that is not a key.
     pub(crate) fn many(list: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut keys = Self::default();
         each_key(list, |key| keys.add(key))?;
         Ok(keys)
     }
 
-    /// One more.
+    /// Appends a key.
     pub(crate) fn add(&mut self, key: &[u8]) {
         self.bytes.extend_from_slice(key);
         self.ends.push(self.bytes.len());
     }
 
-    /// How many.
+    /// Returns the number of keys.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The key at `index`.
+    /// Returns the key at `index`.
     pub(crate) fn get(&self, index: usize) -> &[u8] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.bytes[start..self.ends[index]]
     }
 
-    /// All of them.
+    /// Returns an iterator over the keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.len()).map(|index| self.get(index))
     }
 }
 
-/// Shows each key of a sequence.
+/// Calls `each` with each key of a sequence.
 ///
 /// # Errors
-/// As [`Keys::many`].
+/// The same as [`Keys::many`].
 pub(crate) fn each_key(list: &Bound<'_, PyAny>, mut each: impl FnMut(&[u8])) -> PyResult<()> {
     if list.is_instance_of::<PyString>() || list.is_instance_of::<PyBytes>() {
-        return Err(PyTypeError::new_err("keys is one key; expected a list of keys"));
+        return Err(PyTypeError::new_err("keys is a single key: pass a list of keys"));
     }
     if let Ok(list) = list.cast::<PyList>() {
         for key in list {
@@ -170,16 +170,16 @@ pub(crate) fn each_key(list: &Bound<'_, PyAny>, mut each: impl FnMut(&[u8])) -> 
     Ok(())
 }
 
-/// The bytes of a key, where Python has them.
+/// Returns the bytes of a key in Python's memory.
 fn key_bytes<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     if let Ok(text) = key.cast::<PyString>() {
         let mut bytes = 0;
-        // SAFETY: a live string, under the interpreter's lock.
+        // SAFETY: a live string, under the GIL.
         let start = unsafe { PyUnicode_AsUTF8AndSize(text.as_ptr(), &raw mut bytes) };
         if start.is_null() {
             return Err(PyErr::fetch(key.py()));
         }
-        // SAFETY: as many bytes as CPython says are there; the string has them as long as it lives, unchanged.
+        // SAFETY: the length is CPython's; the string keeps the bytes unchanged as long as it lives.
         Ok(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), bytes as usize) })
     } else if let Ok(bytes) = key.cast::<PyBytes>() {
         Ok(bytes.as_bytes())
@@ -189,23 +189,23 @@ fn key_bytes<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     }
 }
 
-/// Views of a sequence of objects with the buffer protocol.
+/// Returns views of a sequence of objects with the buffer protocol.
 ///
 /// # Errors
-/// As [`View::of`].
+/// The same as [`View::of`].
 pub(crate) fn views<'py>(list: &Bound<'py, PyAny>, writable: bool) -> PyResult<Vec<View<'py>>> {
     list.try_iter()?.map(|object| View::of(&object?, writable)).collect()
 }
 
-/// Where the bytes of views are, and how many.
+/// Returns the addresses and lengths of views.
 pub(crate) fn places(views: &[View<'_>]) -> Vec<(u64, u64)> {
     views.iter().map(|view| (view.address(), view.bytes())).collect()
 }
 
-/// A sequence of numbers that are addresses, lengths or offsets.
+/// Converts a sequence of numbers that are addresses, lengths or offsets.
 ///
 /// # Errors
-/// `TypeError` for what is no such number, also for one below 0 or above 2^64.
+/// `TypeError` for anything that is not such a number, including negative numbers and those above 2^64 - 1.
 pub(crate) fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let mut numbers = Vec::with_capacity(list.len().unwrap_or(0));
     for number in list.try_iter()? {
@@ -214,22 +214,22 @@ pub(crate) fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Sequences of numbers.
+/// Converts sequences of numbers.
 ///
 /// # Errors
-/// As [`numbers`].
+/// The same as [`numbers`].
 pub(crate) fn number_lists(lists: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u64>>> {
     lists.try_iter()?.map(|list| numbers(&list?)).collect()
 }
 
-/// A number that is an address, a length or an offset.
+/// Converts a number that is an address, a length or an offset.
 ///
 /// # Errors
-/// As [`numbers`].
+/// The same as [`numbers`].
 pub(crate) fn number_of(number: &Bound<'_, PyAny>) -> PyResult<u64> {
     number.extract::<u64>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(number.py()) {
-            return PyTypeError::new_err(format!("{number} is no address or length: from 0 to 2^64 - 1"));
+            return PyTypeError::new_err(format!("{number} is not an address or length: these go from 0 to 2^64 - 1"));
         }
         error
     })

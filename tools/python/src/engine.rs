@@ -1,4 +1,4 @@
-//! `_native.Engine`: the transfer engine, for any number of threads.
+//! `_native.Engine`: transfer engine, for any number of threads.
 
 pub(crate) mod transfers;
 
@@ -18,12 +18,12 @@ use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::store::clients::Call;
 use crate::waiting::waiting;
 
-/// Batches that may be under way or not asked for yet, about 600 bytes each.
+/// Limit of batches that are in flight or whose outcome was not fetched, about 600 bytes each.
 const BATCHES: usize = 65_536;
-/// Of these, how many are looked at for one that has ended.
+/// Number of these that are checked for an ended one.
 const LOOKED_AT: usize = 64;
 
-/// Batches whose end nobody has asked for yet, by number: the oldest first.
+/// Batches whose outcome was not fetched yet, by number: the oldest first.
 #[derive(Default)]
 struct Batches {
     last: u64,
@@ -31,14 +31,14 @@ struct Batches {
 }
 
 impl Batches {
-    /// Room for one more: of those that have ended and that nobody asks for, the oldest are forgotten.
+    /// Makes room for one more batch: if the limit is reached, an ended one is dropped, the oldest first.
     fn make_room(&mut self) -> Result<(), i64> {
         if self.open.len() < BATCHES {
             return Ok(());
         }
         let ended = |batch: &Batch| !matches!(batch.poll().state, TaskState::Waiting | TaskState::Pending);
         let oldest = self.open.iter().take(LOOKED_AT).find(|(_, batch)| ended(batch)).map(|(number, _)| *number);
-        let why = || failed(-2, format!("{BATCHES} batches are under way: wait for some"));
+        let why = || failed(-2, format!("{BATCHES} batches are in flight: wait for some"));
         self.open.remove(&oldest.ok_or_else(why)?);
         Ok(())
     }
@@ -50,10 +50,10 @@ impl Batches {
     }
 }
 
-/// A transfer engine. Numbers below zero are errors; `last_error()` says more.
+/// Transfer engine. Negative results are error codes; `last_error()` gives the message.
 #[pyclass(module = "kvplane._native", frozen)]
 pub(crate) struct Engine {
-    /// Nothing once it was closed.
+    /// `None` after `close`.
     engine: RwLock<Option<Arc<TransferEngine>>>,
     segments: Mutex<HashMap<String, SegmentHandle>>,
     batches: Mutex<Batches>,
@@ -64,7 +64,7 @@ pub(crate) struct Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // Its threads are the parent's.
+            // Its threads belong to the parent process.
             let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
             core::mem::forget(engine.take());
             core::mem::forget(core::mem::take(self.batches.get_mut().unwrap_or_else(PoisonError::into_inner)));
@@ -72,7 +72,7 @@ impl Drop for Engine {
     }
 }
 
-/// A transfer as Python asks for it.
+/// Transfer as passed from Python.
 struct TransferArguments {
     target: String,
     opcode: Opcode,
@@ -104,7 +104,7 @@ impl TransferArguments {
 
 #[pymethods]
 impl Engine {
-    /// Starts serving; `RuntimeError` says why not.
+    /// Starts an engine; raises `RuntimeError` with the reason on failure.
     #[new]
     #[pyo3(signature = (host, metadata, shared_memory=true, tcp=true))]
     fn new(py: Python<'_>, host: &str, metadata: &str, shared_memory: bool, tcp: bool) -> PyResult<Self> {
@@ -126,17 +126,17 @@ impl Engine {
         })
     }
 
-    /// Where its handshake daemon is reached, `ip:port`.
+    /// Returns the address of its handshake daemon, `ip:port`.
     fn address(&self) -> String {
         self.read().map_or_else(|_| String::new(), |engine| engine.local_address().to_string())
     }
 
-    /// The name by which peers open its segment.
+    /// Returns the name by which peers open its segment.
     fn name(&self) -> String {
         self.read().map_or_else(|_| String::new(), |engine| engine.name().to_owned())
     }
 
-    /// Registers ranges of this process's memory, all or none: 0, or an error's number.
+    /// Registers ranges of this process's memory, all or none. Returns 0 or an error code.
     fn register(
         &self,
         py: Python<'_>,
@@ -148,7 +148,7 @@ impl Engine {
         Ok(py.detach(|| self.register_ranges(&addresses, &sizes, location).unwrap_or_else(|code| code)))
     }
 
-    /// Forgets memory; when this returns 0, nothing touches it any more.
+    /// Unregisters memory. When this returns 0, nothing accesses it any more.
     fn unregister(&self, py: Python<'_>, addresses: &Bound<'_, PyAny>) -> PyResult<i64> {
         let addresses = numbers(addresses)?;
         Ok(py.detach(|| {
@@ -157,7 +157,7 @@ impl Engine {
         }))
     }
 
-    /// Allocates registered memory that peers on this host can map: its address, or an error's number.
+    /// Allocates registered memory that peers on this host can map. Returns its address or an error code.
     fn allocate(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] bytes: u64) -> PyResult<i64> {
         let region = allocate(bytes)?;
         let address = region.address();
@@ -174,21 +174,21 @@ impl Engine {
         }
     }
 
-    /// Frees such memory.
+    /// Frees memory from `allocate`.
     fn free(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] address: u64) -> i64 {
         let Some(region) = self.managed.lock().unwrap_or_else(PoisonError::into_inner).remove(&address) else {
             return failed(-1, format!("nothing was allocated at {address:#x}"));
         };
         let gone = py.detach(|| self.call(|engine| engine.unregister(address).map_err(|error| engine_code(&error))));
         if let Err(code) = gone {
-            // Somebody uses it still: it has to stay.
+            // The memory is still in use, so it must stay.
             self.managed.lock().unwrap_or_else(PoisonError::into_inner).insert(address, region);
             return code;
         }
         0
     }
 
-    /// Transfers and waits: 0 when all bytes are where they belong, else an error's number. Nothing is in flight after.
+    /// Transfers and waits. Returns 0 when all bytes were moved, else an error code. Nothing is in flight afterwards.
     #[pyo3(signature = (target, write, ours, theirs, lengths, notice=None))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a batch, as Python has them")]
     fn transfer(
@@ -211,7 +211,7 @@ impl Engine {
         })
     }
 
-    /// Starts such a transfer: its number, from 1 on, or an error's.
+    /// Starts a transfer. Returns its number, from 1 on, or an error code.
     #[pyo3(signature = (target, write, ours, theirs, lengths))]
     fn submit(
         &self,
@@ -228,7 +228,7 @@ impl Engine {
                 self.batches.lock().unwrap_or_else(PoisonError::into_inner).make_room()?;
                 let batch = Arc::new(self.start(engine, &asked, true)?);
                 if interrupt::is_ended() {
-                    // Nobody will know its number: it ends here.
+                    // Its number would be lost: the batch is cancelled here.
                     return Err(INTERNAL);
                 }
                 Ok(self.batches.lock().unwrap_or_else(PoisonError::into_inner).add(batch) as i64)
@@ -237,8 +237,8 @@ impl Engine {
         })
     }
 
-    /// How such a transfer stands, all of its parts: 1 done, 0 under way, -1 failed, -2 too late. One that has ended is
-    /// forgotten. A number that is none, -1.
+    /// Returns the state of a transfer, over all of its parts: 1 complete, 0 in flight, -1 failed, -2 timed out. A
+    /// transfer that has ended is forgotten. Returns -1 for an unknown number.
     fn status(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] number: u64) -> i64 {
         let found = self.batch(number);
         let Some(batch) = found else { return failed(-1, format!("there is no batch {number}")) };
@@ -249,7 +249,7 @@ impl Engine {
         code
     }
 
-    /// Waits for such transfers: 0 when all went well. A signal whose handler raises withdraws them all.
+    /// Waits for transfers. Returns 0 when all succeeded. A signal handler that raises cancels them all.
     fn wait(&self, py: Python<'_>, numbers: &Bound<'_, PyAny>) -> PyResult<i64> {
         let wanted = crate::cpython::numbers(numbers)?;
         waiting(py, || {
@@ -268,13 +268,13 @@ impl Engine {
         })
     }
 
-    /// Whether the engine of this name lives: 0, or an error's number.
+    /// Checks that the engine of this name lives. Returns 0 or an error code.
     fn probe(&self, py: Python<'_>, name: &str) -> PyResult<i64> {
         let probed = waiting(py, || self.call(|engine| engine.probe(name).map_err(|error| engine_code(&error))))?;
         Ok(probed.map_or_else(|code| code, |_| 0))
     }
 
-    /// Leaves a message with the engine of this name.
+    /// Delivers a message to the engine of this name.
     fn notify(&self, py: Python<'_>, target: &str, name: String, message: String) -> PyResult<i64> {
         let notice = Notice { name, message };
         let told = waiting(py, || {
@@ -286,26 +286,26 @@ impl Engine {
         Ok(told.map_or_else(|code| code, |()| 0))
     }
 
-    /// The messages that others left here, oldest first; each is given once.
+    /// Returns the messages that peers delivered here, oldest first, and removes them.
     fn notices(&self) -> Vec<(String, String)> {
         let taken = self.call(|engine| Ok(engine.take_notices()));
         taken.unwrap_or_default().into_iter().map(|notice| (notice.name, notice.message)).collect()
     }
 
-    /// Where the first buffer of a segment begins, or an error's number.
+    /// Returns the address of the first buffer of a segment, or an error code.
     fn first_buffer(&self, py: Python<'_>, target: &str) -> PyResult<i64> {
         let found = waiting(py, || {
             self.call(|engine| {
                 let handle = self.open(engine, target)?;
                 let info = engine.segment_info(handle).map_err(|error| engine_code(&error))?;
                 let first = info.buffers.first().map(|buffer| buffer.address as i64);
-                first.ok_or_else(|| failed(-3, format!("{target} has registered nothing")))
+                first.ok_or_else(|| failed(-3, format!("{target} has registered no memory")))
             })
         })?;
         Ok(found.unwrap_or_else(|code| code))
     }
 
-    /// Ends it: withdraws what is under way, and returns when nothing touches its memory any more.
+    /// Closes the engine: cancels transfers in flight, and returns when nothing accesses their memory any more.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             py.detach(|| {
@@ -324,7 +324,7 @@ impl Engine {
         engine.ok_or_else(|| failed(INTERNAL, "the transfer engine was closed"))
     }
 
-    /// Runs `work` on the engine as a call that the end of the interpreter waits for.
+    /// Runs `work` on the engine as a call that the interpreter's exit waits for.
     fn call<T>(&self, work: impl FnOnce(&TransferEngine) -> Result<T, i64>) -> Result<T, i64> {
         let _call = Call::begin(self.process)?;
         work(&*self.read()?)
@@ -342,15 +342,15 @@ impl Engine {
         for (&address, &bytes) in addresses.iter().zip(sizes) {
             let own = self.managed.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
             if own.is_none() && mapped(address, bytes) == RangeAccess::No {
-                let why = format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read");
+                let why = format!("{bytes} bytes at {address:#x} are not all readable memory of this process");
                 return Err(failed(-1, why));
             }
-            // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what
-            // registering means.
+            // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
+            // registering.
             let region = unsafe { adopt(address, bytes) };
-            regions.push(region.ok_or_else(|| failed(-1, format!("{bytes} bytes at {address:#x} cannot be")))?);
+            regions.push(region.ok_or_else(|| failed(-1, format!("{bytes} bytes at {address:#x}: invalid range")))?);
         }
-        // Places that are not memory of the CPU's are nobody's here: found out by the kernel.
+        // Locations that are not CPU memory are meaningless here: the kernel determines the node.
         let location = if location.starts_with("cpu:") { location } else { "*" };
         let options = RegisterOptions { location: location.to_owned(), ..RegisterOptions::default() };
         self.call(|engine| engine.register_batch(&regions, &options).map_err(|error| engine_code(&error)))?;
@@ -371,13 +371,13 @@ impl Engine {
         let handle = self.open(engine, &asked.target)?;
         let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths);
         let requests = requests.map_err(|why| failed(-1, why))?;
-        // A notice goes with the first request, and a request of no bytes is one, too.
+        // A notice goes with the first request, which may be one of no bytes.
         let options = SubmitOptions { background, notice: asked.notice.clone(), ..SubmitOptions::default() };
         engine.submit(&requests, &options).map_err(|error| engine_code(&error))
     }
 }
 
-/// Waits for the end of a batch.
+/// Waits for a batch to complete.
 fn outcome(batch: &Batch) -> Result<(), i64> {
     match batch.wait().state {
         TaskState::Completed => Ok(()),

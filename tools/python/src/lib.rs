@@ -1,10 +1,10 @@
-//! The native half of the Python packages: one stable-ABI module, `kvplane._native`, for CPython 3.9 and later.
+//! Native part of the Python packages: one stable-ABI module, `kvplane._native`, for CPython 3.9 and later.
 //!
-//! It offers little and says it in numbers: addresses, lengths, lists of outcomes. What Python's users see, the package
-//! `kvplane` and the package `mooncake`, is written in Python above it (`tools/python/package`).
+//! Its interface is small and numeric: addresses, lengths, lists of outcomes. The packages that users import, `kvplane`
+//! and `mooncake`, are written in Python on top of it (`tools/python/package`).
 //!
-//! Every call that may wait gives the interpreter's lock back meanwhile. Nothing of Python is touched without it:
-//! keys are copied before, and memory is named by address.
+//! Every call that may block releases the GIL meanwhile. Nothing of Python is touched without it: keys are copied
+//! before, and memory is passed by address.
 
 mod control;
 mod cpython;
@@ -19,14 +19,14 @@ mod waiting;
 
 use pyo3::prelude::*;
 
-/// What became of the last call of this thread that did not succeed, in words; empty when there was none.
+/// Returns the message of the last call of this thread that failed; empty when there was none.
 #[pyfunction]
 fn last_error() -> String {
     outcome::last()
 }
 
-/// Hashes of a prompt's full blocks as vLLM makes them (`sha256_cbor`), the last 64 bits of each. `seed` is the
-/// engines' `PYTHONHASHSEED`.
+/// Returns the hashes of a prompt's full blocks as vLLM computes them (`sha256_cbor`), the last 64 bits of each. `seed`
+/// is the engines' `PYTHONHASHSEED`.
 #[pyfunction]
 fn block_hashes(
     py: Python<'_>,
@@ -39,13 +39,13 @@ fn block_hashes(
     let tokens: Vec<u32> = tokens.extract()?;
     if block_tokens == 0 || tokens.len() > kvplane::MAX_HASHED_TOKENS {
         let (count, most) = (tokens.len(), kvplane::MAX_HASHED_TOKENS);
-        let why = format!("{count} tokens in blocks of {block_tokens}: at most {most}, and blocks of at least one");
+        let why = format!("{count} tokens in blocks of {block_tokens}: at most {most} tokens, in blocks of at least 1");
         return Err(pyo3::exceptions::PyValueError::new_err(why));
     }
     Ok(py.detach(|| kvplane::vllm_block_hashes(&tokens, block_tokens, seed, lora, salt)))
 }
 
-/// The module.
+/// Initializes the module.
 #[pymodule]
 #[pyo3(name = "_native")]
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,7 +1,7 @@
-//! Memory of the caller's: what is mapped, what is registered, and copies that cannot crash.
+//! Memory of the caller: mapping checks, registration, and copies that cannot crash.
 //!
-//! Addresses come from Python as numbers, so any may be wrong. What is registered is held against the process's
-//! mappings first; what is not is read through the kernel, which says so where nothing is mapped.
+//! Addresses come from Python as numbers, so any may be wrong. Ranges to register are checked against the process's
+//! mappings first; other ranges are read through the kernel, which reports unmapped memory.
 
 pub(crate) mod host_memory;
 
@@ -14,26 +14,26 @@ use std::time::{Duration, Instant};
 
 use kvplane::{Region, interrupt};
 
-/// How long unregistering waits for calls that use the memory; each ends by its own deadline before that.
+/// Longest wait of unregistering for calls that use the memory; each ends by its own deadline before that.
 const LEAVE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_micros(200);
 
-/// What may be done with a range of this process's addresses.
+/// Permitted access to a range of this process's addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RangeAccess {
-    /// Not all of it is mapped, or it cannot be read.
+    /// Not all of it is mapped and readable.
     No,
-    /// It can be read.
+    /// Readable.
     Readable,
-    /// It can be read and written.
+    /// Readable and writable.
     Writable,
 }
 
-/// What is mapped at a range, by the kernel's list.
+/// Returns the access to a range, by the kernel's list of mappings.
 pub(crate) fn mapped(address: u64, bytes: u64) -> RangeAccess {
     let Some(end) = address.checked_add(bytes).filter(|_| address != 0) else { return RangeAccess::No };
     let Ok(list) = std::fs::read_to_string("/proc/self/maps") else {
-        // Without the list, the caller is believed.
+        // Without the list, the caller is trusted.
         return RangeAccess::Writable;
     };
     let (mut at, mut writable) = (address, true);
@@ -60,21 +60,21 @@ fn parse(line: &str) -> Option<(u64, u64, &str)> {
     Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(until, 16).ok()?, rest))
 }
 
-/// Reads memory of this process through the kernel; an error where it is not mapped.
+/// Reads memory of this process through the kernel; fails where it is not mapped.
 pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> std::io::Result<()> {
     File::open("/proc/self/mem")?.read_exact_at(bytes, address)
 }
 
-/// Writes memory of this process; an error where it is not mapped for writing.
+/// Writes memory of this process through the kernel; fails where it is not mapped writable.
 pub(crate) fn poke(address: u64, bytes: &[u8]) -> std::io::Result<()> {
-    // Through the kernel's door, read-only mappings could be written too.
+    // `/proc/self/mem` would write read-only mappings, too.
     if mapped(address, bytes.len() as u64) != RangeAccess::Writable {
         return Err(std::io::Error::from(std::io::ErrorKind::PermissionDenied));
     }
     File::options().write(true).open("/proc/self/mem")?.write_all_at(bytes, address)
 }
 
-/// A range as a region; nothing when it wraps, is null, or is empty.
+/// Converts a range into a region; `None` when it wraps around, is null, or is empty.
 ///
 /// # Safety
 /// The range stays mapped until the last clone of the region is gone.
@@ -95,7 +95,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether a range is inside.
+    /// Returns true if the entry contains a range.
     pub(crate) const fn holds(&self, address: u64, bytes: u64) -> bool {
         address >= self.address
             && address - self.address <= self.bytes
@@ -103,30 +103,30 @@ impl Entry {
     }
 }
 
-/// What is registered, by address.
+/// Registered memory, by address.
 #[derive(Default)]
 pub(crate) struct Memory {
     entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
-    /// Changes when something is unregistered.
+    /// Number of unregistrations.
     generation: AtomicU64,
     ids: AtomicU64,
 }
 
 impl Memory {
-    /// Registers a range; says why not.
+    /// Registers a range.
     pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
         let rights = mapped(address, bytes);
         if rights == RangeAccess::No || bytes == 0 {
-            return Err(format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read"));
+            return Err(format!("{bytes} bytes at {address:#x} are not all readable memory of this process"));
         }
-        // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what registering
-        // means.
+        // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
+        // registering.
         let region = unsafe { adopt(address, bytes) };
         let region = region.ok_or_else(|| format!("{bytes} bytes at {address:#x} end beyond the address space"))?;
         self.insert(region, rights == RangeAccess::Writable)
     }
 
-    /// Registers a region of ours.
+    /// Registers a region that this module allocated.
     pub(crate) fn insert(&self, region: Arc<Region>, writable: bool) -> Result<(), String> {
         let (address, bytes) = (region.address(), region.bytes() as u64);
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets the range that begins here, and waits until no call uses it any more.
+    /// Unregisters the range that begins here, and waits until no call uses it any more.
     pub(crate) fn unregister(&self, address: u64) -> Result<(), String> {
         let entry = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
         let entry = entry.ok_or_else(|| format!("nothing is registered at {address:#x}"))?;
@@ -151,7 +151,7 @@ impl Memory {
         let until = Instant::now() + LEAVE;
         while Arc::strong_count(&entry) > 1 {
             if Instant::now() > until {
-                return Err(format!("the memory at {address:#x} is still used by a call of another thread"));
+                return Err(format!("the memory at {address:#x} is still in use by a call of another thread"));
             }
             if !interrupt::sleep(LOOK) {
                 return Err("the call was interrupted".to_owned());
@@ -160,7 +160,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Looks for the ranges of one call.
+    /// Returns a lookup for the ranges of one call.
     pub(crate) const fn lookup(&self) -> Lookup<'_> {
         Lookup { memory: self, last: None }
     }
@@ -171,34 +171,34 @@ impl Memory {
         entry.holds(address, bytes).then(|| Arc::clone(entry))
     }
 
-    /// Bytes that are registered.
+    /// Returns the number of registered bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).values().map(|entry| entry.bytes).sum()
     }
 
-    /// Changes when something was unregistered.
+    /// Returns a counter that changes with every unregistration.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether this is still registered.
+    /// Returns true if the entry of this id is still registered.
     pub(crate) fn contains(&self, id: u64) -> bool {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).values().any(|entry| entry.id == id)
     }
 }
 
-/// Finds the registered memory of ranges, for the time of one call.
+/// Lookup of registered memory by range, for the duration of one call.
 ///
-/// Registered memory may have been freed without being unregistered, and to touch it would end the process. So the
-/// kernel is asked whether it is there: once for each stretch of ranges in one buffer.
+/// Registered memory may have been freed without being unregistered, and an access would kill the process. Therefore
+/// the kernel is queried whether it is mapped: once for consecutive ranges in one buffer.
 pub(crate) struct Lookup<'a> {
     memory: &'a Memory,
-    /// The buffer of the last range, when all of it was there.
+    /// Buffer of the last range, if all of it was mapped.
     last: Option<Arc<Entry>>,
 }
 
 impl Lookup<'_> {
-    /// The registered memory that holds a range; nothing, too, where the range was freed.
+    /// Returns the registered memory that contains a range; `None` also where the range was freed.
     pub(crate) fn find(&mut self, address: u64, bytes: u64) -> Option<Arc<Entry>> {
         if let Some(last) = self.last.as_ref().filter(|last| last.holds(address, bytes)) {
             return Some(Arc::clone(last));

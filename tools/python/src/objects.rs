@@ -1,5 +1,4 @@
-//! `_native.Objects`: the P2P store, for any number of threads: objects that go from peer to peer, in memory of
-//! Python's.
+//! `_native.Objects`: P2P store, for any number of threads: objects are copied from peer to peer, in Python's memory.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,20 +23,20 @@ use crate::waiting::waiting;
 /// `OBJECT_ALREADY_EXISTS`.
 const EXISTS: i64 = -705;
 
-/// An object in a listing: name, version, bytes, bytes of a shard, shards, members.
+/// Listed object: name, version, bytes, shard size in bytes, shards, members.
 type ListedObject = (String, u64, u64, u64, u32, u32);
-/// An object: version, sizes of its buffers, bytes of a shard, shards, words about it.
+/// Object: version, sizes of its buffers, shard size in bytes, shards, description.
 type ObjectInfo = (u64, Vec<u64>, u64, u32, Vec<u8>);
-/// A member: where it serves, whether it brought the object, shards that it has, why it is excluded.
+/// Member: segment, whether it is the origin, number of shards that it has, reason of its exclusion.
 type Member = (String, bool, u32, String);
 
-/// Where a rank has its bytes: the rank, object, version, buffer, and where each of its fragments begins.
+/// Location of a rank's bytes: rank, object, version, buffer, and the offset of each of its fragments.
 type Part = (String, String, Option<u64>, usize, Option<Vec<u64>>);
 
-/// A P2P store. Numbers below zero are errors; `last_error()` says more.
+/// P2P store. Negative results are error codes; `last_error()` gives the message.
 #[pyclass(module = "kvplane._native", frozen)]
 pub(crate) struct Objects {
-    /// Nothing once it was closed.
+    /// `None` after `close`.
     store: RwLock<Option<Arc<P2pStore>>>,
     process: u32,
 }
@@ -45,13 +44,13 @@ pub(crate) struct Objects {
 impl Drop for Objects {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // Its threads are the parent's.
+            // Its threads belong to the parent process.
             core::mem::forget(self.store.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }
 
-/// What a call answers: its result, or an error's number.
+/// Result of a call: a value, or an error code.
 #[derive(IntoPyObject)]
 enum Answer<T> {
     Done(T),
@@ -64,7 +63,7 @@ impl<T> From<Result<T, i64>> for Answer<T> {
     }
 }
 
-/// The number for an error: what the control plane refuses is not taken for its being away.
+/// Returns the code of an error; a refusal of the control plane differs from its absence.
 fn code_of(error: &Error) -> i64 {
     let Error::Call(CallError::Refused(refusal)) = error else { return store_code(error) };
     let is = |code: RefusalCode| refusal.code == code as u16;
@@ -82,7 +81,7 @@ fn code_of(error: &Error) -> i64 {
     failed(code, error.to_string())
 }
 
-/// Memory of this process's as regions, each of which is mapped, and writable where `written`.
+/// Converts memory of this process into regions, checked to be mapped, and writable if `written`.
 fn regions(addresses: &[u64], sizes: &[u64], written: bool) -> Result<Vec<Arc<Region>>, i64> {
     if addresses.len() != sizes.len() {
         return Err(failed(INVALID, format!("{} addresses and {} lengths", addresses.len(), sizes.len())));
@@ -90,26 +89,26 @@ fn regions(addresses: &[u64], sizes: &[u64], written: bool) -> Result<Vec<Arc<Re
     let region = |(&address, &bytes): (&u64, &u64)| {
         let rights = mapped(address, bytes);
         if rights == RangeAccess::No || written && rights != RangeAccess::Writable {
-            let what = if written { "written" } else { "read" };
-            let why = format!("{bytes} bytes at {address:#x} are not all memory of this process that can be {what}");
+            let what = if written { "writable" } else { "readable" };
+            let why = format!("{bytes} bytes at {address:#x} are not all {what} memory of this process");
             return Err(failed(INVALID, why));
         }
-        // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what registering
-        // means.
+        // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
+        // registering.
         let region = unsafe { adopt(address, bytes) };
-        region.ok_or_else(|| failed(INVALID, format!("{bytes} bytes at {address:#x} cannot be: 1 byte at least")))
+        region.ok_or_else(|| failed(INVALID, format!("{bytes} bytes at {address:#x}: invalid range")))
     };
     addresses.iter().zip(sizes).map(region).collect()
 }
 
 fn deadline_of(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| PyValueError::new_err(format!("a deadline of {seconds} s: 0 or more are meant")))
+        .map_err(|_| PyValueError::new_err(format!("deadline is {seconds} s: it must be 0 or more")))
 }
 
 #[pymethods]
 impl Objects {
-    /// Starts serving; `ConnectionError` says why not.
+    /// Starts a store; raises `ConnectionError` with the reason on failure.
     #[new]
     #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
         listen=None, host=None, rack=String::new(), shared_memory=true))]
@@ -127,7 +126,7 @@ impl Objects {
         shared_memory: bool,
     ) -> PyResult<Self> {
         let address = |text: &str| {
-            text.parse::<SocketAddr>().map_err(|_| PyValueError::new_err(format!("{text:?} is no address: ip:port")))
+            text.parse::<SocketAddr>().map_err(|_| PyValueError::new_err(format!("{text:?} is not ip:port")))
         };
         let listen = listen.map(address).transpose()?;
         let wanted = ControlArguments { master, cluster, certificates, runtime_directory }.completed();
@@ -151,12 +150,12 @@ impl Objects {
         Ok(Self { store: RwLock::new(Some(Arc::new(store))), process: std::process::id() })
     }
 
-    /// The name by which peers open its memory.
+    /// Returns the name by which peers open its memory.
     fn name(&self) -> String {
         self.read().map_or_else(|_| String::new(), |store| store.name().to_owned())
     }
 
-    /// Publishes memory as an object: its version, or an error's number.
+    /// Publishes memory as an object. Returns its version or an error code.
     #[pyo3(signature = (name, addresses, sizes, version, shard_bytes, about))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
     fn register(
@@ -170,7 +169,7 @@ impl Objects {
         about: Vec<u8>,
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
-        // Its answer is a version, or a negative number.
+        // The result is a version, or a negative code.
         if let Some(version) = version.filter(|version| i64::try_from(*version).is_err()) {
             return Ok(failed(INVALID, format!("version {version}: give one from 1 to {}", i64::MAX)));
         }
@@ -183,14 +182,15 @@ impl Objects {
         Ok(done.map_or_else(|code| code, |version| version as i64))
     }
 
-    /// Stops serving an object and waits for its readers: 0, or an error's number; then the memory must stay.
+    /// Stops serving an object and waits for its readers. Returns 0, or an error code: then the memory must not be
+    /// freed.
     #[pyo3(signature = (name, version))]
     fn unregister(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<i64> {
         let done = waiting(py, || self.call(|store| store.unregister(name, version).map_err(|error| code_of(&error))))?;
         Ok(done.map_or_else(|code| code, |()| 0))
     }
 
-    /// What an object is.
+    /// Looks up an object.
     #[pyo3(signature = (name, version))]
     fn find(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<Answer<ObjectInfo>> {
         let found = waiting(py, || self.call(|store| store.find(name, version).map_err(|error| code_of(&error))))?;
@@ -202,7 +202,7 @@ impl Objects {
         Ok(found.map(tell).into())
     }
 
-    /// Objects whose names begin with this.
+    /// Returns the objects whose names begin with this prefix.
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Answer<Vec<ListedObject>>> {
         let found = waiting(py, || self.call(|store| store.list(prefix).map_err(|error| code_of(&error))))?;
         let tell = |one: kvplane::rpc::p2p::ObjectSummary| {
@@ -211,7 +211,7 @@ impl Objects {
         Ok(found.map(|objects| objects.into_iter().map(tell).collect::<Vec<ListedObject>>()).into())
     }
 
-    /// Who holds an object.
+    /// Returns the members of an object.
     #[pyo3(signature = (name, version))]
     fn members(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<Answer<Vec<Member>>> {
         let found = waiting(py, || self.call(|store| store.describe(name, version).map_err(|error| code_of(&error))))?;
@@ -219,7 +219,7 @@ impl Objects {
         Ok(found.map(|found| found.members.into_iter().map(tell).collect::<Vec<Member>>()).into())
     }
 
-    /// The shards that hold a range of a buffer: the first, and how many.
+    /// Returns the shards that cover a range of a buffer: the first, and their number.
     #[pyo3(signature = (name, version, place))]
     fn covering(
         &self,
@@ -236,8 +236,8 @@ impl Objects {
                 failed(
                     INVALID,
                     match sizes.get(buffer) {
-                        Some(size) => format!("{bytes} bytes from {offset} on of buffer {buffer}, which has {size}"),
-                        None => format!("buffer {buffer} of an object that has {}", sizes.len()),
+                        Some(size) => format!("{bytes} bytes from {offset} on exceed buffer {buffer} of {size}"),
+                        None => format!("buffer {buffer} of an object with {}", sizes.len()),
                     },
                 )
             })
@@ -245,8 +245,8 @@ impl Objects {
         Ok(found.and_then(cover).into())
     }
 
-    /// Fetches an object into memory and serves it: the bytes that were fetched, or an error's number. `progress` is
-    /// called with how many shards are there and how many are missing; what it raises first is raised in the end.
+    /// Fetches an object into memory and serves it. Returns the number of bytes that were fetched, or an error code.
+    /// `progress` is called with the numbers of present and missing shards; its first exception is raised at the end.
     #[pyo3(signature = (name, version, addresses, sizes, shards, resume, ranks, deadline, progress))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
     fn get(
@@ -272,7 +272,7 @@ impl Objects {
         let raised: Mutex<Option<PyErr>> = Mutex::new(None);
         let each = |arrived: Progress| {
             let Some(progress) = &progress else { return };
-            // Threads without an interpreter, because it ends, tell nobody.
+            // During the interpreter's exit, threads cannot attach, and progress is not reported.
             let told = Python::try_attach(|py| progress.call1(py, (arrived.have, arrived.missing)).err());
             if let Some(Some(error)) = told {
                 raised.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -286,7 +286,7 @@ impl Objects {
                 let object = store.find(name, version).map_err(|error| code_of(&error))?;
                 let held = store.holds(name, Some(object.version));
                 let bytes = store.get_replica(&object, &regions, &options).map_err(|error| code_of(&error))?;
-                // It is not held then, as after any get that failed, unless some of it was before.
+                // As after any failed get, the object is then not held, unless some of it was held before.
                 if !held && raised.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
                     store.unregister(name, Some(object.version)).map_err(|error| code_of(&error))?;
                 }
@@ -299,8 +299,8 @@ impl Objects {
         }
     }
 
-    /// Reads into memory what a rank of another layout is to have, as manifests say: all bytes, and those that were
-    /// compared with hashes.
+    /// Reads the fragments of a rank of another layout into memory, by manifests. Returns the number of all bytes, and
+    /// of those verified against hashes.
     #[pyo3(signature = (manifests, participant, parts, place, offsets, deadline))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
     fn reshard(
@@ -334,14 +334,14 @@ impl Objects {
         Ok(read.map(|read| (read.bytes, read.checked)).into())
     }
 
-    /// How many bytes a rank of a manifest has, or an error's number.
+    /// Returns the number of bytes of a rank of a manifest, or an error code.
     #[staticmethod]
     fn packed_bytes(py: Python<'_>, manifest: &str, participant: &str) -> Answer<u64> {
         py.detach(|| kvplane::packed_bytes(manifest, participant).map_err(|error| code_of(&error))).into()
     }
 
-    /// Stops serving all that is held. Whether nothing touches its memory any more: not while a call of another thread
-    /// is under way, whose end that is.
+    /// Stops serving all objects. Returns true if nothing accesses their memory any more: false while a call of another
+    /// thread is in progress, whose end releases it.
     fn close(&self, py: Python<'_>) -> bool {
         self.process != std::process::id()
             || py.detach(|| {
@@ -357,7 +357,7 @@ impl Objects {
         store.ok_or_else(|| failed(INTERNAL, "the store was closed"))
     }
 
-    /// Runs `work` on the store as a call that the end of the interpreter waits for.
+    /// Runs `work` on the store as a call that the interpreter's exit waits for.
     fn call<T>(&self, work: impl FnOnce(&P2pStore) -> Result<T, i64>) -> Result<T, i64> {
         let _call = Call::begin(self.process)?;
         work(&*self.read()?)

@@ -1,12 +1,12 @@
-//! Outcomes as numbers: those that Mooncake's users compare with; and the last failure of a thread in words.
+//! Outcomes as numbers, those that Mooncake's users compare with; and the message of a thread's last failure.
 
 use std::cell::RefCell;
 
 use kvplane::{Error, Status, TransferError};
 
-/// `INTERNAL_ERROR`: also what a call on something closed or forked returns.
+/// `INTERNAL_ERROR`: also the result of a call on a closed object, or in a forked process.
 pub(crate) const INTERNAL: i64 = -1;
-/// `NO_AVAILABLE_HANDLE`: no room.
+/// `NO_AVAILABLE_HANDLE`: no space.
 pub(crate) const NO_ROOM: i64 = -200;
 /// `INVALID_KEY`.
 pub(crate) const INVALID_KEY: i64 = -400;
@@ -15,27 +15,27 @@ pub(crate) const INVALID: i64 = -600;
 /// `OBJECT_NOT_FOUND`.
 pub(crate) const NOT_FOUND: i64 = -704;
 
-/// What is said of a cluster without nodes.
-pub(crate) const NO_NODE: &str = "no node gives memory to the cluster: start one (`kvplane node` or `kvplane dev`), or \
-    set up a store with `global_segment_size` above 0, and call again";
+/// Message for a cluster without nodes.
+pub(crate) const NO_NODE: &str = "no node provides memory to the cluster: start one (`kvplane node` or `kvplane dev`), \
+    or set up a store with `global_segment_size` above 0, and call again";
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// What the last failure of this thread was.
+/// Returns the message of the last failure of this thread.
 pub(crate) fn last() -> String {
     LAST.with(|last| last.borrow().clone())
 }
 
-/// Remembers why something failed, and gives its number back.
+/// Records the message of a failure, and returns its code.
 pub(crate) fn failed(code: i64, why: impl Into<String>) -> i64 {
     LAST.with(|last| *last.borrow_mut() = why.into());
     code
 }
 
-/// The number for an error of the store. Codes of which callers believe that a transfer may still touch their memory
-/// are not among them: when a call of ours returns, none does.
+/// Returns the code of a store error. Codes that suggest a transfer may still access the caller's memory are not used:
+/// when a call returns, none does.
 pub(crate) fn store_code(error: &Error) -> i64 {
     let code = match error {
         Error::Status { status, .. } => status_code(*status),
@@ -79,7 +79,7 @@ const fn status_code(status: Status) -> i64 {
     }
 }
 
-/// Remembers why a call of the transfer engine failed, and gives the number of its kind.
+/// Records the error of a transfer engine call, and returns its code.
 pub(crate) fn engine_code(error: &TransferError) -> i64 {
     failed(i64::from(error.code()), error.to_string())
 }

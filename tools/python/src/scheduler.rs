@@ -1,7 +1,7 @@
-//! `_native.Scheduler`: a scheduler's line to the Conductor, for any number of threads.
+//! `_native.Scheduler`: client of the Conductor, for any number of threads.
 //!
-//! Each call gives the number of an error, or 0 and what was asked for, as tuples and dictionaries that the package
-//! `kvplane` makes its own types of. Times are in seconds.
+//! Each call returns an error code, or 0 and the result as tuples and dictionaries, which the package `kvplane`
+//! converts to types of its own. Times are in seconds.
 
 pub(crate) mod scheduling;
 
@@ -28,22 +28,22 @@ use crate::waiting::waiting;
 
 /// `OBJECT_ALREADY_EXISTS`: here, another prompt, incarnation or instance has the name.
 const CONFLICT: i64 = -705;
-/// `LEASE_EXPIRED` and the like: the deadline passed.
+/// `LEASE_EXPIRED` and similar: the deadline passed.
 const LATE: i64 = -901;
-/// The caller may not do this.
+/// The caller lacks the permission.
 const NOT_PERMITTED: i64 = -601;
 
-/// A request to schedule: its id, context, tokens, and instances that it must not go to.
+/// Request to schedule: its id, context, tokens, and excluded instances.
 type ScheduleArguments = (String, Context, u32, Vec<String>);
 
-/// An instance that registers: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, room for
-/// decodes in tokens, seconds between reports, address.
+/// Instance to register: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, decode capacity
+/// in tokens, seconds between reports, address.
 type RegisterArguments = (String, u64, String, String, u32, u64, String, u64, f64, String);
 
-/// A line to the Conductor. Numbers below zero are errors; `last_error()` says more.
+/// Client of the Conductor. Negative results are error codes; `last_error()` gives the message.
 #[pyclass(module = "kvplane._native", frozen)]
 pub(crate) struct Scheduler {
-    /// Nothing once it was closed.
+    /// `None` after `close`.
     line: RwLock<Option<Arc<kvplane::Scheduler>>>,
     process: u32,
 }
@@ -51,13 +51,13 @@ pub(crate) struct Scheduler {
 impl Drop for Scheduler {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // Its thread is the parent's.
+            // Its thread belongs to the parent process.
             core::mem::forget(self.line.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }
 
-/// The number for why a call of the Conductor failed.
+/// Returns the code of a failed call to the Conductor.
 fn code_of(error: &Error) -> i64 {
     let refusal = match error {
         Error::Call(CallError::Refused(refusal)) => refusal,
@@ -81,7 +81,8 @@ fn invalid(why: impl Into<String>) -> i64 {
 
 #[pymethods]
 impl Scheduler {
-    /// Connects; `ConnectionError` says why not. `budget`: how long the Conductor may take to answer, in seconds.
+    /// Connects; raises `ConnectionError` with the reason on failure. `budget`: time for the Conductor to answer, in
+    /// seconds.
     #[new]
     #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, budget=1.0))]
     fn new(
@@ -99,8 +100,8 @@ impl Scheduler {
         Ok(Self { line: RwLock::new(Some(Arc::new(line))), process: std::process::id() })
     }
 
-    /// Where a request goes; waits for an instance up to `patience`. With a reservation and its instances that
-    /// `failed`, where it goes instead.
+    /// Places a request; waits for an instance up to `patience`. With a reservation and its `failed` instances, places
+    /// it again.
     #[pyo3(signature = (asked, hashes, mode, patience, failed=None))]
     fn schedule(
         &self,
@@ -117,7 +118,7 @@ impl Scheduler {
             "reserve" => ScheduleMode::Reserve,
             "now" => ScheduleMode::Now,
             "advise" => ScheduleMode::Advise,
-            other => return Ok((invalid(format!("mode {other:?}: reserve, now or advise")), None)),
+            other => return Ok((invalid(format!("mode is {other:?}: it must be reserve, now or advise")), None)),
         };
         let context = context.out();
         let request = Schedule { client: 0, request, context, tokens, hashes, wait_ns: 0, mode, barred };
@@ -129,16 +130,16 @@ impl Scheduler {
         Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(DecisionDict::of(decision)))))
     }
 
-    /// How a booked request fares: 0, or an error's number.
+    /// Reports the progress of a reserved request. Returns 0 or an error code.
     #[pyo3(signature = (reservation, step, reused_tokens=0, took=0.0))]
     fn update(&self, py: Python<'_>, reservation: u64, step: &str, reused_tokens: u32, took: f64) -> PyResult<i64> {
         let Some(step) = step_of(step, reused_tokens, took) else {
-            return Ok(invalid(format!("there is no step {step:?}")));
+            return Ok(invalid(format!("unknown step {step:?}")));
         };
         Ok(self.ask(py, |line| line.update(reservation, step))?.map_or_else(|code| code, |()| 0))
     }
 
-    /// A request that went to `prefill` by the local rule has ended.
+    /// Ends a request that was placed on `prefill` by the local rule.
     fn ended(&self, py: Python<'_>, prefill: String) -> PyResult<i64> {
         let decision = Decision::Local { prefill, decode: None };
         let told = self.ask(py, |line| {
@@ -148,7 +149,7 @@ impl Scheduler {
         Ok(told.map_or_else(|code| code, |()| 0))
     }
 
-    /// Who has how much of the beginning of a prompt.
+    /// Returns the instances that hold a prefix of a prompt.
     fn query(
         &self,
         py: Python<'_>,
@@ -158,26 +159,27 @@ impl Scheduler {
         tier: &str,
     ) -> PyResult<(i64, Option<Holders>)> {
         let hashes = numbers(hashes)?;
-        let Some(tier) = tier_of(tier) else { return Ok((invalid(format!("there is no tier {tier:?}")), None)) };
+        let Some(tier) = tier_of(tier) else { return Ok((invalid(format!("unknown tier {tier:?}")), None)) };
         let question = QueryPrefix { context: context.out(), hashes, most, tier };
         let found = self.ask(py, |line| line.call(question))?;
         Ok(found.map_or_else(|code| (code, None), |found| (0, Some(Holders::of(found)))))
     }
 
-    /// Why a request went where it went.
+    /// Explains the placement of a request.
     fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<ExplanationDict>)> {
         let found = self.ask(py, |line| line.call(ExplainRequest { request }))?;
         Ok(found.map_or_else(|code| (code, None), |found| (0, Some(ExplanationDict::of(found)))))
     }
 
-    /// The first table of instances after the `seen` that came, and its number; none when that takes longer.
+    /// Returns the first table of instances after `seen`, and its number; `None` when that takes longer than
+    /// `patience`.
     fn table_after(&self, py: Python<'_>, seen: u64, patience: f64) -> PyResult<(i64, Option<(u64, Table)>)> {
         let patience = Duration::from_nanos(nanoseconds(patience));
         let told = self.ask(py, |line| Ok(line.table_after(seen, patience)))?;
         Ok(told.map_or_else(|code| (code, None), |told| (0, told.map(|(number, table)| (number, Table::of(table))))))
     }
 
-    /// Has objects copied to a second node each: the task's number, or an error's.
+    /// Replicates objects. Returns the number of the task, or an error code.
     fn replicate(&self, py: Python<'_>, tenant: &str, keys: &Bound<'_, PyAny>) -> PyResult<(i64, u64)> {
         let keys = Keys::many(keys)?;
         let keys: Vec<&[u8]> = keys.iter().collect();
@@ -185,8 +187,8 @@ impl Scheduler {
         Ok(task.map_or_else(|code| (code, 0), |task| (0, task)))
     }
 
-    /// An instance comes: whether a snapshot of its cache is wanted, and after how long without a report it is not
-    /// chosen any more.
+    /// Registers an instance. Returns whether a snapshot of its cache is wanted, and the time without a report after
+    /// which it is not chosen any more.
     fn register(
         &self,
         py: Python<'_>,
@@ -196,7 +198,7 @@ impl Scheduler {
         let (instance, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =
             instance;
         let Some(part) = part_of(&part) else {
-            return Ok((invalid(format!("part {part:?}: prefill, decode or mixed")), false, 0.0));
+            return Ok((invalid(format!("part is {part:?}: it must be prefill, decode or mixed")), false, 0.0));
         };
         let events = events.map(|(publisher, replay, topic)| EventSource { publisher, replay, topic });
         let report_ns = nanoseconds(report);
@@ -220,15 +222,15 @@ impl Scheduler {
         ))
     }
 
-    /// An instance goes.
+    /// Deregisters an instance.
     fn deregister(&self, py: Python<'_>, tenant: String, instance: String, incarnation: u64) -> PyResult<i64> {
         Ok(self
             .ask(py, |line| line.call(DeregisterInstance { tenant, instance, incarnation }))?
             .map_or_else(|code| code, |_| 0))
     }
 
-    /// How busy an instance is: its tenant, name, incarnation and the report's number; prompts' tokens, decodes'
-    /// tokens, decodes.
+    /// Reports the load of an instance: its tenant, name, incarnation and the report's number; tokens of queued
+    /// prompts, tokens of decodes, number of decodes.
     fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> PyResult<i64> {
         let (tenant, instance, incarnation, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;
@@ -236,7 +238,8 @@ impl Scheduler {
         Ok(self.ask(py, |line| line.call(call))?.map_or_else(|code| code, |_| 0))
     }
 
-    /// What became of an instance's cache: the number of the next batch, and what is wanted: nothing, replay, snapshot.
+    /// Reports changes of an instance's cache. Returns the number of the next batch, and what the Conductor wants:
+    /// nothing, replay, snapshot.
     fn report_cache(
         &self,
         py: Python<'_>,
@@ -249,10 +252,10 @@ impl Scheduler {
             "goes" => CacheReport::Goes,
             "snapshot" => CacheReport::Snapshot,
             "lost" => CacheReport::Lost,
-            other => return Ok((invalid(format!("kind {other:?}: goes, snapshot or lost")), 0, "")),
+            other => return Ok((invalid(format!("kind is {other:?}: it must be goes, snapshot or lost")), 0, "")),
         };
         let changes: Option<Vec<_>> = changes.into_iter().map(Change::out).collect();
-        let Some(changes) = changes else { return Ok((invalid("a change of a tier that there is not"), 0, "")) };
+        let Some(changes) = changes else { return Ok((invalid("a change names an unknown kind or tier"), 0, "")) };
         let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, incarnation, seq, kind, changes }))?;
         Ok(told.map_or_else(
             |code| (code, 0, ""),
@@ -260,12 +263,12 @@ impl Scheduler {
         ))
     }
 
-    /// The number under which the Conductor knows this client; 0 once closed.
+    /// Returns the number by which the Conductor identifies this client; 0 after `close`.
     fn client(&self) -> u64 {
         self.open().map_or(0, |line| line.client())
     }
 
-    /// Ends the line when the last call has returned.
+    /// Closes the client when the last call has returned.
     fn close(&self, py: Python<'_>) {
         let line = self.line.write().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(line));
@@ -278,7 +281,7 @@ impl Scheduler {
         line.clone().ok_or_else(|| failed(INTERNAL, "the scheduler was closed"))
     }
 
-    /// Makes a call without the interpreter's lock.
+    /// Makes a call without the GIL.
     fn ask<T: Send>(
         &self,
         py: Python<'_>,

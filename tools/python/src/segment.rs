@@ -1,4 +1,4 @@
-//! Memory that this process gives to the cluster: storage nodes of one shard each.
+//! Memory that this process provides to the cluster: storage nodes of one shard each.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,27 +10,28 @@ use kvplane::{Control, DataTls, Node, NodeConfig, Pacing};
 use crate::control::within;
 use crate::outcome::{INTERNAL, NO_ROOM, failed};
 
-/// How long a node may take to join: its memory is mapped first.
+/// Deadline of a node's join, during which its memory is mapped.
 const JOIN: Duration = Duration::from_secs(20);
-/// The longest that its objects may take to go to others when it leaves in order.
+/// Longest drain of a node that leaves.
 const DRAIN: Duration = Duration::from_secs(60);
-/// How long slots that move already are waited for while none of their objects does.
+/// Longest wait without progress for migrations in flight.
 const MOVES_PATIENCE: Duration = Duration::from_secs(2);
-/// The longest that this takes when a store closes, or the interpreter ends, which is not for long waits.
+/// Longest drain when a store closes or the interpreter exits, which should not take long.
 const CLOSE: Duration = Duration::from_secs(4);
-/// The least that a node has.
+/// Minimum memory of a node.
 const LEAST_BYTES: u64 = 2 << 20;
 
-/// A node of this process.
+/// Node of this process.
 pub(crate) struct Segment {
     pub(crate) name: String,
     node: Node,
 }
 
 impl Segment {
-    /// Joins with this much memory; else the number of the error. It is served where the control plane's clients reach
-    /// it: on loopback where the control plane is there, else on the address of `host` if that is one of this host's,
-    /// or on the one that leads to the control plane. Its data connections are sealed as those of the store's clients.
+    /// Joins the cluster with this much memory; returns the error code on failure. The node listens where clients of
+    /// the control plane reach it: on loopback if the control plane does, else on the address of `host` if that belongs
+    /// to this host, or on the address of the route to the control plane. TLS on its data connections has the mode of
+    /// the store's clients.
     pub(crate) fn join(control: &Control, data_tls: DataTls, bytes: u64, host: &str) -> Result<Self, i64> {
         let (control, host) = (control.clone(), host.to_owned());
         let late = format!("the node did not join within {} s", JOIN.as_secs());
@@ -46,12 +47,13 @@ impl Segment {
             };
             Node::start(&config).map_err(|error| error.to_string())
         });
-        let node = started.map_err(|why| failed(NO_ROOM, format!("no segment of {bytes} bytes: {why}")))?;
+        let node =
+            started.map_err(|why| failed(NO_ROOM, format!("cannot provide a segment of {bytes} bytes: {why}")))?;
         let name = node.addresses().first().map(ToString::to_string).unwrap_or_default();
         Ok(Self { name, node })
     }
 
-    /// What the shards of some counted, as Prometheus text; nothing while one does not answer.
+    /// Returns the counters of several nodes' shards as Prometheus text; empty while one does not answer.
     pub(crate) fn metrics_text(segments: &[Self]) -> String {
         if segments.is_empty() {
             return String::new();
@@ -59,13 +61,14 @@ impl Segment {
         Node::metrics_text_of(segments.iter().map(|segment| &segment.node)).unwrap_or_default()
     }
 
-    /// Leaves the cluster; with `grace`, its objects go to others before, as far as that time and their room allow.
+    /// Leaves the cluster; with `grace`, migrates its objects to other nodes first, as far as that time and their
+    /// memory allow.
     pub(crate) fn leave(self, grace: Duration) -> i64 {
         let (begun, grace) = (Instant::now(), grace.min(DRAIN));
         let drained = if grace.is_zero() { Ok(0) } else { self.node.drain(grace) };
         let left = grace.saturating_sub(begun.elapsed());
         if !left.is_zero() && !matches!(drained, Ok(0)) {
-            // What moves already is waited for, as long as that makes progress.
+            // Migrations in flight are waited for, as long as they make progress.
             let _ = self.node.finish_moves(MOVES_PATIENCE, left);
         }
         match drained {
@@ -75,15 +78,15 @@ impl Segment {
     }
 }
 
-/// The segments of one store.
+/// Segments of one store.
 #[derive(Default)]
 pub(crate) struct Segments(Mutex<Vec<Segment>>);
 
-/// Those of all stores, each with the process that joined: a forked one has none of its parent's.
+/// Segments of all stores, each with the process that joined: a forked process has none of its parent's.
 static ALL: Mutex<Vec<(u32, Weak<Segments>)>> = Mutex::new(Vec::new());
 
 impl Segments {
-    /// None yet.
+    /// Creates an empty list.
     pub(crate) fn new() -> Arc<Self> {
         let segments = Arc::new(Self::default());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,37 +99,37 @@ impl Segments {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All leave: what they hold for others goes to other members before, as far as [`CLOSE`] and their room allow. At
-    /// once where the control plane is away, who would have to tell them.
+    /// Leaves the cluster with all segments: their objects migrate to other members first, as far as [`CLOSE`] and
+    /// their memory allow. Leaves at once if the control plane is away, because it has to publish the new owners.
     pub(crate) fn leave(&self) {
         let segments = core::mem::take(&mut *self.lock());
         let until = Instant::now() + CLOSE;
         for segment in segments {
             let left = until.saturating_duration_since(Instant::now());
             let grace = if segment.node.trouble().is_some() { Duration::ZERO } else { left };
-            // Without other members there is nobody to take anything.
+            // Fails without other members, which is ignored.
             let _ = segment.leave(grace);
         }
     }
 
-    /// Leaves everything as it is, in a forked process.
+    /// Abandons the segments, in a forked process.
     pub(crate) fn leak(&self) {
-        // A thread of the parent's may have held the lock at the fork: then nobody gives it back here.
+        // A thread of the parent may have held the lock at the fork: then it is never released here.
         if let Ok(mut segments) = self.0.try_lock() {
             core::mem::forget(core::mem::take(&mut *segments));
         }
     }
 }
 
-/// All segments of this process leave, for the end of the interpreter: stores may still be in use by threads then, and
-/// are not closed.
+/// Leaves the cluster with all segments of this process, for the exit of the interpreter: threads may still use the
+/// stores then, which are not closed.
 pub(crate) fn leave_all() {
     let all = core::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner));
     let ours = all.into_iter().filter(|(process, _)| *process == std::process::id());
     ours.filter_map(|(_, one)| one.upgrade()).for_each(|one| one.leave());
 }
 
-/// The address that a node of this process listens on.
+/// Returns the address that a node of this process listens on.
 fn served_on(control: &Control, host: &str) -> Result<IpAddr, String> {
     let Some(far) = control_addresses(control).into_iter().find(|address| !address.ip().is_loopback()) else {
         return Ok(Ipv4Addr::LOCALHOST.into());
@@ -161,7 +164,7 @@ fn control_addresses(control: &Control) -> Vec<SocketAddr> {
     }
 }
 
-/// The addresses of a host as Mooncake's users name it, `host` or `host:port`.
+/// Returns the addresses of a host as Mooncake's users give it, `host` or `host:port`.
 fn addresses_of(host: &str) -> Vec<IpAddr> {
     let bare = match host.rsplit_once(':') {
         Some((bare, port)) if port.parse::<u16>().is_ok() && (!bare.contains(':') || bare.ends_with(']')) => bare,
@@ -174,7 +177,7 @@ fn addresses_of(host: &str) -> Vec<IpAddr> {
     (bare, 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect()).unwrap_or_default()
 }
 
-/// Whether others reach this host at an address.
+/// Returns true if other hosts reach this host at an address.
 fn is_ours(ip: IpAddr) -> bool {
     !ip.is_loopback() && !ip.is_unspecified() && UdpSocket::bind((ip, 0)).is_ok()
 }

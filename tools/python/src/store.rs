@@ -1,4 +1,4 @@
-//! `_native.Store`: a connection to a cluster's store, for any number of threads.
+//! `_native.Store`: client of a cluster's store, for any number of threads.
 
 pub(crate) mod arguments;
 pub(crate) mod batches;
@@ -27,10 +27,10 @@ use crate::store::clients::{Call, Clients};
 use crate::store::ranges::Sessions;
 use crate::waiting::waiting;
 
-/// Values from this length on are sent from where Python has them; shorter ones are copied first.
+/// Length from which values are sent from Python's memory; shorter ones are copied first.
 pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
 
-/// A connection to the store of a cluster. Numbers below zero are errors; `last_error()` says more.
+/// Client of the store of a cluster. Negative results are error codes; `last_error()` gives the message.
 #[pyclass(module = "kvplane._native", frozen)]
 pub(crate) struct Store {
     pub(crate) clients: Clients,
@@ -51,7 +51,7 @@ impl Drop for Store {
 
 #[pymethods]
 impl Store {
-    /// Connects; `ConnectionError` says why not. Returns within five seconds.
+    /// Connects; raises `ConnectionError` with the reason on failure. Returns within five seconds.
     #[new]
     #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
         shared_memory=true, deadline=10.0, hedge=0.1, data_tls=None))]
@@ -95,7 +95,7 @@ impl Store {
         })
     }
 
-    /// Registers memory of this process: 0, or an error's number.
+    /// Registers memory of this process. Returns 0 or an error code.
     fn register(
         &self,
         py: Python<'_>,
@@ -106,11 +106,11 @@ impl Store {
         registered.map_or_else(|why| failed(INVALID, why), |()| 0)
     }
 
-    /// Forgets memory; when this returns, no call uses it.
+    /// Unregisters memory. When this returns 0, no call uses it.
     fn unregister(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] address: u64) -> PyResult<i64> {
         if self.clients.process() != std::process::id() {
-            // A thread of the parent's may hold the locks for ever here.
-            return Ok(failed(INTERNAL, "the process was forked after the setup: nothing is registered there"));
+            // A thread of the parent may hold the locks forever here.
+            return Ok(failed(INTERNAL, "the process was forked after the setup: nothing is registered in it"));
         }
         let gone = waiting(py, || (self.clients.memory.unregister(address), self.clients.sweep()).0)?;
         Ok(gone.map_or_else(|why| failed(INVALID, why), |()| 0))
@@ -138,7 +138,7 @@ impl Store {
         let (address, bytes) = (view.address(), view.bytes());
         // SAFETY: `view` keeps the bytes where they are until after the call.
         let region = unsafe { adopt(address, bytes) };
-        let Some(region) = region else { return Ok(failed(INVALID, "the value is no memory")) };
+        let Some(region) = region else { return Ok(failed(INVALID, "the value has no memory")) };
         let code = waiting(py, || {
             let put = self.clients.with(|member| {
                 let buffer = member.client.register(region);
@@ -153,7 +153,7 @@ impl Store {
         Ok(code)
     }
 
-    /// Stores the bytes of several such objects as one.
+    /// Stores the bytes of several objects with the buffer protocol as one object.
     #[pyo3(signature = (key, values, kept=None))]
     fn put_parts(
         &self,
@@ -174,12 +174,12 @@ impl Store {
         waiting(py, || self.put_copied(&keys, &value, &keeping))
     }
 
-    /// The bytes of an object, or an error's number.
+    /// Returns the bytes of an object, or an error code.
     fn get<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.get_value(py, Keys::one(key)?.get(0))
     }
 
-    /// The bytes of many objects in one batch, or the number of an error for each.
+    /// Returns the bytes of many objects in one batch, or an error code for each.
     fn get_many<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         self.get_values(py, &Keys::many(keys)?)
     }
@@ -195,26 +195,26 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, views) = (Keys::many(keys)?, views(values, false)?);
         if keys.len() != views.len() {
-            return Ok(vec![failed(INVALID, "there are not as many values as keys"); keys.len()]);
+            return Ok(vec![failed(INVALID, "the lists of keys and values differ in length"); keys.len()]);
         }
         let (places, keeping) = (places(&views), options(kept));
         // SAFETY: `views` keep the bytes where they are until after the call.
         waiting(py, || unsafe { self.put_places(&keys, &places, &keeping) })
     }
 
-    /// Receives many objects in one batch into writable objects with the buffer protocol: the length of each, or an
-    /// error's number.
+    /// Receives many objects in one batch into writable objects with the buffer protocol. Returns the length of each,
+    /// or an error code.
     fn receive_many(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         let (keys, views) = (Keys::many(keys)?, views(into, true)?);
         if keys.len() != views.len() {
-            return Ok(vec![failed(INVALID, "there are not as many buffers as keys"); keys.len()]);
+            return Ok(vec![failed(INVALID, "the lists of keys and buffers differ in length"); keys.len()]);
         }
         let places = places(&views);
-        // SAFETY: `views` keep the bytes where they are until after the call; whose buffers they are lends them.
+        // SAFETY: `views` keep the bytes where they are until after the call; the owner of the buffers lends them.
         waiting(py, || unsafe { self.get_places(&keys, &places) })
     }
 
-    /// Receives an object into a writable object with the buffer protocol: its length, or an error's number.
+    /// Receives an object into a writable object with the buffer protocol. Returns its length or an error code.
     fn receive(&self, py: Python<'_>, key: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<i64> {
         let keys = Keys::one(key)?;
         let view = View::of(into, true)?;
@@ -224,7 +224,7 @@ impl Store {
         let (address, bytes) = (view.address(), view.bytes());
         // SAFETY: `view` keeps the bytes where they are until after the call.
         let region = unsafe { adopt(address, bytes) };
-        let Some(region) = region else { return Ok(failed(INVALID, "nothing can be received into 0 bytes")) };
+        let Some(region) = region else { return Ok(failed(INVALID, "cannot receive into a buffer of 0 bytes")) };
         let got = waiting(py, || self.get_whole(keys.get(0), region, bytes))?;
         drop(view);
         Ok(got.map_or_else(
@@ -237,19 +237,20 @@ impl Store {
         ))
     }
 
-    /// Where the objects of these keys are: for each a list of `host:port` of the shards that have it.
+    /// Returns the locations of the objects under these keys: for each a list of `host:port` of the shards that hold
+    /// it.
     fn replicas(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<String>>> {
         let keys = Keys::many(keys)?;
         waiting(py, || tasks::replicas(&self.clients, &keys))
     }
 
-    /// Has second owners give their copies of these objects up: 1 where one had it, 0 where none had, or a number.
+    /// Removes the replicas of these objects. Returns for each 1 if there was one, 0 if not, or an error code.
     fn remove_copies(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
         waiting(py, || tasks::remove_copies(&self.clients, &keys))
     }
 
-    /// Stores pieces of memory: for each object a list of addresses and one of lengths.
+    /// Stores objects from memory: for each object an address and a length.
     #[pyo3(signature = (keys, addresses, sizes, kept=None))]
     fn put_from(
         &self,
@@ -264,7 +265,7 @@ impl Store {
         waiting(py, || batches::put(&self.clients, &keys, &pieces, &options(kept)))
     }
 
-    /// As `put_from`, with several pieces for each object.
+    /// Like `put_from`, with several pieces for each object.
     #[pyo3(signature = (keys, addresses, sizes, kept=None))]
     fn put_from_pieces(
         &self,
@@ -279,7 +280,7 @@ impl Store {
         waiting(py, || batches::put(&self.clients, &keys, &pieces, &options(kept)))
     }
 
-    /// Brings objects into registered memory: the length of each, or an error's number.
+    /// Reads objects into registered memory. Returns the length of each, or an error code.
     fn get_into(
         &self,
         py: Python<'_>,
@@ -292,7 +293,7 @@ impl Store {
         waiting(py, || batches::get(&self.clients, &keys, &pieces))
     }
 
-    /// As `get_into`, with several pieces for each object.
+    /// Like `get_into`, with several pieces for each object.
     fn get_into_pieces(
         &self,
         py: Python<'_>,
@@ -305,14 +306,14 @@ impl Store {
         waiting(py, || batches::get(&self.clients, &keys, &pieces))
     }
 
-    /// Begins to read objects part by part: for each 0 and its version, or the number of an error and 0.
+    /// Opens objects for range reads. Returns for each 0 and its version, or an error code and 0.
     fn open_ranges(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<(i64, u64)>> {
         let keys = Keys::many(keys)?;
         waiting(py, || ranges::open(&self.clients, &keys))
     }
 
-    /// Brings parts of objects: numbers of keys, offsets in the objects, addresses and lengths; with versions, one for
-    /// each key, only parts of those.
+    /// Reads ranges of objects: indices of keys, offsets in the objects, addresses and lengths; with versions, one for
+    /// each key, only ranges of those.
     #[pyo3(signature = (keys, which, offsets, addresses, sizes, versions=None))]
     #[allow(
         clippy::too_many_arguments,
@@ -334,7 +335,7 @@ impl Store {
         waiting(py, || ranges::get(&self.clients, &keys, &parts, versions.as_deref()))
     }
 
-    /// Begins to write objects of these lengths.
+    /// Opens put sessions for objects of these lengths.
     #[pyo3(signature = (keys, sizes, kept=None))]
     fn begin(
         &self,
@@ -350,7 +351,7 @@ impl Store {
         waiting(py, || self.sessions.begin(&self.clients, &keys, &sizes, options(kept).anywhere()))
     }
 
-    /// Writes parts of objects that were begun.
+    /// Writes ranges of open put sessions.
     fn fill(
         &self,
         py: Python<'_>,
@@ -365,13 +366,14 @@ impl Store {
         waiting(py, || self.sessions.fill(&self.clients, &keys, &parts))
     }
 
-    /// Makes objects of what was written, or gives it up.
+    /// Commits or aborts put sessions.
     fn end(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, commit: bool) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
         waiting(py, || self.sessions.end(&self.clients, &keys, commit))
     }
 
-    /// 1 for each key that has an object, 0 for the others; an error's number for all when an owner cannot be asked.
+    /// Returns 1 for each key that has an object, 0 for the others; an error code for all when an owner does not
+    /// answer.
     fn exists<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let (found, codes) = self.present(py, keys)?;
         if codes.is_empty() {
@@ -380,7 +382,7 @@ impl Store {
         PyList::new(py, codes)
     }
 
-    /// Whether there is an object, for each key; or the number of the first error.
+    /// Returns for each key whether there is an object; or the code of the first error.
     fn has<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (found, codes) = self.present(py, keys)?;
         match codes.into_iter().find(|code| *code < 0) {
@@ -389,7 +391,7 @@ impl Store {
         }
     }
 
-    /// Lengths of objects; where there is none, the number that says so.
+    /// Returns the lengths of objects, or an error code where there is none.
     fn sizes(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         self.ask(py, &Keys::many(keys)?, |client, keys| {
             let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
@@ -397,24 +399,24 @@ impl Store {
         })
     }
 
-    /// Removes objects: 0 for each that was there.
+    /// Removes objects. Returns 0 for each that existed.
     fn remove(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         self.ask(py, &Keys::many(keys)?, |client, keys| {
             Ok(client.batch_remove(keys)?.into_iter().map(|there| if there { 0 } else { NOT_FOUND }).collect())
         })
     }
 
-    /// Removes the objects whose keys a pattern matches; how many.
+    /// Removes the objects whose keys match a pattern. Returns their number.
     fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<i64> {
         self.count(py, |client| client.remove_matching(pattern))
     }
 
-    /// Removes all objects of this tenant; how many.
+    /// Removes all objects of this tenant. Returns their number.
     fn remove_all(&self, py: Python<'_>) -> PyResult<i64> {
         self.count(py, |client| client.remove_all(false))
     }
 
-    /// Whether the control plane answers and the connection is open: 0, or an error's number.
+    /// Checks that the control plane answers and the store serves requests. Returns 0 or an error code.
     fn check(&self, py: Python<'_>) -> PyResult<i64> {
         if !self.clients.is_served() {
             return Ok(failed(NO_ROOM, NO_NODE));
@@ -422,20 +424,20 @@ impl Store {
         Ok(waiting(py, || self.clients.check())?.map_or_else(|code| code, |()| 0))
     }
 
-    /// The first shards of the members of the cluster, as `host:port`.
+    /// Returns the first shard of each member of the cluster, as `host:port`.
     fn members(&self) -> Vec<String> {
         let map = self.clients.link().map();
         let shards = map.iter().flat_map(|map| &map.members).filter_map(|member| member.shards.first());
         shards.map(|shard| shard.tcp.to_string()).collect()
     }
 
-    /// Has objects copied to a second node: the number of the task, or 0 and an error's number.
+    /// Replicates objects. Returns the number of the task, or 0 and an error code.
     fn create_copy_task(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, targets: Vec<String>) -> PyResult<(u64, i64)> {
         let keys = Keys::many(keys)?;
         waiting(py, move || tasks::create(&self.clients, &keys, &targets))
     }
 
-    /// How a task is, or an error's number.
+    /// Returns the state of a task, or an error code.
     fn task(
         &self,
         py: Python<'_>,
@@ -448,8 +450,8 @@ impl Store {
         Ok(seen.map_or_else(|code| (None, code), |seen| (Some(seen), 0)))
     }
 
-    /// Gives memory to the cluster, as a node of one shard: its name, or an error's number. `host` is this host's name
-    /// or address, where others reach it.
+    /// Provides memory to the cluster, as a node of one shard. Returns its name or an error code. `host` is this host's
+    /// name or address, where other hosts reach it.
     #[pyo3(signature = (bytes, host=""))]
     fn join<'py>(
         &self,
@@ -458,7 +460,7 @@ impl Store {
         host: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         if self.clients.process() != std::process::id() {
-            let code = failed(INTERNAL, "the process was forked after the setup: set up anew there");
+            let code = failed(INTERNAL, "the process was forked after the setup: call setup again in it");
             return Ok(code.into_pyobject(py)?.into_any());
         }
         match waiting(py, || Segment::join(&self.control, self.data_tls, bytes, host))? {
@@ -471,7 +473,7 @@ impl Store {
         }
     }
 
-    /// Takes a node's memory back; its objects may go to others within the time given, in seconds.
+    /// Takes a node's memory back; its objects may migrate to other nodes within the given time, in seconds.
     fn leave(&self, py: Python<'_>, name: &str, #[pyo3(from_py_with = number_of)] grace: u64) -> PyResult<i64> {
         let segment = {
             let mut segments = self.segments.lock();
@@ -484,7 +486,7 @@ impl Store {
         }
     }
 
-    /// What this process counted, and the shards of the memory that it gives, as Prometheus text.
+    /// Returns the counters of this process, and of the shards of its segments, as Prometheus text.
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
         waiting(py, || {
             let Ok(_call) = Call::begin(self.clients.process()) else { return String::new() };
@@ -493,8 +495,8 @@ impl Store {
         })
     }
 
-    /// Ends it: calls under way end first, and those that come later are refused. What others put into its memory goes
-    /// to other members, as far as some seconds and their room allow.
+    /// Closes the store: calls in progress end first, and later ones are rejected. Objects in its segments migrate to
+    /// other members, as far as a few seconds and their memory allow.
     fn close(&self, py: Python<'_>) {
         if self.clients.process() == std::process::id() {
             py.detach(|| {

@@ -178,9 +178,9 @@ class WithoutNodes(unittest.TestCase):
     def test_it_does_not_wait_for_ever_and_says_what_is_missing(self):
         store = self.open(deadline=0.2)
         for _ in range(20):
-            with self.assertRaisesRegex(kvplane.NoSpace, "no node gives memory"):
+            with self.assertRaisesRegex(kvplane.NoSpace, "no node provides memory"):
                 store.put("k", b"value")
-        with self.assertRaisesRegex(kvplane.NoSpace, "no node gives memory"):
+        with self.assertRaisesRegex(kvplane.NoSpace, "no node provides memory"):
             store.exists_many(["a", "b"])
         # A node that comes after all serves the next call.
         member, until = self.open(memory=16 << 20), time.monotonic() + 60

@@ -75,7 +75,7 @@ class Flags(unittest.TestCase):
         for call in ("master", "client", "topology_dump"):
             code, said, _ = self.run_script(call, "--help")
             self.assertEqual((code, "control --cluster" in said), (0, False))
-            self.assertIn("Flags of the original", said)
+            self.assertIn("Mooncake's flags that", said)
             code, said, _ = self.run_script(call, "--version")
             self.assertEqual(code, 0)
             self.assertIn("0.3.13", said)

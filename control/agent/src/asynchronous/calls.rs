@@ -1,7 +1,8 @@
-//! What takes several trips, for futures: lists, removal by pattern, sessions, objects in pieces and in stripes.
+//! Asynchronous calls that take several round trips: listings, removal by pattern, sessions, scatter-gather and striped
+//! objects.
 //!
-//! These are the blocking client's own calls, run on the thread that drives it. While one of them waits for its
-//! answers, all that is under way goes on, as the waiting drives it; what others ask for is begun when it has ended.
+//! These are the blocking client's own calls, run on the thread that drives it. While one of them waits for replies,
+//! all other batches in flight progress, driven by that wait; new commands start when it has ended.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::client::{
 };
 use crate::error::Error;
 
-/// A range of an object that its caller's future keeps.
+/// Range of an object that the caller's future owns.
 struct OwnRange {
     key: Vec<u8>,
     offset: u64,
@@ -46,9 +47,9 @@ fn own_pieces(items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)]) -> Pieces {
 }
 
 impl AsyncClient {
-    /// Runs anything that a blocking client can do on the thread of this one, with the memory that is registered here.
-    /// Transfers of others go on meanwhile; what they ask for is begun afterwards. A panic of `work` ends the thread,
-    /// and with it this client and its clones.
+    /// Runs any operation of the blocking client on the thread of this one, with the memory that is registered here.
+    /// Batches in flight progress meanwhile; new commands of other callers start afterwards. A panic of `work` ends the
+    /// thread, and with it this client and its clones.
     ///
     /// # Errors
     /// When too many commands wait, or the thread has ended.
@@ -57,23 +58,23 @@ impl AsyncClient {
         work: impl FnOnce(&mut Client) -> T + Send + 'static,
     ) -> Result<T, Error> {
         let (answer, wait) = oneshot::channel();
-        // Whoever asked may have given up.
+        // The caller may have given up.
         self.send(Command::Work(Box::new(move |client| drop(answer.send(work(client))))))?;
         wait.await.map_err(|_| ended())
     }
 
-    /// The next page of all objects: see [`Client::list`].
+    /// Returns the next page of all objects: see [`Client::list`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::list`].
     pub async fn list(&self, cursor: Option<ListCursor>) -> Result<ListPage, Error> {
         self.with(move |client| client.list(cursor)).await?
     }
 
-    /// Removes the objects whose keys have a match of a pattern: see [`Client::remove_matching`].
+    /// Removes the objects whose keys match a pattern: see [`Client::remove_matching`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::remove_matching`].
     pub async fn remove_matching(&self, pattern: &str) -> Result<u64, Error> {
         let pattern = pattern.to_owned();
         self.with(move |client| client.remove_matching(&pattern)).await?
@@ -82,7 +83,7 @@ impl AsyncClient {
     /// Removes all objects: see [`Client::remove_all`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::remove_all`].
     pub async fn remove_all(&self, of_all: bool) -> Result<u64, Error> {
         self.with(move |client| client.remove_all(of_all)).await?
     }
@@ -90,34 +91,34 @@ impl AsyncClient {
     /// Stores a copy of these bytes: see [`Client::put_with`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::put_with`].
     pub async fn put_with(&self, key: &[u8], value: Vec<u8>, options: &PutOptions) -> Result<Put, Error> {
         let (key, options) = (key.to_vec(), *options);
         self.with(move |client| client.put_with(&key, &value, &options)).await?
     }
 
-    /// The bytes under a key: see [`Client::get`].
+    /// Returns a copy of the object under a key: see [`Client::get`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::get`].
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let key = key.to_vec();
         self.with(move |client| client.get(&key)).await?
     }
 
-    /// Which of these keys have an object, which is wanted in memory next: see [`Client::batch_exists_ahead`].
+    /// Returns for each key whether there is an object, and prefetches it: see [`Client::batch_exists_ahead`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::batch_exists_ahead`].
     pub async fn batch_exists_ahead(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let keys = own(keys);
         self.with(move |client| client.batch_exists_ahead(&keys)).await?
     }
 
-    /// Has nodes bring objects to `tier`: see [`Client::prefetch`].
+    /// Prefetches objects into `tier`: see [`Client::prefetch`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::prefetch`].
     pub async fn prefetch(
         &self,
         keys: &[impl AsRef<[u8]>],
@@ -131,7 +132,7 @@ impl AsyncClient {
     /// Stores many objects, each from several pieces of registered memory: see [`Client::batch_put_parts`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::batch_put_parts`].
     pub async fn batch_put_parts(
         &self,
         items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)],
@@ -141,10 +142,10 @@ impl AsyncClient {
         self.with(move |client| client.batch_put_parts(&items, &options)).await?
     }
 
-    /// Brings many objects, each into several pieces of registered memory: see [`Client::batch_get_into_parts`].
+    /// Reads many objects, each into several pieces of registered memory: see [`Client::batch_get_into_parts`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::batch_get_into_parts`].
     pub async fn batch_get_into_parts(
         &self,
         items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)],
@@ -153,10 +154,10 @@ impl AsyncClient {
         self.with(move |client| client.batch_get_into_parts(&items)).await?
     }
 
-    /// Begins to write objects in ranges: see [`Client::put_sessions`].
+    /// Opens put sessions: see [`Client::put_sessions`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::put_sessions`].
     pub async fn put_sessions(
         &self,
         items: &[(impl AsRef<[u8]>, u64)],
@@ -171,7 +172,7 @@ impl AsyncClient {
     /// Writes ranges of sessions: see [`Client::fill`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::fill`].
     pub async fn fill(&self, fills: &[Fill<'_>]) -> Result<Vec<Result<(), Error>>, Error> {
         let fills: Vec<(PutSession, u64, Slice)> =
             fills.iter().map(|fill| (fill.session.twin(), fill.offset, fill.from)).collect();
@@ -183,28 +184,28 @@ impl AsyncClient {
         .await?
     }
 
-    /// Makes objects of sessions: see [`Client::commit_sessions`].
+    /// Commits sessions: see [`Client::commit_sessions`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::commit_sessions`].
     pub async fn commit_sessions(&self, sessions: &[&PutSession]) -> Result<Vec<Result<Put, Error>>, Error> {
         let sessions: Vec<PutSession> = sessions.iter().map(|session| session.twin()).collect();
         self.with(move |client| client.commit_sessions(&sessions.iter().collect::<Vec<_>>())).await?
     }
 
-    /// Gives sessions up: see [`Client::abort_sessions`].
+    /// Aborts sessions: see [`Client::abort_sessions`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::abort_sessions`].
     pub async fn abort_sessions(&self, sessions: &[&PutSession]) -> Result<Vec<bool>, Error> {
         let sessions: Vec<PutSession> = sessions.iter().map(|session| session.twin()).collect();
         self.with(move |client| client.abort_sessions(&sessions.iter().collect::<Vec<_>>())).await?
     }
 
-    /// Brings ranges also of objects that are being written: see [`Client::get_ranges_as_they_come`].
+    /// Reads ranges, also of objects that are being written: see [`Client::get_ranges_as_they_come`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::get_ranges_as_they_come`].
     pub async fn get_ranges_as_they_come(
         &self,
         ranges: &[ObjectRange<'_>],
@@ -213,10 +214,10 @@ impl AsyncClient {
         self.with(move |client| client.get_ranges_as_they_come(&OwnRange::lent(&ranges))).await?
     }
 
-    /// Begins to read an object range by range: see [`Client::get_session`].
+    /// Opens a get session: see [`Client::get_session`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::get_session`].
     pub async fn get_session(&self, key: &[u8]) -> Result<Option<GetSession>, Error> {
         let key = key.to_vec();
         self.with(move |client| client.get_session(&key)).await?
@@ -225,7 +226,7 @@ impl AsyncClient {
     /// Reads ranges of a session's object: see [`Client::read_session`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Client::read_session`].
     pub async fn read_session(&self, session: &mut GetSession, ranges: &[ObjectRange<'_>]) -> Result<bool, Error> {
         let (mut read, ranges) = (*session, OwnRange::all(ranges));
         let (read, outcome) = self
@@ -238,7 +239,7 @@ impl AsyncClient {
         outcome
     }
 
-    /// The puts of a batch that go in stripes, each by its position.
+    /// Runs the puts of a batch that are striped, each identified by its position.
     pub(super) async fn put_in_stripes(
         &self,
         items: Vec<(usize, Vec<u8>, Slice)>,
@@ -255,7 +256,7 @@ impl AsyncClient {
         Ok(())
     }
 
-    /// The gets of a batch whose objects are in stripes, each by its position.
+    /// Runs the gets of a batch whose objects are striped, each identified by its position.
     pub(super) async fn get_from_stripes(
         &self,
         items: Vec<(usize, Vec<u8>, Slice)>,
@@ -270,7 +271,7 @@ impl AsyncClient {
         Ok(())
     }
 
-    /// The ranges of a batch whose objects are in stripes, each by its position.
+    /// Reads the ranges of a batch whose objects are striped, each identified by its position.
     pub(super) async fn ranges_from_stripes(
         &self,
         ranges: &[(usize, ObjectRange<'_>)],

@@ -1,4 +1,4 @@
-//! Asking ahead: what will be wanted next is brought from the SSDs of nodes to their memory.
+//! Prefetch: objects are read from the SSDs of nodes into their memory before a get needs them.
 
 use std::time::Duration;
 
@@ -8,33 +8,34 @@ use kvplane_proto::Status;
 use super::Client;
 use crate::error::Error;
 
-/// Where objects are to be at hand.
+/// Tier that prefetched objects are brought to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PrefetchTo {
-    /// In the memory of the node that has them on an SSD.
+    /// Memory of the node that has the object on an SSD.
     Memory,
 }
 
 impl Client {
-    /// As [`Self::batch_exists`], and what is on SSDs only is wanted in memory next: nodes begin to read it, within the
-    /// part of their memory that is set aside for that. What is not asked for within this client's deadline leaves
-    /// memory again.
+    /// Like [`Self::batch_exists`], and prefetches objects that are on an SSD only: nodes begin to read them into
+    /// memory, within the part of their memory that is set aside for prefetching. Objects that no get has read within
+    /// this client's deadline are evicted from memory again.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub fn batch_exists_ahead(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let results = self.run_keys(keys, Request::Prefetch)?;
         results.into_iter().map(|result| self.present(result, "exists")).collect()
     }
 
-    /// Asks nodes to have these objects at hand in `tier`, where they are slower to reach: who asks for an object
-    /// while it is on its way joins that. Says for each whether it is there at all; that it will be at hand is not
-    /// promised, as nodes limit the memory that such objects take. What nobody asks for within the deadline goes back.
-    /// A node that does not answer within the deadline counts as one without the object.
+    /// Prefetches objects into `tier`: nodes begin to read those that are on a slower tier. A get of an object whose
+    /// prefetch is in flight joins it. Returns for each key whether the object exists; a prefetch itself is not
+    /// guaranteed, because nodes limit the memory of prefetched objects. Objects that no get has read within the
+    /// deadline are evicted from memory again. A node that does not answer within the deadline counts as one without
+    /// the object.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub fn prefetch(
         &mut self,
         keys: &[impl AsRef<[u8]>],

@@ -1,8 +1,9 @@
-//! What could be stored at all: the pools and SSDs of all shards, as the control plane knows them.
+//! Capacity of the cluster: the pools and SSDs of all shards together, as the control plane knows them.
 //!
-//! An object that is longer than that never fits, whatever is evicted for it. So it is refused before its first stripe
-//! takes the place of anything. The control plane is asked when a long object is put and the map is a new one, and
-//! before an object is refused. While it does not answer, or knows of a shard only that it is there, none is refused.
+//! An object longer than the capacity never fits, whatever is evicted for it, so it is rejected before its first stripe
+//! evicts anything. The client requests the capacity from the control plane when it puts a long object under a new map,
+//! and once more before it rejects an object. While the control plane does not answer, or does not know the size of
+//! some shard yet, no object is rejected.
 
 use std::time::{Duration, Instant};
 
@@ -12,24 +13,24 @@ use kvplane_rpc::message::GetRoom;
 use super::Client;
 use crate::error::Error;
 
-/// How long an answer is waited for; puts go on without.
+/// Longest wait for the control plane's reply; puts then proceed without it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long nobody is asked again after there was no answer, and after one that says nothing.
+/// Backoff before the next request: after no reply, and after a reply without a capacity.
 const PAUSES: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(1)];
-/// Bytes that are put at a time of an object where nothing is known.
+/// Bytes of an object that are put between two checks while the capacity is unknown.
 const WAVE_BYTES: u64 = 1 << 30;
 
-/// What is known of it.
+/// Capacity as last reported by the control plane.
 #[derive(Default)]
 pub(super) struct Capacity {
-    /// Of the map of this generation, in bytes.
+    /// Generation of the map, and the capacity in bytes under that map.
     known: Option<(u64, u64)>,
-    /// Until when nobody is asked.
+    /// Time before which no further request is sent.
     until: Option<Instant>,
 }
 
 impl Client {
-    /// Asks the control plane.
+    /// Requests the capacity from the control plane.
     fn learn_capacity(&mut self) -> Option<u64> {
         if self.capacity.until.is_some_and(|until| Instant::now() < until) {
             return None;
@@ -42,7 +43,7 @@ impl Client {
         self.capacity.known.map(|(_, bytes)| bytes)
     }
 
-    /// Bytes that the cluster could hold, if that is known.
+    /// Returns the capacity of the cluster in bytes, if it is known.
     fn capacity(&mut self) -> Option<u64> {
         match self.capacity.known {
             Some((generation, bytes)) if generation == self.link.map_generation() => Some(bytes),
@@ -50,7 +51,7 @@ impl Client {
         }
     }
 
-    /// Refuses an object that is longer than all there is.
+    /// Rejects an object that is longer than the capacity of the cluster.
     pub(super) fn check_capacity(&mut self, bytes: u64) -> Result<(), Error> {
         let fits = |room: Option<u64>| room.is_none_or(|room| bytes <= room);
         if fits(self.capacity()) {
@@ -65,8 +66,8 @@ impl Client {
         Err(self.problem(what, Status::TooLarge))
     }
 
-    /// How much of a long object is put before it is looked whether its first bytes are still there: a quarter of all
-    /// that there is, so that most go at once.
+    /// Returns the bytes of a long object that are put before the client checks that the first stripes still exist: a
+    /// quarter of the capacity, so that most objects go in a single wave.
     pub(super) fn wave_bytes(&mut self) -> u64 {
         self.capacity().map_or(WAVE_BYTES, |room| room / 4)
     }

@@ -1,12 +1,12 @@
-//! Which objects there are: lists, page by page, and removal of what a list finds.
+//! Object listing, page by page, and removal of listed objects.
 //!
-//! A list goes from shard to shard, and through each in an order that has nothing to do with keys. Every object that is
-//! there from the first page to the last is listed, at least once: more often only if a shard starts anew or the
-//! cluster's map changes meanwhile, as the list then begins again there. Objects that come or go meanwhile are listed
-//! or not. Patterns are matched here, not on the shards, which have better things to do.
+//! A listing walks from shard to shard, and through each shard in an order unrelated to keys. Every object that exists
+//! from the first page to the last is listed at least once; more than once only if a shard restarts or the owners
+//! change meanwhile, because the listing then starts over. Objects that are put or removed meanwhile may or may not be
+//! listed. Patterns are matched on the client, to keep that work off the shards.
 //!
-//! Objects whose putters kept their keys to themselves, and stripes of any tenant, are listed without tenant and key. A
-//! removal by tenant or by pattern never touches them: they may be anybody's.
+//! Objects put without their keys ([`super::ClientConfig::keep_keys`]), and stripes of any tenant, are listed without
+//! tenant and key. A removal by tenant or by pattern never touches them, because their tenant is unknown.
 
 use kvplane_client::Request;
 use kvplane_proto::ids::{SLOTS, Slot};
@@ -18,33 +18,33 @@ use regex::bytes::{Regex, RegexBuilder};
 use super::Client;
 use crate::error::Error;
 
-/// Bytes that a compiled pattern may take, and that matching it may use.
+/// Limit on the memory of a compiled pattern and of its lazy DFA, in bytes.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// What a list says of an object.
+/// Object as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyInfo {
-    /// Its digest.
+    /// Digest, by which shards know the object.
     pub digest: Digest,
     /// The tenant's name.
     pub tenant: Vec<u8>,
-    /// Its key; empty where whoever put it kept that to itself.
+    /// Key; empty if the object was put without it.
     pub key: Vec<u8>,
-    /// Its version.
+    /// Version.
     pub version: Version,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The group that it belongs to; 0 for none.
+    /// Group that the object belongs to; 0 for none.
     pub group: u64,
-    /// What it is, by the putter's numbers.
+    /// Data type, as numbered by the application that put the object.
     pub data_type: u8,
-    /// For how long it was to be kept before others, in milliseconds.
+    /// Duration of its soft pin, in milliseconds.
     pub soft_pin_ms: u32,
-    /// Whether it is never to be evicted.
+    /// True if the object is never evicted.
     pub hard_pin: bool,
-    /// Whether it is in memory.
+    /// True if the object is in memory.
     pub in_memory: bool,
-    /// Whether it is on an SSD.
+    /// True if the object is on an SSD.
     pub on_ssd: bool,
     part: Part,
 }
@@ -72,34 +72,34 @@ impl KeyInfo {
         }
     }
 
-    /// Whether this is an object that a tenant has under a key. What has no name may be anybody's: the tenant of such
-    /// an entry says nothing, and neither does its empty key.
+    /// Returns true for an object that this tenant stored under a key. An entry without a key may belong to any tenant:
+    /// its tenant field is meaningless.
     fn is_named_of(&self, tenant: &[u8]) -> bool {
         !self.key.is_empty() && self.part != Part::Stripe && self.tenant == tenant
     }
 }
 
-/// Where a list goes on.
+/// Position at which a listing continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListCursor {
-    /// Since when the owners are those that were asked so far.
+    /// Epoch since which the owners are those that were queried so far.
     epoch: Epoch,
-    /// Which of the shards in the map's order.
+    /// Index of the shard, in the order of [`one_slot_each`].
     shard: usize,
     from: u64,
     walk: u64,
 }
 
-/// Some of the objects there are.
+/// Page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct ListPage {
-    /// The objects: none to about a thousand.
+    /// Objects: none to about a thousand.
     pub keys: Vec<KeyInfo>,
-    /// Where to go on; nothing when this was all.
+    /// Cursor of the next page; `None` after the last page.
     pub next: Option<ListCursor>,
 }
 
-/// A slot of each shard that owns any: who is asked by which digest.
+/// Returns one slot of each shard that owns any: a digest in the slot addresses the shard.
 fn one_slot_each(map: &ClusterMap) -> Vec<Slot> {
     let owners = OwnerTable::compute(map);
     let (mut seen, mut slots) = (std::collections::HashSet::new(), Vec::new());
@@ -113,19 +113,19 @@ fn one_slot_each(map: &ClusterMap) -> Vec<Slot> {
     slots
 }
 
-/// The epoch in which slots got the owners that they have in a map.
+/// Returns the epoch since which the slots have the owners that they have in this map.
 fn owners_since(map: &ClusterMap) -> Epoch {
     map.former.as_ref().map_or(map.epoch, |former| former.since)
 }
 
 impl Client {
-    /// The next page of all objects of this client's tenant; `None` begins.
+    /// Returns the next page of the objects of this client's tenant; `None` starts a listing.
     ///
     /// # Errors
-    /// When a shard cannot be asked.
+    /// When a shard does not answer.
     pub fn list(&mut self, cursor: Option<ListCursor>) -> Result<ListPage, Error> {
         let mut page = self.list_all(cursor, false)?;
-        // Who is nobody's tenant sees what has no name too: it may be anybody's.
+        // The default tenant's empty name also matches objects without a name, whose tenant is unknown.
         let tenant = self.tenant.clone();
         page.keys.retain(|key| key.tenant == tenant && key.part != Part::Stripe);
         let mut heads: Vec<&mut KeyInfo> = page.keys.iter_mut().filter(|key| key.part == Part::Head).collect();
@@ -137,11 +137,11 @@ impl Client {
         Ok(page)
     }
 
-    /// The next page of all objects of all tenants, with their names. Where it is to be `removed`, what nodes that are
-    /// away have is not to come back either.
+    /// Returns the next page of the objects of all tenants, with names. `removes` announces that the listed objects are
+    /// to be removed: objects of nodes that are away must not return either.
     fn list_all(&mut self, cursor: Option<ListCursor>, removes: bool) -> Result<ListPage, Error> {
         self.follow_map();
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let slots = one_slot_each(&map);
         let begin = ListCursor { epoch: owners_since(&map), shard: 0, from: 0, walk: 0 };
         let at = cursor.filter(|cursor| cursor.epoch == begin.epoch).unwrap_or(begin);
@@ -150,11 +150,11 @@ impl Client {
         let from = PageQuery { walk: at.walk, from: at.from, names: true, removes, ..PageQuery::default() };
         let (mut status, mut body) = self.ask_list(digest, from)?;
         if removes && status == Status::BadRequest {
-            // A node of an earlier version, which drops what it has when it was away.
+            // A node of an earlier version: it discards its objects after it was away.
             (status, body) = self.ask_list(digest, PageQuery { removes: false, ..from })?;
         }
         if status == Status::Stale {
-            // The shard has another order than it had.
+            // The shard's order has changed: list this shard from the start.
             return Ok(ListPage { keys: Vec::new(), next: Some(ListCursor { from: 0, walk: 0, ..at }) });
         }
         let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
@@ -162,7 +162,7 @@ impl Client {
         let reply = page.reply();
         self.follow_map();
         let next = match reply.next {
-            // Owners changed while the shard was asked: those asked before may own now what another one had.
+            // Owners changed during the request: a shard that was listed before may now own objects of another.
             _ if self.link.map().is_some_and(|now| owners_since(&now) != at.epoch) => Some(at),
             0 if at.shard + 1 < slots.len() => Some(ListCursor { shard: at.shard + 1, from: 0, walk: 0, ..at }),
             0 => None,
@@ -188,27 +188,27 @@ impl Client {
         Ok((status, body))
     }
 
-    /// Removes the objects of this client's tenant whose keys have a match of a pattern; how many. Keys are bytes, and
-    /// a pattern may match any of them (`(?-u)`). What nodes know no key of stays, whatever the pattern, and objects
-    /// that come meanwhile may.
+    /// Removes the objects of this client's tenant whose keys match a pattern; returns their number. Keys are bytes,
+    /// and a pattern may match any byte (`(?-u)`). Objects stored without keys are never removed, and objects put
+    /// meanwhile may or may not be.
     ///
     /// # Errors
-    /// When the pattern is malformed or too large, or a shard cannot be asked.
+    /// When the pattern is malformed or too large, or a shard does not answer.
     pub fn remove_matching(&mut self, pattern: &str) -> Result<u64, Error> {
         let pattern = compile(pattern)?;
         self.remove_listed(|tenant, key| key.is_named_of(tenant) && pattern.is_match(&key.key))
     }
 
-    /// Removes all objects of this client's tenant that nodes know the keys of, or with `of_all` those of all tenants
-    /// and those without names; how many.
+    /// Removes all objects of this client's tenant that were stored with their keys, or with `of_all` those of all
+    /// tenants and those without names; returns their number.
     ///
     /// # Errors
-    /// When a shard cannot be asked.
+    /// When a shard does not answer.
     pub fn remove_all(&mut self, of_all: bool) -> Result<u64, Error> {
         self.remove_listed(|tenant, key| of_all || key.is_named_of(tenant))
     }
 
-    /// Removes what a list finds and `chosen` says, page by page.
+    /// Removes the listed objects that `chosen` accepts, page by page.
     fn remove_listed(&mut self, chosen: impl Fn(&[u8], &KeyInfo) -> bool) -> Result<u64, Error> {
         let (mut cursor, mut removed) = (None, 0);
         loop {
@@ -219,7 +219,7 @@ impl Client {
                 let mut results = self.run(&requests)?;
                 self.resolve_striped(&requests, &mut results)?;
                 for (result, key) in results.into_iter().zip(chosen) {
-                    // A stripe is a part of an object that is counted.
+                    // A stripe is a part of an object that is counted already.
                     removed += u64::from(self.present(result, "remove")? && key.part != Part::Stripe);
                 }
             }
@@ -231,7 +231,7 @@ impl Client {
     }
 }
 
-/// A pattern that takes time in proportion to what it is matched against, whatever it is.
+/// Compiles a pattern, whose matching time is linear in the length of the key.
 fn compile(pattern: &str) -> Result<Regex, Error> {
     if pattern.len() > Limits::KEY_BYTES {
         let (bytes, most) = (pattern.len(), Limits::KEY_BYTES);
@@ -239,7 +239,7 @@ fn compile(pattern: &str) -> Result<Regex, Error> {
     }
     let built = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
     built.map_err(|error| {
-        // Of several lines, the last says what is wrong; those before draw it.
+        // Of a message of several lines, the last states the error; those before draw it.
         let text = error.to_string();
         let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
         Error::Argument(format!("the pattern cannot be used: {why}"))

@@ -1,9 +1,9 @@
-//! Preferred places: an object goes to a node that its caller names, if that node has room.
+//! Preferred nodes: an object is stored on a node that the caller names, if that node has room.
 //!
-//! Where an object is follows from its key, so that nobody has to be asked. One that is to be elsewhere is stored
-//! as one stripe, under a digest that is drawn until it belongs to the wanted node, and a head under the object's
-//! own digest says so. Whoever reads it asks for the head first: two round trips more, which for short objects cost
-//! more than distance does. So only objects of 1 MiB and more are placed.
+//! The owner of an object follows from its key, without a lookup. An object that is to be stored elsewhere becomes a
+//! single stripe, under a digest that is drawn until it belongs to the preferred node, and a stripe head under the
+//! object's own digest names it. A get reads the stripe head first: two more round trips, which for short objects cost
+//! more than distance does. Therefore only objects of 1 MiB and more are placed.
 
 use std::sync::Arc;
 
@@ -15,27 +15,29 @@ use super::stripes::STRIPE_LEAST_BYTES;
 use super::{Client, Put, Slice};
 use crate::error::Error;
 
-/// Shorter objects go where their keys belong.
+/// Length from which objects are placed; shorter objects stay with the owner of their key.
 const NEAR_LEAST_BYTES: u64 = STRIPE_LEAST_BYTES;
 
-/// Where objects that are put are to be, as far as that can be had. What is put otherwise is where its key says.
+/// Preferred nodes of new objects, on a best-effort basis. Objects that cannot be placed are stored with the owner of
+/// their key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Near {
-    /// On one of these nodes, whichever has the object's key or is named first.
+    /// Preferred nodes: the owner of the key if it is among them, else the first that has room.
     pub nodes: Vec<NodeId>,
-    /// All objects of a batch on one node: the first of `nodes` that is there, or that of the batch's first key.
+    /// Store all objects of a batch on one node: the first of `nodes` that owns slots, else the owner of the batch's
+    /// first key.
     pub together: bool,
 }
 
-/// What a client knows of that.
+/// Placement state of a client.
 #[derive(Default)]
 pub(super) struct Nearness {
     wanted: Near,
-    /// Of the map that was used last.
+    /// Owners by the map that was used last.
     places: Option<Arc<Places>>,
 }
 
-/// A map, and who owns what by it.
+/// Map and the owners that follow from it.
 struct Places {
     generation: u64,
     map: Arc<ClusterMap>,
@@ -43,7 +45,7 @@ struct Places {
 }
 
 impl Nearness {
-    /// Whether objects go where their keys say.
+    /// Returns true if objects go to the owners of their keys.
     pub(super) const fn is_empty(&self) -> bool {
         self.wanted.nodes.is_empty() && !self.wanted.together
     }
@@ -55,20 +57,21 @@ impl Places {
         self.map.members.get(usize::from(owner.member)).map(|member| member.node)
     }
 
-    /// Whether a node has slots.
+    /// Returns true if a node owns slots.
     fn owns(&self, node: NodeId) -> bool {
         self.map.members.iter().any(|member| member.node == node && member.weight > 0)
     }
 }
 
 impl Client {
-    /// Where what is put from now on is to be: by [`Self::put_from_with`], [`Self::batch_put_from_with`] and
-    /// [`Self::put_with`], objects of 1 MiB and more that are not cut into stripes.
+    /// Sets the preferred nodes of objects that are put from now on by [`Self::put_from_with`],
+    /// [`Self::batch_put_from_with`] and [`Self::put_with`]; they apply to objects of 1 MiB and more that are not
+    /// striped.
     pub fn prefer(&mut self, near: Near) {
         self.near.wanted = near;
     }
 
-    /// The node of a segment: segments of nodes are called by the addresses of their shards.
+    /// Returns the node of a segment: segments of nodes are named by the addresses of their shards.
     #[must_use]
     pub fn node_of_segment(&self, segment: &str) -> Option<NodeId> {
         let map = self.link.map()?;
@@ -76,20 +79,21 @@ impl Client {
         map.members.iter().find(at).map(|member| member.node)
     }
 
-    /// The map in use, and who owns what by it.
+    /// Returns the map in use and its owners.
     fn places(&mut self) -> Result<Arc<Places>, Error> {
         self.follow_map();
         let generation = self.link.map_generation();
         if let Some(known) = self.near.places.as_ref().filter(|known| known.generation == generation) {
             return Ok(Arc::clone(known));
         }
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let places = Arc::new(Places { generation, table: OwnerTable::compute(&map), map });
         self.near.places = Some(Arc::clone(&places));
         Ok(places)
     }
 
-    /// Stores objects near: those that have the right place by their keys, are short or long, as ever.
+    /// Stores objects on preferred nodes. Objects whose owner is preferred already, and short or striped ones, are put
+    /// the usual way.
     pub(super) fn batch_put_near(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],

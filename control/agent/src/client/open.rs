@@ -1,4 +1,4 @@
-//! Batches that are started now and finished later, several at a time, on the caller's own thread.
+//! Asynchronous batches: several are started, and completed later, on the caller's own thread.
 
 use std::time::Duration;
 
@@ -10,41 +10,41 @@ use super::puts::{check_options, put_request};
 use super::{Client, Got, Put, Slice};
 use crate::error::Error;
 
-/// Batches that one client may have open.
+/// Limit of open batches of one client.
 const OPEN_BATCHES: usize = 256;
 
-/// The longest sleep between two looks.
+/// Longest sleep of one poll round.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// A batch that was started.
+/// Handle of a started batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Open(BatchId);
 
-/// What became of a batch: one outcome for each of its items, in order.
+/// Outcome of a batch: one result for each of its items, in order.
 #[derive(Debug)]
 pub enum BatchOutcome {
-    /// Of gets: `None` where there is no object.
+    /// Results of gets: `None` where there is no object.
     Gets(Vec<Result<Option<Got>, Error>>),
-    /// Of puts.
+    /// Results of puts.
     Puts(Vec<Result<Put, Error>>),
 }
 
-/// A batch of which the outcome is still to be fetched, in the order of their starts.
+/// Batch whose outcome has not been fetched yet. Batches are kept in the order of their starts.
 pub(super) struct PendingBatch {
     batch: BatchId,
-    /// Of gets, to follow up with what is kept in stripes.
+    /// Digests of gets, to follow up objects that are striped.
     digests: Vec<Digest>,
     slices: Vec<Slice>,
-    /// Of puts, to make those again that meet what is left of an object.
+    /// Requests of puts, to repeat those that meet the remains of a striped object.
     puts: Option<(Vec<Request>, PutBook)>,
 }
 
 impl Client {
-    /// Starts bringing many and does not wait: [`Self::next_finished`] does, and moves what is to be moved meanwhile.
-    /// So do all calls that wait. The memory is in use until the batch is finished.
+    /// Starts many gets and returns at once. [`Self::next_finished`], like every call that waits, drives them to
+    /// completion. The memory is in use until the batch is finished.
     ///
     /// # Errors
-    /// When the batch as a whole is malformed, or too many are open: fetch the outcome of one first.
+    /// When the batch as a whole is malformed, or too many batches are open: fetch the outcome of one first.
     pub fn start_gets(&mut self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Open, Error> {
         let mut requests = Vec::with_capacity(items.len());
         for (key, slice) in items {
@@ -61,11 +61,11 @@ impl Client {
         Ok(Open(batch))
     }
 
-    /// Starts storing many, as [`Self::start_gets`] starts bringing them. Each in one piece: what is too long for that
-    /// is refused as [`Status::TooLarge`], and is for [`Self::batch_put_from`].
+    /// Starts many puts, as [`Self::start_gets`] starts gets. Each object goes in one piece: an object too long for
+    /// that fails with [`Status::TooLarge`] and needs [`Self::batch_put_from`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Self::start_gets`].
     pub fn start_puts(&mut self, items: &[(impl AsRef<[u8]>, Slice)], options: &PutOptions) -> Result<Open, Error> {
         check_options(options)?;
         let (mut puts, mut requests) = (PutBook::new(), Vec::with_capacity(items.len()));
@@ -79,10 +79,11 @@ impl Client {
         Ok(Open(batch))
     }
 
-    /// Waits until a batch that was started is finished; `None` when none is open. Each ends by the client's deadline.
+    /// Waits until a started batch is finished; `None` when no batch is open. Each batch finishes by the client's
+    /// deadline.
     ///
     /// # Errors
-    /// When the kernel fails us; never for the outcomes themselves.
+    /// When the kernel fails; never for the outcomes themselves.
     pub fn next_finished(&mut self) -> Result<Option<(Open, BatchOutcome)>, Error> {
         if self.open.is_empty() {
             return Ok(None);
@@ -98,7 +99,7 @@ impl Client {
         }
     }
 
-    /// Batches that were started and are not finished, or their outcome not fetched.
+    /// Returns the number of started batches whose outcome has not been fetched.
     #[must_use]
     pub const fn open_batches(&self) -> usize {
         self.open.len()
@@ -106,8 +107,7 @@ impl Client {
 
     fn start(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
         if self.open.len() >= OPEN_BATCHES {
-            let what =
-                format!("{OPEN_BATCHES} batches are open, the most there may be: fetch the outcome of one first");
+            let what = format!("{OPEN_BATCHES} batches are open, which is the limit: fetch the outcome of one first");
             return Err(Error::Status { what, status: Status::Busy, cause: None });
         }
         self.submit(requests, puts)

@@ -1,4 +1,5 @@
-//! Objects from and into many pieces of registered memory: one request for each object, under one checksum.
+//! Scatter-gather puts and gets: objects from and into several pieces of registered memory, with one request and one
+//! checksum per object.
 
 use kvplane_client::Local;
 use kvplane_engine::IoBuf;
@@ -34,17 +35,17 @@ impl Client {
         outcomes
     }
 
-    /// Brings one object into several pieces of registered memory, in order; `None` when there is none. The pieces may
-    /// be longer than the object: what is beyond its end is left as it is.
+    /// Reads one object into several pieces of registered memory, in order; `None` when there is none. The pieces may
+    /// be longer than the object: memory beyond its end is left unchanged.
     ///
     /// # Errors
-    /// When the memory is too small, the pieces overlap, or the owner cannot be asked.
+    /// When the memory is too small, the pieces overlap, or the owner does not answer.
     pub fn get_into_parts(&mut self, key: &[u8], pieces: &[Slice]) -> Result<Option<Got>, Error> {
         let mut outcomes = self.batch_get_into_parts(&[(key, pieces)])?;
         outcomes.pop().unwrap_or(Ok(None))
     }
 
-    /// Brings many objects, each into several pieces of registered memory; one outcome for each.
+    /// Reads many objects, each into several pieces of registered memory; one outcome for each.
     ///
     /// # Errors
     /// When the batch as a whole is malformed: pieces that overlap, of one object or of two, or more of them than a
@@ -61,11 +62,11 @@ impl Client {
         outcomes
     }
 
-    /// Brings one object into several pieces of registered memory, in order; `None` when there is none. The pieces
-    /// together are as long as the object.
+    /// Reads one object into several pieces of registered memory, in order; `None` when there is none. The total length
+    /// of the pieces equals the length of the object.
     ///
     /// # Errors
-    /// When the pieces are not as long as the object, overlap, or the owner cannot be asked.
+    /// When the pieces are not as long as the object, overlap, or the owner does not answer.
     pub fn get_into_many(&mut self, key: &[u8], pieces: &[Slice]) -> Result<Option<Version>, Error> {
         let wanted: u64 = pieces.iter().map(|piece| piece.local().bytes).sum();
         match self.get_into_parts(key, pieces)? {
@@ -77,7 +78,7 @@ impl Client {
         }
     }
 
-    /// Gives the pieces of all objects one name, and says where under it each object's are.
+    /// Registers the pieces of all objects as one scatter list; returns its number and the range of each object in it.
     fn in_parts<'a>(&mut self, objects: impl Iterator<Item = &'a [Slice]>) -> Result<(u32, Vec<Local>), Error> {
         let (mut pieces, mut ranges, mut offset) = (Vec::<IoBuf>::new(), Vec::new(), 0);
         for object in objects {
@@ -97,14 +98,14 @@ impl Client {
         Ok((buffer, locals.collect()))
     }
 
-    /// The memory of a slice.
+    /// Returns the memory of a slice.
     fn memory_of(&mut self, local: Local) -> Result<IoBuf, Error> {
         let found = self.initiator.buffer(local);
         found.ok_or_else(|| Error::Argument("a slice of memory that is not registered with this client".to_owned()))
     }
 }
 
-/// No two pieces that are written may overlap.
+/// Rejects pieces that overlap.
 fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), Error> {
     let mut ranges: Vec<(u32, u64, u64)> =
         pieces.map(|piece| piece.local()).map(|local| (local.buffer, local.offset, local.bytes)).collect();
@@ -112,7 +113,7 @@ fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), Error>
     for pair in ranges.windows(2) {
         let ((buffer, offset, bytes), (next_buffer, next, _)) = (pair[0], pair[1]);
         if buffer == next_buffer && offset + bytes > next {
-            let text = format!("pieces of overlapping memory: {bytes} bytes at {offset} and what is at {next}");
+            let text = format!("pieces overlap: {bytes} bytes at {offset}, and the next piece at {next}");
             return Err(Error::Argument(text));
         }
     }

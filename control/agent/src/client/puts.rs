@@ -1,4 +1,4 @@
-//! Puts with more to say: how an object is to be kept, and that it replaces one that is there.
+//! Puts with options: replicas, pins, and replacement of an existing object.
 
 use kvplane_client::{Local, PutBook, Request, TaskResult};
 use kvplane_proto::digest::tenant_number;
@@ -10,7 +10,7 @@ use super::{Client, Put, Slice, digest_of};
 use crate::error::Error;
 
 impl Client {
-    /// As [`Self::put_from`], with more to say about the object.
+    /// Like [`Self::put_from`], with options.
     ///
     /// # Errors
     /// When it cannot be stored: the status says why.
@@ -19,17 +19,17 @@ impl Client {
         outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
-    /// As [`Self::batch_put_from`], with more to say about the objects.
+    /// Like [`Self::batch_put_from`], with options.
     ///
     /// # Errors
-    /// When the batch as a whole is malformed: a key or an option that cannot be. Then nothing of it is stored.
+    /// When the batch as a whole is malformed: an invalid key or option. Then nothing of it is stored.
     pub fn batch_put_from_with(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         check_options(options)?;
-        // Some of a batch may be stored before others are looked at; what is wrong with any of it is found before.
+        // Parts of a batch are stored before later items are examined, so all items are validated first.
         items.iter().try_for_each(|(key, _)| super::check_key(key.as_ref()))?;
         if !self.near.is_empty() {
             return self.batch_put_near(items, options);
@@ -37,13 +37,14 @@ impl Client {
         self.batch_put_anywhere(items, options)
     }
 
-    /// As [`Self::batch_put_from_with`], each object where its key belongs.
+    /// Like [`Self::batch_put_from_with`], each object with the owner of its key.
     pub(super) fn batch_put_anywhere(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
-        // Decided once for each: an object that a shard refuses as too long changes what is decided of the next.
+        // Decided once for each object: an object that a shard refuses as too long changes the decision for the
+        // next.
         let striped: Vec<bool> = items.iter().map(|(_, slice)| self.is_striped(slice.local().bytes)).collect();
         let short: Vec<(&[u8], Slice)> = items
             .iter()
@@ -67,7 +68,7 @@ impl Client {
                         self.striping.refused(slice.local().bytes);
                     }
                     match (refused, self.put_striped(key.as_ref(), *slice, options)) {
-                        // No shard takes it, and in stripes there is no room for it either.
+                        // No shard takes it whole, and its stripes do not fit either.
                         (Some(first), Err(error)) if error.status() == Some(Status::NoSpace) => first,
                         (_, striped) => striped,
                     }
@@ -77,7 +78,7 @@ impl Client {
         Ok(all)
     }
 
-    /// As [`Self::batch_put_from_with`], each object in one piece.
+    /// Like [`Self::batch_put_from_with`], each object in one piece.
     pub(super) fn batch_put_whole(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
@@ -94,10 +95,12 @@ impl Client {
         Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
     }
 
-    /// Stores a copy of these bytes under a key, in place of an object that is there: whoever reads that reads on.
+    /// Stores a copy of these bytes under a key and replaces an existing object; gets in flight complete with the old
+    /// object.
     ///
     /// # Errors
-    /// When they cannot be stored: the status says why. Then what was there is still there, or may have been evicted.
+    /// When the bytes cannot be stored: the status says why. The old object is then unchanged, or may have been
+    /// evicted.
     pub fn upsert(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
         match self.put_with(key, value, &PutOptions { replace: true, ..PutOptions::default() })? {
             Put::Stored(version) => Ok(version),
@@ -105,10 +108,10 @@ impl Client {
         }
     }
 
-    /// As [`Self::put`], with more to say about the object.
+    /// Like [`Self::put`], with options.
     ///
     /// # Errors
-    /// When they cannot be stored: the status says why.
+    /// When the bytes cannot be stored: the status says why.
     pub fn put_with(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Put, Error> {
         if value.is_empty() {
             return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
@@ -128,7 +131,7 @@ impl Client {
         }
     }
 
-    /// Enters what a put says beside its bytes in the client's book. The object's digest, and the entry's number.
+    /// Enters a put's options in the client's book. Returns the object's digest and the number of the entry.
     pub(super) fn enter_put(&mut self, key: &[u8], bytes: u64, options: &PutOptions) -> Result<(Digest, u32), Error> {
         check_options(options)?;
         let local = Local { buffer: 0, offset: 0, bytes };
@@ -140,7 +143,7 @@ impl Client {
     }
 }
 
-/// A put of the object of this name, and its entry in a book; the key is sent along where it is to be kept.
+/// Builds the put of an object and enters its options in a book. The key is sent along if `keep_key` is set.
 pub(crate) fn put_request(
     puts: &mut PutBook,
     name: &ObjectName<'_>,
@@ -166,5 +169,5 @@ pub(crate) fn check_options(options: &PutOptions) -> Result<(), Error> {
         return Ok(());
     }
     let (given, most) = (options.soft_pin_ms, Limits::SOFT_PIN_MS);
-    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most}: ask for less")))
+    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most} ms")))
 }

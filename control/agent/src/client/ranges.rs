@@ -1,4 +1,4 @@
-//! Parts of objects: several ranges of several objects in one batch, one request for each owner.
+//! Range reads: several ranges of several objects in one batch, one request for each owner.
 
 use kvplane_client::Request;
 use kvplane_proto::{Status, Version};
@@ -6,26 +6,26 @@ use kvplane_proto::{Status, Version};
 use super::{Client, Slice};
 use crate::error::Error;
 
-/// A part of an object, and where it goes: as many bytes as the slice has.
+/// Range of an object and its destination; the slice gives the length.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectRange<'a> {
-    /// The object.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// Where in it.
+    /// Offset in the object.
     pub offset: u64,
-    /// Where it goes.
+    /// Destination.
     pub into: Slice,
 }
 
 impl Client {
-    /// Brings parts of objects into registered memory; one outcome for each: the version that it is of, or `None` where
+    /// Reads ranges of objects into registered memory; one outcome for each: the version of the object, or `None` where
     /// there is no object. Ranges of one object may be of different versions if it is replaced meanwhile.
     ///
-    /// A range carries a checksum over the network, but cannot be held against that of its object.
+    /// A range carries its own checksum over the network, but cannot be verified against the checksum of its object.
     ///
     /// # Errors
-    /// When the batch as a whole is malformed: two ranges go to overlapping memory, or one is empty. A range past its
-    /// object's end is an error of its own.
+    /// When the batch as a whole is malformed: two ranges have overlapping destinations, or one is empty. A range past
+    /// the end of its object fails on its own.
     pub fn get_ranges(&mut self, ranges: &[ObjectRange<'_>]) -> Result<Vec<Result<Option<Version>, Error>>, Error> {
         if ranges.is_empty() {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! How many owners have an object: after a put, and later.
+//! Replica counts: puts that wait for their replicas, and queries for the holders of objects.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::stripes::HEAD_BYTES;
 use super::{Client, Put};
 use crate::error::Error;
 
-/// The longest wait for an owner whose replica owner has answered for it.
+/// Longest wait for an owner whose replica owner answered in its place.
 const OWNER_WAIT: Duration = Duration::from_secs(1);
 
 impl Client {
-    /// Stores a copy of these bytes under a key with as many owners as `options` say, and waits until they have it, or
-    /// turn out not to take it. How many there are: 0 where an object was there already.
+    /// Stores a copy of these bytes under a key, replicated as `options` say, and waits until the replicas are written
+    /// or turn out not to be. Returns the number of owners that have the object: 0 if an object existed already.
     ///
     /// # Errors
     /// When the bytes cannot be stored, or are too long for one shard: the status says why.
@@ -40,14 +40,15 @@ impl Client {
         Ok((self.stored(results[0], slice)?, replicas))
     }
 
-    /// The shards that have the objects under these keys, for each the owner before the replica owner; empty where
-    /// there is no object. A byte of each object is read, which counts as an access and brings what only an SSD has
-    /// into memory. The replica owner is known where the cluster keeps two replicas and [`super::ClientConfig::spread`]
-    /// is on; of an object in stripes, its stripe head decides. Where an owner is dead or silent and the replica owner
-    /// answers for it, the owner is left out unless it says within a second that it has the object.
+    /// Returns the shards that hold the objects under these keys, for each the owner before the replica owner; empty
+    /// where there is no object. One byte of each object is read, which counts as an access and promotes objects that
+    /// are on an SSD only. The replica owner is known where the cluster keeps two replicas and
+    /// [`super::ClientConfig::spread`] is on; for a striped object, the stripe head decides. Where the owner is dead or
+    /// does not answer and the replica owner answers in its place, the owner is left out unless it confirms within a
+    /// second that it has the object.
     ///
     /// # Errors
-    /// When a key is empty or too long, there is no map, or an owner cannot be asked.
+    /// When a key is empty or too long, there is no map, or an owner does not answer.
     pub fn replicas(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Vec<SocketAddr>>, Error> {
         if keys.is_empty() {
             return Ok(Vec::new());
@@ -65,10 +66,10 @@ impl Client {
         let heads = if heads.is_empty() { Vec::new() } else { self.run(&heads)? };
         striped.into_iter().zip(heads).for_each(|(at, result)| results[at] = result);
         let owners = self.owners_of_hedged(&digests, &results)?;
-        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
         let table = OwnerTable::compute(&map);
         let places = results.into_iter().zip(&digests).zip(owners).map(|((result, digest), has_owner)| {
-            if !self.present(result, "question for the replicas")? {
+            if !self.present(result, "query of the replicas")? {
                 return Ok(Vec::new());
             }
             let known = match (result.from_replica, has_owner) {
@@ -83,8 +84,8 @@ impl Client {
         places.collect()
     }
 
-    /// Of each object that its replica owner gave: whether the owner has it too. A get that was hedged says nothing of
-    /// the owner, which may only be slow.
+    /// Returns, for each object that its replica owner answered for, whether the owner has it too. A hedged get does
+    /// not tell: the owner may only be slow.
     fn owners_of_hedged(&mut self, digests: &[Digest], results: &[TaskResult]) -> Result<Vec<bool>, Error> {
         let mut owners = vec![false; results.len()];
         let hedged: Vec<usize> = (0..results.len()).filter(|at| results[*at].from_replica).collect();
@@ -97,7 +98,7 @@ impl Client {
         let answers = self.run(&requests);
         self.deadline = whole;
         for (at, answer) in hedged.into_iter().zip(answers?) {
-            // An object in stripes is one, too.
+            // `Striped` means that the stripe head exists.
             owners[at] = matches!(answer.status, Status::Ok | Status::Striped);
         }
         Ok(owners)

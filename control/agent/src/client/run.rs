@@ -1,4 +1,4 @@
-//! How batches are run: submitted, waited for on the caller's thread, and withdrawn where that wait is to end early.
+//! Execution of batches: submit, wait on the caller's thread, and cancel when that wait is interrupted.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Client, MAP_LOOK};
 use crate::error::Error;
 
 impl Client {
-    /// Starts a batch, for callers who keep several open.
+    /// Submits a batch, for callers that keep several open.
     pub(crate) fn submit(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
         self.prepare()?;
         Ok(self.initiator.submit_puts(requests, puts, self.deadline)?)
@@ -29,7 +29,7 @@ impl Client {
     /// Runs requests as one batch and returns their results in order.
     ///
     /// # Errors
-    /// When a request is malformed, or the kernel fails us; never for the requests' own outcomes.
+    /// When a request is malformed, or the kernel fails; never for the outcomes of the requests themselves.
     pub fn run(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
         self.prepare()?;
         let batch = self.initiator.submit(requests, self.deadline)?;
@@ -48,13 +48,14 @@ impl Client {
         Ok(result)
     }
 
-    /// Before something is asked for: nothing more is, once the caller's waits were ended.
+    /// Prepares a submission: switches to the newest map, and fails once the caller's waits were interrupted.
     pub(super) fn prepare(&mut self) -> Result<(), Error> {
         self.follow_map();
         if interrupt::is_ended() { Err(Error::interrupted()) } else { Ok(()) }
     }
 
-    /// How long a round may last, at most `longest`: less where a newer map is wanted, which is looked for.
+    /// Returns the length of the next poll round, at most `longest`. Shorter while requests need a newer map, which the
+    /// control link is then probed for.
     pub(super) fn look_for_map(&mut self, longest: Duration) -> Duration {
         if !self.initiator.take_map_wanted() {
             return longest;
@@ -66,13 +67,13 @@ impl Client {
     pub(super) fn wait(&mut self, batch: BatchId) -> Result<(), Error> {
         let mut withdrawn = false;
         while !self.initiator.is_complete(batch) {
-            // With trouble about, a newer map may be what is waited for.
+            // After failures, a newer map may be all that the batch waits for.
             let longest = self.look_for_map(Duration::from_millis(50));
             self.initiator.round(longest, || false)?;
             self.follow_map();
             self.report_silence();
             if !withdrawn && interrupt::ended() {
-                // It is complete when nothing touches its memory any more.
+                // The batch completes when nothing accesses its memory any more.
                 self.initiator.cancel(batch);
                 withdrawn = true;
             }

@@ -1,9 +1,9 @@
-//! Sessions: objects that are written and read range by range, as an engine's layers come and go.
+//! Put and get sessions: objects that are written and read range by range, as an engine produces and needs its layers.
 //!
-//! A put session has its room from the start. Its ranges come in any order and in parallel, and the object is there for
-//! everybody when the session is committed. Until then only who asks for ranges *as they come* is given what is there.
-//! A session that is left alone for longer than it said is given up by its node, as one whose client was killed is;
-//! what such a client writes later reaches nobody.
+//! A put session reserves its memory at the start. Its ranges are written in any order and in parallel, and the object
+//! becomes visible when the session is committed. Until then only range reads of incomplete objects
+//! ([`Client::get_ranges_as_they_come`]) see its ranges. The node aborts a session that is idle for longer than its
+//! limit, such as that of a client that was killed; late writes of such a client are rejected.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use kvplane_proto::{Digest, Limits, Status, Version};
 use super::{Client, ObjectRange, Put, Slice};
 use crate::error::Error;
 
-/// An object that is being written in ranges. To be committed or aborted; if it is neither, its node gives it up after
-/// a while.
+/// Object that is being written range by range, to be committed or aborted. The node aborts it after the session's idle
+/// limit if the client does neither.
 #[derive(Debug)]
 #[must_use = "a session is committed or aborted"]
 pub struct PutSession {
@@ -26,52 +26,52 @@ pub struct PutSession {
 }
 
 impl PutSession {
-    /// The same session, for a call that outlives its caller's borrow.
+    /// Returns a second handle of the same session, for a call that outlives its caller's borrow.
     pub(crate) const fn twin(&self) -> Self {
         Self { digest: self.digest, incarnation: self.incarnation, draft: self.draft, bytes: self.bytes }
     }
 
-    /// Length of the object.
+    /// Returns the length of the object.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// What came of beginning a put session.
+/// Outcome of opening a put session.
 #[derive(Debug)]
 pub enum BeginOutcome {
-    /// Its ranges can be written.
+    /// Session whose ranges can be written.
     Session(PutSession),
-    /// There is an object under this key already; it is left as it is.
+    /// An object under this key exists already; it is left unchanged.
     Exists,
 }
 
-/// A range of a session's object, and the memory that it is written from.
+/// Range of a session's object, and the memory that it is written from.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill<'a> {
-    /// The session.
+    /// Session.
     pub session: &'a PutSession,
-    /// Where in the object.
+    /// Offset in the object.
     pub offset: u64,
-    /// From where.
+    /// Source of the bytes.
     pub from: Slice,
 }
 
-/// What is there of a range that was asked for as it comes.
+/// Outcome of a range read that includes incomplete objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RangeOutcome {
-    /// The range, of an object that is complete.
+    /// Range of a committed object.
     Whole(Version),
-    /// The range, of an object that is still being written, and may be given up yet.
+    /// Range of an object that is still being written, and may be aborted yet.
     Written,
-    /// The object is being written, and not all of the range is there: ask again.
+    /// The object is being written, and the range is not complete: retry.
     Pending,
-    /// There is no such object, nor does anybody write one.
+    /// The object does not exist and is not being written.
     Missing,
 }
 
-/// An object that is read range by range, all of one version.
+/// Object that is read range by range, all of one version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GetSession {
     bytes: u64,
@@ -79,7 +79,7 @@ pub struct GetSession {
 }
 
 impl GetSession {
-    /// Length of the object.
+    /// Returns the length of the object.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -87,7 +87,7 @@ impl GetSession {
 }
 
 impl Client {
-    /// Begins to write an object of `bytes` in ranges, with pauses of at most `idle`.
+    /// Opens a put session for an object of `bytes`, which the node aborts after `idle` without a write.
     ///
     /// # Errors
     /// When it cannot be stored: the status says why.
@@ -102,10 +102,10 @@ impl Client {
         begun.pop().unwrap_or(Ok(BeginOutcome::Exists))
     }
 
-    /// Begins many; one outcome for each.
+    /// Opens many put sessions; one outcome for each.
     ///
     /// # Errors
-    /// When the batch as a whole is malformed: a key or length that cannot be, or pauses of more than ten minutes.
+    /// When the batch as a whole is malformed: an invalid key or length, or an idle limit of more than ten minutes.
     pub fn put_sessions(
         &mut self,
         items: &[(impl AsRef<[u8]>, u64)],
@@ -115,7 +115,7 @@ impl Client {
         let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
         if !(1..=Limits::DRAFT_IDLE_MOST_MS).contains(&idle_ms) {
             let most = Limits::DRAFT_IDLE_MOST_MS;
-            return Err(Error::Argument(format!("a session may pause for 1 to {most} ms, not {idle_ms}")));
+            return Err(Error::Argument(format!("the idle limit of a session is 1 to {most} ms, not {idle_ms}")));
         }
         if items.is_empty() {
             return Ok(Vec::new());
@@ -141,11 +141,11 @@ impl Client {
         Ok(begun.collect())
     }
 
-    /// Writes ranges of sessions; one outcome for each. A range that was written before is left as it is.
+    /// Writes ranges of sessions; one outcome for each. Writing a range again is idempotent: it is left unchanged.
     ///
     /// # Errors
-    /// When the batch as a whole is malformed. A range past its object's end, one that overlaps what was written, and
-    /// one of a session that was given up meanwhile are errors of their own.
+    /// When the batch as a whole is malformed. A range past its object's end, one that overlaps a written range, and
+    /// one of a session that was aborted meanwhile fail on their own.
     pub fn fill(&mut self, fills: &[Fill<'_>]) -> Result<Vec<Result<(), Error>>, Error> {
         if fills.is_empty() {
             return Ok(Vec::new());
@@ -166,8 +166,8 @@ impl Client {
         Ok(outcomes.collect())
     }
 
-    /// Makes sessions objects: all of their ranges are written. One outcome for each. A session that is not complete
-    /// (`Pending`) goes on: what is missing can be written, and it be committed again ([`Self::commit_session`]).
+    /// Commits sessions whose ranges are all written; one outcome for each. A session that is not complete (`Pending`)
+    /// stays open: the missing ranges can be written and the session committed again ([`Self::commit_session`]).
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
@@ -186,19 +186,19 @@ impl Client {
         Ok(outcomes.collect())
     }
 
-    /// Makes one session an object.
+    /// Commits one session.
     ///
     /// # Errors
-    /// When it is not complete, was given up meanwhile, or its owner cannot be asked.
+    /// When it is not complete, was aborted meanwhile, or its owner does not answer.
     pub fn commit_session(&mut self, session: &PutSession) -> Result<Put, Error> {
         let mut outcomes = self.commit_sessions(&[session])?;
         outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
-    /// Gives sessions up; whether each was still there. Of an owner that is another by now, none is.
+    /// Aborts sessions. Returns for each whether it was still open; false if its slot has another owner by now.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub fn abort_sessions(&mut self, sessions: &[&PutSession]) -> Result<Vec<bool>, Error> {
         if sessions.is_empty() {
             return Ok(Vec::new());
@@ -215,10 +215,11 @@ impl Client {
         results.into_iter().map(present).collect()
     }
 
-    /// As [`Self::get_ranges`], also of objects that are still being written: of those, what is there already.
+    /// Like [`Self::get_ranges`], and also reads objects that are still being written: those of their ranges that are
+    /// complete.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Self::get_ranges`].
     pub fn get_ranges_as_they_come(
         &mut self,
         ranges: &[ObjectRange<'_>],
@@ -247,26 +248,27 @@ impl Client {
         Ok(outcomes.collect())
     }
 
-    /// Begins to read an object range by range; `None` when there is none. It holds nothing on the node: a range may
-    /// turn out to be of another version, which is an error, or of an object that is gone.
+    /// Opens a get session, which reads an object range by range; `None` when there is none. It pins nothing on the
+    /// node: a range may turn out to be of another version, which is an error, or of an object that is gone.
     ///
     /// # Errors
-    /// When the owner cannot be asked.
+    /// When the owner does not answer.
     pub fn get_session(&mut self, key: &[u8]) -> Result<Option<GetSession>, Error> {
         Ok(self.size(key)?.map(|bytes| GetSession { bytes, version: None }))
     }
 
-    /// Reads ranges of a session's object, under its key; whether it was there. All ranges of a session are of one
-    /// version.
+    /// Reads ranges of a session's object, under its key. Returns true if the object exists. All ranges of a session
+    /// are of one version.
     ///
     /// # Errors
     /// `Stale` when the object was replaced since the session's first range, or by one of another length before that;
-    /// else as [`Self::get_ranges`].
+    /// otherwise the same as [`Self::get_ranges`].
     pub fn read_session(&mut self, session: &mut GetSession, ranges: &[ObjectRange<'_>]) -> Result<bool, Error> {
         let mut is_replaced = false;
         for (outcome, range) in self.get_ranges(ranges)?.into_iter().zip(ranges) {
             let Some(version) = outcome? else { return Ok(false) };
-            // What said how long the object is did not say of which version that is: it is asked again.
+            // The reply that gave the length did not give a version: the length is checked again, now that the
+            // version is known.
             if session.version.is_none() {
                 let Some(bytes) = self.size(range.key)? else { return Ok(false) };
                 is_replaced = bytes != session.bytes;

@@ -1,5 +1,5 @@
-//! Reports of a client about nodes that do not answer it: where the control plane cannot probe them itself, it
-//! takes such a report, beside heartbeats that are missing, for the sign that others should take over.
+//! Reports of unresponsive nodes to the control plane: beside missed heartbeats, these reports decide failure detection
+//! where the control plane cannot probe a node itself.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,26 +9,26 @@ use kvplane_rpc::message::ReportSilence;
 
 use super::Client;
 
-/// How long a node owes an answer, and is not heard of, before it is reported.
+/// Time for which a node leaves requests unanswered, without any sign of life, before it is reported.
 const SILENT: Duration = Duration::from_millis(450);
-/// How often is looked.
+/// Interval of the checks.
 const LOOK: Duration = Duration::from_millis(50);
-/// The pause after the first report of a node; it doubles with each, up to the longest.
+/// Backoff after the first report of a node; it doubles with each report, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// Reports of a client.
+/// Report state of a client.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     looked: Option<Instant>,
-    /// Nodes that are silent, when each is reported next, and the pause after that.
+    /// Unresponsive nodes, each with the time of its next report and the backoff after that.
     silent: BTreeMap<(NodeId, Incarnation), (Instant, Duration)>,
 }
 
 impl Reports {
-    /// Which of these, all that are silent now, are to be reported now.
+    /// Returns those of the unresponsive nodes that are due for a report.
     fn due(&mut self, silent: &[(NodeId, Incarnation)], now: Instant) -> Vec<(NodeId, Incarnation)> {
-        // Who was heard again begins anew.
+        // A node that answered again starts with a fresh backoff.
         self.silent.retain(|of, _| silent.contains(of));
         let mut due = Vec::new();
         for of in silent {
@@ -43,7 +43,8 @@ impl Reports {
 }
 
 impl Client {
-    /// Tells of nodes that say nothing, now and then. Where slots have one owner nobody could take over.
+    /// Reports unresponsive nodes to the control plane. Does nothing where slots have a single owner, which no failover
+    /// can replace.
     pub(super) fn report_silence(&mut self) {
         let now = Instant::now();
         if self.reports.looked.is_some_and(|at| now.duration_since(at) < LOOK) {
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_node_is_reported_at_once_and_ever_more_rarely_until_it_is_heard() {
+    fn a_silent_node_is_reported_with_backoff_until_it_answers() {
         let (mut reports, begun, node) = (Reports::default(), Instant::now(), (NodeId(3), Incarnation(7)));
         let mut told = Vec::new();
         for ms in (0..20_000).step_by(50) {

@@ -1,12 +1,14 @@
-//! Large objects in stripes: objects under digests of their own, moved in parallel, and a head that names them.
+//! Striped objects: a large object is stored as stripes under digests of their own, moved in parallel, and a stripe
+//! head that names them.
 //!
-//! A stripe's digest follows from the object's, a number drawn for each put, and its place; so stripes lie all over the
-//! cluster, and those of two versions never meet. The head is a short object under the object's own digest. It is put
-//! last: nobody sees a striped object before all of it is there. What a put that fails has stored is removed again.
+//! A stripe's digest follows from the object's digest, a nonce drawn for each put, and the stripe's index; so stripes
+//! are spread over the cluster, and those of two versions never collide. The stripe head is a short object under the
+//! object's own digest. It is put last: a striped object becomes visible when all of it is stored. The stripes of a put
+//! that fails are removed again.
 //!
-//! Objects are striped by the client that puts them, and read by any. A striped object that has lost a stripe is not
-//! there, whoever gets it, lists it, or asks whether it exists or how long it is: all of them look at its stripes too.
-//! A get removes what is left of it, if that is certain, and whoever puts it again replaces what is left.
+//! The client that puts an object stripes it; every client can read it. A striped object that has lost a stripe does
+//! not exist for gets, listings, existence and length queries: all of them check its stripes too. A get removes the
+//! remains of such an object once the loss is certain, and a new put under its key replaces them.
 
 mod puts;
 mod remains;
@@ -20,26 +22,26 @@ use super::{Buffer, Client, Got, Slice};
 use crate::error::Error;
 use crate::{Region, RegionOptions};
 
-/// First bytes of a head.
+/// Magic number of a stripe head.
 const MAGIC: [u8; 8] = *b"KVPSTRP1";
-/// Bytes of a head: the magic, and four words.
+/// Length of a stripe head: the magic number and four words.
 pub(super) const HEAD_BYTES: usize = 40;
-/// The shortest stripes that objects are cut into, but for the last.
+/// Minimum stripe size; only the last stripe of an object may be shorter.
 pub(super) const STRIPE_LEAST_BYTES: u64 = 1 << 20;
-/// The most stripes of one object.
+/// Maximum number of stripes of one object.
 pub(super) const STRIPES_MOST: u64 = 1 << 16;
-/// How often a striped object that is replaced while it is read is begun anew.
+/// Attempts to read a striped object that is replaced meanwhile.
 const TRIES: usize = 4;
-/// Stripes that are asked for together when objects are looked at as a whole.
+/// Existence queries per batch when the stripes of objects are checked.
 const STRIPES_TOGETHER: usize = 1 << 16;
-/// How long a get waits for the certainty that a stripe is gone: a node that is still finding its objects again does
-/// not say that before it has found them all, and a later get may ask.
+/// Longest wait of a get for the certainty that a stripe is lost: a node in recovery does not confirm that before
+/// recovery is complete, and a later get may ask again.
 const CERTAIN: Duration = Duration::from_millis(100);
 
-/// What a head says.
+/// Content of a stripe head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Length of the object.
+    /// Length of the object in bytes.
     pub(super) bytes: u64,
     pub(super) stripe_bytes: u64,
     nonce: u128,
@@ -71,13 +73,13 @@ impl Head {
         self.bytes.div_ceil(self.stripe_bytes)
     }
 
-    /// Where a stripe is in the object: offset and bytes.
+    /// Returns the offset and length of a stripe in the object.
     pub(super) fn place(&self, stripe: u64) -> (u64, u64) {
         let offset = stripe * self.stripe_bytes;
         (offset, self.stripe_bytes.min(self.bytes - offset))
     }
 
-    /// A stripe's digest.
+    /// Returns the digest of a stripe.
     pub(super) fn digest(&self, object: Digest, stripe: u64) -> Digest {
         let mut name = [0; 40];
         name[..16].copy_from_slice(&object.0.to_le_bytes());
@@ -91,10 +93,10 @@ impl Head {
     }
 }
 
-/// Which objects are kept in stripes, and memory for their heads.
+/// Decides which objects are striped, and holds the memory for stripe heads.
 pub(super) struct Striping {
     pub(super) stripe_bytes: u64,
-    /// The shortest object that a shard has refused as too long.
+    /// Length of the shortest object that a shard has refused as too long.
     refused_bytes: u64,
     heads: Option<Buffer>,
 }
@@ -108,19 +110,19 @@ impl Striping {
         bytes > self.stripe_bytes || bytes >= self.refused_bytes && bytes > STRIPE_LEAST_BYTES
     }
 
-    /// A shard refused an object as too long: the next of that length go in stripes at once.
+    /// Records that a shard refused an object as too long: later objects of that length are striped at once.
     pub(super) fn refused(&mut self, bytes: u64) {
         self.refused_bytes = self.refused_bytes.min(bytes);
     }
 }
 
 impl Client {
-    /// Whether an object of so many bytes is kept in stripes.
+    /// Returns true if an object of so many bytes is striped.
     pub(super) const fn is_striped(&self, bytes: u64) -> bool {
         self.striping.is_striped(bytes)
     }
 
-    /// Memory for heads: never that of values, which may be on their way from or to it meanwhile.
+    /// Returns memory for stripe heads. It is never that of values, which may be in flight at the same time.
     pub(super) fn room_for_heads(&mut self, heads: usize) -> Result<Buffer, Error> {
         let bytes = HEAD_BYTES * heads.max(1);
         let had = self.striping.heads.take();
@@ -130,7 +132,7 @@ impl Client {
         Ok(room)
     }
 
-    /// The memory that there was, if it has so many bytes; else new memory in its place.
+    /// Returns the existing buffer if it has at least `bytes`, else a new one in its place.
     pub(super) fn room(
         &mut self,
         had: Option<Buffer>,
@@ -145,12 +147,12 @@ impl Client {
         Ok(self.register(Region::allocate(&new())?))
     }
 
-    /// What the head of a striped object says; nothing where there is none.
+    /// Returns the stripe head of an object; `None` where there is none.
     pub(super) fn head_of(&mut self, digest: Digest) -> Result<Option<Head>, Error> {
         Ok(self.heads_of(&[digest])?.pop().flatten().map(|(head, _)| head))
     }
 
-    /// What heads say, and which versions they are. Of what is no head: nothing.
+    /// Returns stripe heads and their versions; `None` for an object that is not a stripe head.
     pub(super) fn heads_of(&mut self, digests: &[Digest]) -> Result<Vec<Option<(Head, Version)>>, Error> {
         let bounce = self.room_for_heads(digests.len())?;
         let local = |at: usize| bounce.slice(at * HEAD_BYTES, HEAD_BYTES).local();
@@ -164,12 +166,12 @@ impl Client {
                 Ok(Head::decode(&head).map(|head| (head, result.version)))
             }
             (Status::Ok | Status::NotFound | Status::BufferTooSmall, _) => Ok(None),
-            (status, _) => Err(self.problem("get of the head of a striped object".to_owned(), status)),
+            (status, _) => Err(self.problem("get of a stripe head".to_owned(), status)),
         });
         heads.collect()
     }
 
-    /// Brings a striped object into memory.
+    /// Reads a striped object into memory.
     pub(super) fn get_striped(&mut self, digest: Digest, slice: Slice) -> Result<Option<Got>, Error> {
         for _ in 0..TRIES {
             let Some((head, version)) = self.heads_of(&[digest])?.pop().flatten() else { return Ok(None) };
@@ -194,7 +196,7 @@ impl Client {
         Ok(None)
     }
 
-    /// Brings a range of a striped object into memory; the version that it is of.
+    /// Reads a range of a striped object into memory; returns the object's version.
     pub(super) fn get_striped_range(
         &mut self,
         digest: Digest,
@@ -224,12 +226,12 @@ impl Client {
         Ok(None)
     }
 
-    /// Returns true while the head has this version, so that a missing stripe is lost, or not recovered yet.
+    /// Returns true while the stripe head has this version, so that a missing stripe is lost, or not recovered yet.
     fn is_still(&mut self, digest: Digest, version: Version) -> Result<bool, Error> {
         Ok(self.heads_of(&[digest])?.pop().flatten().is_none_or(|(_, now)| now == version))
     }
 
-    /// Removes what is left of a striped object that lost stripes, if it is one.
+    /// Removes the remains of a striped object that lost stripes, if there are any.
     pub(super) fn remove_remains(&mut self, digest: Digest) -> Result<(), Error> {
         let Some((head, version)) = self.heads_of(&[digest])?.pop().flatten() else { return Ok(()) };
         let stripes: Vec<Digest> = head.digests(digest).collect();
@@ -244,9 +246,9 @@ impl Client {
         Ok(())
     }
 
-    /// Removes what is left of an object of which this stripe is not there, if it is certain that it is gone: a node
-    /// that recovers finds its stripes one by one. Only that version of the head is removed, so that nobody loses what
-    /// was put meanwhile. Whatever fails, the object is a miss, and the next get tries again.
+    /// Removes the remains of an object whose stripe `lost` is missing, if it is certain that the stripe is lost: a
+    /// node in recovery finds its stripes one by one. Only this version of the stripe head is removed, so that no newer
+    /// put is affected. Errors are ignored: the object is a miss, and the next get tries again.
     fn drop_broken(&mut self, digest: Digest, head: &Head, version: Version, lost: Digest) {
         let soon = self.deadline.min(CERTAIN);
         let whole = core::mem::replace(&mut self.deadline, soon);
@@ -261,7 +263,7 @@ impl Client {
         }
     }
 
-    /// The first of these gets of stripes whose stripe is not there.
+    /// Runs gets of stripes; returns the first stripe that is missing, or `None` if all succeeded.
     fn first_lost(&mut self, requests: &[Request]) -> Result<Option<Digest>, Error> {
         let results = self.run(requests)?;
         let lost = requests.iter().zip(&results).find(|(_, result)| result.status == Status::NotFound);
@@ -275,7 +277,7 @@ impl Client {
         }
     }
 
-    /// Removes a head and its stripes; whether the head was there.
+    /// Removes a stripe head and its stripes. Returns true if the stripe head existed.
     fn remove_head(&mut self, digest: Digest, head: &Head) -> Result<bool, Error> {
         let result = self.run_one(Request::RemoveHead(digest))?;
         let removed = self.present(result, "remove")?;
@@ -291,7 +293,8 @@ impl Client {
         Ok(())
     }
 
-    /// The heads of objects whose stripes all exist, without reading them; none for objects that lack one.
+    /// Returns the stripe heads of objects whose stripes all exist, without reading these; `None` for objects that lack
+    /// one.
     fn whole_heads(&mut self, digests: &[Digest]) -> Result<Vec<Option<Head>>, Error> {
         let heads = self.heads_of(digests)?;
         let mut heads: Vec<Option<Head>> = heads.into_iter().map(|head| Some(head?.0)).collect();
@@ -310,12 +313,12 @@ impl Client {
         Ok(heads)
     }
 
-    /// Which of these objects are there, which name stripes.
+    /// Returns for each stripe head whether all of its stripes exist.
     pub(super) fn are_whole(&mut self, digests: &[Digest]) -> Result<Vec<bool>, Error> {
         Ok(self.whole_heads(digests)?.into_iter().map(|head| head.is_some()).collect())
     }
 
-    /// Completes results of questions and removals of which some are of striped objects.
+    /// Completes the results of queries and removals of striped objects.
     pub(super) fn resolve_striped(&mut self, requests: &[Request], results: &mut [TaskResult]) -> Result<(), Error> {
         let striped: Vec<usize> = (0..results.len()).filter(|at| results[*at].status == Status::Striped).collect();
         if striped.is_empty() {
@@ -346,13 +349,13 @@ impl Client {
         Ok(())
     }
 
-    /// The head of a striped object and its stripes; nothing where it is gone.
+    /// Returns the digests of a striped object's stripe head and stripes; `None` if the object is gone.
     pub(super) fn parts_of_striped(&mut self, digest: Digest) -> Result<Option<Vec<Digest>>, Error> {
         let parts = |head: Head| core::iter::once(digest).chain(head.digests(digest)).collect();
         Ok(self.head_of(digest)?.map(parts))
     }
 
-    /// Lengths of striped objects, by their digests; 0 where there is none any more.
+    /// Returns the lengths of striped objects by their digests; 0 for an object that no longer exists.
     pub(super) fn striped_bytes(&mut self, digests: &[Digest]) -> Result<Vec<u64>, Error> {
         let heads = self.whole_heads(digests)?;
         Ok(heads.into_iter().map(|head| head.map_or(0, |head| head.bytes)).collect())
@@ -364,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stripes_tile_their_object_and_have_digests_of_their_own() {
+    fn stripes_tile_their_object_and_have_distinct_digests() {
         let head = Head::new(1000, 300, 7);
         let places: Vec<_> = (0..head.stripes()).map(|stripe| head.place(stripe)).collect();
         assert_eq!(places, [(0, 300), (300, 300), (600, 300), (900, 100)]);

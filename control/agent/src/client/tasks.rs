@@ -1,4 +1,4 @@
-//! Copies of objects that are there already: made by tasks of the control plane, and given up.
+//! Replication tasks: existing objects are replicated by tasks of the control plane, and replicas removed.
 
 use kvplane_client::Request;
 use kvplane_proto::{Digest, Status};
@@ -8,12 +8,12 @@ use super::Client;
 use crate::error::Error;
 
 impl Client {
-    /// Has the objects under these keys copied to the second owners of their slots, as if they had been put with two
-    /// replicas; the number of the task that sees to it. Where copies go follows from the keys: `targets`, names of
-    /// segments, only have to be there. Objects in stripes count as many; at most 512 go in one task.
+    /// Replicates the objects under these keys to the replica owners of their slots, as if they had been put with two
+    /// replicas. Returns the number of the task. The destination follows from the key: `targets`, names of segments,
+    /// only have to exist. A striped object counts as its stripe head and stripes; at most 512 objects go in one task.
     ///
     /// # Errors
-    /// When one of the objects is not there ([`Status::NotFound`]), or the control plane makes no task.
+    /// When one of the objects does not exist ([`Status::NotFound`]), or the control plane refuses the task.
     pub fn create_copy_task(&mut self, keys: &[impl AsRef<[u8]>], targets: &[String]) -> Result<u64, Error> {
         let digests: Result<Vec<Digest>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
         let digests = self.parts_of(keys, &digests?)?;
@@ -27,7 +27,8 @@ impl Client {
         Ok(self.link.call(call)?.id)
     }
 
-    /// How a task of this client's tenant is; nothing where there is none of this number, or none any more.
+    /// Returns the state of a task of this client's tenant; `None` if there is no task of this number, or it was
+    /// forgotten.
     ///
     /// # Errors
     /// When the control plane does not answer.
@@ -36,22 +37,22 @@ impl Client {
         Ok(self.link.call(call)?.tasks.pop())
     }
 
-    /// Ends a task of this client's tenant. What was copied stays copied.
+    /// Cancels a task of this client's tenant. Objects that were replicated stay replicated.
     ///
     /// # Errors
-    /// When there is none of this number that is not over.
+    /// When there is no unfinished task of this number.
     pub fn cancel_task(&self, id: u64) -> Result<(), Error> {
         self.link.call(CancelTask { tenant: Some(self.tenant_name()), id }).map(|_| ())
     }
 
-    /// Has the second owners of the objects under these keys give their copies up; for each whether there was one, as
-    /// far as is known, and it is gone. The object stays with its first owner, and gets no copy by itself: until it is
-    /// put with two replicas or a task copies it, it is asked for so much that its shard wants one, or its slot has
-    /// another first owner. Objects in stripes count as a whole.
+    /// Removes the replicas of the objects under these keys from their replica owners. Returns for each whether there
+    /// was a replica, as far as is known, and it is gone. The object stays with its owner and is not replicated again
+    /// until it is put with two replicas, a task replicates it, it becomes hot enough that its shard replicates it, or
+    /// its slot has another owner. A striped object counts as a whole.
     ///
     /// # Errors
-    /// When a key is empty or too long, or the owners cannot be asked; for one object when its owner refuses
-    /// ([`Status::Busy`] where the second owner does not answer), or a stripe of it is missing.
+    /// When a key is empty or too long, or the owners do not answer; for a single object when its owner refuses
+    /// ([`Status::Busy`] where the replica owner does not answer), or a stripe of it is missing.
     pub fn remove_copies(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<bool, Error>>, Error> {
         let (mut parts, mut whole) = (Vec::new(), Vec::with_capacity(keys.len()));
         for key in keys {
@@ -73,21 +74,21 @@ impl Client {
         };
         let gone: Vec<Result<Result<bool, Status>, Error>> =
             whole.into_iter().map(|count| count.map(&mut of_one)).collect();
-        let problem = |status| self.problem("removal of a copy".to_owned(), status);
+        let problem = |status| self.problem("removal of a replica".to_owned(), status);
         Ok(gone.into_iter().map(|one| one.and_then(|gone| gone.map_err(problem))).collect())
     }
 
-    /// The tenant whose objects the client uses: as it was configured, or as its certificate says.
+    /// Returns the tenant whose objects the client uses: as configured, or as bound by its certificate.
     #[must_use]
     pub fn tenant_name(&self) -> String {
         String::from_utf8_lossy(&self.tenant).into_owned()
     }
 
     fn no_copy(&self, key: &[u8], status: Status) -> Error {
-        self.problem(format!("copy of the object under \"{}\"", key.escape_ascii()), status)
+        self.problem(format!("replication of the object under \"{}\"", key.escape_ascii()), status)
     }
 
-    /// All that there is of these objects: those in stripes are their heads and their stripes.
+    /// Returns the digests of everything that these objects consist of: for striped ones, stripe head and stripes.
     fn parts_of(&mut self, keys: &[impl AsRef<[u8]>], digests: &[Digest]) -> Result<Vec<Digest>, Error> {
         if digests.is_empty() {
             return Ok(Vec::new());

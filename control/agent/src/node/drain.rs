@@ -1,4 +1,4 @@
-//! A node gives its slots away before it ends.
+//! Drain: a node migrates its slots to other nodes before it leaves.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use kvplane_sys::interrupt;
 use super::Node;
 use crate::error::Error;
 
-/// How often it is looked what is left.
+/// Polling interval of the shards' state.
 const LOOK: Duration = Duration::from_millis(20);
-/// How often the control plane is told, and how long it may take to answer once it has: by that it is known whether it
-/// is there.
+/// Interval of the drain requests to the control plane, and the deadline of its replies once it has accepted the drain:
+/// a missed one shows that it is away.
 const ASK: Duration = Duration::from_secs(1);
-/// How long a drain goes on while the control plane does not answer and nothing is fetched either: others learn from it
-/// that they own the slots now, so without it nothing more comes of waiting.
+/// Time for which a drain continues while the control plane does not answer and no objects are fetched either: other
+/// nodes learn from the control plane that they own the slots, so without it waiting is futile.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Interval at which the control plane is told that the node ends and asked whether others are done, and the deadline
-/// of its answer.
+/// Interval at which the control plane is notified that the node ends and queried for migrations in flight, and the
+/// deadline of its reply.
 const ASK_MOVES: Duration = Duration::from_millis(200);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
@@ -31,9 +31,9 @@ const ASK_MOVES: Duration = Duration::from_millis(200);
 struct DrainWait {
     until: Instant,
     alone: Duration,
-    /// When the control plane answered last, or objects were fetched.
+    /// Time of the control plane's last reply, or of the last objects that were fetched.
     sign: Instant,
-    /// The control plane has accepted the drain.
+    /// True once the control plane has accepted the drain.
     told: bool,
     least: u64,
 }
@@ -51,11 +51,11 @@ impl DrainWait {
         now.saturating_duration_since(self.sign) >= self.alone
     }
 
-    /// True when the drain ends with `left` objects still here; more may be found, or be on their way, where not `all`
-    /// is known.
+    /// Returns true when the drain ends with `left` objects still here. Unless `all` is set, more objects may be found
+    /// on the SSD or may still arrive.
     fn is_over(&mut self, left: u64, all: bool, now: Instant) -> bool {
         if left < self.least {
-            // What there was at first was not fetched by anybody.
+            // The first count shows no progress: there is none to compare it with.
             if self.least != u64::MAX {
                 self.sign = now;
             }
@@ -66,12 +66,13 @@ impl DrainWait {
 }
 
 impl Node {
-    /// Gives its slots away and waits until their new owners have fetched what was in them, or this time is over; while
-    /// the control plane does not answer and nothing is fetched, 5 s at most. The node stays a member without slots
-    /// until it is dropped. How many objects are left.
+    /// Migrates the node's slots away and waits until their new owners have fetched the objects, or `within` has
+    /// passed; at most 5 s while the control plane does not answer and no objects are fetched. The node stays a member
+    /// without slots until it is dropped. Returns the number of objects left.
     ///
     /// # Errors
-    /// When the control plane does not answer, or refuses: nobody else owns slots. When a shard does not answer.
+    /// When the control plane does not answer, or refuses because no other node takes slots. When a shard does not
+    /// answer.
     pub fn drain(&self, within: Duration) -> Result<u64, Error> {
         let mut wait = DrainWait::new(Instant::now(), within);
         let mut asked: Option<Instant> = None;
@@ -79,7 +80,7 @@ impl Node {
             let mut silence = None;
             if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
                 silence = match self.tell_drain(if wait.told { ASK } else { wait.alone }) {
-                    // It has given its slots away, and the node that fetches them ends: that one waits for them.
+                    // The slots have migrated away, and the node that fetches them is draining too: it waits for them.
                     Err(error) if wait.told && is_last_owner(&error) && self.is_exporting()? => None,
                     said => said?,
                 };
@@ -103,14 +104,15 @@ impl Node {
         }
     }
 
-    /// Tells the control plane that this node is about to end, so that no slots move to it or from it any more, and
-    /// waits for those that do: until others have fetched what moved from here to them, and have compared with this
-    /// node what they have on their SSDs, and until this node has what moved here. Returns how many slots are not done
-    /// with when nothing has come of that for as long as `patience`, or after `most` in all; without an answer of
-    /// the control plane, all that left count.
+    /// Announces to the control plane that this node is about to end, so that no more slots migrate to it or from it,
+    /// and waits for migrations in flight: until other nodes have fetched the objects of slots that left and have
+    /// reconciled their SSDs with this node, and until this node has the objects of slots that came. Returns the number
+    /// of slots that are not finished, when there was no progress for `patience`, or after `most` in all; without a
+    /// reply of the control plane, all slots that left count.
     ///
-    /// A node that ends before takes along what they have not fetched, and what they have is void where nobody else
-    /// knows what changed; what it has not fetched is gone when it comes back.
+    /// A node that ends earlier takes unfetched objects along; records on other nodes' SSDs that were not reconciled
+    /// become void, where no other node knows the changes; and objects that it has not fetched itself are lost when it
+    /// returns.
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
@@ -122,7 +124,7 @@ impl Node {
         loop {
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
                 let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
-                // What is known stays known while it does not answer.
+                // Without a reply, the last known state stays valid.
                 let answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES);
                 news = answer.ok().map(news_of).or(news);
                 asked = Some(Instant::now());
@@ -149,14 +151,14 @@ impl Node {
         Ok(self.snapshots()?.iter().any(|shard| shard.moves.exporting_slots > 0))
     }
 
-    /// Tells the control plane; why it did not answer, if it did not.
+    /// Sends the drain request. Returns the error if the control plane did not answer, or is about to be replaced.
     fn tell_drain(&self, patience: Duration) -> Result<Option<Error>, Error> {
         let incarnation = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
         let Err(error) = self.link.call_within(Drain { node: self.node.0, incarnation }, patience) else {
             return Ok(None);
         };
         let refused = match &error {
-            // One that goes, or cannot write, is followed by another, or recovers.
+            // A control plane that shuts down, or cannot write, is replaced by another, or recovers.
             Error::Call(call) => call.refusal().is_some_and(|code| {
                 !matches!(code, RefusalCode::Storage | RefusalCode::ShuttingDown | RefusalCode::UnknownMember)
             }),
@@ -170,23 +172,23 @@ fn news_of(moves: Moves) -> MovesNews {
     MovesNews { unsettled: u64::from(moves.unsettled), behind: moves.behind }
 }
 
-/// The refusal of a drain while no other node takes slots.
+/// Returns true for the refusal of a drain because no other node takes slots.
 fn is_last_owner(error: &Error) -> bool {
     matches!(error, Error::Call(call) if call.refusal() == Some(RefusalCode::NotPermitted))
 }
 
-/// Objects of a shard, in memory and on its SSD.
+/// Returns the number of objects of a shard, in memory and on its SSD.
 fn objects_of(shard: &ShardSnapshot) -> u64 {
     let memory = shard.store.as_ref().map_or(0, |store| store.objects);
     memory + shard.tier.as_ref().map_or(0, |tier| u64::from(tier.stats.objects))
 }
 
-/// True for a shard that has recovered its SSD and imported everything that moved to it.
+/// Returns true for a shard that has recovered its SSD and imported everything that migrated to it.
 fn knows_all(shard: &ShardSnapshot) -> bool {
     shard.moves.importing_slots == 0 && is_recovered(shard)
 }
 
-/// True for a shard that knows what its SSD has, or will never know.
+/// Returns true for a shard whose SSD is recovered, or degraded and never will be.
 fn is_recovered(shard: &ShardSnapshot) -> bool {
     let is_known = |tier: &TierSnapshot| tier.is_recovered || tier.degraded.is_some();
     shard.tier.as_ref().is_none_or(is_known)
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_ends_when_all_is_fetched_when_its_time_is_over_or_when_nobody_is_heard() {
+    fn a_drain_ends_when_complete_at_its_deadline_or_without_any_progress() {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
@@ -205,21 +207,21 @@ mod tests {
         wait.answered(at(1));
         assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
         assert!(wait.is_over(0, true, at(1)));
-        // As long as the control plane answers, the whole time counts.
+        // While the control plane answers, the whole time is available.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
             wait.answered(at(second));
             assert!(!wait.is_over(7, true, at(second)));
         }
         assert!(wait.is_over(7, true, at(30)));
-        // Without it, it goes on while others fetch, and ends soon after that.
+        // Without replies, the drain continues while objects are fetched, and ends soon after that.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         wait.answered(at(0));
         for second in 0..8 {
             assert!(!wait.is_over(100 - second, true, at(second)));
         }
         assert!(!wait.is_over(93, true, at(11)) && wait.is_over(93, true, at(12)));
-        // One that never answered is not waited for longer than that.
+        // A control plane that never answered is not waited for any longer.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.told);
     }

@@ -1,7 +1,7 @@
-//! Carries out the control plane's orders, and tells it what becomes of objects while anybody watches.
+//! Execution of the control plane's orders, and reports of object events while there are subscribers.
 //!
-//! A thread of its own, asleep while nothing is ordered and nothing happens. Shards keep their events in bounded logs;
-//! when one has dropped what was not reported yet, the report says so and a snapshot of that shard follows.
+//! A thread of its own, asleep while there are no orders and no events. Shards keep their events in bounded logs; when
+//! a log has dropped events that were not reported yet, the report counts them and a snapshot of that shard follows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -18,36 +18,37 @@ use kvplane_rpc::message::{
 use crate::error::Error;
 use crate::link::ControlLink;
 
-/// Orders that may wait.
+/// Limit of queued orders.
 const ORDERS: usize = 64;
-/// The longest sleep: bounds how long a stop takes, and what a lost signal could cost.
+/// Longest sleep; bounds the time of a stop, and the delay of a lost signal.
 const SLEEP: Duration = Duration::from_millis(250);
-/// Between two attempts to get orders: doubles while they come to nothing, as with an older control plane.
+/// Backoff between attempts to open the order stream; doubles while streams end at once, as with an older control
+/// plane.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(16);
-/// A stream that lasted so long came to something.
+/// Lifetime from which a stream counts as successful.
 const LASTED: Duration = Duration::from_secs(2);
-/// How long the first event after a silence waits for company.
+/// Delay after the first event, to batch it with those that follow.
 const GATHER: Duration = Duration::from_millis(1);
-/// Places of a shard's index that are looked at in one step of a snapshot.
+/// Index positions that one step of a snapshot examines.
 const STEP: usize = EVENTS_PER_REPORT;
 
-/// What the thread works with.
+/// State of the thread.
 pub(super) struct Follower {
     pub(super) link: ControlLink,
     pub(super) node: u64,
-    /// The node's present incarnation, as the membership has it.
+    /// Present incarnation of the node, shared with the membership.
     pub(super) incarnation: Arc<Mutex<u64>>,
     pub(super) shards: Arc<Vec<ShardHandle>>,
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// What is followed at the moment.
+/// Present subscription to the node's events.
 #[derive(Default)]
 struct EventSubscription {
     kept: u32,
     snapshot: u64,
-    /// Of each shard: the number to go on from; nothing where a snapshot is due.
+    /// Number of the next event, for each shard; `None` where a snapshot is due.
     from: Vec<Option<u64>>,
 }
 
@@ -63,7 +64,7 @@ impl Follower {
             if orders.is_none() && tried_at.elapsed() >= wait {
                 tried_at = Instant::now();
                 orders = self.subscribe(incarnation, &signal).map(|receiver| (incarnation, receiver));
-                // The control plane says anew what it wants.
+                // The control plane repeats its orders on the new stream.
                 following.kept = 0;
             }
             if let Some((_, receiver)) = &orders {
@@ -73,7 +74,7 @@ impl Follower {
                         continue;
                     }
                     Err(TryRecvError::Empty) => {}
-                    // The line was cut.
+                    // The stream ended.
                     Err(TryRecvError::Disconnected) => {
                         orders = None;
                         let lasted = tried_at.elapsed() >= LASTED;
@@ -85,7 +86,8 @@ impl Follower {
                 match self.report(incarnation, &mut following, &signal) {
                     Ok(true) => continue,
                     Ok(false) => {}
-                    // A report that did not arrive may be missing: each shard begins anew when there is a line.
+                    // A failed report may have been lost: each shard starts over with a snapshot when the stream is
+                    // back.
                     Err(_) => {
                         following.from.fill(None);
                         std::thread::sleep(SLEEP);
@@ -103,7 +105,7 @@ impl Follower {
         let (sender, receiver) = sync_channel(ORDERS);
         let signal = signal.clone();
         let taken = move |order| {
-            // A full queue ends the stream, and everything is told anew.
+            // A full queue ends the stream, and all orders are repeated on the next one.
             let taken = sender.try_send(order).is_ok();
             let _ = signal.try_send(());
             taken
@@ -117,7 +119,7 @@ impl Follower {
         match order {
             Order::Find { digests } => {
                 let found = self.find(digests);
-                // Whoever asked gives up in time by itself.
+                // The requester times out by itself.
                 let _ = self.link.call_unless(&self.stop, AnswerOrder { node: self.node, incarnation, number, found });
             }
             Order::Copy { digests } => {
@@ -130,7 +132,7 @@ impl Follower {
                     following.from.fill(None);
                 }
                 if kept == 0 {
-                    // One whose mailbox is full goes on to keep some, which nobody reads.
+                    // A shard whose mailbox is full keeps recording events that are never read.
                     self.shards.iter().for_each(|shard| drop(shard.keep_events(0, None)));
                 }
                 (following.kept, following.snapshot) = (kept, snapshot);
@@ -150,7 +152,7 @@ impl Follower {
         found
     }
 
-    /// Has objects copied whose slots shards of ours own first.
+    /// Replicates objects of slots that this node's shards own.
     fn copy(&self, digests: Vec<u128>) -> Vec<CopyState> {
         let digests: Vec<Digest> = digests.into_iter().take(OBJECTS_PER_ORDER).map(Digest).collect();
         let mut states = vec![CopyState::Elsewhere; digests.len()];
@@ -169,7 +171,7 @@ impl Follower {
         states
     }
 
-    /// Reports some of what is new of each shard; whether there was anything.
+    /// Reports new events of each shard, up to a limit. Returns true if there were any.
     fn report(
         &self,
         incarnation: u64,
@@ -190,7 +192,7 @@ impl Follower {
             }
             any = true;
             let next = page.first + page.events.len() as u64;
-            // After a gap, what is left of the log says nothing that a snapshot does not.
+            // After a gap, the rest of the log adds nothing to the snapshot that follows.
             following.from[number] = (page.lost == 0).then_some(next);
             let events: Vec<ObjectEvent> = page
                 .events
@@ -212,7 +214,7 @@ impl Follower {
         Ok(any)
     }
 
-    /// Reports every object of a shard; gives the number from which on events follow.
+    /// Reports every object of a shard. Returns the number of the first event after the snapshot.
     fn snapshot(&self, incarnation: u64, number: u16, shard: &ShardHandle) -> Result<u64, Error> {
         let from = shard.next_event()?;
         let (mut cursor, mut part) = (Some(0), EventReport::SnapshotBegins);
@@ -242,7 +244,7 @@ impl Follower {
 
     fn tell(&self, incarnation: u64, handle: &ShardHandle, report: EventBatch) -> Result<(), Error> {
         let EventBatch { shard, part, first, lost, events } = report;
-        // Names are looked up now: nothing is kept for them while nobody follows.
+        // Names are looked up now, so that shards keep nothing for them while there is no subscriber.
         let stored = events.iter().map(|event| match event.change {
             ObjectChange::Stored => Digest(event.digest),
             _ => Digest(0),
@@ -254,13 +256,13 @@ impl Follower {
     }
 }
 
-/// Events of one shard, on their way to the control plane.
+/// Batch of events of one shard, to be sent to the control plane.
 struct EventBatch {
     shard: u16,
     part: EventReport,
-    /// The number of the first, or of the first that follows a snapshot.
+    /// Number of the first event, or of the first one after a snapshot.
     first: u64,
-    /// Events before them that were dropped.
+    /// Number of events before these that were dropped.
     lost: u64,
     events: Vec<ObjectEvent>,
 }

@@ -1,9 +1,9 @@
-//! The numbers of a node's incarnations. They grow from incarnation to incarnation whatever the clock of the host does:
-//! what a node puts in a later incarnation is newer than all of before, and of two incarnations everybody knows which
-//! is over.
+//! Numbers of a node's incarnations. They increase from incarnation to incarnation whatever the host's clock does: an
+//! object put in a later incarnation has a greater version than all objects before, and of two incarnations the ended
+//! one is known.
 //!
-//! The host's wall clock gives the number of a first incarnation. Those after it are above the last one that the
-//! control plane knows of, also where the clock was set back meanwhile.
+//! The host's wall clock gives the number of a first incarnation. Later ones are above the last one that the control
+//! plane knows, even if the clock was set back meanwhile.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,25 +13,25 @@ use kvplane_rpc::message::GetIncarnation;
 use crate::error::Error;
 use crate::link::ControlLink;
 
-/// Least distance between the numbers of two processes of a node. The versions of its objects count on from its number,
-/// by one each: no process counts that far.
+/// Minimum distance between the numbers of two processes of a node. The versions of a process's objects count up from
+/// its number, by one each: no process counts that far.
 const STEP: u64 = 1 << 40;
 
-/// The number of the incarnation that begins with this process.
+/// Returns the number of the incarnation that begins with this process.
 ///
 /// # Errors
 /// When the control plane does not answer, or refuses.
 pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<u64, Error> {
     let last = match link.call(GetIncarnation { node: node.0 }) {
         Ok(known) => known.incarnation,
-        // One of an earlier version does not know the question, and ends the connection.
+        // A control plane of an earlier version does not know the call, and closes the connection.
         Err(Error::Call(error)) if error.refusal().is_none() => 0,
         Err(error) => return Err(error),
     };
     Ok(after(last, clock_ns()))
 }
 
-/// The number of the incarnation that begins in a process which goes on: its versions do too.
+/// Returns the number of an incarnation that begins in a running process: its versions continue, too.
 pub(super) fn next(present: u64) -> u64 {
     clock_ns().max(present.saturating_add(1))
 }
@@ -43,7 +43,7 @@ const fn after(last: u64, clock_ns: u64) -> u64 {
 
 fn clock_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // Not 0, which is no incarnation.
+    // 0 is no incarnation.
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
@@ -52,11 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_incarnation_is_above_the_last_one_whatever_the_clock_shows() {
+    fn an_incarnation_exceeds_the_last_one_whatever_the_clock_shows() {
         let clock_ns = 1_764_000_000_000_000_000;
         assert_eq!(after(0, clock_ns), clock_ns, "nothing is known of it");
         assert_eq!(after(clock_ns - 2 * STEP, clock_ns), clock_ns);
-        // A quick restart, a clock that was set back by two hours, and one of 1970.
+        // A quick restart, a clock that was set back by two hours, and a clock of 1970.
         for shown_ns in [clock_ns + 5_000_000_000, clock_ns - 7_200_000_000_000, 1] {
             assert_eq!(after(clock_ns, shown_ns), clock_ns + STEP);
         }

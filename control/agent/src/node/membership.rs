@@ -1,8 +1,9 @@
-//! A node's membership: joining, heartbeats, and the slots that each new map gives its shards.
+//! Membership of a node: joining, heartbeats, and assignment of the slots of each new map to its shards.
 //!
-//! A control plane that lost its state knows no members. Whoever is not known offers the map that it follows, and goes
-//! on by it: the control plane adopts that, unless it has given slots to others by then. In that case nobody can say
-//! who had our slots meanwhile: whoever finds that out first, the offer or the map, begins a new incarnation.
+//! A control plane that lost its state knows no members. A node that is unknown to it offers the map that it follows,
+//! and keeps following it: the control plane adopts that map, unless it has assigned slots to others by then. In that
+//! case it is unknown who owned the node's slots meanwhile: the node begins a new incarnation, whether it learns that
+//! from the refused offer or from the new map.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,16 +24,17 @@ use crate::error::Error;
 use crate::link::{ControlLink, StateMap, software};
 use crate::tickets::NodeTickets;
 
-/// How long a start waits for slots, when others' are still moving: less than two heartbeats.
+/// Longest wait of a start for the node's slots while other migrations are in flight: less than two heartbeats.
 const SHARE_PATIENCE: Duration = Duration::from_millis(1500);
-/// How long a node that ends waits until the control plane has taken note of it.
+/// Longest wait of a node that leaves for the control plane's acknowledgement.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// How long a control plane that waits for members of a lost state may take until it is ready for others: its deadline
-/// for heartbeats, with room.
+/// Longest wait for a control plane that waits for members of a lost state before it admits others: its heartbeat
+/// deadline, with a margin.
 const READY: Duration = Duration::from_secs(30);
-/// Offers in a row that end without an answer: a control plane of an earlier version, which ends the connection.
+/// Consecutive offers without a reply after which they stop: a control plane of an earlier version closes the
+/// connection instead.
 const OFFERS: u32 = 3;
-/// How often the membership thread looks around between heartbeats.
+/// Interval at which the membership thread checks for a new map between heartbeats.
 const LOOK: Duration = Duration::from_millis(20);
 
 pub(super) struct Membership {
@@ -42,22 +44,22 @@ pub(super) struct Membership {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) trouble: Arc<Mutex<Option<String>>>,
     pub(super) seen_map: u64,
-    /// The map that the shards were told last in this incarnation.
+    /// Epoch of the map that the shards follow in this incarnation.
     pub(super) applied: Epoch,
-    /// The map as of which the control plane was told that all has come.
+    /// Epoch of the map as of which the node last reported all migrations to it as complete.
     pub(super) settled: Option<Epoch>,
-    /// Which state of the control plane that map was of.
+    /// Cluster state that the map in `applied` belongs to.
     pub(super) state: u64,
     pub(super) capacity_bytes: u64,
     pub(super) tiers: TierReports,
     pub(super) figures: ShardReports,
-    /// What is on its devices counts if they knew a map of this epoch or of a later one.
+    /// Records on the devices are valid if they knew a map of this epoch or of a later one.
     pub(super) kept_since: Epoch,
-    /// Offers of the map that were not answered, in a row.
+    /// Consecutive offers of the map without a reply.
     pub(super) unanswered: u32,
-    /// The present incarnation, for who reports beside.
+    /// Present incarnation, shared with the threads that report.
     pub(super) incarnation: Arc<Mutex<u64>>,
-    /// What peers of the shards prove, if they do.
+    /// Ticket keys, by which the shards authenticate their peers.
     pub(super) tickets: NodeTickets,
 }
 
@@ -71,13 +73,13 @@ impl Membership {
         self.heartbeat()
     }
 
-    /// The request with which this node joins.
+    /// Returns the request with which this node joins.
     fn said(&self) -> Join {
         let (member, version) = (self.member.clone(), software().to_owned());
         Join { member, capacity_bytes: self.capacity_bytes, version }
     }
 
-    /// Makes a call for which the control plane may not be ready yet.
+    /// Makes a call, and retries it while the control plane is not ready.
     fn call_when_ready<R>(&self, call: &R) -> Result<R::Reply, Error>
     where
         R: Request + Clone + Send + 'static,
@@ -91,21 +93,22 @@ impl Membership {
                         && begun.elapsed() < READY
                         && !self.stop.load(Ordering::Relaxed) =>
                 {
-                    // It was refused for as long as a call may take; what is said of that is in the log once.
-                    tracing::info!(node = self.member.node.0, "waits for the control plane: {error}");
+                    // Each attempt waited for the deadline of a call, so the log is not flooded.
+                    tracing::info!(node = self.member.node.0, "waiting for the control plane to become ready: {error}");
                 }
                 outcome => return outcome,
             }
         }
     }
 
-    /// A digest of the identities of its devices; 0 without any.
+    /// Returns a digest of the identities of the node's devices; 0 without any.
     fn devices(&self) -> u128 {
         let fold = |devices: u128, shard: &ShardHandle| devices.rotate_left(7) ^ shard.device().unwrap_or(0);
         self.shards.iter().fold(0, fold)
     }
 
-    /// Says which devices this incarnation has, and hears which maps they must have known for what is on them to count.
+    /// Registers the devices of this incarnation, and receives the epoch of the map that they must have known for their
+    /// records to be valid.
     fn attach_devices(&mut self) -> Result<(), Error> {
         let devices = self.devices();
         if devices == 0 {
@@ -129,7 +132,7 @@ impl Membership {
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         self.link.call_unless(&self.stop, Heartbeat { node, incarnation, load })?;
-        // Again and again: a control plane that was started anew does not know it.
+        // Repeated at every heartbeat: a control plane that was restarted has not seen it.
         self.settled.map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
         self.figures.report(&self.link, node, incarnation, &self.shards, &snapshots);
@@ -145,8 +148,8 @@ impl Membership {
         Ok(())
     }
 
-    /// Says that all is here that moved by the map that the shards were told last, as soon as it is: others who want to
-    /// join may wait for that.
+    /// Reports that all migrations by the map in `applied` are complete, as soon as they are: joins of other nodes may
+    /// wait for that.
     fn settle(&mut self) -> Result<(), Error> {
         if self.settled >= Some(self.applied) {
             return Ok(());
@@ -159,14 +162,14 @@ impl Membership {
         self.tell_settled(self.applied)
     }
 
-    /// Waits until the node is in the map, and, for a while, until it has its share of the slots: it gets that when
-    /// what moved before has come to the others.
+    /// Waits until the node is in the map, and, for a while, until it has its share of the slots: it gets that when the
+    /// migrations before it have completed.
     pub(super) fn wait_until_mapped(&mut self) -> Result<(), Error> {
         let patience = Duration::from_secs(10);
         let start = std::time::Instant::now();
         loop {
             self.follow_map();
-            // Shares wait for the report of all who are to own slots, this node too. What fails is tried again.
+            // Slots are assigned after the reports of all future owners, including this node. A failure is retried.
             let _ = self.settle();
             let weight = self.link.map().and_then(|map| {
                 let member = map.member(self.member.node)?;
@@ -175,7 +178,7 @@ impl Membership {
             match weight {
                 Some(weight) if weight == self.member.weight => return Ok(()),
                 Some(_) if start.elapsed() > SHARE_PATIENCE => {
-                    tracing::info!(node = self.member.node.0, "gets its slots when what moves has come to the others");
+                    tracing::info!(node = self.member.node.0, "slots follow when migrations in flight end");
                     return Ok(());
                 }
                 _ => {}
@@ -187,7 +190,7 @@ impl Membership {
         }
     }
 
-    /// Puts the pool into the catalog, where tools that look for storage find it.
+    /// Registers the pool as a segment in the catalog, where tools look for storage.
     pub(super) fn list_pool(&self) -> Result<(), Error> {
         let Some(address) = self.shards.first().map(ShardHandle::address) else { return Ok(()) };
         let owner = Owner::Node { node: self.member.node.0, incarnation: self.member.incarnation.0 };
@@ -207,7 +210,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Tells the shards what they own by the newest map.
+    /// Assigns the slots of the newest map to the shards.
     fn follow_map(&mut self) {
         let generation = self.link.map_generation();
         if generation == self.seen_map {
@@ -215,8 +218,8 @@ impl Membership {
         }
         let Some(StateMap { state, map }) = self.link.state_map() else { return };
         if self.applied != Epoch(0) && self.state != state {
-            // Epochs of two states do not compare, and nobody knows who was given our slots by either.
-            tracing::warn!(node = self.member.node.0, "the control plane has another state: a new incarnation begins");
+            // Epochs of two states cannot be compared, and either state may have assigned the node's slots to others.
+            tracing::warn!(node = self.member.node.0, "another cluster state: beginning a new incarnation");
             if let Err(error) = self.begin_incarnation() {
                 *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
             }
@@ -226,10 +229,10 @@ impl Membership {
         owners.kept = self.kept_since;
         let owners = Arc::new(owners);
         let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
-        // A full mailbox is tried again at the next look.
+        // If a mailbox is full, the next round tries again.
         if told {
             (self.seen_map, self.applied, self.state) = (generation, map.epoch, state);
-            tracing::info!(epoch = map.epoch.0, members = map.members.len(), "follows a map");
+            tracing::info!(epoch = map.epoch.0, members = map.members.len(), "following a new map");
         }
     }
 
@@ -240,7 +243,7 @@ impl Membership {
         while !self.stop.load(Ordering::Relaxed) {
             std::thread::sleep(LOOK);
             self.follow_map();
-            // What failed is tried again beside the next heartbeat.
+            // A failure is retried with the next heartbeat.
             if settled.is_ok() {
                 settled = self.settle();
             }
@@ -258,38 +261,35 @@ impl Membership {
                 Some(trouble) if before.as_ref() != Some(&trouble) => {
                     tracing::warn!(node = self.member.node.0, "serving by the last map: {trouble}");
                 }
-                None if before.is_some() => tracing::info!(node = self.member.node.0, "the control plane is back"),
+                None if before.is_some() => tracing::info!(node = self.member.node.0, "the control plane answers"),
                 _ => {}
             }
         }
         let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
-        // Without an answer, the others find out by the silence.
+        // Without an acknowledgement, other nodes rely on failure detection.
         let _ = self.link.call_within(Leave { node, incarnation }, GOODBYE);
     }
 
-    /// A heartbeat was refused.
+    /// Handles a failed or refused heartbeat.
     fn recover(&mut self, error: Error) -> Result<(), Error> {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
             Some(RefusalCode::UnknownMember) if self.offer_map()? => Err(Error::Argument(
-                "the control plane does not know this node, and may have lost its state: it was told which map the \
-                 node follows"
+                "the control plane does not know this node, and may have lost its state: it was offered the \
+                 map that the node follows"
                     .to_owned(),
             )),
-            // Our slots are others' by now, or may be. What we hold may be older than what they were given.
+            // The node's slots have other owners by now, or may have. Its objects may be older than theirs.
             Some(RefusalCode::UnknownMember | RefusalCode::IncarnationEnded) => {
-                tracing::warn!(
-                    node = self.member.node.0,
-                    "its incarnation was declared over: a new one begins ({error})"
-                );
+                tracing::warn!(node = self.member.node.0, "the incarnation has ended: beginning a new one ({error})");
                 self.begin_incarnation()
             }
             _ => Err(error),
         }
     }
 
-    /// Tells a control plane that does not know us which map we follow; false when it does not want to hear that, as
-    /// slots were given to others.
+    /// Offers the map that this node follows to a control plane that does not know the node. Returns false when the
+    /// control plane refuses it, because it has assigned slots to others.
     fn offer_map(&mut self) -> Result<bool, Error> {
         let followed = self.link.state_map().filter(|known| known.state == self.state && self.applied != Epoch(0));
         let Some(StateMap { state, map }) = followed else { return Ok(false) };
@@ -308,8 +308,8 @@ impl Membership {
         }
     }
 
-    /// Drops what the shards have, and joins as a new incarnation of this node. The shards are first: no member ever
-    /// has what it had before it was one.
+    /// Drops the shards' objects, and joins as a new incarnation of this node. The shards switch first: a member never
+    /// has objects of the time before it joined.
     fn begin_incarnation(&mut self) -> Result<(), Error> {
         let incarnation = Incarnation(incarnation::next(self.member.incarnation.0));
         for shard in self.shards.iter() {

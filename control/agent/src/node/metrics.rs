@@ -1,4 +1,4 @@
-//! A storage node's counters as Prometheus text, shard by shard.
+//! Counters of a storage node as Prometheus text, by shard.
 
 use kvplane_engine::prometheus::Text;
 use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, Whose};
@@ -6,18 +6,18 @@ use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TenantOperatio
 use crate::error::Error;
 use crate::node::Node;
 
-/// A number of a shard, with its family.
+/// Metric of a shard: name, help text, and the function that reads its value.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
 const COUNTERS: [Number; 30] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
-    ("kvplane_shard_get_bytes_total", "Objects' bytes sent or lent to peers.", |one| one.service.get_bytes),
-    ("kvplane_shard_put_bytes_total", "Objects' bytes taken in.", |one| one.service.put_bytes),
+    ("kvplane_shard_get_bytes_total", "Bytes of objects sent or lent to peers.", |one| one.service.get_bytes),
+    ("kvplane_shard_put_bytes_total", "Bytes of objects received.", |one| one.service.put_bytes),
     ("kvplane_shard_hits_total", "Gets that found their object.", |one| store(one).hits),
     ("kvplane_shard_misses_total", "Gets that found nothing.", |one| store(one).misses),
-    ("kvplane_shard_puts_total", "Objects that became visible.", |one| store(one).puts),
-    ("kvplane_shard_put_refusals_total", "Puts refused for want of space.", |one| store(one).reserve_refusals),
-    ("kvplane_shard_put_expirations_total", "Puts whose deadline passed.", |one| store(one).expirations),
+    ("kvplane_shard_puts_total", "Objects committed.", |one| store(one).puts),
+    ("kvplane_shard_put_refusals_total", "Puts refused for lack of space.", |one| store(one).reserve_refusals),
+    ("kvplane_shard_put_expirations_total", "Puts whose deadline expired.", |one| store(one).expirations),
     ("kvplane_shard_removes_total", "Objects removed on request.", |one| store(one).removes),
     ("kvplane_shard_evictions_total", "Objects evicted.", |one| store(one).evictions),
     ("kvplane_shard_evicted_bytes_total", "Bytes of evicted objects.", |one| store(one).evicted_bytes),
@@ -25,24 +25,22 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_corrupt_total", "Payloads that did not match their checksum.", |one| one.service.corrupt),
     ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
-    ("kvplane_shard_crowded_out_total", "Connections closed for others before they said who they are.", |one| {
-        one.host.crowded_out
-    }),
-    ("kvplane_shard_strangers_total", "Connections refused for want of a good ticket.", |one| one.service.strangers),
-    ("kvplane_shard_tickets_ended_total", "Connections closed as their tickets ended.", |one| {
+    ("kvplane_shard_crowded_out_total", "Unauthenticated connections closed for others.", |one| one.host.crowded_out),
+    ("kvplane_shard_strangers_total", "Connections rejected for lack of a valid ticket.", |one| one.service.strangers),
+    ("kvplane_shard_tickets_ended_total", "Connections closed because their ticket ended.", |one| {
         one.service.tickets_ended
     }),
-    ("kvplane_shard_unauthorized_total", "Requests that a ticket does not allow.", |one| one.service.unauthorized),
+    ("kvplane_shard_unauthorized_total", "Requests that the ticket does not permit.", |one| one.service.unauthorized),
     ("kvplane_shard_broken_total", "Frames that broke the protocol.", |one| one.host.broken),
-    ("kvplane_shard_copies_made_total", "Copies that second owners took.", |one| one.copies.made),
-    ("kvplane_shard_copied_bytes_total", "Bytes of them.", |one| one.copies.made_bytes),
-    ("kvplane_shard_copies_hot_total", "Objects that got a copy as they are asked for so much.", |one| one.copies.hot),
-    ("kvplane_shard_copies_failed_total", "Copies that second owners did not take.", |one| one.copies.failed),
-    ("kvplane_shard_copies_dropped_total", "Copies that second owners said to be gone.", |one| one.copies.dropped),
-    ("kvplane_shard_copies_refused_total", "Answers refused as a copy was not gone in time.", |one| one.copies.refused),
-    ("kvplane_shard_copies_served_total", "Gets answered with a copy.", |one| one.copies.served),
-    ("kvplane_shard_copies_inherited_total", "Copies of owners that left.", |one| one.copies.inherited),
-    ("kvplane_shard_parks_total", "Times that the shard slept.", |one| one.host.parks),
+    ("kvplane_shard_copies_made_total", "Replicas written to replica owners.", |one| one.copies.made),
+    ("kvplane_shard_copied_bytes_total", "Bytes of those replicas.", |one| one.copies.made_bytes),
+    ("kvplane_shard_copies_hot_total", "Hot objects that were replicated automatically.", |one| one.copies.hot),
+    ("kvplane_shard_copies_failed_total", "Replicas that could not be written.", |one| one.copies.failed),
+    ("kvplane_shard_copies_dropped_total", "Replicas that replica owners reported as gone.", |one| one.copies.dropped),
+    ("kvplane_shard_copies_refused_total", "Refused: a replica was not removed in time.", |one| one.copies.refused),
+    ("kvplane_shard_copies_served_total", "Gets answered from a replica.", |one| one.copies.served),
+    ("kvplane_shard_copies_inherited_total", "Replicas taken over from owners that left.", |one| one.copies.inherited),
+    ("kvplane_shard_parks_total", "Times that the shard parked.", |one| one.host.parks),
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
 
@@ -53,83 +51,79 @@ const GAUGES: [Number; 12] = [
     ("kvplane_shard_used_bytes", "Bytes of the pool that are not free.", |one| store(one).used_bytes),
     ("kvplane_shard_pins", "Pins held.", |one| store(one).pins),
     ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).kept.hard_bytes),
-    ("kvplane_shard_soft_pins", "Objects that are kept before others for a while.", |one| store(one).kept.soft),
-    ("kvplane_shard_copies", "Copies of what other shards own.", |one| store(one).replicas.here),
-    ("kvplane_shard_objects_copied", "Objects of which the second owner may have a copy.", |one| {
+    ("kvplane_shard_soft_pins", "Objects with a soft pin.", |one| store(one).kept.soft),
+    ("kvplane_shard_copies", "Replicas of objects that other shards own.", |one| store(one).replicas.here),
+    ("kvplane_shard_objects_copied", "Objects that the replica owner may have a replica of.", |one| {
         store(one).replicas.elsewhere
     }),
-    ("kvplane_shard_copies_owed", "Copies that second owners are to drop.", |one| one.copies.owed),
-    ("kvplane_shard_second_slots", "Slots whose second owner it is.", |one| one.copies.second_slots),
+    ("kvplane_shard_copies_owed", "Replicas that replica owners still have to remove.", |one| one.copies.owed),
+    ("kvplane_shard_second_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 
-/// Of shards with an SSD only.
+/// Counters of shards with an SSD.
 const TIER_COUNTERS: [Number; 41] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
-    ("kvplane_tier_reads_queued_total", "Gets that waited for their read to be begun.", |one| {
+    ("kvplane_tier_reads_queued_total", "Gets that waited for their read to start.", |one| {
         tier(one).counters.reads_queued
     }),
-    ("kvplane_tier_reads_shared_total", "Gets that joined a read.", |one| tier(one).counters.reads_shared),
-    ("kvplane_tier_promotions_total", "Objects kept in memory after a read.", |one| tier(one).counters.promotions),
-    ("kvplane_tier_prefetches_total", "Objects read ahead.", |one| tier(one).counters.prefetches),
-    ("kvplane_tier_prefetches_used_total", "Objects read ahead and then asked for.", |one| {
+    ("kvplane_tier_reads_shared_total", "Gets that joined a read in flight.", |one| tier(one).counters.reads_shared),
+    ("kvplane_tier_promotions_total", "Objects promoted after a read.", |one| tier(one).counters.promotions),
+    ("kvplane_tier_prefetches_total", "Objects prefetched.", |one| tier(one).counters.prefetches),
+    ("kvplane_tier_prefetches_used_total", "Prefetched objects that a get used.", |one| {
         tier(one).counters.prefetches_used
     }),
-    ("kvplane_tier_prefetches_expired_total", "Objects read ahead that nobody asked for in time.", |one| {
+    ("kvplane_tier_prefetches_expired_total", "Prefetched objects that no get used in time.", |one| {
         tier(one).counters.prefetches_expired
     }),
-    ("kvplane_tier_prefetch_refusals_total", "Objects not read ahead for want of room.", |one| {
+    ("kvplane_tier_prefetch_refusals_total", "Objects not prefetched for lack of memory.", |one| {
         tier(one).counters.prefetch_refusals
     }),
-    ("kvplane_tier_writes_over_budget_total", "Objects not written as the day's bytes were used.", |one| {
+    ("kvplane_tier_writes_over_budget_total", "Objects not written: the daily budget was spent.", |one| {
         tier(one).counters.writes_over_budget
     }),
-    ("kvplane_tier_quarantined_total", "Records that the scrubber found not to be whole.", |one| {
+    ("kvplane_tier_quarantined_total", "Records that the scrubber found damaged.", |one| {
         tier(one).counters.quarantined
     }),
-    ("kvplane_tier_rewritten_total", "Of those, written again from memory.", |one| tier(one).counters.rewritten),
-    ("kvplane_tier_scrub_passes_total", "Times that every record was checked.", |one| tier(one).scrub.passes),
-    ("kvplane_tier_log_bytes_total", "Bytes of records written, by reclaim too.", |one| tier(one).stats.written_bytes),
-    ("kvplane_tier_writes_total", "Objects given to the SSD.", |one| tier(one).counters.writes),
-    ("kvplane_tier_write_bytes_total", "Bytes of them.", |one| tier(one).counters.write_bytes),
-    ("kvplane_tier_writes_skipped_total", "Objects not written for want of room.", |one| {
+    ("kvplane_tier_rewritten_total", "Damaged records rewritten from memory.", |one| tier(one).counters.rewritten),
+    ("kvplane_tier_scrub_passes_total", "Completed scrub passes.", |one| tier(one).scrub.passes),
+    ("kvplane_tier_log_bytes_total", "Bytes of records written, with reclaim.", |one| tier(one).stats.written_bytes),
+    ("kvplane_tier_writes_total", "Objects written to the SSD.", |one| tier(one).counters.writes),
+    ("kvplane_tier_write_bytes_total", "Bytes of those objects.", |one| tier(one).counters.write_bytes),
+    ("kvplane_tier_writes_skipped_total", "Objects not written for lack of space.", |one| {
         tier(one).counters.writes_skipped
     }),
     ("kvplane_tier_writes_failed_total", "Objects that could not be written.", |one| tier(one).counters.writes_failed),
-    ("kvplane_tier_writes_retried_total", "Writes that failed and are tried again.", |one| {
-        tier(one).counters.writes_retried
-    }),
-    ("kvplane_tier_removals_total", "Removals written.", |one| tier(one).counters.removals),
+    ("kvplane_tier_writes_retried_total", "Failed writes that are retried.", |one| tier(one).counters.writes_retried),
+    ("kvplane_tier_removals_total", "Tombstones written.", |one| tier(one).counters.removals),
     ("kvplane_tier_removals_unwritten_total", "Removals that a restart may undo.", |one| {
         tier(one).counters.removals_unwritten
     }),
-    ("kvplane_tier_slots_compared_total", "Slots that came back, with what others changed told.", |one| {
+    ("kvplane_tier_slots_compared_total", "Slots in doubt that were reconciled.", |one| {
         tier(one).counters.slots_compared
     }),
-    ("kvplane_tier_slots_voided_total", "Slots that came back of which nobody knew what had changed.", |one| {
+    ("kvplane_tier_slots_voided_total", "Slots in doubt whose records became void.", |one| {
         tier(one).counters.slots_voided
     }),
-    ("kvplane_tier_struck_total", "Objects struck out as others had put or removed them.", |one| {
-        tier(one).counters.struck
-    }),
-    ("kvplane_tier_reclaimed_total", "Objects that reclaim dropped.", |one| tier(one).counters.reclaimed),
-    ("kvplane_tier_reinserted_total", "Records that reclaim wrote again.", |one| tier(one).stats.reinserted),
+    ("kvplane_tier_struck_total", "Objects dropped in reconciliation as outdated.", |one| tier(one).counters.struck),
+    ("kvplane_tier_reclaimed_total", "Objects that reclaim evicted.", |one| tier(one).counters.reclaimed),
+    ("kvplane_tier_reinserted_total", "Live records that reclaim rewrote.", |one| tier(one).stats.reinserted),
     ("kvplane_tier_damaged_total", "Records found damaged.", |one| tier(one).stats.harm.damaged),
-    ("kvplane_tier_stale_total", "Records found to be old: a write was lost.", |one| tier(one).stats.harm.stale),
+    ("kvplane_tier_stale_total", "Records found stale: a write was lost.", |one| tier(one).stats.harm.stale),
     ("kvplane_tier_misdirected_total", "Records found in the wrong place.", |one| tier(one).stats.harm.misdirected),
-    ("kvplane_tier_read_faults_total", "Reads that the device could not do.", |one| tier(one).stats.harm.unread),
-    ("kvplane_tier_write_faults_total", "Writes that the device could not do.", |one| tier(one).stats.write_faults),
-    ("kvplane_tier_device_reads_total", "Reads of the device.", |one| device(one).reads),
-    ("kvplane_tier_device_writes_total", "Writes of the device.", |one| device(one).writes),
+    ("kvplane_tier_read_faults_total", "Reads that failed on the device.", |one| tier(one).stats.harm.unread),
+    ("kvplane_tier_write_faults_total", "Writes that failed on the device.", |one| tier(one).stats.write_faults),
+    ("kvplane_tier_device_reads_total", "Reads from the device.", |one| device(one).reads),
+    ("kvplane_tier_device_writes_total", "Writes to the device.", |one| device(one).writes),
     ("kvplane_tier_device_read_bytes_total", "Bytes read from the device.", |one| device(one).read_bytes),
-    ("kvplane_tier_device_written_bytes_total", "Bytes written to it.", |one| device(one).written_bytes),
-    ("kvplane_tier_device_commands_total", "Of both, NVMe commands by passthrough.", |one| device(one).commands),
-    ("kvplane_tier_device_commands_failed_total", "NVMe commands that failed and were tried the plain way.", |one| {
+    ("kvplane_tier_device_written_bytes_total", "Bytes written to the device.", |one| device(one).written_bytes),
+    ("kvplane_tier_device_commands_total", "Reads and writes by NVMe passthrough.", |one| device(one).commands),
+    ("kvplane_tier_device_commands_failed_total", "NVMe commands that failed and were retried as plain I/O.", |one| {
         device(one).commands_failed
     }),
-    ("kvplane_tier_device_polled_total", "Reads and writes whose ends were polled for.", |one| device(one).polled),
+    ("kvplane_tier_device_polled_total", "Reads and writes whose completions were polled.", |one| device(one).polled),
     ("kvplane_tier_flushes_total", "Flushes.", |one| device(one).flush_latency.count),
     ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
 ];
@@ -140,35 +134,33 @@ const TIER_GAUGES: [Number; 24] = [
     ("kvplane_tier_free_segments", "Segments without records.", |one| tier(one).stats.free_segments.into()),
     ("kvplane_tier_bad_segments", "Segments with write errors.", |one| tier(one).stats.bad_segments.into()),
     ("kvplane_tier_segments", "Segments.", |one| tier(one).stats.segments.into()),
-    ("kvplane_tier_dead_bytes", "Bytes of used segments that no live record takes.", |one| tier(one).stats.dead_bytes),
-    ("kvplane_tier_admission", "What is written: 0 all, 1 selected, 2 only what was promised.", |one| {
+    ("kvplane_tier_dead_bytes", "Bytes of used segments without live records.", |one| tier(one).stats.dead_bytes),
+    ("kvplane_tier_admission", "Admission to the SSD: 0 all, 1 selective, 2 promised only.", |one| {
         tier(one).admission as u64
     }),
     ("kvplane_tier_day_bytes", "Bytes written in the last day.", |one| tier(one).day_bytes),
-    ("kvplane_tier_budget_bytes", "Bytes that may be written a day; 0 without a limit.", |one| tier(one).bytes_per_day),
-    ("kvplane_tier_scrub_records", "Records checked in the scrubber's pass.", |one| tier(one).scrub.pass.records),
-    ("kvplane_tier_scrub_bytes", "Bytes of them.", |one| tier(one).scrub.pass.bytes),
-    ("kvplane_tier_backlog_objects", "Objects that wait to be written.", |one| tier(one).backlog),
-    ("kvplane_tier_backlog_bytes", "Bytes of them.", |one| tier(one).backlog_bytes),
-    ("kvplane_tier_reading", "Reads under way.", |one| tier(one).reading),
-    ("kvplane_tier_recovered", "Whether every record was looked at.", |one| tier(one).is_recovered.into()),
-    ("kvplane_tier_degraded", "Whether nothing is written any more.", |one| tier(one).degraded.is_some().into()),
-    ("kvplane_tier_voided", "Whether what was on the SSD at the start was void.", |one| {
-        tier(one).voided.is_some().into()
-    }),
-    ("kvplane_tier_get_p99_nanoseconds", "Reads for gets: 99 % were not above.", |one| {
+    ("kvplane_tier_budget_bytes", "Daily write budget in bytes; 0 without a limit.", |one| tier(one).bytes_per_day),
+    ("kvplane_tier_scrub_records", "Records checked in the current scrub pass.", |one| tier(one).scrub.pass.records),
+    ("kvplane_tier_scrub_bytes", "Bytes of those records.", |one| tier(one).scrub.pass.bytes),
+    ("kvplane_tier_backlog_objects", "Objects queued for the SSD.", |one| tier(one).backlog),
+    ("kvplane_tier_backlog_bytes", "Bytes of those objects.", |one| tier(one).backlog_bytes),
+    ("kvplane_tier_reading", "Reads in flight.", |one| tier(one).reading),
+    ("kvplane_tier_recovered", "1 once recovery is complete.", |one| tier(one).is_recovered.into()),
+    ("kvplane_tier_degraded", "1 if the SSD takes no writes any more.", |one| tier(one).degraded.is_some().into()),
+    ("kvplane_tier_voided", "1 if the records found at the start were void.", |one| tier(one).voided.is_some().into()),
+    ("kvplane_tier_get_p99_nanoseconds", "99th percentile of the latency of reads for gets.", |one| {
         device(one).get_latency.percentile_ns(99)
     }),
-    ("kvplane_tier_flush_p99_nanoseconds", "Flushes: 99 % were not above.", |one| {
+    ("kvplane_tier_flush_p99_nanoseconds", "99th percentile of the latency of flushes.", |one| {
         device(one).flush_latency.percentile_ns(99)
     }),
     ("kvplane_tier_flush_most_nanoseconds", "The longest flush.", |one| device(one).flush_latency.most_ns),
-    ("kvplane_tier_in_flight_gets", "Operations for gets at the device.", |one| device(one).priorities[0].in_flight),
-    ("kvplane_tier_in_flight_commits", "Writes at the device.", |one| device(one).priorities[1].in_flight),
-    ("kvplane_tier_in_flight_background", "Reclaim's and recovery's operations.", |one| {
+    ("kvplane_tier_in_flight_gets", "Operations for gets in flight.", |one| device(one).priorities[0].in_flight),
+    ("kvplane_tier_in_flight_commits", "Writes in flight.", |one| device(one).priorities[1].in_flight),
+    ("kvplane_tier_in_flight_background", "Operations of reclaim and recovery in flight.", |one| {
         device(one).priorities[3].in_flight
     }),
-    ("kvplane_tier_queued", "Operations that wait for the device.", |one| {
+    ("kvplane_tier_queued", "Operations queued for the device.", |one| {
         device(one).priorities.iter().map(|priority| priority.queued).sum()
     }),
 ];
@@ -181,13 +173,13 @@ fn device(one: &ShardSnapshot) -> NvmeCounters {
     one.device.unwrap_or_default()
 }
 
-/// Zeros for a shard without a store, which has none of this.
+/// Returns the store's counters; zeros for a shard without a store.
 fn store(one: &ShardSnapshot) -> kvplane_store::StoreStats {
     one.store.unwrap_or_default()
 }
 
 impl Node {
-    /// What its shards counted so far, as Prometheus text.
+    /// Returns the counters of the node's shards as Prometheus text.
     ///
     /// # Errors
     /// When a shard does not answer.
@@ -195,7 +187,7 @@ impl Node {
         Self::metrics_text_of([self])
     }
 
-    /// The same for several nodes of a process as one text: shards are numbered on from node to node.
+    /// Returns the counters of several nodes of a process as one text; shards are numbered consecutively across nodes.
     ///
     /// # Errors
     /// When a shard does not answer.
@@ -231,7 +223,7 @@ fn render(shards: &[ShardSnapshot]) -> String {
     text.finish()
 }
 
-/// How long requests took, by operation and tier.
+/// Appends latency histograms of requests, by operation and tier.
 fn operations(text: &mut Text, shards: &[ShardSnapshot]) {
     let mut all: Vec<(String, &OperationTimes)> = Vec::new();
     for (number, shard) in shards.iter().enumerate() {
@@ -246,7 +238,7 @@ fn operations(text: &mut Text, shards: &[ShardSnapshot]) {
     };
     text.histogram(
         "kvplane_shard_operation_seconds",
-        "Time from a request's arrival to its answer's departure, by whether it waited for the SSD.",
+        "Time from a request's arrival to its reply's departure, by whether it waited for the SSD.",
     );
     for (shard, one) in &all {
         let (operation, tier) = labels(one);
@@ -259,14 +251,14 @@ fn operations(text: &mut Text, shards: &[ShardSnapshot]) {
     }
 }
 
-/// How long gets and puts took by tenant, where there are others than the default one.
+/// Appends latency histograms of gets and puts by tenant, where there are others than the default one.
 fn tenants(text: &mut Text, shards: &[ShardSnapshot]) {
     if shards.iter().all(|shard| shard.times.tenants.is_empty()) {
         return;
     }
     text.histogram(
         "kvplane_shard_tenant_operation_seconds",
-        "Time from a request's arrival to its answer's departure, by the tenant whose object it was about.",
+        "Time from a request's arrival to its reply's departure, by the tenant of its object.",
     );
     for (number, shard) in shards.iter().enumerate() {
         for one in &shard.times.tenants {
@@ -288,7 +280,7 @@ fn tenants(text: &mut Text, shards: &[ShardSnapshot]) {
     }
 }
 
-/// What RDMA devices moved for peers, by whether they are where the pool is.
+/// Appends the payloads that RDMA devices moved, by whether device and pool are on one NUMA node.
 fn devices(text: &mut Text, shards: &[ShardSnapshot]) {
     if shards.iter().all(|shard| shard.rdma.is_empty()) {
         return;
@@ -314,7 +306,7 @@ mod tests {
     use kvplane_engine::prometheus::parse;
 
     #[test]
-    fn every_shard_has_every_number() {
+    fn every_shard_has_every_metric() {
         let shard = |hits| {
             let store = kvplane_store::StoreStats { hits, ..Default::default() };
             ShardSnapshot { store: Some(store), ..ShardSnapshot::default() }

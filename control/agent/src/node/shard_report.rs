@@ -1,4 +1,4 @@
-//! A node's shards as the control plane hears of them after each heartbeat.
+//! Reports of a node's shards to the control plane, after each heartbeat.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,18 @@ use kvplane_rpc::message::{
 use crate::error::Error;
 use crate::link::ControlLink;
 
-/// How long nothing is reported after the control plane could not take a report: an older one does not know them.
+/// Pause of reports after the control plane failed to answer one: a control plane of an earlier version does not know
+/// them.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Whether reports are taken.
+/// State of the reports: active, or paused.
 #[derive(Default)]
 pub(crate) struct ShardReports {
     paused_until: Option<Instant>,
 }
 
 impl ShardReports {
-    /// Reports each shard. What goes wrong goes wrong with this report only: the next heartbeat brings another.
+    /// Reports each shard. A failure affects this report only: the next heartbeat sends another.
     pub(crate) fn report(
         &mut self,
         link: &ControlLink,
@@ -47,7 +48,7 @@ impl ShardReports {
     }
 }
 
-/// What is told of a shard.
+/// Builds the report of a shard.
 pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_ns: u64) -> ShardFigures {
     let (store, service) = (snapshot.store.unwrap_or_default(), &snapshot.service);
     let slow = &snapshot.times.slow;
@@ -92,7 +93,7 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
     }
 }
 
-/// The report of a shard's hottest objects, with the names of those and of its slow requests' objects.
+/// Builds the report of a shard's hottest objects, with the names of those and of its slow requests' objects.
 fn hot(shard: u16, snapshot: &ShardSnapshot) -> HotShard {
     let cut = |name: &[u8]| name[..name.len().min(NAME_PER_REPORT_BYTES)].to_vec();
     let objects = &snapshot.times.hot;

@@ -1,4 +1,4 @@
-//! SSDs under a node's shards: named on the command line, claimed once, and shared out among the shards.
+//! SSDs of a node: configured on the command line, opened exclusively, and divided among the shards.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use kvplane_transfer::parse_bytes;
 use crate::error::Error;
 use crate::node::NodeConfig;
 
-/// How long objects on an SSD may be on average. Shorter ones fill the footers before they fill the segments.
+/// Limits of the mean object length on an SSD. Shorter objects fill the footers before they fill the segments.
 const OBJECT_BYTES: RangeInclusive<u32> = 512..=1 << 30;
 
-/// A file or block device for objects that memory has no room for.
+/// File or block device that serves as SSD tier.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SsdConfig {
-    /// Where it is.
+    /// Path of the file or device.
     pub path: PathBuf,
-    /// How much of it is used: all of what is there, if not said. A file that is not there is made with this size.
+    /// Bytes to use; `None` uses all of the existing file or device. A missing file is created with this size.
     pub bytes: Option<u64>,
 }
 
 impl std::str::FromStr for SsdConfig {
     type Err = String;
 
-    /// `PATH` or `PATH:SIZE`. What exists under the whole text is a path: those by which Linux names devices have
-    /// colons.
+    /// Parses `PATH` or `PATH:SIZE`. If the whole text is an existing path, it is taken as such, because Linux device
+    /// paths contain colons.
     fn from_str(text: &str) -> Result<Self, String> {
         let (path, bytes) = match text.rsplit_once(':').filter(|_| std::fs::symlink_metadata(text).is_err()) {
             Some((path, size)) => (path, Some(parse_bytes(size)?)),
@@ -42,7 +42,7 @@ impl std::str::FromStr for SsdConfig {
     }
 }
 
-/// What the shards share.
+/// SSDs that the shards share.
 pub(crate) struct Ssds {
     ssds: Vec<Arc<Ssd>>,
     object_bytes: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Ssds {
 }
 
 impl Ssds {
-    /// Takes all of them for this process.
+    /// Opens all SSDs exclusively.
     pub(crate) fn open(of: &NodeConfig, shards: usize, cluster: &str, node: NodeId) -> Result<Self, Error> {
         let (configs, object_bytes) = (&of.ssds, of.ssd_object_bytes);
         if !OBJECT_BYTES.contains(&object_bytes) {
@@ -65,11 +65,13 @@ impl Ssds {
             return Err(Error::Argument(text));
         }
         for (which, config) in configs.iter().enumerate() {
-            // Before a file is made that would be of no use.
+            // Checked before a useless file is created.
             let least = PART_LEAST_BYTES * parts(which, configs.len(), shards);
             if let Some(bytes) = config.bytes.filter(|bytes| *bytes < least) {
                 let path = config.path.display();
-                return Err(Error::Argument(format!("{path}: {bytes} bytes are fewer than the {least} that it takes")));
+                return Err(Error::Argument(format!(
+                    "{path}: {bytes} bytes are fewer than the {least} that are needed"
+                )));
             }
         }
         let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes, of.ssd_io).map(Arc::new);
@@ -79,14 +81,15 @@ impl Ssds {
         Ok(Self { ssds, object_bytes, cluster, node, policy: of.tier })
     }
 
-    /// A shard's part of what the node may do.
+    /// Returns the policy of a shard: its part of the node's budgets.
     fn policy_of(&self, shards: u64) -> TierPolicy {
         let part = |bytes: u64| if bytes == 0 { 0 } else { (bytes / shards).max(1) };
         let TierPolicy { bytes_per_day, scrub_bytes_per_s, .. } = self.policy;
         TierPolicy { bytes_per_day: part(bytes_per_day), scrub_bytes_per_s: part(scrub_bytes_per_s), ..self.policy }
     }
 
-    /// The tier of one of `shards` shards: they take the SSDs in turn, and each SSD is cut into equal parts.
+    /// Returns the tier of one of `shards` shards: they take the SSDs in turn, and each SSD is divided into equal
+    /// parts.
     pub(crate) fn tier_of(&self, shard: usize, shards: usize) -> Result<Option<TierSetup>, Error> {
         let count = self.ssds.len();
         if count == 0 {
@@ -102,20 +105,20 @@ impl Ssds {
         }))
     }
 
-    /// The device of each shard; none without SSDs.
+    /// Returns the device of each shard; empty without SSDs.
     pub(crate) fn devices(&self, shards: usize) -> Vec<String> {
         let count = self.ssds.len();
         let shards = if count == 0 { 0 } else { shards };
         (0..shards).map(|shard| self.ssds[shard % count].path().display().to_string()).collect()
     }
 
-    /// How they are used, for logs.
+    /// Returns notes on the SSDs, for logs.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.ssds.iter().flat_map(|ssd| ssd.remarks().iter().map(|remark| format!("ssd {remark}"))).collect()
     }
 }
 
-/// How many shards share an SSD.
+/// Returns the number of shards that share an SSD.
 const fn parts(which: usize, count: usize, shards: usize) -> u64 {
     (shards - which).div_ceil(count) as u64
 }
@@ -132,7 +135,7 @@ mod tests {
         for wrong in ["", ":1G", "/a:0", "/a:x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
-        // As Linux names drives by where they are.
+        // A path in the form of Linux's drive names by PCI address.
         let there = std::env::temp_dir().join(format!("kvplane-{}-pci-0000:00:04.0-nvme:1", std::process::id()));
         std::fs::write(&there, b"").expect("a file");
         let found = parse(there.to_str().expect("text"));

@@ -1,4 +1,4 @@
-//! The limits of a shard's objects, from what a node was told.
+//! Limits of a shard's store, derived from the settings of its node.
 
 use kvplane_proto::Limits;
 use kvplane_store::StoreConfig;
@@ -7,7 +7,7 @@ use kvplane_sys::random::random_u64;
 use crate::error::Error;
 use crate::node::NodeConfig;
 
-/// The limits of one of `shards` shards with so much memory.
+/// Returns the limits of one of `shards` shards with a pool of this size.
 pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> Result<StoreConfig, Error> {
     let usual = StoreConfig::for_pool(pool_bytes);
     let max_objects = match config.max_objects {
@@ -21,7 +21,7 @@ pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> R
         high_watermark_percent: config.high_watermark_percent,
         low_watermark_percent: config.low_watermark_percent,
         hard_pin_percent: config.hard_pin_percent,
-        // Longer ones than may be asked for are of no use.
+        // A soft pin longer than the protocol allows cannot be requested.
         soft_pin_most_ms: config.soft_pin_most.as_millis().min(Limits::SOFT_PIN_MS.into()) as u32,
         hash_seed: random_u64()?,
         ..usual

@@ -1,5 +1,5 @@
-//! Leases of tenants' quotas: after each heartbeat every shard says what tenants have there, and is told what they may
-//! have until the next time.
+//! Leases of tenants' quotas: after each heartbeat, every shard reports the usage of its tenants and receives their
+//! leases until the next exchange.
 
 use kvplane_engine::ShardHandle;
 use kvplane_rpc::message::{SyncTenants, TenantFigures};
@@ -7,7 +7,7 @@ use kvplane_store::TenantLease;
 
 use crate::link::ControlLink;
 
-/// Exchanges them for each shard. What goes wrong leaves a shard with what it has; the next heartbeat tries again.
+/// Exchanges usage and leases for each shard. After a failure a shard keeps its leases; the next heartbeat tries again.
 pub(crate) fn exchange(link: &ControlLink, node: u64, incarnation: u64, shards: &[ShardHandle]) {
     for (number, shard) in shards.iter().enumerate() {
         let Ok((pool_bytes, uses)) = shard.tenants() else { continue };
@@ -20,14 +20,14 @@ pub(crate) fn exchange(link: &ControlLink, node: u64, incarnation: u64, shards: 
         });
         let uses = figures.collect();
         let call = SyncTenants { node, incarnation, shard: number as u16, pool_bytes, uses };
-        // A refusal is for the heartbeat to understand.
+        // A refusal is handled by the heartbeat.
         let Ok(answer) = link.call(call) else { return };
         let leases = answer.tenants.iter().map(|one| TenantLease {
             number: one.number,
             dram_bytes: one.dram_bytes,
             weight: one.weight,
         });
-        // With a full mailbox, it stays as it is until the next time.
+        // If the mailbox is full, the leases stay as they are until the next exchange.
         let _ = shard.set_tenants(leases.collect(), answer.strict);
     }
 }

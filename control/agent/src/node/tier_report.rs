@@ -1,4 +1,4 @@
-//! A node's SSD tiers as the control plane hears of them after each heartbeat, and the orders that come back.
+//! Reports of a node's SSD tiers to the control plane, after each heartbeat, and the orders that it returns.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,28 @@ use kvplane_rpc::message::{self, ReportTiers, SHARDS_PER_REPORT, TierAction, Tie
 use crate::error::Error;
 use crate::link::ControlLink;
 
-/// How long nothing is reported after the control plane could not take a report: an older one does not know them.
+/// Pause of reports after the control plane failed to answer one: a control plane of an earlier version does not know
+/// them.
 const PAUSE: Duration = Duration::from_secs(60);
-/// The most of a text that travels.
+/// Limit of the text fields in a report.
 const TEXT_BYTES: usize = 256;
 
-/// What a node reports, and what it was told.
+/// State of the reports and of the orders carried out.
 pub(crate) struct TierReports {
-    /// Each shard's device.
+    /// Device of each shard.
     devices: Vec<String>,
     carried_out: u64,
     paused_until: Option<Instant>,
 }
 
 impl TierReports {
-    /// For shards with these devices; empty for a node without SSDs.
+    /// Creates the reports for shards with these devices; none for a node without SSDs.
     pub(crate) const fn new(devices: Vec<String>) -> Self {
         Self { devices, carried_out: 0, paused_until: None }
     }
 
-    /// Reports how the tiers are and carries out what is ordered; if anything was, reports once more. What goes wrong
-    /// goes wrong with this report only: the next heartbeat brings another.
+    /// Reports the state of the tiers and carries out orders; after any, reports once more. A failure affects this
+    /// report only: the next heartbeat sends another.
     pub(crate) fn exchange(&mut self, link: &ControlLink, node: u64, incarnation: u64, shards: &[ShardHandle]) {
         if self.devices.is_empty() || self.paused_until.is_some_and(|until| Instant::now() < until) {
             return;
@@ -46,7 +47,7 @@ impl TierReports {
         }
     }
 
-    /// Reports once; whether something was ordered and carried out.
+    /// Reports once. Returns true if orders were received and carried out.
     fn report(
         &mut self,
         link: &ControlLink,
@@ -78,7 +79,7 @@ impl TierReports {
     }
 }
 
-/// A shard's part of what a node is to do.
+/// Returns a shard's part of an order for the node.
 fn order_of(order: &message::TierOrder, shards: u64) -> TierOrder {
     match order.action {
         TierAction::Verify { bytes_per_s: 0 } => TierOrder::Verify { bytes_per_s: 0 },
@@ -98,11 +99,11 @@ fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnaps
     let (stats, counters, scrub) = (&tier.stats, &tier.counters, &tier.scrub);
     let store = snapshot.store.unwrap_or_default();
     let state = match tier.degraded {
-        Some(reason) => format!("memory only for what is new: {reason}"),
+        Some(reason) => format!("degraded, memory only: {reason}"),
         None => {
             let state = if tier.is_recovered { "serving" } else { "recovering" };
             tier.voided
-                .map_or_else(|| state.to_owned(), |why| format!("{state}; what it had at the start is void: {why}"))
+                .map_or_else(|| state.to_owned(), |why| format!("{state}; records found at the start are void: {why}"))
         }
     };
     let admission = match tier.admission {

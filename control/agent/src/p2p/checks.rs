@@ -1,4 +1,4 @@
-//! Compares what was read in ranges with the hashes of shards: of those all of whose bytes were read.
+//! Verification of range reads: shards that were read completely are compared with their hashes.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +9,21 @@ use kvplane_rpc::p2p::ObjectPlace;
 use super::ranges::{Batches, Reader};
 use crate::error::Error;
 
-/// Pieces of shards that are held at a time.
+/// Limit of shard pieces kept at a time.
 const PIECES: usize = 1 << 20;
-/// Bytes that are hashed at a time; on the stack.
+/// Bytes that are hashed at a time, on the stack.
 const CHUNK: usize = 16 << 10;
 
-/// What a comparison has found.
+/// Result of a verification.
 pub(super) enum ContentCheck {
-    /// Bytes of shards that were read as a whole, all of which match.
+    /// All complete shards match; their total bytes.
     Right(u64),
-    /// The first shard that does not match, and the sources that serve it so, where that can be said.
+    /// First shard that does not match, and the peers that serve it wrong, where that can be determined.
     Wrong(u32, BTreeSet<String>),
 }
 
 impl Reader<'_> {
-    /// Compares the shards that are whole among the copies. `served` says for each batch where it came from.
+    /// Verifies the shards that the copies cover completely. `served` names the peer that each batch came from.
     pub(super) fn check<I: Iterator<Item = Copy>>(
         &self,
         copies: &impl Fn() -> I,
@@ -48,7 +48,7 @@ impl Reader<'_> {
         sources.sort_by(|one, other| one.segment.cmp(&other.segment));
         sources.dedup_by(|one, other| one.segment == other.segment);
         if sources.len() > 1 {
-            // Each is asked for all of it.
+            // The complete shard is read from each peer.
             let copy = |piece: &Piece| Copy {
                 source_offset: piece.source_offset,
                 target_offset: piece.target_offset,

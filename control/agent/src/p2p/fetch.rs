@@ -1,7 +1,7 @@
-//! Carries out orders: reads a shard from its source, checks it, and says what came of it.
+//! Execution of fetch orders: a shard is read from the peer that the order names, verified, and the outcome reported.
 //!
-//! A shard is read in pieces, and each is hashed when it and all before it have arrived: while it is in the cache, and
-//! while those after it are on their way.
+//! A shard is read in pieces, and each piece is hashed once it and all pieces before it have arrived: while it is in
+//! the cache, and while later pieces are in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,12 +15,12 @@ use super::StoreState;
 use super::replica::{Active, Replica, hash_range};
 use crate::error::Error;
 
-/// Bytes of a piece: no more than is in the cache still when it is hashed.
+/// Bytes of a piece: small enough to be in the cache when it is hashed.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces of a shard that are on their way at a time, where they do not arrive at once.
+/// Pieces of a shard that are in flight at a time, where they do not complete at once.
 const PIECES: usize = 4;
 
-/// Segments of sources, opened once for all shards of a get.
+/// Segments of peers, opened once for all shards of a get.
 #[derive(Default)]
 pub(super) struct Sources {
     open: Mutex<BTreeMap<String, SegmentHandle>>,
@@ -32,11 +32,11 @@ impl Sources {
         if let Some(handle) = known {
             return Ok(handle);
         }
-        // Not under the lock: a source that does not answer holds up nobody else.
+        // Not under the lock: a peer that does not answer delays no other.
         let handle = shared.engine.open_segment(segment)?;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&other) = open.get(segment) {
-            // Somebody else was faster; one opening is enough.
+            // Another thread was faster; its handle is used.
             let _ = shared.engine.close_segment(handle);
             return Ok(other);
         }
@@ -44,10 +44,10 @@ impl Sources {
         Ok(handle)
     }
 
-    /// Asks a source anew the next time.
+    /// Closes a peer's segment, so that it is opened again at the next use.
     pub(super) fn doubt(&self, shared: &StoreState, segment: &str) {
         if let Some(handle) = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(segment) {
-            // It is forgotten by its last user.
+            // The last user drops it.
             let _ = shared.engine.close_segment(handle);
         }
     }
@@ -60,15 +60,15 @@ impl Sources {
     }
 }
 
-/// Why a shard did not come.
+/// Reason why a fetch failed.
 enum Trouble {
-    /// Its bytes are not those of the hash.
+    /// The bytes do not match the hash.
     Corrupt,
-    /// The source did not serve it.
+    /// The peer did not serve the shard.
     Source(String),
 }
 
-/// Carries out orders until it is told to stop.
+/// Carries out orders until the fetch is stopped.
 pub(super) fn work(shared: &StoreState, replica: &Replica, sources: &Sources, each: &(dyn Fn(u32) + Sync)) {
     loop {
         let mut fetch = replica.fetch();
@@ -77,7 +77,7 @@ pub(super) fn work(shared: &StoreState, replica: &Replica, sources: &Sources, ea
                 return;
             }
             match fetch.orders.pop_front() {
-                // It is there already: the report was lost.
+                // The shard is present already: its report was lost.
                 Some(order) if fetch.have.contains(order.shard) => {
                     fetch.got.push(order.shard);
                     replica.news.notify_all();
@@ -120,7 +120,8 @@ fn carry_out(
                 fetch.fetched_bytes += bytes;
                 replica.seated(&mut fetch, shard);
             }
-            // It was given up for another source. What this one did says nothing.
+            // The order was replaced by one for another peer. The failure of the former order says nothing about its
+            // peer.
             (Err(Trouble::Source(_)), Some(next)) if !fetch.stop => {
                 order = next;
                 continue;
@@ -128,7 +129,7 @@ fn carry_out(
             (Err(trouble), next) => {
                 let failure =
                     FetchFailure { shard, source: order.source, corrupt: matches!(trouble, Trouble::Corrupt) };
-                // What came of a schedule concerns who follows it.
+                // A failure within a schedule is reported by the thread that follows the parent.
                 if fetch.follow.as_mut().is_some_and(|follow| follow.failed(shard)) {
                     fetch.unfollowed.push(failure);
                     replica.followed.notify_all();
@@ -139,7 +140,7 @@ fn carry_out(
                     Trouble::Corrupt => format!("shard {shard} from {} does not match its hash", order.segment),
                     Trouble::Source(why) => format!("shard {shard} from {}: {why}", order.segment),
                 });
-                // Taken up by this thread, which is about to look.
+                // Processed by this thread in its next round.
                 fetch.orders.extend(next);
             }
         }
@@ -150,7 +151,7 @@ fn carry_out(
     }
 }
 
-/// Reads one shard into its place and checks it: its length.
+/// Reads one shard to its position and verifies it. Returns its length.
 fn bring(shared: &StoreState, replica: &Replica, sources: &Sources, order: &FetchOrder) -> Result<u64, Trouble> {
     let Some(place) = replica.spec.layout.place(order.shard) else {
         return Err(Trouble::Source("the object has no such shard".to_owned()));
@@ -158,14 +159,14 @@ fn bring(shared: &StoreState, replica: &Replica, sources: &Sources, order: &Fetc
     let target = sources.handle(shared, &order.segment).map_err(|error| Trouble::Source(error.to_string()))?;
     let reading = ShardRead { shared, replica, sources, order, place, target };
     let hash = reading.read();
-    // What is still on its way when it failed ends before its memory is used again: with the last of who knows it, and
-    // not under the lock.
+    // Pieces still in flight after a failure end before their memory is used again: when the last reference is dropped,
+    // which happens outside the lock.
     let known = replica.fetch().active.get_mut(&order.shard).map(|active| std::mem::take(&mut active.batches));
     drop(known);
     if hash? == replica.spec.hashes[order.shard as usize] { Ok(place.bytes) } else { Err(Trouble::Corrupt) }
 }
 
-/// A shard that is being read.
+/// Read of one shard.
 struct ShardRead<'a> {
     shared: &'a StoreState,
     replica: &'a Replica,
@@ -176,12 +177,12 @@ struct ShardRead<'a> {
 }
 
 impl ShardRead<'_> {
-    /// Reads all pieces: the hash of what has arrived.
+    /// Reads all pieces; returns the hash of the shard.
     fn read(&self) -> Result<u128, Trouble> {
         let (mut hash, mut asked, mut hashed) = (ContentHash::default(), 0, 0);
         let mut pieces: VecDeque<Arc<Batch>> = VecDeque::new();
         while hashed < self.place.bytes {
-            // Where a piece is copied while it is asked for, it is hashed before the next one is.
+            // Where reads complete within `submit`, each piece is hashed before the next one is requested.
             let here = |pieces: &VecDeque<Arc<Batch>>| pieces.front().is_some_and(|first| first.is_done());
             while asked < self.place.bytes && pieces.len() < PIECES && !here(&pieces) {
                 let bytes = PIECE_BYTES.min(self.place.bytes - asked);
@@ -198,7 +199,7 @@ impl ShardRead<'_> {
         Ok(hash.finish())
     }
 
-    /// Asks for a piece.
+    /// Submits the read of a piece.
     fn ask(&self, first: u64, bytes: u64) -> Result<Arc<Batch>, Trouble> {
         let request = TransferRequest {
             opcode: Opcode::Read,
@@ -221,10 +222,10 @@ impl ShardRead<'_> {
         Ok(batch)
     }
 
-    /// Waits for the first of the pieces that are on their way.
+    /// Waits for the first piece in flight.
     fn take(&self, piece: &Arc<Batch>) -> Result<(), Trouble> {
         let status = piece.wait();
-        // Pieces are waited for in their order.
+        // Pieces are waited for in order.
         let known = self.replica.fetch().active.get_mut(&self.order.shard).map(|active| active.batches.pop_front());
         drop(known);
         if status.state == TaskState::Completed {

@@ -1,4 +1,4 @@
-//! Fetching an object: threads of the call carry out orders, and the caller's own reports what came of them.
+//! Fetches of objects: threads of the call carry out orders, and the caller's own thread reports the outcomes.
 
 use std::sync::Arc;
 use std::sync::PoisonError;
@@ -17,47 +17,47 @@ use super::replica::{Fetch, Replica};
 use super::{Flag, Object, P2pStore, StoreState, is_away, is_forgotten};
 use crate::error::Error;
 
-/// Orders that are carried out at a time: as many as the control plane gives, and those that hang.
+/// Number of fetch threads: the orders in flight that the control plane gives to a member, plus some that hang.
 const WORKERS: usize = 20;
-/// How often it is looked for progress.
+/// Interval of the checks for progress.
 const LOOK: Duration = Duration::from_millis(500);
-/// What ranks report in this time goes together.
+/// Time within which the reports of ranks are batched.
 const TOGETHER: Duration = Duration::from_millis(200);
-/// Without progress for this long, it is asked whether there is any hope.
+/// Time without progress after which the control plane is queried for peers that hold the missing shards.
 const IDLE: Duration = Duration::from_secs(3);
-/// How often there must be none before it is believed, where no deadline says how long to wait: 12 s with the first.
+/// Consecutive queries without such a peer after which a get without a deadline fails: 12 s with the first.
 const HOPELESS: u32 = 3;
-/// How long a call takes at most whose caller gave no deadline.
+/// Deadline of a call whose caller gave none.
 pub(super) const USUAL: Duration = Duration::from_secs(3600);
-/// How long the control plane is left alone after it could not be asked.
+/// Backoff after the control plane did not answer.
 const AWAY: Duration = Duration::from_millis(200);
 
-/// How far a get is.
+/// Progress of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The shard that has just arrived.
+    /// Shard that has just arrived.
     pub shard: u32,
-    /// Shards of the object that are there.
+    /// Number of shards present.
     pub have: u32,
-    /// Shards that are wanted and missing.
+    /// Number of requested shards that are missing.
     pub missing: u32,
 }
 
-/// How an object is fetched.
+/// Options of a get.
 #[derive(Default)]
 pub struct GetOptions<'a> {
-    /// Which shards are wanted, as the first of a run and how many; without, all.
+    /// Shards to fetch, as runs of first shard and count; `None` fetches all.
     pub shards: Option<Vec<Interval>>,
-    /// Whether what is in the memory is looked at first: shards that are right already are not fetched again.
+    /// Verify the content of the memory first: shards that match already are not fetched again.
     pub resume: bool,
-    /// Which one of several processes this is that all fetch all of the object at about the same time; they fetch it
-    /// from each other by a schedule then, and what that does not bring as always.
+    /// Rank of this process among several that all fetch the whole object at about the same time; ranks fetch from each
+    /// other by a schedule, and whatever the schedule does not deliver the usual way.
     pub ranks: Option<Ranks>,
-    /// How long it may take. Until then a shard is waited for that no source has: who had it may be starting again.
-    /// Without one it is an hour, and 12 s for such a shard. A shard that whoever brought the object has wrong is not
-    /// waited for.
+    /// Deadline of the call. Until then the call waits for shards that no peer holds: their peer may be restarting.
+    /// Without one, the call takes at most an hour, and waits 12 s for such a shard. A shard whose origin has wrong
+    /// bytes is not waited for.
     pub deadline: Option<Duration>,
-    /// Called for each shard that has arrived and is right, by threads of the call.
+    /// Callback for each shard that has arrived and was verified, called by threads of the call.
     pub each: Option<&'a (dyn Fn(Progress) + Sync)>,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Debug for GetOptions<'_> {
     }
 }
 
-/// How often in a row there was nobody to fetch from, and what is missing then.
+/// Consecutive queries that found shards without a peer, and the reason as reported then.
 #[derive(Default)]
 struct Doubt {
     times: u32,
@@ -75,17 +75,17 @@ struct Doubt {
 }
 
 impl P2pStore {
-    /// Fetches an object into memory, one region for each buffer, and serves what has arrived to others from then on,
-    /// until [`Self::delete_replica`]. The bytes that were fetched are the answer.
+    /// Fetches an object into memory, one region for each buffer, and serves the arrived shards to peers from then on,
+    /// until [`Self::delete_replica`]. Returns the number of bytes that were fetched.
     ///
-    /// Some shards of the object may be held here already, by a former call into the same memory: the others that are
-    /// wanted are fetched to it. One `delete_replica` is for all of them.
+    /// Shards of the object may be held here already, from a former call into the same memory: then only missing shards
+    /// are fetched to it. A single `delete_replica` covers all of them.
     ///
     /// # Errors
-    /// When the regions are not as long as the buffers, the memory overlaps other memory that is registered, no source
-    /// is left for a shard, or time is up; the memory is given back then, and what has arrived stays in it, for another
-    /// attempt with [`GetOptions::resume`]. Where some of the object was held before, that and what has arrived stays
-    /// held, unless the control plane cannot be asked.
+    /// When the regions do not match the buffers in length, the memory overlaps other registered memory, no peer holds
+    /// a shard, or the deadline has passed. The memory is then unregistered; arrived shards stay in it, for another
+    /// attempt with [`GetOptions::resume`]. Where shards were held before, these and the arrived ones stay held, unless
+    /// the control plane does not answer.
     pub fn get_replica(
         &self,
         object: &Object,
@@ -98,7 +98,7 @@ impl P2pStore {
             return self.shared.widen(&held, options, until);
         }
         let replica = prepare(object, regions, options)?;
-        // Before anybody else sees it.
+        // Set before other threads see the replica.
         replica.fetched.store(true, Ordering::Release);
         let replica = self.shared.announce(replica)?;
         let _fetched = Flag::raise(&replica.fetched);
@@ -112,7 +112,7 @@ impl P2pStore {
     }
 }
 
-/// What is asked for of an object of so many shards.
+/// Returns the requested shards of an object of so many shards.
 pub(super) fn wanted(shards: u32, options: &GetOptions<'_>) -> Result<ShardSet, Error> {
     let all = vec![(0, shards)];
     ShardSet::of(shards, options.shards.as_ref().unwrap_or(&all)).map_err(|(first, count)| {
@@ -120,15 +120,15 @@ pub(super) fn wanted(shards: u32, options: &GetOptions<'_>) -> Result<ShardSet, 
     })
 }
 
-/// Whether the memory is as long as the object's buffers, and can be written.
+/// Checks that the memory matches the object's buffers in length, and is writable.
 fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), Error> {
     let layout = &object.spec.layout;
     let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
     if sizes != layout.sizes() {
         let differs = sizes.iter().zip(layout.sizes()).position(|(ours, theirs)| ours != theirs);
         let what = match differs {
-            Some(at) => format!("buffer {at} has {} bytes, and {} are given", layout.sizes()[at], sizes[at]),
-            None => format!("it has {} buffers, and {} are given", layout.sizes().len(), sizes.len()),
+            Some(at) => format!("buffer {at} has {} bytes, but {} are given", layout.sizes()[at], sizes[at]),
+            None => format!("it has {} buffers, but {} are given", layout.sizes().len(), sizes.len()),
         };
         return Err(Error::Argument(format!("object {:?} does not fit: {what}", object.name)));
     }
@@ -138,7 +138,7 @@ fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Looks at what is there of what is asked for.
+/// Prepares a replica; with `resume`, verifies which requested shards are present.
 fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -> Result<Replica, Error> {
     let (layout, shards) = (&object.spec.layout, object.spec.layout.shards());
     let want = wanted(shards, options)?;
@@ -178,7 +178,7 @@ impl StoreState {
             let fetch = replica.fetch();
             (fetch.have.count(), fetch.want.count())
         };
-        // Counted here: several arrive at a time, and each is one more than the one before.
+        // Counted here: several shards arrive concurrently, and each reports a count of its own.
         let arrived = AtomicU32::new(0);
         let each = |shard| {
             let Some(each) = options.each else { return };
@@ -201,7 +201,7 @@ impl StoreState {
                 }
             }
             let result = if started == 0 && workers > 0 {
-                Err(Error::Argument("no thread could be started to fetch with".to_owned()))
+                Err(Error::Argument("no thread could be started for the fetch".to_owned()))
             } else {
                 self.report_all(replica, until, options.deadline.is_some())
             };
@@ -218,14 +218,18 @@ impl StoreState {
         Ok(replica.fetch().fetched_bytes)
     }
 
-    /// Reports until everything is there. Who is `patient` waits for sources until time is up.
+    /// Reports until all shards are present. With `patient`, waits for peers until the deadline.
     fn report_all(&self, replica: &Arc<Replica>, until: Instant, patient: bool) -> Result<(), Error> {
         let (mut progress, mut reported) = (Instant::now(), Instant::now());
         let mut doubt = Doubt::default();
         loop {
             let (got, failed, missing) = news(replica, until, reported);
             if Instant::now() >= until && missing > 0 {
-                let why = if doubt.why.is_empty() { "time is up" } else { &format!("time is up; {}", doubt.why) };
+                let why = if doubt.why.is_empty() {
+                    "deadline exceeded"
+                } else {
+                    &format!("deadline exceeded; {}", doubt.why)
+                };
                 return Err(self.given_up(replica, missing, why, Status::DeadlineExceeded));
             }
             if missing > 0 && interrupt::ended() {
@@ -257,7 +261,7 @@ impl StoreState {
         match self.link.call(call) {
             Ok(_) => Ok(()),
             Err(error) if is_away(&error) => {
-                // What is there is not lost; whether they heard it is seen when it is said again.
+                // The outcomes are kept and reported again, because it is unknown whether they were received.
                 let mut fetch = replica.fetch();
                 fetch.got.extend(got);
                 fetch.failed.extend(failed);
@@ -265,7 +269,7 @@ impl StoreState {
                 interrupt::sleep(AWAY);
                 Ok(())
             }
-            // All that is there is announced with it.
+            // The new announcement covers all shards that are present.
             Err(error) if is_forgotten(&error) => match self.keeper.hold_again(self, replica, member) {
                 Err(error) if !is_away(&error) && !is_forgotten(&error) => Err(error),
                 _ => Ok(()),
@@ -274,7 +278,7 @@ impl StoreState {
         }
     }
 
-    /// Asks whether there is somebody to fetch from: an error when there is not, and none is waited for.
+    /// Queries for peers that hold the missing shards. Fails when there are none and the call does not wait for any.
     fn check_hope(&self, replica: &Replica, missing: u32, doubt: &mut Doubt, patient: bool) -> Result<(), Error> {
         let times = std::mem::take(doubt).times;
         let call = kvplane_rpc::p2p::DescribeObject {
@@ -282,23 +286,23 @@ impl StoreState {
             name: replica.name.clone(),
             version: Some(replica.version),
         };
-        // While the control plane is away, or has forgotten, there is hope.
+        // While the control plane does not answer, or has forgotten the object, there is hope.
         let Ok(found) = self.link.call(call) else { return Ok(()) };
         if found.lost == 0 {
             return Ok(());
         }
-        // Who brought an object with wrong bytes does not come back with right ones; another's may be elsewhere.
+        // An origin with wrong bytes does not return with right ones; other peers may still hold the shard.
         let is_wrong = found.members.iter().any(|member| !member.excluded.is_empty() && (member.origin || !patient));
         let excluded = found.members.iter().filter(|member| !member.excluded.is_empty());
         let wrong: Vec<String> =
             excluded.map(|member| format!("{} is excluded: {}", member.segment, member.excluded)).collect();
-        let why = format!("{} shards are nowhere to be had; {}", found.lost, wrong.join("; "));
+        let why = format!("{} shards are held by no peer; {}", found.lost, wrong.join("; "));
         let why = why.trim_end_matches("; ").to_owned();
         if !is_wrong && (patient || times < HOPELESS) {
             *doubt = Doubt { times: times + 1, why };
             return Ok(());
         }
-        let advice = if is_wrong { "" } else { "; no deadline was given: with one, sources are waited for until then" };
+        let advice = if is_wrong { "" } else { "; no deadline was given: with one, the call waits until then" };
         Err(self.given_up(replica, missing, &format!("{why}{advice}"), Status::NotFound))
     }
 
@@ -310,8 +314,8 @@ impl StoreState {
     }
 }
 
-/// Waits for something to report, for a while. And how many shards are missing. Nobody waits for what ranks report:
-/// that of some time goes together, as long as all comes by the schedule.
+/// Waits a limited time for outcomes to report, and returns them with the number of missing shards. No peer depends on
+/// the reports of ranks: they are batched while everything arrives by the schedule.
 fn news(replica: &Replica, until: Instant, reported: Instant) -> (Vec<u32>, Vec<FetchFailure>, u32) {
     let look = if replica.seat.is_some() { TOGETHER } else { LOOK };
     let look = interrupt::step(look.min(until.saturating_duration_since(Instant::now())));

@@ -1,5 +1,5 @@
-//! Who may fetch from here: peers of the same tenant, which prove tickets under keys that the control plane gives all
-//! of them and nobody else. Where it makes none, the engine is on loopback and asks for none.
+//! Access control of the P2P store: peers of the same tenant, which prove tickets under keys that the control plane
+//! gives to them only. Where the control plane issues no tickets, the engine is on loopback and requires none.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ use crate::error::Error;
 use crate::link::ControlLink;
 use crate::tickets::credential_of;
 
-/// After how much of a ticket's time another is asked for.
+/// Part of a ticket's validity after which it is renewed: one third.
 const RENEW_AFTER: u32 = 3;
-/// While something is served: well within the time after which the engine's clock stands still without the control
-/// plane's, and soon enough for keys that changed at once.
+/// Refresh interval while objects are served: well within the time after which the engine's ticket clock stops without
+/// the control plane's, and short enough for keys that are replaced at once.
 const SERVING: Duration = Duration::from_secs(10);
-/// When it is asked for again that was not had.
+/// Backoff after a failed renewal.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Keys and tickets of one store.
+/// Ticket keys and tickets of one store.
 pub(super) struct Guard {
-    /// When to ask again; nothing where the control plane makes no tickets.
+    /// State of the next renewal; `None` where the control plane issues no tickets.
     due: Mutex<Option<Due>>,
 }
 
@@ -35,10 +35,11 @@ struct Due {
 }
 
 impl Guard {
-    /// Starts an engine that lets in who may come in.
+    /// Starts an engine that admits authorized peers only.
     ///
     /// # Errors
-    /// When the control plane makes no tickets and others could reach the engine, or it does not start.
+    /// When the control plane issues no tickets and the engine would listen beyond loopback, or when the engine does
+    /// not start.
     pub(super) fn start(
         link: &ControlLink,
         call: &GetPeerKeys,
@@ -58,10 +59,10 @@ impl Guard {
         Ok((Self { due: Mutex::new(Some(due)) }, engine))
     }
 
-    /// Has newer keys and another ticket when it is time.
+    /// Renews the keys and the ticket when they are due.
     ///
     /// # Errors
-    /// When the control plane cannot be asked, or gives none any more; it is asked again a little later.
+    /// When the control plane does not answer, or issues no tickets any more; the next attempt follows after a backoff.
     pub(super) fn refresh(&self, shared: &StoreState, serving: bool) -> Result<(), Error> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(before) = &mut *due else { return Ok(()) };
@@ -74,7 +75,7 @@ impl Guard {
         let reply = shared.link.call(shared.peer_keys())?;
         if !reply.ticket.wanted {
             return Err(Error::Argument(
-                "the control plane makes no tickets now, and made some when this process started: start it again"
+                "the control plane issues no tickets now, and issued some when this process started: restart it"
                     .to_owned(),
             ));
         }

@@ -1,4 +1,4 @@
-//! Keeps what is held here known to the control plane, and brings its orders to the replicas they are for.
+//! Keeper: keeps the replicas of this process registered in the control plane's catalog, and routes its orders to them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +11,9 @@ use super::replica::{self, Replica};
 use super::{StoreState, is_away};
 use crate::error::Error;
 
-/// How often the control plane hears of us: several times within a lease.
+/// Interval of the renewals: several times within a lease.
 const RENEW: Duration = Duration::from_secs(1);
-/// Orders that came before the number of the member they are for.
+/// Limit of orders that arrived before the member number that they are for.
 const EARLY: usize = 4096;
 
 #[derive(Default)]
@@ -30,7 +30,7 @@ struct State {
     follows: AtomicBool,
 }
 
-/// The keeper.
+/// Keeper of a store's replicas.
 #[derive(Default)]
 pub(super) struct Keeper {
     state: Arc<State>,
@@ -38,7 +38,7 @@ pub(super) struct Keeper {
 
 impl State {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Each change is whole.
+        // Every change under the lock is complete.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,14 +49,14 @@ impl State {
                 drop(table);
                 replica.order(order);
             }
-            // The answer to the announcement is on its way. What is too much is told again when it is late.
+            // The reply to the announcement is in flight. Orders over the limit are repeated by the control plane.
             None if table.early.len() < EARLY => table.early.push(order),
             None => {}
         }
     }
 }
 
-/// Says that the stream has ended, when it is dropped with it.
+/// Marks the stream as ended when it is dropped with it.
 struct Stream(Arc<State>);
 
 impl Drop for Stream {
@@ -67,7 +67,7 @@ impl Drop for Stream {
 }
 
 impl Keeper {
-    /// Begins the stream of orders where it is not there.
+    /// Opens the stream of orders if it is not open.
     pub(super) fn follow(&self, shared: &StoreState) -> Result<(), Error> {
         if self.state.follows.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -79,7 +79,7 @@ impl Keeper {
         })
     }
 
-    /// Announces a replica.
+    /// Announces a replica to the control plane.
     pub(super) fn hold(&self, shared: &StoreState, replica: &Arc<Replica>) -> Result<(), Error> {
         let config = &shared.config;
         let (have, want) = replica.announced();
@@ -111,8 +111,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Announces a replica that the control plane does not know by this number any more, and its object before. Several
-    /// threads may find that out: the first does it.
+    /// Announces a replica again that the control plane no longer knows by this member number, after publishing its
+    /// object again. Several threads may notice that; the first one announces.
     pub(super) fn hold_again(&self, shared: &StoreState, replica: &Arc<Replica>, member: u64) -> Result<(), Error> {
         let _turn = replica.again.lock().unwrap_or_else(PoisonError::into_inner);
         if replica.member() != member || replica.leaving.load(Ordering::Acquire) {
@@ -125,7 +125,7 @@ impl Keeper {
             spec: replica::told(&replica.spec),
         })?;
         self.hold(shared, replica)?;
-        // Those who are to follow it find it again.
+        // Ranks that follow this one find it again.
         shared.join_ranks(replica, 0).map(drop)
     }
 
@@ -140,7 +140,7 @@ impl Keeper {
         self.state.wake.notify_all();
     }
 
-    /// Lives until it is stopped; silent while nothing is held.
+    /// Renews the replicas until the keeper is stopped; sends nothing while none is held.
     pub(super) fn run(&self, shared: &StoreState) {
         loop {
             let table = self.state.table();
@@ -157,7 +157,7 @@ impl Keeper {
             if let Err(error) = shared.guard.refresh(shared, !held.is_empty())
                 && !is_away(&error)
             {
-                tracing::warn!("no newer ticket for peers: {error}");
+                tracing::warn!("cannot renew the ticket for peers: {error}");
             }
             if !held.is_empty() {
                 self.renew(shared, &held);
@@ -165,22 +165,22 @@ impl Keeper {
         }
     }
 
-    /// A failure is tried again at the next turn. Numbers are those from before the call: one that was given since is
-    /// not in its answer.
+    /// Renews all replicas, and announces those again that the control plane forgot. A failure is retried in the next
+    /// round. The member numbers are those from before the call: newer ones are not in its reply.
     fn renew(&self, shared: &StoreState, held: &[(u64, Arc<Replica>)]) {
         let _ = self.follow(shared);
         let renewed = match shared.link.call(RenewObjects { client: shared.client }) {
             Ok(renewed) => renewed,
             Err(error) => {
                 if !is_away(&error) {
-                    tracing::warn!("replicas could not be renewed: {error}");
+                    tracing::warn!("cannot renew the replicas: {error}");
                 }
                 return;
             }
         };
         for (member, replica) in held.iter().filter(|(member, _)| !renewed.members.contains(member)) {
             if let Err(error) = self.hold_again(shared, replica, *member) {
-                tracing::warn!(name = replica.name, "a replica could not be announced again: {error}");
+                tracing::warn!(name = replica.name, "cannot announce a replica again: {error}");
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Placements as JSON, in the form of `mooncake.reshard`'s manifests of placements (`weight_placement_to_json`).
+//! Placements from JSON, in the form of the placement manifests of `mooncake.reshard` (`weight_placement_to_json`).
 //!
-//! Needed are `tensors` (`tensor_id`, `global_shape`, `dtype`) and `parts` (`participant_id`, `fragments` with
-//! `tensor_id`, `global_offset`, `local_shape`); what else is there and can be checked is checked, and the rest is left
-//! alone, so that manifests may be written by hand.
+//! Required are `tensors` (`tensor_id`, `global_shape`, `dtype`) and `parts` (`participant_id`, `fragments` with
+//! `tensor_id`, `global_offset`, `local_shape`). Known optional fields are checked, and others ignored, so that
+//! manifests may be written by hand.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
-/// The only kind of resource there is.
+/// Only supported kind of resource.
 const KIND: &str = "model_weight";
 
-/// Reads a placement.
+/// Parses a placement.
 ///
 /// # Errors
-/// When the text is no JSON or no such manifest, a type of elements is not known, or what is said contradicts itself.
+/// When the text is no JSON or no such manifest, an element type is unknown, or fields contradict each other.
 pub fn placement_from_json(text: &str) -> Result<Placement, Error> {
     read(text).map_err(|why| Error::Argument(format!("the manifest: {why}")))
 }
 
 fn read(text: &str) -> Result<Placement, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("invalid JSON: {error}"))?;
     let manifest = value.as_object().ok_or("no object")?;
     if let Some(kind) = optional(manifest, "resource_kind", Value::as_str, "a text")?
         && kind != KIND
     {
-        return Err(format!("resource_kind is {kind:?}: only {KIND:?} is known"));
+        return Err(format!("resource_kind is {kind:?}: only {KIND:?} is supported"));
     }
     let word = |name| optional(manifest, name, Value::as_str, "a text").map(|word| word.unwrap_or("").to_owned());
     let model = format!("{}@{}", word("resource_id")?, word("revision")?);
@@ -45,12 +45,12 @@ fn tensor(entry: &Map<String, Value>) -> Result<Tensor, String> {
     let of = |why: String| format!("{name:?}: {why}");
     let dtype = text_of(entry, "dtype").map_err(of)?;
     let dtype = Dtype::parse(dtype).ok_or_else(|| {
-        of(format!("dtype {dtype:?} is not known: names of safetensors, PyTorch and NumPy are, such as bfloat16"))
+        of(format!("dtype {dtype:?} is unknown: use names of safetensors, PyTorch or NumPy, such as bfloat16"))
     })?;
     if let Some(bytes) = optional(entry, "itemsize", Value::as_u64, "a number").map_err(of)?
         && bytes != dtype.bytes()
     {
-        return Err(of(format!("itemsize {bytes}, and an element of {dtype} has {} bytes", dtype.bytes())));
+        return Err(of(format!("itemsize is {bytes}, but an element of {dtype} has {} bytes", dtype.bytes())));
     }
     let layout = optional(entry, "layout_fingerprint", Value::as_str, "a text").map_err(of)?.unwrap_or("").to_owned();
     let shape = numbers(entry, "global_shape").map_err(of)?;
@@ -58,7 +58,7 @@ fn tensor(entry: &Map<String, Value>) -> Result<Tensor, String> {
         && let Some(dimension) =
             numbers(entry, "shard_dims").map_err(of)?.into_iter().find(|&one| one >= shape.len() as u64)
     {
-        return Err(of(format!("shard_dims names dimension {dimension}, and there are {}", shape.len())));
+        return Err(of(format!("shard_dims names dimension {dimension}, but there are {}", shape.len())));
     }
     Ok(Tensor { name: name.to_owned(), shape, dtype, layout })
 }
@@ -77,7 +77,7 @@ fn part(entry: &Map<String, Value>, by_name: &BTreeMap<&str, usize>, tensors: &[
             if bytes != Some(said) {
                 let dtype = tensors[tensor].dtype;
                 return Err(of(format!(
-                    "nbytes {said}, and {area} of {dtype} has {} bytes",
+                    "nbytes is {said}, but {area} of {dtype} has {} bytes",
                     bytes.unwrap_or(u64::MAX)
                 )));
             }
@@ -95,7 +95,7 @@ fn each<T>(
     read: impl Fn(&Map<String, Value>) -> Result<T, String>,
 ) -> Result<Vec<T>, String> {
     let read = |(at, entry): (usize, &Value)| {
-        let entry = entry.as_object().ok_or_else(|| format!("{what} {at} is no object"))?;
+        let entry = entry.as_object().ok_or_else(|| format!("{what} {at} is not an object"))?;
         read(entry).map_err(|why| format!("{what} {at}: {why}"))
     };
     entries.iter().enumerate().map(read).collect()
@@ -103,7 +103,7 @@ fn each<T>(
 
 fn list<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a [Value], String> {
     let found = entry.get(name).ok_or_else(|| format!("{name} is missing"))?;
-    found.as_array().map(Vec::as_slice).ok_or_else(|| format!("{name} is no list"))
+    found.as_array().map(Vec::as_slice).ok_or_else(|| format!("{name} is not a list"))
 }
 
 fn text_of<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
@@ -116,7 +116,7 @@ fn text_of<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a str, Str
 
 fn numbers(entry: &Map<String, Value>, name: &str) -> Result<Vec<u64>, String> {
     let number =
-        |value: &Value| value.as_u64().ok_or_else(|| format!("{name} has {value}: numbers from 0 to 2^64 are meant"));
+        |value: &Value| value.as_u64().ok_or_else(|| format!("{name} has {value}: numbers are from 0 to 2^64 - 1"));
     list(entry, name)?.iter().map(number).collect()
 }
 
@@ -128,7 +128,7 @@ fn optional<'a, T>(
 ) -> Result<Option<T>, String> {
     match entry.get(name) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => read(value).map(Some).ok_or_else(|| format!("{name} is {value}, and {kind} is meant")),
+        Some(value) => read(value).map(Some).ok_or_else(|| format!("{name} is {value}: it must be {kind}")),
     }
 }
 
@@ -136,7 +136,7 @@ fn optional<'a, T>(
 mod tests {
     use super::*;
 
-    /// A manifest with all that the original writes.
+    /// Manifest with all fields that Mooncake writes.
     fn manifest() -> Value {
         let rank = |tp: u64| serde_json::json!({ "dp": 0, "tp": tp, "pp": 0, "ep": 0 });
         let part = |tp: u64| {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_says_who_has_what() {
+    fn a_manifest_assigns_fragments_to_participants() {
         let placement = placement_from_json(&manifest().to_string()).unwrap();
         assert_eq!((placement.model(), placement.tensors()[0].shape.as_slice()), ("m@r1", &[8, 16][..]));
         assert_eq!(placement.parts()[1].participant, "tp1");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_one_is_said() {
+    fn errors_in_a_manifest_are_named() {
         let wrong = |pointer: &str, value: Value, words: &[&str]| {
             let mut manifest = manifest();
             *manifest.pointer_mut(pointer).unwrap() = value;
@@ -195,7 +195,7 @@ mod tests {
         wrong("/parts/0/fragments/0/tensor_id", json!("v"), &["\"v\" is not among the tensors"]);
         wrong("/parts/0/participant_id", json!("tp1"), &["participant \"tp1\" is there twice"]);
         wrong("/parts/0/participant_id", json!(1), &["participant_id is 1, and a text is meant"]);
-        wrong("/parts", json!({}), &["parts is no list"]);
+        wrong("/parts", json!({}), &["parts is not a list"]);
         assert!(placement_from_json("{").unwrap_err().to_string().contains("no JSON"));
         assert!(placement_from_json("{}").unwrap_err().to_string().contains("tensors is missing"));
     }

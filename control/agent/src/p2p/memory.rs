@@ -1,4 +1,4 @@
-//! Memory of replicas, registered with the transfer engine once however many objects are in it.
+//! Memory of replicas, registered with the transfer engine once, however many objects use it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,22 +8,22 @@ use kvplane_transfer::{RegisterOptions, TransferEngine};
 
 use crate::error::Error;
 
-/// By address: its length, and how many use it.
+/// Registered regions by address: length and number of users.
 #[derive(Default)]
 pub(super) struct Memory {
     users: Mutex<BTreeMap<u64, (usize, usize)>>,
 }
 
 impl Memory {
-    /// Registers what is not registered yet; all of it, or nothing. Memory that is about to be `written` must not be in
-    /// use already: peers read it.
+    /// Registers the regions that are not registered yet; all of them, or none. Memory that is about to be `written`
+    /// must not be in use already, because peers read it.
     pub(super) fn take(&self, engine: &TransferEngine, regions: &[Arc<Region>], written: bool) -> Result<(), Error> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = |region: &Arc<Region>| {
             !written && users.get(&region.address()).is_some_and(|&(bytes, _)| bytes == region.bytes())
         };
         let fresh: Vec<Arc<Region>> = regions.iter().filter(|region| !is_known(region)).cloned().collect();
-        // Peers read it and nothing else.
+        // Peers may read, not write.
         let options = RegisterOptions { writable: false, ..RegisterOptions::default() };
         if !fresh.is_empty() {
             engine.register_batch(&fresh, &options)?;
@@ -34,7 +34,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Unregisters what nobody else uses; returns when no peer touches it.
+    /// Unregisters the regions without further users; returns when no peer accesses them any more.
     pub(super) fn give_back(&self, engine: &TransferEngine, regions: &[Arc<Region>]) -> Result<(), Error> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         let mut unused = Vec::new();
@@ -48,7 +48,7 @@ impl Memory {
         }
         let result = if unused.is_empty() { Ok(()) } else { engine.unregister_batch(&unused) };
         if result.is_err() {
-            // It is to be asked for again.
+            // The call can be repeated.
             for region in regions.iter().filter(|region| unused.contains(&region.address())) {
                 users.insert(region.address(), (region.bytes(), 1));
             }

@@ -1,9 +1,10 @@
-//! The P2P store: big objects go from peer to peer, and their source sends them about once.
+//! P2P store: large objects are copied from peer to peer, and their origin sends each about once.
 //!
-//! An object has a name and a version and never changes. Who [`register`](P2pStore::register)s one serves it from its
-//! own memory; who [`get_replica`](P2pStore::get_replica)s it pulls shards from whom the control plane says, over the
-//! transfer engine, checks each against its hash, and serves it from then on, before it has the rest. The control plane
-//! carries no bytes of objects; while it is away, what was ordered goes on, and everything is announced again after.
+//! An object has a name and a version, and is immutable. A process that [`register`](P2pStore::register)s an object
+//! serves it from its own memory. A process that calls [`get_replica`](P2pStore::get_replica) pulls shards over the
+//! transfer engine from the peers that the control plane chooses, verifies each against its hash, and serves it from
+//! then on, before it has the others. The control plane carries no bytes of objects; while it is away, orders in flight
+//! continue, and every replica is announced again afterwards.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -68,49 +69,49 @@ use keeper::Keeper;
 use memory::Memory;
 use replica::Replica;
 
-/// How often who goes looks whether its readers are done.
+/// Interval at which a leaving replica checks whether its readers are done.
 const LOOK: Duration = Duration::from_millis(20);
-/// Sets of connections, at most: each costs every peer some.
+/// Limit of connection sets: each costs resources on every peer.
 const INITIATORS: usize = 4;
-/// Objects asked for at a time in a listing.
+/// Objects per page of a listing.
 const PAGE: u32 = 1024;
 
 /// Settings of a [`P2pStore`].
 #[derive(Clone, Debug)]
 pub struct P2pConfig {
-    /// Which control plane has the catalog.
+    /// Control plane that has the catalog.
     pub control: Control,
-    /// As whom: a client, or a node.
+    /// Role of this process: client or node.
     pub role: Role,
-    /// The objects' tenant: `default` is the default one. So is an empty name, unless our certificate is for one tenant
-    /// only: then it is that one.
+    /// Tenant of the objects. `default` and the empty name are the default tenant, except that an empty name stands for
+    /// the certificate's tenant if the certificate is bound to one.
     pub tenant: String,
-    /// The store listens on this host's address that leads to the control plane, if that is beyond loopback, instead of
-    /// the address in [`Self::engine`]: for callers that chose no address. Without tickets of the control plane it
-    /// stays on loopback, and a line on standard error says so.
+    /// Listen on this host's address on the route to the control plane, if that is beyond loopback, instead of the
+    /// address in [`Self::engine`]: for callers that chose no address. Where the control plane issues no tickets, the
+    /// store stays on loopback and prints a warning to standard error.
     pub by_route: bool,
-    /// The transfer engine that moves the bytes. Peers on other hosts need it to listen where they reach it, which
-    /// needs a control plane that makes tickets; then only peers of the same tenant are let in.
+    /// Transfer engine that moves the bytes. Peers on other hosts need it to listen on a reachable address, which
+    /// requires a control plane that issues tickets; then only peers of the same tenant are admitted.
     pub engine: TransferEngineConfig,
-    /// The host's label: one copy of an object comes to a host, and its processes share it. This machine's own, unless
-    /// set.
+    /// Host label: an object is fetched to a host once, and the processes on it share it. The default is the boot id of
+    /// this machine.
     pub host: String,
-    /// The rack's label, where there is one.
+    /// Rack label, where there is one.
     pub rack: String,
-    /// Most bytes per second that others are told to fetch from here; 0 for no limit.
+    /// Bandwidth limit of uploads to peers, in bytes a second; 0 for no limit.
     pub upload_bytes_per_second: u64,
-    /// Most bytes per second that are fetched; 0 for no limit.
+    /// Bandwidth limit of downloads, in bytes a second; 0 for no limit.
     pub download_bytes_per_second: u64,
-    /// How long unregistering waits for those who are reading.
+    /// Longest wait of unregistering for reads in flight.
     pub readers_deadline: Duration,
 }
 
 impl P2pConfig {
-    /// With this control plane, everything else as it usually is.
+    /// Returns the default settings for this control plane.
     #[must_use]
     pub fn new(control: Control) -> Self {
-        // Who fetches a shard hashes it, too; so several threads move bytes at a time. Not where devices move them:
-        // each set would register all memory with all devices once more, and lock it.
+        // Fetching threads also hash; therefore several threads move bytes in parallel. Not over RDMA: each connection
+        // set would register and lock all memory with all devices once more.
         let several = || std::thread::available_parallelism().map_or(1, usize::from).min(INITIATORS);
         let initiators = if RdmaConfig::default().usable().is_ok() { 1 } else { several() };
         Self {
@@ -118,7 +119,7 @@ impl P2pConfig {
             role: Role::Client,
             tenant: String::new(),
             by_route: false,
-            // Shards take milliseconds: nothing is gained by spinning for them, and the processor may be others'.
+            // Shards take milliseconds: spinning gains nothing and takes CPU time from other processes.
             engine: TransferEngineConfig { pacing: Pacing::Park, initiators, ..TransferEngineConfig::default() },
             host: cpu::boot_id().unwrap_or_default(),
             rack: String::new(),
@@ -129,33 +130,33 @@ impl P2pConfig {
     }
 }
 
-/// How an object is published.
+/// Options of publishing an object.
 #[derive(Clone, Debug, Default)]
 pub struct PublishOptions {
-    /// Its version; without one, the newest if that is equal, and else the one after it.
+    /// Version; without one, the newest version if its content is equal, else the one after it.
     pub version: Option<u64>,
-    /// Buffers are cut into shards of this many bytes; without it, of as many as suit the object
+    /// Shard size in bytes, into which buffers are divided; `None` chooses one that suits the object
     /// ([`Layout::fitting_shard_bytes`]).
     pub shard_bytes: Option<u64>,
-    /// Words about it that its users read.
+    /// Description for the users of the object.
     pub about: Vec<u8>,
 }
 
-/// An object as the catalog knows it.
+/// Object as recorded in the catalog.
 #[derive(Clone, Debug)]
 pub struct Object {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its version.
+    /// Version.
     pub version: u64,
-    /// Its buffers, and how they are cut.
+    /// Buffers, and their division into shards.
     pub layout: Layout,
-    /// Words about it that its users read.
+    /// Description for the users of the object.
     pub about: Vec<u8>,
     spec: Arc<ObjectSpec>,
 }
 
-/// What all threads of a store share.
+/// State shared by all threads of a store.
 struct StoreState {
     config: P2pConfig,
     engine: TransferEngine,
@@ -164,12 +165,12 @@ struct StoreState {
     guard: Guard,
     memory: Memory,
     replicas: Mutex<BTreeMap<(String, u64), Arc<Replica>>>,
-    /// Those that are being announced: nobody else may begin the same.
+    /// Objects that are being announced, so that no other thread begins the same.
     coming: Mutex<BTreeSet<(String, u64)>>,
     keeper: Keeper,
 }
 
-/// The right to announce a version of an object, for as long as this lives.
+/// Exclusive right to announce a version of an object, while this lives.
 struct AnnounceGuard<'a>(&'a StoreState, (String, u64));
 
 impl Drop for AnnounceGuard<'_> {
@@ -178,9 +179,9 @@ impl Drop for AnnounceGuard<'_> {
     }
 }
 
-/// Shares objects with peers. Any thread may use it.
+/// Store that shares objects with peers. Any thread may use it.
 ///
-/// Dropping it stops serving what it holds, without waiting for readers: they fetch elsewhere what they lack.
+/// Dropping it stops serving its replicas without waiting for readers: these fetch the missing shards from other peers.
 pub struct P2pStore {
     shared: Arc<StoreState>,
     thread: Option<JoinHandle<()>>,
@@ -194,16 +195,16 @@ impl std::fmt::Debug for P2pStore {
 
 impl StoreState {
     fn replicas(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Arc<Replica>>> {
-        // Each change is whole.
+        // Every change under the lock is complete.
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn coming(&self) -> MutexGuard<'_, BTreeSet<(String, u64)>> {
-        // Each change is whole.
+        // Every change under the lock is complete.
         self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes sure that one thread only announces a version of an object that is not held here.
+    /// Ensures that only one thread announces a version of an object that is not held here.
     fn begin(&self, key: &(String, u64)) -> Result<AnnounceGuard<'_>, Error> {
         let mut coming = self.coming();
         if self.replicas().contains_key(key) || !coming.insert(key.clone()) {
@@ -213,7 +214,7 @@ impl StoreState {
         Ok(AnnounceGuard(self, key.clone()))
     }
 
-    /// The replica of that name: of the newest version held here where none is named.
+    /// Returns the replica of that name; of the newest version held here if none is given.
     fn replica(&self, name: &str, version: Option<u64>) -> Result<Arc<Replica>, Error> {
         let (first, last) = version.map_or((0, u64::MAX), |version| (version, version));
         let replicas = self.replicas();
@@ -222,7 +223,7 @@ impl StoreState {
         found.ok_or_else(|| Error::Argument(format!("object {name:?} is not held here")))
     }
 
-    /// Takes memory in use and announces the replica.
+    /// Registers the memory and announces the replica.
     fn announce(&self, replica: Replica) -> Result<Arc<Replica>, Error> {
         let replica = Arc::new(replica);
         let key = (replica.name.clone(), replica.version);
@@ -236,10 +237,10 @@ impl StoreState {
         Ok(replica)
     }
 
-    /// Waits for readers where that is wanted, and gives the memory back.
+    /// Releases the replica, waits up to `patience` for its readers, and unregisters its memory.
     fn retire(&self, replica: &Replica, patience: Duration) -> Result<(), Error> {
         replica.leaving.store(true, Ordering::Release);
-        // Who announces it again at this moment gets a number that has to be released, too.
+        // A concurrent announcement gets a new member number, which has to be released, too.
         drop(replica.again.lock());
         let until = Instant::now() + patience;
         loop {
@@ -248,7 +249,7 @@ impl StoreState {
             match self.link.call(call) {
                 Ok(released) if released.readers > 0 && wait && interrupt::sleep(LOOK) => {}
                 Err(error) if is_away(&error) && wait && interrupt::sleep(LOOK) => {}
-                // Nobody is sent here any more. Those that read nevertheless are cut off by the engine.
+                // No more peers are sent here. The engine cuts off the remaining readers.
                 _ => break,
             }
         }
@@ -274,10 +275,10 @@ impl StoreState {
 }
 
 impl P2pStore {
-    /// Starts a transfer engine, and a line to the control plane.
+    /// Starts a transfer engine, and connects to the control plane.
     ///
     /// # Errors
-    /// When the engine does not start, or the control plane is not found, cannot be reached, or refuses us.
+    /// When the engine does not start, or the control plane is not found, is unreachable, or rejects this process.
     pub fn connect(config: P2pConfig) -> Result<Self, Error> {
         let link = ControlLink::to_within(&config.control, config.role, ControlLink::RESTART)?;
         let client = random_u64()?;
@@ -286,16 +287,16 @@ impl P2pStore {
         if let Some(ip) = link.own_address().filter(|_| config.by_route && loopback.ip().is_loopback()) {
             config.engine.listen.set_ip(ip);
         }
-        // Names of segments come from others: none of them means a file of this host.
+        // Segment names come from peers: none of them may name a file of this host.
         let cluster = config.control.cluster().to_owned();
         let engine = TransferEngineConfig { files: false, open_to_network: false, cluster, ..config.engine.clone() };
         let keys = GetPeerKeys { client, tenant: config.tenant.clone() };
         let (guard, engine) = match Guard::start(&link, &keys, engine.clone()) {
             Err(Error::NoTickets { .. }) if config.engine.listen != loopback => {
-                // Said also where nobody asks: peers elsewhere will not find what is shared here.
+                // Printed without being requested: peers on other hosts will not find the objects of this process.
                 eprintln!(
-                    "kvplane: warning: the control plane makes no tickets, so what this process shares is on {} and \
-                     reaches this machine only",
+                    "kvplane: warning: the control plane issues no tickets, so this process listens on {} and its \
+                     objects are available on this machine only",
                     loopback.ip()
                 );
                 config.engine.listen = loopback;
@@ -314,28 +315,28 @@ impl P2pStore {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The name by which peers open this store's memory.
+    /// Returns the segment name by which peers open this store's memory.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shared.engine.name()
     }
 
-    /// The transfer engine, for its figures.
+    /// Returns the transfer engine, for its metrics.
     #[must_use]
     pub fn engine(&self) -> &TransferEngine {
         &self.shared.engine
     }
 
-    /// Publishes an object and serves it: each region is one of its buffers. The bytes must stay as they are until
-    /// [`Self::unregister`] has returned. The version is the answer.
+    /// Publishes an object and serves it; each region is one of its buffers. The bytes must not change until
+    /// [`Self::unregister`] has returned. Returns the version.
     ///
     /// # Errors
-    /// When the memory overlaps other memory that is registered, the version is another object's, or the control plane
-    /// cannot be asked; nothing is registered then.
+    /// When the memory overlaps other registered memory, the version belongs to another object, or the control plane
+    /// does not answer; nothing is registered then.
     pub fn register(&self, name: &str, regions: &[Arc<Region>], options: &PublishOptions) -> Result<u64, Error> {
         if regions.len() > Limits::REGIONS_PER_SEGMENT {
             return Err(Error::Argument(format!(
-                "{} buffers: a store registers at most {} of all its objects; put several in one piece of memory",
+                "{} buffers: a store registers at most {} for all its objects; put several in one piece of memory",
                 regions.len(),
                 Limits::REGIONS_PER_SEGMENT
             )));
@@ -357,11 +358,12 @@ impl P2pStore {
         Ok(version)
     }
 
-    /// Stops serving an object, of the newest version held here where none is named; waits until nobody reads it, as
-    /// long as the settings say, and gives the memory back.
+    /// Stops serving an object, in its newest version held here if none is given; waits for readers up to
+    /// [`P2pConfig::readers_deadline`], and unregisters the memory.
     ///
     /// # Errors
-    /// When it is not held here or being fetched, or its memory is still used: then the memory must stay.
+    /// When the object is not held here or being fetched, or its memory is still in use: then the memory must not be
+    /// freed.
     pub fn unregister(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
         let replica = self.shared.replica(name, version)?;
         let Some(_alone) = Flag::take(&replica.fetched) else {
@@ -369,37 +371,37 @@ impl P2pStore {
         };
         self.shared.replicas().remove(&(replica.name.clone(), replica.version));
         self.shared.retire(&replica, self.shared.config.readers_deadline).inspect_err(|_| {
-            // It is to be asked for again.
+            // The call can be repeated.
             self.shared.replicas().insert((replica.name.clone(), replica.version), Arc::clone(&replica));
         })
     }
 
-    /// Stops being a source of an object that was fetched: as [`Self::unregister`].
+    /// Stops serving an object that was fetched. The same as [`Self::unregister`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Self::unregister`].
     pub fn delete_replica(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
         self.unregister(name, version)
     }
 
-    /// Whether an object is held or being fetched here: that version, or any where none is named.
+    /// Returns true if an object is held or being fetched here: that version, or any if none is given.
     #[must_use]
     pub fn holds(&self, name: &str, version: Option<u64>) -> bool {
         self.shared.replica(name, version).is_ok()
     }
 
-    /// What an object is; where no version is named, of the newest that its sources have all of.
+    /// Looks an object up in the catalog; without a version, the newest whose members together hold all of it.
     ///
     /// # Errors
-    /// When nobody has it, or the control plane cannot be asked.
+    /// When no peer holds the object, or the control plane does not answer.
     pub fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
         self.shared.find(name, version)
     }
 
-    /// Objects whose names begin with this, by name and version.
+    /// Returns the objects whose names begin with this prefix, by name and version.
     ///
     /// # Errors
-    /// When the control plane cannot be asked.
+    /// When the control plane does not answer.
     pub fn list(&self, prefix: &str) -> Result<Vec<ObjectSummary>, Error> {
         let mut objects: Vec<ObjectSummary> = Vec::new();
         loop {
@@ -414,10 +416,11 @@ impl P2pStore {
         }
     }
 
-    /// Who holds an object, how much of it, and whose bytes were found wrong.
+    /// Returns the peers that hold an object, how much of it each holds, and the peers that are excluded for wrong
+    /// bytes.
     ///
     /// # Errors
-    /// When nobody has it, or the control plane cannot be asked.
+    /// When no peer holds the object, or the control plane does not answer.
     pub fn describe(&self, name: &str, version: Option<u64>) -> Result<ObjectMembers, Error> {
         let call = DescribeObject { tenant: self.shared.config.tenant.clone(), name: name.to_owned(), version };
         self.shared.link.call(call)
@@ -428,28 +431,28 @@ impl Drop for P2pStore {
     fn drop(&mut self) {
         self.shared.keeper.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic there was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
         let replicas = std::mem::take(&mut *self.shared.replicas());
         for replica in replicas.into_values() {
-            // The engine's end cuts off whoever reads still.
+            // Remaining readers are cut off when the engine is dropped.
             let _ = self.shared.retire(&replica, Duration::ZERO);
         }
     }
 }
 
-/// Whether the control plane could not be asked.
+/// Returns true if the control plane did not answer.
 fn is_away(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
 }
 
-/// Whether the control plane does not know the member any more.
+/// Returns true if the control plane no longer knows the member.
 fn is_forgotten(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::UnknownClient as u16)
 }
 
-/// Whether nobody has had the object for longer than it is remembered.
+/// Returns true if no peer has held the object for longer than the catalog remembers it.
 fn is_unknown(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound as u16)
 }
@@ -458,7 +461,7 @@ fn malformed(error: &kvplane_cluster::p2p::ObjectError) -> Error {
     Error::Argument(error.to_string())
 }
 
-/// A flag that is set for as long as this lives.
+/// Flag that is set while this lives.
 struct Flag<'a>(&'a AtomicBool);
 
 impl<'a> Flag<'a> {
@@ -467,7 +470,7 @@ impl<'a> Flag<'a> {
         Self(flag)
     }
 
-    /// Unless it is set.
+    /// Sets the flag, unless it is set already.
     fn take(flag: &'a AtomicBool) -> Option<Self> {
         (!flag.swap(true, Ordering::AcqRel)).then(|| Self(flag))
     }

@@ -1,4 +1,5 @@
-//! Resharding by names, for callers that have manifests and know under which names the ranks registered their bytes.
+//! Resharding by names, for callers that have manifests and know the names under which the ranks registered their
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,37 +12,37 @@ use super::reshard::{PartSource, Resharding};
 use super::{P2pStore, placement_from_json};
 use crate::error::Error;
 
-/// Where a rank of the source has its bytes, by name.
+/// Location of the bytes of a rank of the source.
 #[derive(Clone, Debug)]
 pub struct NamedPart {
-    /// The rank, as the source's manifest calls it.
+    /// Rank, as named in the source's manifest.
     pub participant: String,
-    /// The object that it registered.
+    /// Object that the rank registered.
     pub object: String,
-    /// Its version; the newest unless it is said.
+    /// Version of the object; `None` for the newest.
     pub version: Option<u64>,
-    /// In which of its buffers the bytes are.
+    /// Index of the buffer that holds the bytes.
     pub buffer: usize,
-    /// Where each of the rank's fragments begins there; without, one directly after the other in the manifest's order,
-    /// and nothing else.
+    /// Offset of each of the rank's fragments in the buffer; `None` if the fragments are packed, in the manifest's
+    /// order, and fill the buffer.
     pub offsets: Option<Vec<u64>>,
 }
 
-/// Source and target of [`P2pStore::reshard_named`]: two manifests in JSON, and a rank of the target by its name.
+/// Source and target of [`P2pStore::reshard_named`]: two manifests in JSON, and the name of a rank of the target.
 #[derive(Clone, Copy, Debug)]
 pub struct ReshardNames<'a> {
-    /// The manifest of the placement that there is.
+    /// Manifest of the existing placement.
     pub source: &'a str,
-    /// The manifest of the placement that is to be.
+    /// Manifest of the wanted placement.
     pub target: &'a str,
-    /// The rank of the target that reads.
+    /// Rank of the target that reads.
     pub participant: &'a str,
 }
 
-/// How many bytes a rank of a placement has, one fragment directly after the other.
+/// Returns the number of bytes of a rank of a placement, with its fragments packed.
 ///
 /// # Errors
-/// When the manifest is none, or has no such rank.
+/// When the manifest is invalid, or has no such rank.
 pub fn packed_bytes(manifest: &str, participant: &str) -> Result<u64, Error> {
     let placement = placement_from_json(manifest)?;
     let part = placement.part(participant).map_err(|error| refused(&error))?;
@@ -53,12 +54,13 @@ fn refused(error: &ReshardError) -> Error {
 }
 
 impl P2pStore {
-    /// As [`Self::reshard`], from manifests in JSON of the source and of the target: reads what the rank of that name
-    /// is to have of the `parts` that it overlaps with; others may be missing. Our fragments begin at `to`, or lie one
-    /// directly after the other and fill the memory.
+    /// Like [`Self::reshard`], from manifests in JSON: reads the fragments of this rank of the target from the `parts`
+    /// that overlap with them; other parts may be missing. The rank's fragments begin at the offsets `to`, or are
+    /// packed and fill the memory.
     ///
     /// # Errors
-    /// As there, when a manifest makes no sense, or an object is not there or has not the size of its rank.
+    /// The same as [`Self::reshard`]; also when a manifest is invalid, or an object does not exist or differs in size
+    /// from its rank.
     pub fn reshard_named(
         &self,
         names: ReshardNames<'_>,
@@ -78,7 +80,7 @@ impl P2pStore {
             let mut known = parts.iter().filter(|one| one.participant == *name);
             match (known.next(), known.next()) {
                 (Some(one), None) => from.insert(part, self.part_source(&source, part, one)?),
-                (Some(_), Some(_)) => return Err(Error::Argument(format!("it is said twice where {name:?} is"))),
+                (Some(_), Some(_)) => return Err(Error::Argument(format!("part {name:?} is given twice"))),
                 (None, _) => continue,
             };
         }
@@ -103,7 +105,7 @@ impl P2pStore {
                 let size = object.layout.sizes().get(buffer).copied().unwrap_or(0);
                 if size != bytes {
                     return Err(Error::Argument(format!(
-                        "buffer {buffer} of {:?} has {size} bytes, and {:?} {bytes}: say where its fragments begin",
+                        "buffer {buffer} of {:?} has {size} bytes, and {:?} {bytes}: give the offsets of its fragments",
                         named.object, named.participant
                     )));
                 }

@@ -1,9 +1,9 @@
-//! Reads some bytes of an object from who has all of the buffer that they are in, without becoming one of its holders.
+//! Range reads of an object, from peers that hold all of the buffer, without becoming a member that holds it.
 //!
-//! Nobody is told that somebody reads: who goes cuts readers off. So it is looked afterwards whether all who were asked
-//! are still holders. Those who are have held the same memory all the time; what came from others is read again. Then
-//! shards all of whose bytes were read are compared with their hashes ([`super::checks`]): who served wrong ones is
-//! asked no more, and everything is read again.
+//! Readers are not registered: a peer that leaves cuts them off. Therefore the read verifies afterwards that all peers
+//! used are still members. Those that are have held the same memory all the time; bytes from others are read again.
+//! Then shards that were read completely are compared with their hashes ([`super::checks`]): a peer that served wrong
+//! bytes is not used any more, and everything is read again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,30 +23,31 @@ use super::get::USUAL;
 use super::{Object, P2pStore, StoreState, is_away, is_unknown};
 use crate::error::Error;
 
-/// Copies in one batch.
+/// Limit of copies in one batch.
 const BATCH: usize = 4096;
-/// Bytes in one batch; longer copies are cut, so that several sources share them.
+/// Limit of bytes in one batch; longer copies are split, so that several peers share them.
 const BATCH_BYTES: u64 = 64 << 20;
-/// How long one source may take for a batch.
+/// Deadline of a batch at one peer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two questions for sources where there are none.
+/// Backoff between lookups while there are no peers.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How often all are asked for a batch in vain, where no deadline says how long: longer than who is gone stays in the
+/// Rounds over all peers that a batch may fail without a deadline of the call: longer than a dead peer stays in the
 /// catalog.
 const ROUNDS: u32 = 40;
-/// How often there must be no source before it is believed: it may only not have been heard for a moment. 3 s, where no
-/// deadline says how long.
+/// Lookups that may find no peer without a deadline of the call: a peer may only have missed its renewals for a moment.
+/// 3 s in all.
 const HOPELESS: u32 = 15;
-/// How often everything is read again because a shard was wrong.
+/// Attempts to read everything again because a shard did not match its hash.
 const ATTEMPTS: u32 = 8;
 
-/// How parts of objects are read.
+/// Options of a range read.
 #[derive(Default)]
 pub struct ReadOptions<'a> {
-    /// How long it may take. Until then a source is waited for where there is none: it may be starting again. Without
-    /// one it is an hour, and 3 s where nobody holds the buffer, 8 s where those who do serve nothing.
+    /// Deadline of the call. Until then the call waits for peers: they may be restarting. Without one, the call takes
+    /// at most an hour, and waits 3 s if no peer holds the buffer, 8 s if those that do serve nothing.
     pub deadline: Option<Duration>,
-    /// Called with the bytes of each batch that has arrived, by threads of the call. What is read again counts again.
+    /// Callback with the bytes of each batch that has arrived, called by threads of the call. Bytes that are read again
+    /// count again.
     pub each: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
@@ -57,25 +58,25 @@ impl std::fmt::Debug for ReadOptions<'_> {
 }
 
 impl ReadOptions<'_> {
-    /// When time is up for a call that begins now.
+    /// Returns the deadline of a call that begins now.
     pub(super) fn until(&self) -> Instant {
         Instant::now() + self.deadline.unwrap_or(USUAL)
     }
 }
 
-/// What was read.
+/// Result of a range read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadBytes {
-    /// All bytes.
+    /// Total number of bytes.
     pub bytes: u64,
-    /// Those of them that are of shards which were read as a whole, and match their hashes.
+    /// Bytes of shards that were read completely and match their hashes.
     pub checked: u64,
 }
 
-/// Sources whose bytes were found wrong in this call, by the names they serve under; and the shard for each.
+/// Peers that served wrong bytes in this call, by segment name, each with the shard.
 pub(super) type Wrong = BTreeMap<String, u32>;
 
-/// One buffer of an object that is read into memory of ours.
+/// Read of one buffer of an object into local memory.
 pub(super) struct Reader<'a> {
     pub(super) shared: &'a StoreState,
     pub(super) sources: &'a Sources,
@@ -83,21 +84,21 @@ pub(super) struct Reader<'a> {
     pub(super) buffer: usize,
     pub(super) memory: &'a Arc<Region>,
     pub(super) until: Instant,
-    /// Whether sources are waited for until then, for the caller said until when.
+    /// True if the caller gave a deadline, until which the read waits for peers.
     pub(super) patient: bool,
-    /// Set by others when it is to end early.
+    /// Set by other threads to stop the read early.
     pub(super) stop: &'a AtomicBool,
     pub(super) each: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
 impl P2pStore {
-    /// Reads ranges of an object's buffer into memory, from those who hold all of the buffer, nearest first. Unlike
-    /// [`Self::get_replica`], nobody can fetch them here; and hashes are those of whole shards, so what is compared
-    /// with them are those shards all of whose bytes are among the ranges. A source whose shard is wrong is asked no
-    /// more.
+    /// Reads ranges of an object's buffer into memory, from peers that hold all of the buffer, nearest first. Unlike
+    /// with [`Self::get_replica`], peers cannot fetch the ranges from this process. Hashes cover whole shards, so only
+    /// shards whose bytes are all among the ranges are verified. A peer whose shard is wrong is not used any more.
     ///
     /// # Errors
-    /// When a range is not within the buffer or the memory, two overlap in memory, no source is left, or time is up.
+    /// When a range is not within the buffer or the memory, two overlap in memory, no peer is left, or the deadline has
+    /// passed.
     pub fn read_ranges(
         &self,
         object: &Object,
@@ -134,7 +135,7 @@ impl P2pStore {
 }
 
 impl StoreState {
-    /// Does something with memory that can be read into.
+    /// Runs an operation that reads into memory, which is registered meanwhile.
     pub(super) fn with_memory<T>(
         &self,
         memory: &Arc<Region>,
@@ -189,7 +190,7 @@ impl<I: Iterator<Item = Copy>> Iterator for Batches<I> {
 }
 
 impl Reader<'_> {
-    /// Reads copies that lie within the buffer and the memory, and checks what can be checked.
+    /// Reads copies that lie within the buffer and the memory, and verifies the shards that are complete.
     pub(super) fn read<I: Iterator<Item = Copy>>(&self, copies: impl Fn() -> I) -> Result<ReadBytes, Error> {
         let (mut wrong, mut attempts) = (Wrong::new(), 0);
         loop {
@@ -219,13 +220,13 @@ impl Reader<'_> {
                 }
             }
             if Instant::now() >= self.until {
-                let why = "some of those who were read from went or had wrong bytes, and time is up";
+                let why = "some peers left or had wrong bytes: deadline exceeded";
                 return Err(self.given_up(why, told(&wrong)));
             }
         }
     }
 
-    /// Has one batch brought by one of the places: by which.
+    /// Reads one batch from one of the peers; returns that peer.
     fn bring(
         &self,
         batch: &[Copy],
@@ -239,13 +240,13 @@ impl Reader<'_> {
                 if trouble.is_some() {
                     rounds += 1;
                     if rounds > ROUNDS && !self.patient {
-                        return Err(self.given_up(&hasty("nobody who holds it serves it"), trouble));
+                        return Err(self.given_up(&hasty("no peer that holds it serves it"), trouble));
                     }
                     interrupt::sleep(AGAIN);
                 }
                 *places = self.locate(trouble.clone().or_else(|| told(wrong)).as_deref(), wrong)?;
             }
-            // Those that are equally near in turn.
+            // Equally near peers are used in turn.
             let near = places.iter().take_while(|place| place.distance == places[0].distance).count();
             let at = (self.shared.client as usize).wrapping_add(number) % near;
             match self.ask(batch, &places[at]) {
@@ -260,17 +261,17 @@ impl Reader<'_> {
                 return Err(Error::interrupted());
             }
             if Instant::now() >= self.until {
-                return Err(self.given_up("time is up", trouble));
+                return Err(self.given_up("deadline exceeded", trouble));
             }
         }
     }
 
-    /// Whether whoever waits for this, on this thread or another one, does not any more.
+    /// Returns true if the call was interrupted, or stopped by another of its threads.
     fn is_stopped(&self) -> bool {
         interrupt::ended() || self.stop.load(Ordering::Relaxed)
     }
 
-    /// Has copies carried out by a source, and waits.
+    /// Reads copies from one peer, and waits.
     pub(super) fn ask(&self, batch: &[Copy], place: &ObjectPlace) -> Result<(), String> {
         let target = self.sources.handle(self.shared, &place.segment).map_err(|error| error.to_string())?;
         let request = |copy: &Copy| TransferRequest {
@@ -297,7 +298,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Who may be asked now; at least one. Waits a little for one to be there.
+    /// Returns the peers that hold the buffer; at least one. Waits a limited time for one.
     fn locate(&self, trouble: Option<&str>, wrong: &Wrong) -> Result<Vec<ObjectPlace>, Error> {
         let config = &self.shared.config;
         let mut times = 0;
@@ -317,7 +318,7 @@ impl Reader<'_> {
                     if !found.places.is_empty() {
                         return Ok(found.places);
                     }
-                    return Err(self.given_up("all who hold it have wrong bytes", told(wrong)));
+                    return Err(self.given_up("all peers that hold it have wrong bytes", told(wrong)));
                 }
                 Ok(_) => times += 1,
                 Err(error) if is_unknown(&error) => times += 1,
@@ -326,10 +327,11 @@ impl Reader<'_> {
             }
             let trouble = trouble.map(str::to_owned);
             if times >= HOPELESS && !self.patient {
-                return Err(self.given_up(&hasty("nobody holds all of it any more"), trouble));
+                return Err(self.given_up(&hasty("no peer holds all of it any more"), trouble));
             }
             if Instant::now() + AGAIN >= self.until {
-                let why = if times > 0 { "time is up, and nobody holds all of it" } else { "time is up" };
+                let why =
+                    if times > 0 { "deadline exceeded, and no peer holds all of it" } else { "deadline exceeded" };
                 return Err(self.given_up(why, trouble));
             }
             interrupt::sleep(AGAIN);
@@ -339,20 +341,18 @@ impl Reader<'_> {
         }
     }
 
-    /// Makes sure that the object is the one that it was: a catalog that everybody had left gives its number anew. Not
-    /// so where that cannot be asked now.
+    /// Checks that the catalog still has the same object: after all members have left, its version may be assigned to
+    /// another. Returns false if the catalog does not answer now.
     fn is_same(&self) -> Result<bool, Error> {
         match self.shared.find(&self.object.name, Some(self.object.version)) {
             Ok(now) if now.spec.digest() == self.object.spec.digest() => Ok(true),
-            Ok(_) => {
-                Err(self.given_up("it went, and another object has its name and version now: find it again", None))
-            }
+            Ok(_) => Err(self.given_up("another object has its name and version now: look it up again", None)),
             Err(error) if is_away(&error) || is_unknown(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether all of them hold the object still, and nobody found their bytes wrong.
+    /// Returns true if all of these members still hold the object, and none is excluded for wrong bytes.
     fn are_members(&self, served: &BTreeSet<u64>) -> Result<bool, Error> {
         loop {
             let call = DescribeObject {
@@ -379,12 +379,12 @@ impl Reader<'_> {
     }
 }
 
-/// Why a call ended whose caller did not say how long to wait.
+/// Completes the reason of a failure whose caller gave no deadline.
 fn hasty(why: &str) -> String {
-    format!("{why}; no deadline was given: with one, sources are waited for until then")
+    format!("{why}; no deadline was given: with one, the call waits until then")
 }
 
-/// Who has wrong bytes, for people.
+/// Describes the peers with wrong bytes, for error messages.
 fn told(wrong: &Wrong) -> Option<String> {
     let one = |(segment, shard): (&String, &u32)| format!("shard {shard} from {segment} does not match its hash");
     (!wrong.is_empty()).then(|| wrong.iter().map(one).collect::<Vec<String>>().join("; "))

@@ -1,7 +1,9 @@
-//! Fetching as one of a job's ranks: from whom the schedule says, without being told shard by shard.
+//! Ranks: a process that fetches as one rank of a job reads from the parents that a schedule gives, without an order
+//! for each shard.
 //!
-//! Each rank has a board in its memory, with a bit for each shard that it has. Who follows it reads that as it reads
-//! shards, about when the next one should be there; nobody is asked. For each half of the shards a thread does so.
+//! Each rank has a board in its memory, a bitmap of the shards that it has. Its followers read the board with one-sided
+//! reads, about when the next shard is due; the control plane is not involved. One thread follows the parent of each
+//! half of the shards.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,31 +18,31 @@ use super::replica::{Fetch, Replica};
 use super::{StoreState, is_away, is_forgotten};
 use crate::error::Error;
 
-/// How long it is waited for until a board is read again that had no news, or a parent asked for that was not there.
+/// Limits of the pause between two reads of a board without news, or between two requests for a parent.
 const PAUSES: std::ops::RangeInclusive<Duration> = Duration::from_micros(200)..=Duration::from_millis(20);
-/// As many looks as this between two news.
+/// Reads of a board between two arrivals of shards there.
 const LOOKS: u32 = 8;
-/// How long the control plane is left alone after it could not be asked.
+/// Backoff after the control plane did not answer.
 const AWAY: Duration = Duration::from_millis(200);
-/// How often whoever waits for a board looks whether that is worth it.
+/// Interval at which a wait for a board checks whether the parent is still followed.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Which one of several processes this is that all fetch the same object at about the same time.
+/// Rank of this process among several that all fetch the same object at about the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranks {
-    /// The job's name; all its ranks give the same. Empty is a name, too.
+    /// Name of the job, the same for all its ranks. It may be empty.
     pub job: String,
-    /// Which rank this is, from 0 on. Those that are near to each other should have numbers that are.
+    /// Number of this rank, from 0. Ranks near to each other in the network should have numbers near to each other.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: u32,
-    /// How long it is waited for another rank that is not there, or does not get on, before its shards are fetched
-    /// from others; as long again for each rank between that one and the origin.
+    /// Longest wait for another rank that is missing or makes no progress, before its shards are fetched from other
+    /// peers; as long again for each rank between that one and the origin.
     pub patience: Duration,
 }
 
 impl Ranks {
-    /// This one of so many, of the job without a name.
+    /// Creates this rank of so many, for the job with an empty name.
     #[must_use]
     pub const fn new(rank: u32, ranks: u32) -> Self {
         Self { job: String::new(), rank, ranks, patience: Duration::from_secs(2) }
@@ -56,18 +58,18 @@ impl Ranks {
         })
     }
 
-    /// What it is to do that lacks these shards and has so much time.
+    /// Returns the plan of a rank that lacks these shards, for this deadline.
     pub(super) fn follow(&self, lacks: &ShardSet, deadline: Duration) -> Result<Follow, Error> {
         let schedule = self.schedule()?;
         let depth = (0..HALVES).map(|half| schedule.depth(half, self.rank)).max().unwrap_or(1);
-        // There must be time to fetch from others.
+        // Leaves time to fetch from other peers.
         let patience = self.patience.min(deadline / (4 * depth));
         let patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         Ok(Follow::new(schedule, self.rank, lacks, patience_ns, 0))
     }
 }
 
-/// A rank's board, and room for what its parents' boards say.
+/// Board of a rank, and space for copies of its parents' boards.
 pub(super) struct Seat {
     pub(super) ranks: Ranks,
     pub(super) region: Arc<Region>,
@@ -76,10 +78,10 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// One that says what is there already.
+    /// Creates a board that shows the present shards.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When memory cannot be allocated.
     pub(super) fn new(ranks: &Ranks, have: &ShardSet) -> Result<Self, Error> {
         let words = have.as_words().len().max(1);
         let options = RegionOptions::new("p2p-board", (1 + HALVES) * words * size_of::<u64>());
@@ -93,13 +95,13 @@ impl Seat {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Says that a shard is there.
+    /// Marks a shard as present.
     pub(super) fn mark(&self, shard: u32) {
         let word = self.region.atomic_u64(shard as usize / 64 * size_of::<u64>());
         word.fetch_or((1u64 << (shard % 64)).to_le(), std::sync::atomic::Ordering::Release);
     }
 
-    /// Where a parent's board is read to.
+    /// Returns the offset at which a parent's board is stored.
     const fn room(&self, half: usize) -> usize {
         (1 + half) * self.words * size_of::<u64>()
     }
@@ -111,7 +113,7 @@ impl Seat {
 }
 
 impl Replica {
-    /// A shard is there: who follows us may see it, and the next one is fetched.
+    /// Marks an arrived shard as present for the followers, and orders the next one.
     pub(super) fn seated(&self, fetch: &mut Fetch, shard: u32) {
         let Some(seat) = &self.seat else { return };
         seat.mark(shard);
@@ -125,7 +127,7 @@ impl Replica {
         }
     }
 
-    /// Orders what parents are known to have.
+    /// Orders the shards that parents are known to have.
     pub(super) fn dispatch(&self, fetch: &mut Fetch) {
         let (Some(seat), Some(follow)) = (&self.seat, &mut fetch.follow) else { return };
         let now_ns = seat.now_ns();
@@ -143,7 +145,7 @@ impl Replica {
 }
 
 impl StoreState {
-    /// Says which rank a replica is; where a half comes from is the answer, if that is there.
+    /// Registers the rank of a replica. Returns the parent of a half, if it is known.
     pub(super) fn join_ranks(&self, replica: &Replica, half: usize) -> Result<Option<RankParent>, Error> {
         let Some(seat) = &replica.seat else { return Ok(None) };
         let Ranks { job, rank, ranks, .. } = seat.ranks.clone();
@@ -157,7 +159,7 @@ impl StoreState {
         Ok(joined.parent)
     }
 
-    /// Says which rank a replica is, for the first time.
+    /// Registers the rank of a replica for the first time.
     pub(super) fn take_seat(&self, replica: &Replica) -> Result<(), Error> {
         for half in (0..HALVES).filter(|_| replica.seat.is_some()) {
             let parent = match self.join_ranks(replica, half) {
@@ -170,7 +172,8 @@ impl StoreState {
     }
 }
 
-/// Follows the parent of a half until all of it is there, or that parent is left; then asks for the rest elsewhere.
+/// Follows the parent of a half until all of the half is present, or the parent is given up; then requests the rest
+/// from other peers.
 pub(super) fn follow(shared: &StoreState, replica: &Replica, sources: &Sources, half: usize) {
     let Some(seat) = &replica.seat else { return };
     let following = SourceFollower { shared, replica, sources, half, seat };
@@ -189,7 +192,7 @@ struct SourceFollower<'a> {
 }
 
 impl SourceFollower<'_> {
-    /// Whether the parent is to be followed still; those that were waited for long enough are left.
+    /// Returns true if the parent is still to be followed; gives up parents that were waited for long enough.
     fn goes_on(&self, fetch: &mut Fetch) -> bool {
         let stop = fetch.stop;
         let Some(follow) = &mut fetch.follow else { return false };
@@ -203,12 +206,12 @@ impl SourceFollower<'_> {
         }
     }
 
-    /// Waits, but not when something happens.
+    /// Waits up to `most`, or until a notification.
     fn pause(&self, fetch: std::sync::MutexGuard<'_, Fetch>, most: Duration) {
         drop(self.replica.followed.wait_timeout(fetch, most).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The half's parent, asked for until it is there.
+    /// Requests the half's parent until it is known.
     fn find(&self) -> Option<RankParent> {
         let mut pause = *PAUSES.start() * 10;
         loop {
@@ -232,7 +235,7 @@ impl SourceFollower<'_> {
         }
     }
 
-    /// Reads the parent's board whenever there is less to fetch than could be.
+    /// Reads the parent's board whenever fewer shards are in flight than possible.
     fn keep_up(&self, parent: &RankParent) {
         let Some(board) = parent.board else {
             let all = vec![u64::MAX; self.seat.words];
@@ -247,7 +250,7 @@ impl SourceFollower<'_> {
             }
             return;
         };
-        // News come about so often.
+        // Estimate of the time between two arrivals at the parent.
         let (mut gap, mut last, mut before) = (*PAUSES.start() * LOOKS, Instant::now(), 0);
         loop {
             let mut fetch = self.replica.fetch();
@@ -260,7 +263,7 @@ impl SourceFollower<'_> {
             }
             drop(fetch);
             if let Err(error) = self.read(parent, board) {
-                tracing::debug!("{} is not followed any more: {error}", parent.segment);
+                tracing::debug!("stops following {}: {error}", parent.segment);
                 self.sources.doubt(self.shared, &parent.segment);
                 return self.leave();
             }
@@ -275,7 +278,7 @@ impl SourceFollower<'_> {
                 (gap, last, before) = ((gap + last.elapsed() / (known - before)) / 2, Instant::now(), known);
                 continue;
             }
-            // Who has had no news for longer than is usual looks less and less often.
+            // After longer than the usual time without news, the board is read less and less often.
             let pause = (gap.max(last.elapsed()) / LOOKS).clamp(*PAUSES.start(), *PAUSES.end());
             self.pause(fetch, pause);
         }
@@ -305,7 +308,7 @@ impl SourceFollower<'_> {
         Err(Error::Argument(batch.problem().map_or_else(|| format!("{:?}", status.state), str::to_owned)))
     }
 
-    /// Tells the control plane what does not come by the schedule.
+    /// Requests the shards from the control plane that the schedule does not deliver.
     fn ask_elsewhere(&self) {
         loop {
             let mut fetch = self.replica.fetch();
@@ -323,15 +326,15 @@ impl SourceFollower<'_> {
                 return;
             }
             let (client, member) = (self.shared.client, self.replica.member());
-            tracing::info!(shards = want.count(), "asks for what does not come by the schedule");
+            tracing::info!(shards = want.count(), "requesting shards that the schedule did not deliver");
             let call = WantShards { client, member, want: want.intervals(), failed: failed.clone() };
             match self.shared.link.call(call) {
                 Ok(_) => return,
-                // With what is announced anew all that is wanted is, too.
+                // A new announcement includes all missing shards.
                 Err(error) if is_forgotten(&error) => return,
                 Err(error) => {
                     if !is_away(&error) {
-                        tracing::warn!("shards could not be asked for: {error}");
+                        tracing::warn!("cannot request shards: {error}");
                     }
                     self.replica.fetch().unfollowed.extend(failed);
                     std::thread::sleep(AWAY);

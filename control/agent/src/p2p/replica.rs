@@ -1,4 +1,4 @@
-//! One object in this process's memory, wholly or in part.
+//! Replica: one object in this process's memory, complete or partial.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,40 +12,40 @@ use kvplane_transfer::Batch;
 
 use super::ranks::Seat;
 
-/// Threads that hash what is registered, at most.
+/// Limit of threads that hash registered memory.
 const HASHERS: usize = 8;
 
-/// A shard that is being fetched.
+/// Shard that is being fetched.
 #[derive(Default)]
 pub(super) struct Active {
-    /// Pieces that are on their way, in the order in which they were asked for.
+    /// Pieces in flight, in the order in which they were submitted.
     pub(super) batches: VecDeque<Arc<Batch>>,
-    /// From where it is to be fetched instead.
+    /// Order for another peer, which replaces the present one.
     pub(super) next: Option<FetchOrder>,
 }
 
-/// What is there, and what is on its way.
+/// Fetch state: shards that are present, missing and in flight.
 pub(super) struct Fetch {
     pub(super) have: ShardSet,
     pub(super) want: ShardSet,
     pub(super) orders: VecDeque<FetchOrder>,
     pub(super) active: BTreeMap<u32, Active>,
-    /// What is not reported yet.
+    /// Arrived shards that are not reported yet.
     pub(super) got: Vec<u32>,
     pub(super) failed: Vec<FetchFailure>,
-    /// Bytes that were fetched.
+    /// Number of bytes that were fetched.
     pub(super) fetched_bytes: u64,
-    /// What a rank does, and whom it fetches from, where they are known.
+    /// Schedule of a rank, and its parents where they are known.
     pub(super) follow: Option<Follow>,
     pub(super) parents: [Option<RankParent>; HALVES],
-    /// What was not to be had from those, and is not told yet.
+    /// Failures of fetches from parents that are not reported yet.
     pub(super) unfollowed: Vec<FetchFailure>,
-    /// The last trouble, for people.
+    /// Last error, for error messages.
     pub(super) trouble: Option<String>,
     pub(super) stop: bool,
 }
 
-/// A replica.
+/// Replica of an object.
 pub(super) struct Replica {
     pub(super) name: String,
     pub(super) version: u64,
@@ -54,32 +54,32 @@ pub(super) struct Replica {
     pub(super) regions: Vec<Arc<Region>>,
     pub(super) origin: bool,
     pub(super) fetch: Mutex<Fetch>,
-    /// There is something to fetch, or nothing any more.
+    /// Signaled when there are orders, or the fetch stops.
     pub(super) ordered: Condvar,
-    /// There is something to report.
+    /// Signaled when there are outcomes to report.
     pub(super) news: Condvar,
-    /// Something happened that those wait for who follow parents.
+    /// Signaled on events that the threads wait for which follow parents.
     pub(super) followed: Condvar,
-    /// Which rank this is, if it is fetched by a schedule.
+    /// Board of this rank, if the replica is fetched by a schedule.
     pub(super) seat: Option<Seat>,
-    /// Its number in the catalog; another one each time it is announced.
+    /// Member number in the catalog; a new one after each announcement.
     member: AtomicU64,
-    /// One thread at a time announces it again.
+    /// Serializes announcements.
     pub(super) again: Mutex<()>,
-    /// Somebody waits for it to be fetched, or gives it up.
+    /// Set while a call fetches or retires the replica.
     pub(super) fetched: AtomicBool,
-    /// It is announced no more.
+    /// Set when the replica is not announced any more.
     pub(super) leaving: AtomicBool,
 }
 
 impl Replica {
-    /// An object that was brought here.
+    /// Creates the replica of an object that originates here.
     pub(super) fn whole(name: &str, version: u64, spec: Arc<ObjectSpec>, regions: &[Arc<Region>]) -> Self {
         let shards = spec.layout.shards();
         Self::new(name, version, spec, regions, ShardSet::full(shards), ShardSet::empty(shards), true)
     }
 
-    /// One that is to be fetched.
+    /// Creates a replica that is to be fetched.
     pub(super) fn partial(
         name: &str,
         version: u64,
@@ -142,16 +142,17 @@ impl Replica {
     }
 
     pub(super) fn fetch(&self) -> MutexGuard<'_, Fetch> {
-        // Each change is whole.
+        // Every change under the lock is complete.
         self.fetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All memory that peers read.
+    /// Returns all memory that peers read.
     pub(super) fn memory(&self) -> Vec<Arc<Region>> {
         self.regions.iter().chain(self.seat.as_ref().map(|seat| &seat.region)).cloned().collect()
     }
 
-    /// What is there, and what is to be ordered: of a rank, what it does not get by its schedule.
+    /// Returns the shards that are present, and those that the control plane is to order: for a rank, those that its
+    /// schedule does not deliver.
     pub(super) fn announced(&self) -> (Vec<Interval>, Vec<Interval>) {
         let fetch = self.fetch();
         let want = match &fetch.follow {
@@ -167,7 +168,7 @@ impl Replica {
         (fetch.have.intervals(), want)
     }
 
-    /// Takes an order. One for what is being fetched ends that, and follows.
+    /// Accepts an order. An order for a shard in flight cancels the fetch and is carried out next.
     pub(super) fn order(&self, order: FetchOrder) {
         let mut fetch = self.fetch();
         match fetch.active.get_mut(&order.shard) {
@@ -185,7 +186,7 @@ impl Replica {
 
 /// Adds bytes of a buffer to a hash.
 pub(super) fn hash_range(regions: &[Arc<Region>], buffer: usize, first: u64, bytes: u64, hash: &mut ContentHash) {
-    // Within a region, whose size is a usize.
+    // The range is within a region, whose size is a usize.
     regions[buffer].read_with(first as usize, bytes as usize, &mut |_, part| hash.update(part));
 }
 
@@ -195,7 +196,7 @@ fn hash(regions: &[Arc<Region>], place: ShardPlace) -> u128 {
     hash.finish()
 }
 
-/// The hashes of all shards, by several threads.
+/// Returns the hashes of all shards, computed by several threads.
 pub(super) fn hashes(layout: &kvplane_cluster::p2p::Layout, regions: &[Arc<Region>]) -> Vec<u128> {
     const CHUNK: usize = 16;
     let mut hashes = vec![0; layout.shards() as usize];
@@ -205,7 +206,7 @@ pub(super) fn hashes(layout: &kvplane_cluster::p2p::Layout, regions: &[Arc<Regio
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(chunk) = chunks.get(at) else { return };
-            // Nobody else has it.
+            // The counter gives each chunk to one thread.
             let mut chunk = chunk.lock().unwrap_or_else(PoisonError::into_inner);
             for (shard, found) in (at * CHUNK..).zip(chunk.iter_mut()) {
                 if let Some(place) = layout.place(shard as u32) {
@@ -217,7 +218,7 @@ pub(super) fn hashes(layout: &kvplane_cluster::p2p::Layout, regions: &[Arc<Regio
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(HASHERS).min(chunks.len());
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Without a thread for it, fewer hash at a time.
+            // Without the thread, fewer threads hash.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
@@ -226,7 +227,7 @@ pub(super) fn hashes(layout: &kvplane_cluster::p2p::Layout, regions: &[Arc<Regio
     hashes
 }
 
-/// An object as it travels.
+/// Converts an object's description to its wire form.
 pub(super) fn told(spec: &ObjectSpec) -> kvplane_rpc::p2p::ObjectSpec {
     kvplane_rpc::p2p::ObjectSpec {
         sizes: spec.layout.sizes().to_vec(),

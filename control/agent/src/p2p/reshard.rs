@@ -1,4 +1,4 @@
-//! Carries out plans of resharding: from each rank that has something of ours, what overlaps and no more.
+//! Execution of resharding plans: reads from each rank exactly the ranges that overlap with the target rank.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,23 +13,23 @@ use super::ranges::{ReadBytes, ReadOptions, Reader};
 use super::{Object, P2pStore};
 use crate::error::Error;
 
-/// Ranks that are read from at a time.
+/// Limit of ranks that are read from at a time.
 const READERS: usize = 8;
-/// How often a watched thread looks whether the others are done.
+/// Interval at which a watched thread checks whether the others are done.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Where the bytes of one rank of the source are.
+/// Location of the bytes of one rank of the source.
 #[derive(Clone, Debug)]
 pub struct PartSource {
-    /// In which object.
+    /// Object that holds the bytes.
     pub object: Object,
-    /// In which of its buffers.
+    /// Index of the buffer.
     pub buffer: usize,
-    /// Where each of the rank's fragments begins there.
+    /// Offset of each of the rank's fragments in the buffer.
     pub offsets: Vec<u64>,
 }
 
-/// What one rank is to have, and where that comes from.
+/// Plan of one rank of the target: its fragments, and the ranges of the source that they come from.
 #[derive(Debug)]
 pub struct Resharding<'a> {
     source: &'a Placement,
@@ -42,19 +42,19 @@ impl<'a> Resharding<'a> {
     /// Plans for the rank of that name in the target.
     ///
     /// # Errors
-    /// When there is no such rank, the placements contradict each other, or something is nowhere.
+    /// When there is no such rank, the placements contradict each other, or a fragment is in no source.
     pub fn new(source: &'a Placement, target: &'a Placement, participant: &str) -> Result<Self, ReshardError> {
         let part = target.part(participant)?;
         Ok(Self { source, target, part, plan: Plan::new(source, target, part)? })
     }
 
-    /// Which part of the target it is.
+    /// Returns the index of the rank in the target.
     #[must_use]
     pub const fn part(&self) -> usize {
         self.part
     }
 
-    /// What is copied from where.
+    /// Returns the plan of the copies.
     #[must_use]
     pub const fn plan(&self) -> &Plan {
         &self.plan
@@ -65,7 +65,7 @@ impl<'a> Resharding<'a> {
             let name = &self.source.parts()[part].participant;
             let Some(source) = from.get(&part) else {
                 return Err(Error::Argument(format!(
-                    "something is needed of {name:?}, and it is not said where that is"
+                    "bytes of part {name:?} are needed, but its location is not given"
                 )));
             };
             let size = source.object.layout.sizes().get(source.buffer).copied().unwrap_or(0);
@@ -87,7 +87,7 @@ impl<'a> Resharding<'a> {
     }
 }
 
-/// Whether each fragment has a place in so many bytes: from where to where they are.
+/// Checks that each fragment fits into so many bytes; returns the begin and end of each.
 fn check_offsets(placement: &Placement, part: usize, offsets: &[u64], size: u64) -> Result<Vec<(u64, u64)>, String> {
     let fragments = &placement.parts()[part].fragments;
     if offsets.len() != fragments.len() {
@@ -105,14 +105,14 @@ fn check_offsets(placement: &Placement, part: usize, offsets: &[u64], size: u64)
 }
 
 impl P2pStore {
-    /// Reads what a rank is to have into memory: `from` says for each part of the source where it is, and `to` where
-    /// each of our fragments begins in the memory.
+    /// Reads the fragments of a rank into memory: `from` gives the location of each part of the source, and `to` the
+    /// offset of each fragment of the rank in the memory.
     ///
-    /// Bytes are taken as [`Self::read_ranges`] takes them, and checked as there: where we are to have all of a shard
-    /// of a rank's, wherever its bytes go. When it fails, some of the memory is written.
+    /// Bytes are read and verified like those of [`Self::read_ranges`]: a shard is verified if this rank needs all of
+    /// it, wherever its bytes go. After a failure, the memory is partially written.
     ///
     /// # Errors
-    /// When a place is missing or too small, no source is left, or time is up.
+    /// When a location is missing or too small, no peer is left, or the deadline has passed.
     pub fn reshard(
         &self,
         resharding: &Resharding<'_>,
@@ -158,12 +158,12 @@ impl P2pStore {
             std::thread::scope(|scope| {
                 let start = |_| {
                     let builder = std::thread::Builder::new().name("kvp-p2p-read".to_owned());
-                    // Without a thread for it, fewer are read from at a time.
+                    // Without the thread, fewer ranks are read from at a time.
                     builder.spawn_scoped(scope, work).ok()
                 };
                 let others: Vec<_> = (1..READERS.min(parts.len())).filter_map(start).collect();
                 work();
-                // The others cannot be interrupted, but by this one.
+                // Only this thread can be interrupted; it stops the others.
                 while interrupt::is_watched() && others.iter().any(|other| !other.is_finished()) {
                     if !interrupt::sleep(LOOK) {
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Error::interrupted());

@@ -1,5 +1,5 @@
-//! Fetching more shards of an object of which some are held here already: that replica goes on, and serves meanwhile
-//! what it has.
+//! Fetches of further shards of an object that is held in part: the existing replica is extended, and serves its shards
+//! meanwhile.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,11 +15,11 @@ use super::replica::{self, Replica};
 use super::{Flag, Object, StoreState, is_away, is_forgotten};
 use crate::error::Error;
 
-/// How long the control plane is left alone after it could not be asked.
+/// Backoff after the control plane did not answer.
 const AWAY: Duration = Duration::from_millis(200);
 
 impl StoreState {
-    /// The replica that a get goes on with, where it is one of an object that is held here.
+    /// Returns the replica that a get extends, if the object is held here already.
     pub(super) fn held(
         &self,
         object: &Object,
@@ -32,11 +32,11 @@ impl StoreState {
         let why = if replica.origin {
             "and was registered: all of it is here"
         } else if !replica.regions.iter().map(place).eq(regions.iter().map(place)) {
-            "in other memory: fetch the rest into the same, or delete that replica before"
+            "in other memory: fetch the rest into the same memory, or delete that replica first"
         } else if replica.digest != object.spec.digest() {
-            "and is another object: find it again"
+            "and is another object: look it up again"
         } else if options.ranks.is_some() {
-            "and ranks fetch all of an object: name no rank, or delete that replica before"
+            "and ranks fetch all of an object: pass no rank, or delete that replica first"
         } else {
             return Ok(Some(replica));
         };
@@ -46,8 +46,8 @@ impl StoreState {
         )))
     }
 
-    /// Fetches what a replica lacks of what is wanted; the bytes that were fetched are the answer. When it fails, what
-    /// was held and what has arrived stays held.
+    /// Fetches the requested shards that a replica lacks; returns the number of bytes that were fetched. After a
+    /// failure, the shards held before and the arrived ones stay held.
     pub(super) fn widen(&self, replica: &Arc<Replica>, options: &GetOptions<'_>, until: Instant) -> Result<u64, Error> {
         let busy = |what| Error::Argument(format!("object {:?} is being {what}: wait for that to end", replica.name));
         let _fetched = Flag::take(&replica.fetched).ok_or_else(|| busy("fetched"))?;
@@ -62,14 +62,15 @@ impl StoreState {
         result
     }
 
-    /// Says what is wanted besides.
+    /// Requests the missing shards from the control plane.
     fn want(&self, replica: &Arc<Replica>, missing: &ShardSet, until: Instant) -> Result<(), Error> {
         while !missing.is_empty() {
             let (client, member) = (self.client, replica.member());
             let call = WantShards { client, member, want: missing.intervals(), failed: Vec::new() };
             let result = match self.link.call(call) {
                 Ok(_) => return Ok(()),
-                // What is wanted is announced with it; or was not, by who did so before: it is said again.
+                // A new announcement includes the missing shards, unless another thread announced before: then the
+                // request is repeated.
                 Err(error) if is_forgotten(&error) => self.keeper.hold_again(self, replica, member),
                 Err(error) => Err(error),
             };
@@ -83,8 +84,9 @@ impl StoreState {
         Ok(())
     }
 
-    /// Wants nothing more. The catalog has no word for that: it is announced anew, and then the former member goes. Who
-    /// fetches from that one is told another source, which may be the same memory.
+    /// Withdraws the request for missing shards. The catalog has no call for that: the replica is announced again, and
+    /// the former member released. Peers that fetch from the former member get an order for another one, which may be
+    /// the same memory.
     fn narrow(&self, replica: &Arc<Replica>) -> Result<(), Error> {
         let turn = replica.again.lock().unwrap_or_else(PoisonError::into_inner);
         let member = replica.member();
@@ -94,18 +96,18 @@ impl StoreState {
             fetch.orders.clear();
         }
         if self.keeper.hold(self, replica).is_ok() {
-            // Where it does not hear of that, it is told that nobody lives there when somebody asks.
+            // If this is lost, the member is removed when a peer fails to fetch from it.
             let _ = self.link.call(ReleaseObject { client: self.client, member, wait: false });
             return Ok(());
         }
-        // Sources would be kept busy for who does not fetch: better it is not held any more.
+        // Peers would be kept busy for a replica that does not fetch: it is dropped instead.
         drop(turn);
         self.replicas().remove(&(replica.name.clone(), replica.version));
         self.retire(replica, Duration::ZERO)
     }
 }
 
-/// Makes a replica one that is fetched again: what it lacks.
+/// Prepares a replica for another fetch; returns the shards that it lacks.
 fn prepare(replica: &Replica, options: &GetOptions<'_>) -> Result<ShardSet, Error> {
     let layout = &replica.spec.layout;
     let mut missing = wanted(layout.shards(), options)?;

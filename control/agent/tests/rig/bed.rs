@@ -1,4 +1,4 @@
-//! What the machine has, and an engine with memory whose bytes say where they belong.
+//! Hardware of the machine, and an engine whose memory holds bytes that identify their positions.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,11 @@ use kvplane::{
     SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, TransferRequest,
 };
 
-/// How long anything may take before it is taken to hang. The processor is emulated, and its host may be busy.
+/// Time after which an operation counts as hanging. The processor is emulated, and its host may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How many of a thing the machine has, by the rig's variable. With none, says that the test was skipped.
+/// Returns the number of devices of a kind that the machine has, by the rig's variable. Without any, reports that the
+/// test was skipped.
 pub(crate) fn has(variable: &str, what: &str) -> Option<usize> {
     let inside = std::env::var("RIG").is_ok_and(|value| value == "1");
     let count = std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -23,20 +24,20 @@ pub(crate) fn has(variable: &str, what: &str) -> Option<usize> {
     None
 }
 
-/// Drives and cables are there once: tests that use them go one after another.
+/// Serializes tests that use drives and cables, which exist once.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pulls the cable of the first NIC (`down`), or puts it in again (`up`).
+/// Unplugs the cable of the first NIC (`down`), or plugs it in again (`up`).
 pub(crate) fn cable(state: &str) {
     let status = Command::new("ip").args(["link", "set", "sw0", state]).status().unwrap();
     assert!(status.success(), "ip link set sw0 {state}: {status}");
 }
 
-/// Settings of an engine that neither spins nor meets those of other tests. It uses no RDMA, which would take the place
-/// of TCP.
+/// Settings of an engine that neither spins nor finds the engines of other tests. It uses no RDMA, which would replace
+/// TCP.
 pub(crate) fn config() -> TransferEngineConfig {
     let directory = std::env::temp_dir().join(format!("kvplane-rig-{}", std::process::id()));
     TransferEngineConfig {
@@ -49,13 +50,13 @@ pub(crate) fn config() -> TransferEngineConfig {
     }
 }
 
-/// The eight bytes that a seed puts around a place.
+/// Returns the eight bytes that a seed gives for a position.
 fn word(seed: u64, at: u64) -> [u8; 8] {
     let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 29)).to_le_bytes()
 }
 
-/// Cuts what lies from `at` on where words begin: the place in its word, and the length.
+/// Splits the range from `at` on at word boundaries: the range in the word, the position of the word, and the length.
 fn words(at: u64, bytes: usize) -> impl Iterator<Item = (core::ops::Range<usize>, u64, usize)> {
     let mut next = 0;
     core::iter::from_fn(move || {
@@ -66,7 +67,7 @@ fn words(at: u64, bytes: usize) -> impl Iterator<Item = (core::ops::Range<usize>
     })
 }
 
-/// Memory on a node, or where the kernel likes.
+/// Allocates memory on a node, or where the kernel chooses.
 pub(crate) fn region(bytes: usize, numa_node: Option<u32>) -> Arc<Region> {
     let options = RegionOptions {
         shared: true,
@@ -78,7 +79,7 @@ pub(crate) fn region(bytes: usize, numa_node: Option<u32>) -> Arc<Region> {
     Region::allocate(&options).unwrap()
 }
 
-/// An engine with one registered region.
+/// Engine with one registered region.
 pub(crate) struct Side {
     pub(crate) engine: TransferEngine,
     pub(crate) region: Arc<Region>,
@@ -91,7 +92,7 @@ impl Side {
         Self { engine, region }
     }
 
-    /// Puts what belongs at `place` of something else at the same place of our memory, less `base`.
+    /// Fills local memory at `place - base` with the bytes that the seed gives for `place`.
     pub(crate) fn fill(&self, base: u64, place: u64, bytes: usize, seed: u64) {
         self.region.fill_with((place - base) as usize, bytes, &mut |at, part| {
             for (range, place, inside) in words(place + at, part.len()) {
@@ -100,7 +101,7 @@ impl Side {
         });
     }
 
-    /// Panics at the first byte that does not belong there.
+    /// Panics at the first byte that differs from the seed's.
     pub(crate) fn check(&self, base: u64, place: u64, bytes: usize, seed: u64) {
         self.region.read_with((place - base) as usize, bytes, &mut |at, part| {
             for (range, at, inside) in words(place + at, part.len()) {
@@ -110,7 +111,7 @@ impl Side {
         });
     }
 
-    /// Our bytes from `local` on, and those of a target.
+    /// Builds a request between local memory from `local` on and a target.
     pub(crate) fn request(
         &self,
         opcode: Opcode,
@@ -127,14 +128,14 @@ impl Side {
         }
     }
 
-    /// Runs a batch to its end: its state, and why it is not another.
+    /// Runs a batch to its end; returns its state and the reason for it.
     pub(crate) fn run(&self, requests: &[TransferRequest], options: &SubmitOptions) -> (TaskState, String) {
         let batch = self.engine.submit(requests, options).unwrap();
         let status = batch.wait_for(2 * PATIENCE).expect("a batch ends at its deadline at the latest");
         (status.state, batch.problem().unwrap_or_default().to_owned())
     }
 
-    /// The same for one that must go well.
+    /// Runs a batch that has to succeed.
     #[track_caller]
     pub(crate) fn done(&self, requests: &[TransferRequest]) {
         let (state, problem) = self.run(requests, &SubmitOptions::default());

@@ -1,4 +1,4 @@
-//! Drives as file segments: local ones, and those that the kernel has attached over TCP and RDMA.
+//! Drives as file segments: local ones, and those that the kernel attached over TCP and RDMA.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use kvplane::{Opcode, SubmitOptions, TaskState, TransferEngineConfig};
 use crate::bed::{PATIENCE, Side, alone, config, has, region};
 use crate::sysfs::{Drive, drives};
 
-/// How much of a drive is written.
+/// Number of bytes of a drive that are written.
 const BYTES: usize = 2 << 20;
 
 fn side() -> Side {
     Side::new(config(), region(BYTES, None))
 }
 
-/// Every drive that the machine was given, or none outside of one.
+/// Returns all drives of the rig; none outside of it.
 fn all() -> Vec<Drive> {
     let Some(count) = has("RIG_NVME", "NVMe drives") else { return Vec::new() };
     let fabrics = std::env::var("RIG_NVMET").is_ok_and(|transport| !transport.is_empty());
@@ -25,7 +25,7 @@ fn all() -> Vec<Drive> {
     found
 }
 
-/// What a target exports, each with the drive behind it.
+/// Returns the drives that a target exports, each with the drive behind it.
 fn exported() -> Vec<(Drive, Drive)> {
     let (local, remote): (Vec<Drive>, Vec<Drive>) = all().into_iter().partition(Drive::is_local);
     if remote.is_empty() {
@@ -35,7 +35,7 @@ fn exported() -> Vec<(Drive, Drive)> {
     remote.into_iter().map(|drive| (drive.clone(), behind(&drive))).collect()
 }
 
-/// Ranges of odd lengths: few begin or end where a block does.
+/// Returns ranges of odd lengths, few of which begin or end at a block boundary.
 fn pieces(length: usize) -> impl Iterator<Item = (u64, usize)> {
     (0..BYTES).step_by(length).map(move |start| (start as u64, length.min(BYTES - start)))
 }
@@ -70,13 +70,13 @@ fn ranges_of_every_shape_are_written_and_read_back() {
 }
 
 #[test]
-fn what_goes_over_fabrics_lies_on_the_drive_behind() {
+fn writes_over_fabrics_reach_the_drive_behind_the_target() {
     let _turn = alone();
     for (seed, (remote, local)) in (200..).zip(exported()) {
         for (seed, from, to) in [(2 * seed, &remote, &local), (2 * seed + 1, &local, &remote)] {
             let side = side();
             let [from, to] = [from, to].map(|drive| side.engine.open_segment(&drive.name()).unwrap());
-            // The end of a drive is where the length of its segment counts.
+            // Near the end of a drive, the length of its segment matters.
             let base = (64 << 20) - BYTES as u64;
             side.fill(base, base, BYTES, seed);
             side.done(&[side.request(Opcode::Write, 0, (from, base), BYTES)]);
@@ -92,7 +92,7 @@ fn what_goes_over_fabrics_lies_on_the_drive_behind() {
 }
 
 #[test]
-fn a_drive_that_is_taken_away_fails_its_batches_and_no_others() {
+fn a_detached_drive_fails_its_batches_only() {
     let _turn = alone();
     for (remote, local) in exported() {
         let side = side();
@@ -122,13 +122,13 @@ fn a_drive_that_is_taken_away_fails_its_batches_and_no_others() {
     }
 }
 
-/// Connects to a target again, as `nvme connect` does.
+/// Connects to a target again, like `nvme connect`.
 fn attach(drive: &Drive, address: &str) -> Drive {
     let kept = |part: &&str| ["traddr=", "trsvcid=", "host_traddr="].iter().any(|name| part.starts_with(name));
     let address: Vec<&str> = address.split(',').filter(kept).collect();
     let name = format!("nqn.2024-01.rig:d{}", drive.number);
     let options = format!("nqn={name},transport={},{}", drive.transport, address.join(","));
-    // A target may need a moment to let go of the former connection.
+    // A target may need a moment to release the former connection.
     let start = Instant::now();
     while let Err(error) = fs::write("/dev/nvme-fabrics", &options) {
         assert!(start.elapsed() < PATIENCE, "{options}: {error}");

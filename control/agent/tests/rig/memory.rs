@@ -1,4 +1,4 @@
-//! Memory of a node: it lies where it was asked for, from NUMA nodes with cores and from CXL memory without.
+//! Memory of a node: allocated on the requested node, on NUMA nodes with cores and on CXL memory without.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::sysfs::{cores_of, cores_of_threads, read};
 
 const PAGE: u64 = 4096;
 
-/// The machine's nodes: those with cores, and the one that is CXL memory behind them.
+/// Returns the machine's nodes: those with cores, and the one that is CXL memory behind them.
 fn nodes() -> Vec<u32> {
     let Some(count) = has("RIG_NUMA", "NUMA nodes").filter(|&count| count > 1) else { return Vec::new() };
     let cxl = std::env::var("RIG_CXL").is_ok_and(|bytes| bytes != "0");
@@ -21,12 +21,12 @@ fn nodes() -> Vec<u32> {
     nodes
 }
 
-/// Fewer bytes on the node of CXL memory: the emulator interprets every access to it.
+/// Returns a smaller size for the node of CXL memory: the emulator interprets every access to it.
 fn bytes_on(node: u32, bytes: usize) -> usize {
     if cores_of(node).is_empty() { bytes / 32 } else { bytes }
 }
 
-/// The nodes of all pages, each once.
+/// Returns the nodes of all pages, without duplicates.
 fn nodes_of(region: &Region) -> Vec<Option<u32>> {
     let pages = (region.bytes() as u64).div_ceil(PAGE);
     let mut found: Vec<_> = (0..pages).map(|page| cpu::node_of(region.address() + page * PAGE)).collect();
@@ -35,7 +35,7 @@ fn nodes_of(region: &Region) -> Vec<Option<u32>> {
     found
 }
 
-/// Pages of each node in the line of `/proc/self/numa_maps` for this address.
+/// Returns the page counts by node from the line of `/proc/self/numa_maps` for this address.
 fn counted_by_kernel(region: &Region) -> Vec<String> {
     let maps = read(Path::new("/proc/self/numa_maps"));
     let start = format!("{:x} ", region.address());
@@ -45,7 +45,7 @@ fn counted_by_kernel(region: &Region) -> Vec<String> {
 }
 
 #[test]
-fn pages_lie_on_the_node_they_were_asked_for() {
+fn pages_are_allocated_on_the_requested_node() {
     for node in nodes() {
         for (shared, huge) in
             [(false, HugePages::Never), (true, HugePages::Never), (false, HugePages::Try), (true, HugePages::Try)]
@@ -71,7 +71,7 @@ fn a_node_without_huge_pages_gives_plain_ones() {
     for node in nodes() {
         let there = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
         let there: usize = read(Path::new(&there)).parse().unwrap();
-        // More than the node has, less than all nodes have.
+        // More than the node has, less than all nodes have together.
         for prefault in [true, false] {
             if prefault && there == 0 {
                 continue;
@@ -83,7 +83,7 @@ fn a_node_without_huge_pages_gives_plain_ones() {
             };
             let region = Region::allocate(&options).unwrap();
             assert_ne!(region.page_kind(), PageKind::HugeTlb, "{options:?}");
-            // Touched from end to end: a huge page that is not there would end the process.
+            // Touched completely: a missing huge page would kill the process.
             region.fill_with(0, region.bytes(), &mut |_, part| part.fill(1));
             assert_eq!(nodes_of(&region), [Some(node)]);
             let error = Region::allocate(&RegionOptions { numa_node: Some(63), ..options }).unwrap_err();
@@ -127,7 +127,7 @@ fn engines_serve_from_cores_and_memory_of_their_node() {
 fn drives_fill_memory_of_every_node_with_cores() {
     let _turn = crate::bed::alone();
     const BYTES: usize = 2 << 20;
-    // No emulated device reaches CXL memory.
+    // No emulated device can access CXL memory.
     for node in nodes().into_iter().filter(|&node| !cores_of(node).is_empty()) {
         for drive in crate::sysfs::drives() {
             let side = Side::new(config(), region(BYTES, Some(node)));

@@ -1,4 +1,4 @@
-//! Memory, shards and NICs of one node: what moves between memories of one node goes over the NICs of that node.
+//! NUMA affinity of memory, shards and NICs: transfers between memories of one node use the NICs of that node.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,17 +15,17 @@ use crate::bed::{alone, config, has, region};
 use crate::sysfs::cores_of;
 
 const BYTES: usize = 8 << 20;
-/// How often a request is repeated whose near device failed meanwhile: emulated NICs lose packets under load.
+/// Attempts of a request whose near device failed meanwhile: emulated NICs lose packets under load.
 const TRIES: usize = 10;
 
-/// The node of the NIC under an RDMA device; none where the machine does not say.
+/// Returns the node of the NIC under an RDMA device; `None` if the machine does not report it.
 fn node_of(device: usize) -> Option<u32> {
-    // A soft-RoCE device has no place of its own; its NIC has.
+    // A soft-RoCE device has no location of its own; its NIC has.
     let path = format!("/sys/class/net/nic{device}/device/numa_node");
     std::fs::read_to_string(Path::new(&path)).ok()?.trim().parse().ok()
 }
 
-/// An engine that serves from a core of node 0, with one region on each node and one device of each.
+/// Engine that serves from a core of node 0, with one region on each node and one device of each.
 struct Host {
     engine: TransferEngine,
     regions: Vec<Arc<Region>>,
@@ -46,7 +46,7 @@ impl Host {
         Self { engine, regions, devices }
     }
 
-    /// Slices by whether their memory and the device are of one node: here, and at the peer.
+    /// Returns the slices by whether their memory and the device are on one node: locally, and at the peer.
     fn slices(&self) -> (NodeCounts, NodeCounts) {
         let (mut own, mut peer) = (NodeCounts::default(), NodeCounts::default());
         for rail in self.engine.metrics().rails.iter().filter(|rail| rail.transport == Transport::Rdma) {
@@ -56,14 +56,14 @@ impl Host {
         (own, peer)
     }
 
-    /// Whether a device is in use, and how often it failed so far.
+    /// Returns the health of a device, and its number of failures so far.
     fn health(&self, device: &str) -> (Health, u64) {
         let rails = self.engine.metrics().rails;
         let rail = rails.iter().find(|rail| rail.device.as_deref() == Some(device));
         rail.map_or((Health::Healthy, 0), |rail| (rail.health, rail.retries + rail.failovers + rail.pauses))
     }
 
-    /// Moves a whole region to or from one of a peer; what went over each device.
+    /// Transfers a whole region to or from one of a peer; returns the bytes that each device carried.
     fn move_region(&self, opcode: Opcode, node: usize, target: (SegmentHandle, u64)) -> BTreeMap<String, u64> {
         let before = self.moved();
         let source = self.regions[node].address();
@@ -74,7 +74,7 @@ impl Host {
         self.moved().into_iter().map(|(name, bytes)| (name.clone(), bytes - before[&name])).collect()
     }
 
-    /// Bytes that went over each of its devices so far.
+    /// Returns the bytes that each of its devices carried so far.
     fn moved(&self) -> BTreeMap<String, u64> {
         let rails = self.engine.metrics().rails.into_iter().filter(|rail| rail.transport == Transport::Rdma);
         let mut moved: BTreeMap<_, _> = self.devices.iter().map(|name| (name.clone(), 0)).collect();
@@ -84,7 +84,7 @@ impl Host {
 }
 
 #[test]
-fn what_moves_between_memories_of_a_node_goes_over_its_nics() {
+fn transfers_within_a_node_use_its_nics() {
     let _turn = alone();
     let (Some(nodes), Some(count)) = (has("RIG_NUMA", "NUMA nodes"), has("RIG_RXE", "RDMA devices")) else { return };
     if nodes < 2 || count < 2 * nodes || (0..count).any(|device| node_of(device).is_none()) {
@@ -126,7 +126,7 @@ fn what_moves_between_memories_of_a_node_goes_over_its_nics() {
     assert_eq!((own.other, peers.other, own.unknown, peers.unknown), (0, 0, 0, 0), "{own:?}, {peers:?}");
 }
 
-/// What was counted since.
+/// Returns the difference of two counts.
 const fn since(now: &NodeCounts, before: &NodeCounts) -> NodeCounts {
     NodeCounts { same: now.same - before.same, other: now.other - before.other, unknown: now.unknown - before.unknown }
 }

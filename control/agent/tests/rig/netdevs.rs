@@ -1,4 +1,5 @@
-//! Engines that meet over NICs: every byte crosses the cable, and a cable that is pulled costs batches, not bytes.
+//! Engines connected over NICs: every byte crosses the cable, and an unplugged cable fails batches but corrupts no
+//! bytes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,7 +12,7 @@ use crate::sysfs::read;
 
 const BYTES: usize = 4 << 20;
 
-/// Two engines, each on the address of one NIC.
+/// Returns two engines, each on the address of one NIC.
 fn pair() -> Option<(Side, Side)> {
     has("RIG_RXE", "pair of NICs").filter(|&count| count > 1)?;
     let on = |address: &str| {
@@ -46,7 +47,7 @@ fn bytes_cross_the_cable_in_both_directions() {
 }
 
 #[test]
-fn a_pulled_cable_ends_batches_by_their_deadline() {
+fn batches_over_an_unplugged_cable_end_by_their_deadline() {
     let _turn = alone();
     let Some((a, b)) = pair() else { return };
     if !Path::new("/sys/class/net/sw0").exists() {
@@ -73,7 +74,8 @@ fn a_pulled_cable_ends_batches_by_their_deadline() {
         assert!(start.elapsed() < PATIENCE, "the cable is back, and still: {problem}");
     }
     b.check(0, 0, BYTES, 4);
-    // What was sent before the deadline, and never arrived, must not arrive now. The kernel would repeat it by itself.
+    // Bytes that were sent before the deadline, and never arrived, must not arrive now. The kernel would retransmit
+    // them.
     std::thread::sleep(Duration::from_secs(4));
     b.check(0, 0, BYTES, 4);
 }

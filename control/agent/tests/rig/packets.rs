@@ -1,5 +1,5 @@
-//! Packets of several lengths: ports that differ use the shorter ones, and a network that takes shorter ones than both
-//! of its ports is named as what may be wrong.
+//! Packet sizes: ports with different MTUs use the shorter one, and a network with a shorter MTU than both of its ports
+//! is named as a possible cause.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use kvplane::{Opcode, RdmaConfig, RdmaUse, SubmitOptions, TaskState, TransferEng
 use crate::bed::{Side, alone, config, has, region};
 
 const BYTES: usize = 1 << 20;
-/// Too short for the packets of 4096 bytes of the other ports.
+/// MTU too small for the 4096-byte packets of the other ports.
 const SHORT: u32 = 1500;
 
-/// A link with shorter packets, until this is dropped.
+/// Link with a reduced MTU, until this is dropped.
 struct ShortPackets {
     link: &'static str,
     before: u32,
@@ -39,7 +39,7 @@ fn set_mtu(link: &str, mtu: u32) {
     assert!(status.success(), "ip link set {link} mtu {mtu}: {status}");
 }
 
-/// An engine with one device and no other way.
+/// Creates an engine with one device and no other path.
 fn side(device: usize) -> Side {
     let listen: SocketAddr = format!("10.77.0.{}:0", device + 1).parse().unwrap();
     let rdma = RdmaConfig { devices: vec![format!("rxe{device}")], ..RdmaConfig::of(RdmaUse::Require) };
@@ -59,7 +59,7 @@ fn there_and_back(ours: &Side, theirs: &Side, bytes: usize, seed: u64) {
 }
 
 #[test]
-fn ports_of_different_packets_use_the_shorter_ones() {
+fn ports_with_different_mtus_use_the_smaller_one() {
     let _turn = alone();
     if has("RIG_RXE", "RDMA devices").is_none_or(|count| count < 4) {
         return;
@@ -71,7 +71,7 @@ fn ports_of_different_packets_use_the_shorter_ones() {
 }
 
 #[test]
-fn a_network_of_shorter_packets_than_its_ports_is_named() {
+fn a_network_with_a_smaller_mtu_than_its_ports_is_named() {
     let _turn = alone();
     if has("RIG_RXE", "RDMA devices").is_none_or(|count| count < 4) {
         return;

@@ -1,4 +1,4 @@
-//! Two engines with two RDMA devices each: requests over both, a cable that is pulled, a peer that is killed.
+//! Two engines with two RDMA devices each: requests over both, an unplugged cable, a killed peer.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -13,34 +13,35 @@ use kvplane::{
 
 use crate::bed::{PATIENCE, Side, alone, cable, config, has, region};
 
-/// One request of this length goes over both devices. Eight times as much takes a minute in an emulated machine, and is
-/// shared no differently.
+/// Request of a length that uses both devices. Eight times as much takes a minute in an emulated machine, and is shared
+/// no differently.
 const WHOLE: usize = 32 << 20;
-/// What goes to and fro while something breaks.
+/// Bytes that are transferred both ways while something breaks.
 const PART: usize = 16 << 20;
 const SLICE: usize = 256 << 10;
-/// How soon a rail is used again after its return.
+/// Time within which a rail is used again after its recovery.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
 const ROLE: &str = "KVPLANE_TEST_SERVES_RDMA";
 
-/// An engine on the address of one NIC, with these devices and no other way to a peer.
+/// Creates an engine on the address of one NIC, with these devices and no other path to a peer.
 fn side(address: &str, devices: [&str; 2], bytes: usize) -> Side {
     let listen: SocketAddr = address.parse().unwrap();
     let devices = devices.map(str::to_owned).to_vec();
     let rdma = RdmaConfig { devices, ..RdmaConfig::of(RdmaUse::Require) };
-    // Slices large enough to count as bulk, which is what rails are measured by.
+    // Slices large enough to count as bulk, by which rails are measured.
     let ways = TransferEngineConfig { rdma, tcp: false, shared_memory: false, slice_bytes: SLICE as u64, ..config() };
     Side::new(TransferEngineConfig { listen, open_to_network: true, ..ways }, region(bytes, None))
 }
 
-/// The first line of what a process prints that begins so. One that does not say it in time is killed.
+/// Returns the first line with this beginning that a process prints. Kills the process if it does not print one in
+/// time.
 fn first_line(process: &mut Child, beginning: &'static str) -> String {
     let output = BufReader::new(process.stdout.take().unwrap());
     let (says, said) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let mut lines = output.lines().map_while(Result::ok);
         let _ = lines.find(|line| line.starts_with(beginning)).map(|line| says.send(line));
-        // It may go on writing.
+        // The process may continue to write.
         lines.for_each(drop);
     });
     said.recv_timeout(PATIENCE).unwrap_or_else(|error| {
@@ -49,7 +50,7 @@ fn first_line(process: &mut Child, beginning: &'static str) -> String {
     })
 }
 
-/// Not a test of its own: what the other process runs. It serves until its input ends.
+/// Body of the other process, not a test of its own. It serves until its input ends.
 #[test]
 fn the_other_process() {
     let Ok(bytes) = std::env::var(ROLE) else { return };
@@ -58,7 +59,7 @@ fn the_other_process() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// An engine here, one in a process of its own, and where the memory of that one is.
+/// Engine of this process, one in a process of its own, and the address of the latter's memory.
 struct Pair {
     side: Side,
     other: Child,
@@ -90,7 +91,7 @@ impl Pair {
         self.side.request(opcode, at as u64, (self.peer, self.there + at as u64), bytes)
     }
 
-    /// Writes bytes that say where they belong, reads them back, and looks at each.
+    /// Writes bytes that identify their positions, reads them back, and verifies them.
     fn to_and_fro(&self, bytes: usize, seed: u64) {
         self.side.fill(0, 0, bytes, seed);
         self.side.done(&[self.request(Opcode::Write, 0, bytes)]);
@@ -99,7 +100,7 @@ impl Pair {
         self.side.check(0, 0, bytes, seed);
     }
 
-    /// Bytes that went over each of our devices so far.
+    /// Returns the bytes that each local device carried so far.
     fn moved(&self) -> BTreeMap<String, u64> {
         let rails = self.side.engine.metrics().rails.into_iter();
         rails
@@ -108,7 +109,7 @@ impl Pair {
             .collect()
     }
 
-    /// How each of our devices is doing.
+    /// Describes the health of each local device.
     fn rails(&self) -> String {
         let rails = self.side.engine.metrics().rails.into_iter().filter(|rail| rail.transport == Transport::Rdma);
         let say = |rail: kvplane::RailSnapshot| {
@@ -120,7 +121,7 @@ impl Pair {
         rails.map(say).collect::<Vec<_>>().join("; ")
     }
 
-    /// Starts batches that together move the first `PART` bytes, which others drive.
+    /// Starts batches that together transfer the first `PART` bytes, driven by other threads.
     fn start(&self, opcode: Opcode, deadline: Duration) -> Vec<Batch> {
         let options = SubmitOptions { background: true, deadline: Some(deadline), ..SubmitOptions::default() };
         let request = |at| self.request(opcode, at, PART / 16);
@@ -137,7 +138,7 @@ impl Drop for Pair {
 }
 
 #[test]
-fn one_request_goes_over_both_devices() {
+fn one_request_uses_both_devices() {
     let _turn = alone();
     let Some(pair) = Pair::new(WHOLE) else { return };
     let start = Instant::now();
@@ -151,14 +152,14 @@ fn one_request_goes_over_both_devices() {
     assert!(text.contains("rail=\"rxe0\"") && text.contains("rail=\"rxe1\""), "{text}");
 }
 
-/// Whether the devices' shares are within a tenth of each other.
+/// Returns true if the devices' shares differ by at most a tenth.
 fn shared_evenly(moved: &BTreeMap<String, u64>) -> bool {
     let (least, most) = (moved.values().min().unwrap_or(&0), moved.values().max().unwrap_or(&0));
     *least > 0 && most - least <= most / 10
 }
 
-/// Each way on its own, several times. Emulated devices share the cores that also drive them, so that one may be ahead
-/// for a while; what counts is a large request, and the middle of the rounds.
+/// Each direction on its own, several times. Emulated devices share the cores that also drive them, so that one may be
+/// ahead for a while; the median of the rounds with a large request counts.
 #[test]
 #[ignore = "moves gigabytes, which takes an emulated machine minutes"]
 fn one_large_request_is_shared_evenly() {
@@ -193,12 +194,12 @@ fn one_large_request_is_shared_evenly() {
         }
         assert!(even > ROUNDS / 2, "{opcode:?}: only {even} of {ROUNDS} rounds were shared within 10 %");
     }
-    // What was written last was read last.
+    // The last bytes written were read last.
     pair.side.check(0, 0, LARGE, 1);
 }
 
 #[test]
-fn a_pulled_cable_moves_batches_to_the_other_device_until_it_is_back() {
+fn an_unplugged_cable_fails_over_to_the_other_device_until_it_is_back() {
     let _turn = alone();
     let Some(pair) = Pair::new(PART) else { return };
     pair.to_and_fro(PART, 1);
@@ -230,7 +231,7 @@ fn a_pulled_cable_moves_batches_to_the_other_device_until_it_is_back() {
         pair.side.check(0, 0, PART, seed);
         let (before, start) = (pair.moved(), Instant::now());
         cable("up");
-        // Small batches, so that looking is not what takes the time.
+        // Small batches, so that polling does not dominate the time.
         while pair.moved()["rxe0"] == before["rxe0"] {
             assert!(start.elapsed() < PATIENCE, "rxe0 is not used again: {before:?}, {}", pair.rails());
             let requests: Vec<_> = (0..8).map(|at| pair.request(Opcode::Read, at * SLICE, SLICE)).collect();
@@ -244,7 +245,7 @@ fn a_pulled_cable_moves_batches_to_the_other_device_until_it_is_back() {
 }
 
 #[test]
-fn a_killed_peer_ends_batches_by_their_deadline_and_nothing_comes_after() {
+fn batches_to_a_killed_peer_end_by_their_deadline_without_late_bytes() {
     let _turn = alone();
     let Some(mut pair) = Pair::new(PART) else { return };
     pair.to_and_fro(PART, 1);
@@ -269,7 +270,8 @@ fn a_killed_peer_ends_batches_by_their_deadline_and_nothing_comes_after() {
     std::thread::sleep(Duration::from_secs(1));
     pair.side.check(0, 0, PART, 9);
     let options = SubmitOptions { deadline: Some(Duration::from_secs(2)), ..SubmitOptions::default() };
-    // Where a batch failed, it is asked for its memory again, as it may have come back with another: nobody answers.
+    // After a failed batch the peer is asked to describe its memory again, as it may have restarted with another: it
+    // does not answer.
     match pair.side.engine.submit(&[pair.request(Opcode::Read, 0, PART)], &options) {
         Err(refused) => println!("and now: {refused}"),
         Ok(batch) => {

@@ -1,18 +1,18 @@
-//! What the kernel says of its drives and nodes, and of this process's threads.
+//! Drives and nodes as the kernel reports them, and the affinity of this process's threads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A namespace of an NVMe controller.
+/// Namespace of an NVMe controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Drive {
-    /// Its block device.
+    /// Block device.
     pub(crate) path: PathBuf,
-    /// The controller's directory.
+    /// Directory of the controller.
     pub(crate) controller: PathBuf,
-    /// How it is attached: `pcie`, `tcp`, `rdma`, `loop`.
+    /// Transport: `pcie`, `tcp`, `rdma`, `loop`.
     pub(crate) transport: String,
-    /// Number of the virtual drive: its own, or the one that a target exports.
+    /// Number of the virtual drive: its own, or that of the drive that a target exports.
     pub(crate) number: String,
 }
 
@@ -30,7 +30,7 @@ impl Drive {
     }
 }
 
-/// Every drive, local ones first.
+/// Returns all drives, local ones first.
 pub(crate) fn drives() -> Vec<Drive> {
     let mut found = Vec::new();
     for controller in children(Path::new("/sys/class/nvme"), "nvme") {
@@ -54,7 +54,7 @@ pub(crate) fn drives() -> Vec<Drive> {
     found
 }
 
-/// The cores of a node; none for a node that is memory alone.
+/// Returns the cores of a node; none for a node of memory only.
 pub(crate) fn cores_of(node: u32) -> Vec<usize> {
     let list = read(Path::new(&format!("/sys/devices/system/node/node{node}/cpulist")));
     let number = |text: &str| text.parse::<usize>().unwrap();
@@ -67,7 +67,7 @@ pub(crate) fn cores_of(node: u32) -> Vec<usize> {
         .collect()
 }
 
-/// The cores that the threads of this process may run on, each as the kernel writes it.
+/// Returns the cores that the threads of this process may run on, each in the kernel's format.
 pub(crate) fn cores_of_threads() -> Vec<String> {
     let threads = fs::read_dir("/proc/self/task").unwrap().flatten();
     let texts = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());

@@ -1,4 +1,4 @@
-//! What is asked of the transfer engine: transfers by address, alone or as sets of ranges, and how to treat them.
+//! Requests to the transfer engine: transfers by address, single or as sets of ranges, and the options of a batch.
 
 use std::time::Duration;
 
@@ -9,75 +9,75 @@ use kvplane_mooncake::Notice;
 use crate::error::Error;
 use crate::segment::SegmentHandle;
 
-/// Which way bytes go. The numbers are those of Mooncake's interface.
+/// Direction of a transfer. The numbers are those of Mooncake's interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum Opcode {
-    /// From the segment into our memory.
+    /// From the segment into local memory.
     Read = 0,
-    /// From our memory into the segment.
+    /// From local memory into the segment.
     Write = 1,
 }
 
-/// One transfer, between registered memory of ours and registered memory of a segment's owner.
+/// Transfer between registered local memory and registered memory of a segment's owner.
 ///
-/// Each range must lie within one registered buffer. A length of 0 is allowed and done at once.
+/// Each range must lie within one registered buffer. A length of 0 is allowed and completes at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransferRequest {
-    /// Which way.
+    /// Direction.
     pub opcode: Opcode,
-    /// Address in our memory.
+    /// Address in local memory.
     pub source: u64,
-    /// Whose memory.
+    /// Segment.
     pub target: SegmentHandle,
-    /// Address in their process.
+    /// Address in the process of the segment's owner.
     pub target_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// One range of a [`ScatterRequest`].
+/// Range of a [`ScatterRequest`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// Address in our memory.
+    /// Address in local memory.
     pub source: u64,
-    /// Address in their process.
+    /// Address in the process of the segment's owner.
     pub target_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// The ranges of a [`ScatterRequest`].
+/// Ranges of a [`ScatterRequest`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ranges<'a> {
-    /// One by one.
+    /// Explicit list.
     List(&'a [Range]),
     /// Equal ranges at equal distances.
     Strided {
-        /// The first one.
+        /// First range.
         first: Range,
-        /// From the start of one to the start of the next in our memory, in bytes.
+        /// Distance of the starts of consecutive ranges in local memory, in bytes.
         source_stride: u64,
-        /// The same in theirs.
+        /// Distance of the starts of consecutive ranges in the segment, in bytes.
         target_stride: u64,
-        /// How many.
+        /// Number of ranges.
         count: u64,
     },
 }
 
-/// Many ranges between us and one segment, with one result.
+/// Set of ranges between local memory and one segment, with a single result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScatterRequest<'a> {
-    /// Which way.
+    /// Direction.
     pub opcode: Opcode,
-    /// Whose memory.
+    /// Segment.
     pub target: SegmentHandle,
-    /// Which ranges.
+    /// Ranges.
     pub ranges: Ranges<'a>,
 }
 
 impl ScatterRequest<'_> {
-    /// How many ranges.
+    /// Returns the number of ranges.
     pub(crate) const fn count(&self) -> u64 {
         match self.ranges {
             Ranges::List(list) => list.len() as u64,
@@ -85,7 +85,7 @@ impl ScatterRequest<'_> {
         }
     }
 
-    /// Appends the ranges as transfers; false when an address is beyond 2^64.
+    /// Appends the ranges as transfers; returns false when an address exceeds 2^64.
     pub(crate) fn expand(&self, out: &mut Vec<TransferRequest>) -> bool {
         let (opcode, target) = (self.opcode, self.target);
         let transfer = |range: Range| TransferRequest {
@@ -110,28 +110,28 @@ impl ScatterRequest<'_> {
     }
 }
 
-/// How to treat a batch.
+/// Options of a batch.
 #[derive(Clone, Debug)]
 pub struct SubmitOptions {
-    /// How long it may take; `None` takes the engine's.
+    /// Deadline; `None` takes the engine's default.
     pub deadline: Option<Duration>,
-    /// When it should be done, from now on. Batches with such a time go before others of their class and tenant, the
-    /// earliest first. Nothing ends when it passes.
+    /// Time by which the batch should be complete, from the submission. Batches with a due time precede others of their
+    /// class and tenant, the earliest first. Nothing is cancelled when it passes.
     pub due: Option<Duration>,
-    /// Its class; `None` takes the intent's.
+    /// Priority class; `None` takes that of the intent.
     pub priority: Option<Priority>,
-    /// What it is for.
+    /// Intent: what the batch is for.
     pub intent: Intent,
-    /// For whom: tenants share a class by weight.
+    /// Tenant: tenants share a class by weight.
     pub tenant: u32,
-    /// The tenant's share, relative to others'; at least 1.
+    /// Weight of the tenant relative to others; at least 1.
     pub weight: u16,
-    /// Whether a thread of the engine moves it on from the start. Without, whoever waits for the batch does, and the
-    /// engine's thread only when nobody has for about a millisecond. Asking for [`super::Batch::completion_fd`] or
-    /// awaiting [`super::Batch::completed`] has the same effect.
+    /// Let the engine's progress thread drive the batch from the start. Otherwise the thread that waits for the batch
+    /// drives it, and the progress thread only after about a millisecond without one. A call of
+    /// [`super::Batch::completion_fd`] or awaiting [`super::Batch::completed`] has the same effect.
     pub background: bool,
-    /// What the owner of the first request's segment is told when all went well: soon after the batch is done, by a
-    /// thread of the engine. Nothing is sent when any request failed.
+    /// Notice to the owner of the first request's segment after success: sent by a thread of the engine soon after the
+    /// batch is complete. Not sent when any request failed.
     pub notice: Option<Notice>,
 }
 
@@ -151,7 +151,7 @@ impl Default for SubmitOptions {
 }
 
 impl SubmitOptions {
-    /// What the initiator is told.
+    /// Returns the options for the initiator.
     pub(crate) fn of_client(&self, start_ns: u64, deadline_ns: u64) -> kvplane_client::SubmitOptions {
         let due_ns = self.due.map(|due| start_ns.saturating_add(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)));
         kvplane_client::SubmitOptions {
@@ -165,11 +165,11 @@ impl SubmitOptions {
     }
 }
 
-/// Refuses reads whose memory overlaps: the outcome would depend on the network.
+/// Rejects reads into overlapping memory: the outcome would depend on the network.
 pub(crate) fn check_overlap(requests: &[TransferRequest]) -> Result<(), Error> {
     let reads = || requests.iter().enumerate().filter(|(_, one)| one.opcode == Opcode::Read && one.length > 0);
     let mut end = 0;
-    // Most batches come in order of their addresses.
+    // Most batches are sorted by address.
     let ascending = reads().all(|(_, one)| {
         let after = one.source >= end;
         end = one.source + one.length;

@@ -1,7 +1,7 @@
-//! A batch as its driver and its owner share it.
+//! State of a batch, shared by its driver and its owner.
 //!
-//! The thread that drives a batch's I/O writes its state; everybody reads it. A batch is done once, and only when
-//! nothing touches its memory any more; then its waiters are woken, in every form they asked for.
+//! The thread that drives a batch's I/O writes the state; any thread reads it. A batch completes exactly once, and only
+//! when nothing accesses its memory any more; then all waiters are woken: threads, futures and descriptors.
 
 use core::task::Waker;
 use std::fs::File;
@@ -21,42 +21,42 @@ use crate::lock;
 use crate::memory::Buffer;
 use crate::segment::Remote;
 
-/// Bits of a task's word: bytes, then the outcome, then whether there is one.
+/// Layout of a task's word, from the lowest bits: bytes, then the outcome, then the flag of its end.
 const BYTES_BITS: u32 = 48;
 const ENDED: u64 = 1 << 63;
 
-/// Whether nobody waits for a batch, by its owner's word; and that it does not matter any more.
+/// Request for the progress thread to drive a batch: not made, made, or irrelevant because the batch is complete.
 const PUSH_NO: u8 = 0;
 const PUSH_YES: u8 = 1;
 const PUSH_OVER: u8 = 2;
 
-/// A batch as its driver and its owner share it.
+/// State of a batch.
 pub(crate) struct State {
     id: u64,
-    /// A word for each task.
+    /// Word of each task.
     tasks: Box<[AtomicU64]>,
-    /// Where a task has several parts: the task of each, and each task's parts that have not ended.
+    /// Assignment of parts to tasks, where a task has several parts.
     parts: Option<Split>,
     open_tasks: AtomicUsize,
     bytes: AtomicU64,
-    /// The most serious outcome so far.
+    /// Most serious outcome so far.
     worst: AtomicU8,
     started: AtomicBool,
-    /// What the driver's client calls it; only the driver looks.
+    /// Batch id of the driver's client; only the driver uses it.
     pub(crate) place: OnceLock<BatchId>,
-    /// Slices it may be cut into.
+    /// Maximum number of slices of the batch.
     pub(crate) slices: usize,
-    /// Whether the engine's own thread is to move it on from the start.
+    /// True if the progress thread drives it from the start.
     background: bool,
     push: AtomicU8,
-    /// Whether a peer's description of its segment is awaited, and that.
+    /// True if the batch requests a segment's description, which is then stored in `description`.
     pub(crate) wants_description: bool,
     pub(crate) description: OnceLock<Vec<u8>>,
     problem: OnceLock<String>,
-    /// What it uses until it is done.
+    /// Buffers in use until the batch is complete.
     buffers: Mutex<Vec<Arc<Buffer>>>,
     letter: Mutex<Option<(Arc<Courier>, Letter)>>,
-    /// Whom it asks, until it is done; and where those are several, whom each part asks.
+    /// Peers, until the batch is complete; and the position of each part's peer in that list, where there are several.
     remotes: Mutex<Vec<Arc<Remote>>>,
     asked: Box<[u32]>,
     done: AtomicBool,
@@ -68,39 +68,39 @@ pub(crate) struct State {
 #[derive(Default)]
 struct Watchers {
     threads: Vec<Thread>,
-    /// Each by the number of its future.
+    /// Wakers, each with the number of its future.
     wakers: Vec<(u64, Waker)>,
     last_future: u64,
     signalled: bool,
 }
 
-/// Tasks of several parts, or none.
+/// Tasks of several parts, or without parts.
 struct Split {
-    /// The task of each part.
+    /// Task of each part.
     owners: Box<[u32]>,
-    /// Each task's parts that have not ended.
+    /// Number of parts in flight, for each task.
     open: Box<[AtomicU32]>,
 }
 
-/// What a batch is made of.
+/// Contents of a new batch.
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) tasks: usize,
-    /// The task of each part; `None` when each task is one part.
+    /// Task of each part; `None` when each task is one part.
     pub(crate) owners: Option<Vec<u32>>,
     pub(crate) slices: usize,
     pub(crate) buffers: Vec<Arc<Buffer>>,
     pub(crate) remotes: Vec<Arc<Remote>>,
-    /// Where those are several: the position of whom each part asks, up to the last that asks somebody.
+    /// Position of each part's peer in `remotes`, up to the last part with a peer; empty for a single peer.
     pub(crate) asked: Vec<u32>,
     pub(crate) background: bool,
     pub(crate) wants_description: bool,
-    /// What a peer is told when all went well.
+    /// Notice to a peer after success.
     pub(crate) letter: Option<(Arc<Courier>, Letter)>,
 }
 
 impl State {
-    /// A batch that has not started. Its buffers count it as their user from now on.
+    /// Creates a batch that has not started. It counts as a user of its buffers from now on.
     pub(crate) fn new(id: u64, parts: Parts) -> Self {
         let several = parts.owners.map(|owners| {
             let mut open = vec![0u32; parts.tasks];
@@ -142,12 +142,12 @@ impl State {
         self.background
     }
 
-    /// Nobody waits for it; whether that is news.
+    /// Marks that no thread waits for the batch. Returns true the first time.
     pub(crate) fn begin_push(&self) -> bool {
         self.push.compare_exchange(PUSH_NO, PUSH_YES, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// It is done; whether [`Self::begin_push`] was first.
+    /// Marks the batch as complete. Returns true if [`Self::begin_push`] came first.
     pub(crate) fn end_push(&self) -> bool {
         self.push.swap(PUSH_OVER, Ordering::SeqCst) == PUSH_YES
     }
@@ -156,18 +156,18 @@ impl State {
         self.started.store(true, Ordering::Relaxed);
     }
 
-    /// The peers that it asks; none once it is done.
+    /// Returns the peers of the batch; empty once it is complete.
     pub(crate) fn remotes(&self) -> MutexGuard<'_, Vec<Arc<Remote>>> {
         lock(&self.remotes)
     }
 
-    /// A part has ended. Only by the thread that drives it, or before it has started.
+    /// Records the end of a part. Called only by the thread that drives the batch, or before its start.
     pub(crate) fn part_ended(&self, part: u32, status: Status, bytes: u64) {
         let task = self.parts.as_ref().map_or(part, |split| split.owners[part as usize]);
         let last =
             self.parts.as_ref().is_none_or(|split| split.open[task as usize].fetch_sub(1, Ordering::Relaxed) == 1);
         if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange | Status::Unreachable) {
-            // What the others told is as good as before.
+            // The descriptions of other peers stay valid.
             let remotes = lock(&self.remotes);
             let asked = if remotes.len() == 1 { Some(0) } else { self.asked.get(part as usize).copied() };
             if let Some(remote) = asked.and_then(|at| remotes.get(at as usize)) {
@@ -177,7 +177,7 @@ impl State {
         self.task_moved(task, status, bytes, last);
     }
 
-    /// Ends the tasks that have no part: those of 0 bytes. Before the batch has started.
+    /// Ends the tasks without parts: those of 0 bytes. Called before the batch starts.
     pub(crate) fn end_empty(&self) {
         let Some(split) = &self.parts else { return };
         for (task, open) in split.open.iter().enumerate() {
@@ -190,7 +190,7 @@ impl State {
     fn task_moved(&self, task: u32, status: Status, bytes: u64, last: bool) {
         let word = &self.tasks[task as usize];
         let old = word.load(Ordering::Relaxed);
-        // The first outcome that is not good is the task's.
+        // The first failure is the outcome of the task.
         let outcome = match (old >> BYTES_BITS) & 0x7fff {
             0 => status as u64,
             earlier => earlier,
@@ -206,7 +206,7 @@ impl State {
         }
     }
 
-    /// Ends what has not ended, when there is nobody left to do it.
+    /// Fails all tasks in flight, when no thread can complete them any more.
     pub(crate) fn fail(&self, status: Status) {
         for task in 0..self.tasks.len() as u32 {
             if self.tasks[task as usize].load(Ordering::Relaxed) & ENDED == 0 {
@@ -219,7 +219,8 @@ impl State {
         self.open_tasks.load(Ordering::Acquire) == 0
     }
 
-    /// Nothing touches its memory any more: lets go of it and tells everybody. Once.
+    /// Completes the batch, exactly once: nothing accesses its memory any more. Releases buffers and peers, and wakes
+    /// all waiters.
     pub(crate) fn finish(&self, problem: Option<&str>) {
         debug_assert!(self.all_ended(), "a batch was done before its tasks");
         let good = self.worst.load(Ordering::Relaxed) == severity(TaskState::Completed);
@@ -231,7 +232,7 @@ impl State {
         }
         let buffers = core::mem::take(&mut *lock(&self.buffers));
         buffers.iter().for_each(|buffer| buffer.leave());
-        // Whoever keeps the batch to look at its outcome does not keep its peers.
+        // A caller that keeps the batch for its outcome does not keep its peers.
         lock(&self.remotes).clear();
         self.done.store(true, Ordering::Release);
         // Against `watch`: either it sees that the batch is done, or this sees that it is watched.
@@ -263,12 +264,12 @@ impl State {
         drop(watchers);
         threads.into_iter().for_each(|thread| thread.unpark());
         for (_, waker) in wakers {
-            // Its code is an executor's. What panics there was printed, and keeps nobody else from being told.
+            // The code is the executor's. A panic of it was printed, and must not keep other waiters from being woken.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 
-    /// Adds a watcher; false when the batch is done already and nobody will be told.
+    /// Adds a watcher; returns false when the batch is complete already and no wake-up follows.
     fn watch(&self, add: impl FnOnce(&mut Watchers)) -> bool {
         let mut watchers = lock(&self.watchers);
         add(&mut watchers);
@@ -277,7 +278,7 @@ impl State {
         !self.is_done()
     }
 
-    /// Unparks this thread when the batch is done; false when it is already.
+    /// Unparks this thread when the batch completes; returns false when it is complete already.
     pub(crate) fn watch_thread(&self, thread: Thread) -> bool {
         self.watch(|watchers| watchers.threads.push(thread))
     }
@@ -286,8 +287,8 @@ impl State {
         lock(&self.watchers).threads.retain(|other| other.id() != thread.id());
     }
 
-    /// Wakes this when the batch is done, for the future of this number, which gets one the first time; false when the
-    /// batch is done already.
+    /// Wakes this waker when the batch completes, on behalf of the future of this number, which is assigned on the
+    /// first call; returns false when the batch is complete already.
     pub(super) fn watch_waker(&self, future: &mut Option<u64>, waker: &Waker) -> bool {
         self.watch(|watchers| {
             let number = *future.get_or_insert_with(|| {
@@ -301,19 +302,19 @@ impl State {
         })
     }
 
-    /// A future is not waited for any more.
+    /// Removes the waker of a future.
     pub(super) fn unwatch_waker(&self, future: u64) {
         let mut watchers = lock(&self.watchers);
         let at = watchers.wakers.iter().position(|(of, _)| *of == future);
         let waker = at.map(|at| watchers.wakers.swap_remove(at));
         drop(watchers);
-        // Not under the lock: its end is the executor's code.
+        // Not dropped under the lock, because its drop is the executor's code.
         drop(waker);
     }
 
     pub(super) fn event(&self) -> Result<&File, Error> {
         if self.event.get().is_none() {
-            // A second thread's is dropped unused.
+            // If two threads create a descriptor, the second one is dropped unused.
             let _ = self.event.set(event_fd()?.into());
         }
         let event = self.event.get().expect("it was just set");
@@ -363,7 +364,7 @@ impl State {
     }
 }
 
-/// How serious an outcome is among others of its batch.
+/// Returns the rank of an outcome among those of a batch: the greater, the more serious.
 const fn severity(state: TaskState) -> u8 {
     match state {
         TaskState::Canceled => 1,
@@ -383,7 +384,7 @@ const fn of_severity(severity: u8) -> TaskState {
 }
 
 fn signal(mut event: &File) {
-    // Its counter is 0 or the owner has written to it himself; either way it is readable afterwards.
+    // The counter is 0, or the owner has written to it; in both cases the descriptor is readable afterwards.
     let _ = event.write(&1u64.to_ne_bytes());
 }
 
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn wakers_of_dropped_futures_go() {
+    fn wakers_of_dropped_futures_are_removed() {
         let state = state();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&count));
@@ -430,7 +431,7 @@ mod tests {
             state.unwatch_waker(number.expect("it has one by now"));
             assert_eq!(lock(&state.watchers).wakers.len(), 1);
         }
-        // Two of one task: each has its own.
+        // Two futures of one task: each has its own waker.
         assert_eq!(Arc::strong_count(&count), 3, "the test's, the waker, the one that is kept");
         state.part_ended(0, Status::Ok, 0);
         state.finish(None);
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_panics_keeps_nobody_else_from_being_woken() {
+    fn a_panicking_waker_does_not_keep_others_from_being_woken() {
         let state = state();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let (broken, good) = (Waker::from(Arc::new(BrokenBatch)), Waker::from(Arc::clone(&count)));
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_failed_is_asked_again() {
+    fn only_failed_peers_become_stale() {
         let mut peers = Peers::default();
         let remotes: Vec<Arc<Remote>> = (1..4)
             .map(|port| PeerAddress::native(([127, 0, 0, 1], port).into(), None))
@@ -462,7 +463,7 @@ mod tests {
         state.part_ended(0, Status::Ok, 10);
         state.part_ended(3, Status::Stale, 0);
         state.part_ended(2, Status::DeadlineExceeded, 0);
-        // A copy within our own memory asks nobody.
+        // A copy within local memory has no peer.
         state.part_ended(4, Status::OutOfRange, 0);
         assert_eq!(remotes.iter().map(|remote| remote.is_stale()).collect::<Vec<_>>(), [false, true, false]);
         let alone = State::new(2, Parts { tasks: 1, remotes: remotes[..1].to_vec(), ..Parts::default() });

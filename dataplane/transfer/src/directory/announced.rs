@@ -1,8 +1,8 @@
-//! Our memory over RDMA, as stock Mooncake engines see it: the descriptor, and the connections that they ask for.
+//! Announcement of memory over RDMA to stock Mooncake engines: the descriptor, and the connections that they request.
 //!
-//! A stock engine takes one protocol for each segment: "rdma" or "tcp". So an engine says that it is reached over RDMA
-//! only when it was told to; stock engines without RDMA then find no way to it. Those of ours do: our own protocol
-//! stands beside it, and the port of the TCP one stays open.
+//! A stock engine uses one protocol for each segment: "rdma" or "tcp". Therefore an engine announces RDMA only on
+//! request; stock engines without RDMA then have no path to it. Engines of this project do: the native protocol is
+//! announced beside it, and the TCP port stays open.
 
 use std::sync::{Arc, Weak};
 
@@ -16,15 +16,16 @@ use crate::directory::{BufferRecord, ToldKeys};
 use crate::error::Error;
 
 impl TransferEngine {
-    /// Says from now on that its memory is reached over RDMA, for stock Mooncake engines, which take one protocol for
-    /// each segment. `matrix` says which devices serve which memory, as Mooncake has it:
-    /// `{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}`; without one, all devices serve all memory.
+    /// Announces this engine's memory over RDMA from now on, to stock Mooncake engines, which use one protocol for each
+    /// segment. `matrix` assigns devices to memory in Mooncake's form: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}`; `None`
+    /// assigns all devices to all memory.
     ///
-    /// As with TCP, whoever reaches the handshake port and the device may use the memory: there is no authentication.
+    /// As with TCP, anyone who reaches the handshake port and the device can access the memory: there is no
+    /// authentication.
     ///
     /// # Errors
-    /// When stock engines are not served, there is no device that can be used, or the matrix is malformed or names a
-    /// device that is not there: says which.
+    /// When stock engines are not served, no device is usable, or the matrix is malformed or names a device that does
+    /// not exist.
     pub fn announce_rdma(&self, matrix: Option<&str>) -> Result<(), Error> {
         if !self.config.stock_peers {
             return Err(Error::Argument("stock engines are not served here (stock_peers)".to_owned()));
@@ -37,7 +38,7 @@ impl TransferEngine {
             let there: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
             if let Some(gone) = matrix.devices().iter().find(|name| !there.contains(&name.as_str())) {
                 return Err(Error::Argument(format!(
-                    "the matrix names {gone}, and the devices in use are {}",
+                    "the matrix names {gone}, but the devices in use are {}",
                     there.join(", ")
                 )));
             }
@@ -46,7 +47,7 @@ impl TransferEngine {
         self.publish()
     }
 
-    /// What stock engines are told of devices and keys, where they are told of RDMA.
+    /// Returns the devices and keys to announce, if RDMA is announced to stock engines.
     ///
     /// # Errors
     /// When the serving thread does not answer.
@@ -59,7 +60,7 @@ impl TransferEngine {
     }
 }
 
-/// Makes a descriptor that of a segment over RDMA.
+/// Turns a descriptor into that of a segment over RDMA.
 pub(crate) fn describe(descriptor: &mut Descriptor, told: &[BufferRecord], said: &ToldKeys, matrix: Option<&Matrix>) {
     let names = || said.devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>();
     let uniform = || {
@@ -67,28 +68,28 @@ pub(crate) fn describe(descriptor: &mut Descriptor, told: &[BufferRecord], said:
         Matrix::uniform(if told.is_empty() { vec!["cpu:0"] } else { locations.collect() }, &names())
     };
     let matrix = matrix.cloned().unwrap_or_else(uniform);
-    // In the order in which a stock engine counts them.
+    // In the order in which a stock engine numbers them.
     let position = |name: &String| said.devices.iter().position(|device| device.name == *name);
     let order: Vec<usize> = matrix.devices().iter().filter_map(position).collect();
     let device = |index: &usize| {
         let ForeignDevice { name, address } = &said.devices[*index];
-        // One that is down has no address; who connects to it is refused, and takes another.
+        // A device whose link is down has no address; connections to it are refused, and the peer takes another.
         let (gid, lid) = address.unwrap_or((Gid::default(), 0));
         RdmaDevice { name: name.clone(), lid, gid: gid.0 }
     };
     let keys = |keys: &Vec<Option<(u32, u32)>>| {
-        // A key of 0 opens nothing, but a list that is too short ends a stock engine.
+        // A key of 0 permits nothing, but a list that is too short crashes a stock engine.
         let key = |index: &usize| keys.get(*index).copied().flatten().unwrap_or((0, 0));
         order.iter().map(key).map(|(local, remote)| RdmaKey { local, remote }).collect()
     };
     let segment =
         RdmaSegment { devices: order.iter().map(device).collect(), keys: said.keys.iter().map(keys).collect() };
-    // Over RDMA a stock engine's buffers have the name of their place.
+    // For stock engines over RDMA, the name of a buffer is its location.
     descriptor.buffers = told.iter().map(|one| Buffer::new(&one.location, one.address, one.bytes)).collect();
     descriptor.set_rdma(&segment, &matrix);
 }
 
-/// Answers stock engines that ask for connections.
+/// Returns the handler of stock engines' connection requests.
 fn connector(shard: Weak<ShardHandle>, own: String) -> Connector {
     Box::new(move |request| answer(&shard, &own, request).unwrap_or_else(|why| RdmaHandshake::refused(&why)))
 }
@@ -109,7 +110,7 @@ fn answer(shard: &Weak<ShardHandle>, own: &str, request: &RdmaHandshake) -> Resu
         local_gid: Some(half.gid.0),
         peer_path: from.clone(),
         queue_pairs: half.queue_pairs,
-        // Who knows of the third message is told that we do; we wait for nothing.
+        // Peers that know the third handshake message get it announced; this side does not wait for it.
         ready: request.ready.map(|_| false),
         refusal: String::new(),
     };

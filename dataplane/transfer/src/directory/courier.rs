@@ -1,7 +1,7 @@
-//! Notices that go out when a batch is done, on threads of their own.
+//! Courier: sends the notices of completed batches, on threads of its own.
 //!
-//! Notices for one peer go one after the other, in the order in which their batches were done; a peer that does not
-//! answer holds up those that share its thread, by at most the time of a call each.
+//! Notices to one peer are sent one after the other, in the order in which their batches completed; a peer that does
+//! not answer delays the other peers of its thread, by at most the timeout of a call for each notice.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,14 +15,14 @@ use kvplane_mooncake::Notice;
 use crate::directory::Directory;
 use crate::error::Error;
 
-/// Threads, each with its part of the peers.
+/// Number of threads; each serves a part of the peers.
 const THREADS: usize = 4;
-/// Notices that may wait for their batches or to be sent.
+/// Limit of notices that wait for their batches or to be sent.
 const WAITING: usize = 65_536;
-/// How long notices are still sent when the engine goes.
+/// Time for which notices are still sent after the engine was dropped.
 const LAST_NOTICES: Duration = Duration::from_secs(1);
 
-/// Sends notices.
+/// Sender of notices.
 pub(crate) struct Courier {
     lines: Mutex<Vec<Line>>,
     directory: Arc<Directory>,
@@ -43,7 +43,7 @@ struct CourierState {
     stopping: AtomicBool,
 }
 
-/// A notice that has a place among those that may wait; it is sent by [`Courier::send`], or dropped.
+/// Notice with a reserved place in the limit; passed to [`Courier::send`], or dropped.
 pub(crate) struct Letter {
     to: String,
     notice: Notice,
@@ -62,14 +62,14 @@ impl Courier {
         Self { lines, directory, shared, hasher: RandomState::new() }
     }
 
-    /// A place for a notice.
+    /// Reserves a place for a notice.
     ///
     /// # Errors
-    /// When as many wait as may, or the kernel gives no thread to send it.
+    /// When the limit is reached, or the kernel refuses a thread for sending.
     pub(crate) fn letter(&self, to: &str, notice: &Notice) -> Result<Letter, Error> {
         self.start()?;
         let waiting = self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        // From here on the place is given back by the drop.
+        // From here on the drop returns the place.
         let letter = Letter { to: to.to_owned(), notice: notice.clone(), shared: Arc::clone(&self.shared) };
         if waiting >= WAITING {
             return Err(Error::TooManyRequests(format!("{waiting} notices wait to be sent, which is the limit")));
@@ -77,7 +77,7 @@ impl Courier {
         Ok(letter)
     }
 
-    /// The threads, made when there is the first notice.
+    /// Starts the threads, at the first notice.
     fn start(&self) -> Result<(), Error> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         while lines.len() < THREADS {
@@ -90,18 +90,18 @@ impl Courier {
         Ok(())
     }
 
-    /// Has a notice sent; waits for nothing.
+    /// Enqueues a notice; does not block.
     pub(crate) fn send(&self, letter: Letter) {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.hasher.hash_one(&letter.to) as usize % THREADS;
         match lines.get(index) {
-            // Its thread ends only after the courier.
+            // The thread of a line ends only after the courier.
             Some(line) => drop(line.letters.send(letter)),
             None => drop(letter),
         }
     }
 
-    /// Notices that were taken by their peers, and that were not.
+    /// Returns the number of notices that peers accepted, and of those that failed.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.shared.sent.load(Ordering::Relaxed), self.shared.failed.load(Ordering::Relaxed))
     }
@@ -132,7 +132,7 @@ impl Drop for Courier {
         let (letters, threads): (Vec<_>, Vec<_>) = lines.into_iter().map(|line| (line.letters, line.thread)).unzip();
         drop(letters);
         for thread in threads {
-            // A panic there was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }

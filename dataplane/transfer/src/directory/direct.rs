@@ -1,9 +1,9 @@
-//! Names that say how to reach an engine, for engines that take no handshakes:
+//! Direct names, which contain the address of an engine, for engines without handshakes:
 //! `kvplane://ADDRESS/INCARNATION/HOST/SOCKET`.
 //!
-//! `ADDRESS` is its data port, `INCARNATION` the number that it drew at its start, `HOST` the identity of its host, and
-//! `SOCKET` the path of its Unix socket, where it has one. Who opens one asks there, over our own protocol, and proves
-//! a ticket; what the name says wrongly leads to nobody.
+//! `ADDRESS` is the data port, `INCARNATION` the number that the engine drew at its start, `HOST` the identity of its
+//! host, and `SOCKET` the path of its Unix socket, where it has one. A peer that opens such a name connects to the
+//! address over the native protocol, and proves a ticket; a wrong name leads to no engine.
 
 use std::net::SocketAddr;
 
@@ -11,34 +11,34 @@ use kvplane_mooncake::{Descriptor, Native};
 
 use crate::error::Error;
 
-/// What such names begin with.
+/// Prefix of direct names.
 pub(crate) const SCHEME: &str = "kvplane://";
 
 pub(crate) fn is_direct(name: &str) -> bool {
     name.starts_with(SCHEME)
 }
 
-/// The name of an engine.
+/// Returns the direct name of an engine.
 pub(crate) fn name_of(native: &Native) -> String {
     let address = native.tcp.map(|address| address.to_string()).unwrap_or_default();
-    // The path begins with the slash that is before it.
+    // The path begins with the slash that separates it.
     format!("{SCHEME}{address}/{:016x}/{}{}", native.incarnation, native.host, native.shm)
 }
 
-/// What a name says.
+/// Parses a direct name into a descriptor.
 ///
 /// # Errors
-/// When it is none of these.
+/// When it is no direct name.
 pub(crate) fn descriptor_of(name: &str) -> Result<Descriptor, Error> {
     let wrong = |what: &str| Error::Malformed(format!("the segment name {name:?}: {what}"));
-    let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin as such names do"))?;
+    let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with kvplane://"))?;
     let mut parts = rest.splitn(3, '/');
     let (address, incarnation, host) = (parts.next(), parts.next(), parts.next());
     let (Some(address), Some(incarnation), Some(host)) = (address, incarnation, host) else {
         return Err(wrong("an address, an incarnation and a host are needed"));
     };
-    let address: SocketAddr = address.parse().map_err(|_| wrong("it begins with no address"))?;
-    let incarnation = u64::from_str_radix(incarnation, 16).map_err(|_| wrong("the incarnation is no number"))?;
+    let address: SocketAddr = address.parse().map_err(|_| wrong("it does not begin with an address"))?;
+    let incarnation = u64::from_str_radix(incarnation, 16).map_err(|_| wrong("the incarnation is not hexadecimal"))?;
     let (host, shm) = host.find('/').map_or((host, ""), |slash| host.split_at(slash));
     let mut descriptor = Descriptor::tcp(name, &address.ip().to_string(), 0);
     descriptor.native = Some(Native {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_what_a_handshake_would_have_told() {
+    fn a_direct_name_carries_the_descriptor() {
         for (shm, address) in [("", "10.0.0.1:7501"), ("/run/user/0/kvplane/segment-7501.shm", "[fe80::1]:9")] {
             let native = Native {
                 tcp: Some(address.parse().expect("an address")),

@@ -1,29 +1,29 @@
-//! Where an engine listens, and which address its peers get, from the host name that a user gives it.
+//! Addresses of an engine, listened on and announced, from the host name that a user gives.
 //!
 //! A user may name an address that no interface of this machine has: that of a NAT gateway, of a container's host or of
 //! a Kubernetes service. Such an address is announced, and the engine listens on all addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-/// The address of an engine, as the host name of its user gives it.
+/// Addresses of an engine, from the host name that its user gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnAddress {
-    /// The address to listen on.
+    /// Address to listen on.
     pub listen: IpAddr,
-    /// The address that peers get, where it is another one.
+    /// Address to announce to peers, where it differs.
     pub announce: Option<IpAddr>,
-    /// The port behind the host, where there is one.
+    /// Port in the name, if any.
     pub port: Option<u16>,
 }
 
 impl OwnAddress {
-    /// The address that `name` stands for: a host name, an IPv4 or IPv6 address, each with or without a port. An IPv6
-    /// address may be in brackets, has to be where a port follows, and may have a scope (`fe80::1%eth0`). An empty name
-    /// is that of the loopback address. `bind` is the address to listen on, where it is known otherwise.
+    /// Resolves `name`: a host name, an IPv4 or IPv6 address, each with or without a port. An IPv6 address may be in
+    /// brackets, must be if a port follows, and may have a scope (`fe80::1%eth0`). An empty name is the loopback
+    /// address. `bind` is the address to listen on, if it is known otherwise.
     ///
-    /// Where an interface has the address, the engine listens on it alone. Otherwise the engine listens on all
-    /// addresses, and a line on standard error says so; a name that does not resolve, and an unspecified address,
-    /// announce the address from which this machine reaches others.
+    /// If an interface has the address, the engine listens on that address only. Otherwise the engine listens on all
+    /// addresses, and a line on standard error reports it; for a name that does not resolve, or an unspecified address,
+    /// it announces the address from which this machine reaches others.
     #[must_use]
     pub fn resolve(name: &str, bind: Option<IpAddr>) -> Self {
         let (host, port) = split(name);
@@ -37,8 +37,8 @@ impl OwnAddress {
                 let any = any_of(found.or_else(|| host.parse().ok()));
                 let announce = found.unwrap_or_else(|| outward(any));
                 eprintln!(
-                    "kvplane: {host} is no address of an interface of this machine: the engine listens on {any}, and \
-                     peers get the address {announce}"
+                    "kvplane: no interface of this machine has the address {host}: the engine listens on {any}, and \
+                     announces the address {announce}"
                 );
                 Self { listen: any, announce: Some(announce), port }
             }
@@ -46,7 +46,7 @@ impl OwnAddress {
     }
 }
 
-/// The host and the port of a name.
+/// Splits a name into host and port.
 pub(crate) fn split(name: &str) -> (&str, Option<u16>) {
     let (host, port) = match name.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, rest)) => (host, rest.strip_prefix(':')),
@@ -59,7 +59,7 @@ pub(crate) fn split(name: &str) -> (&str, Option<u16>) {
     (host, port.and_then(|port| port.parse().ok()))
 }
 
-/// The address that a host stands for, unless there is none that peers could use.
+/// Returns the address that a host name stands for, unless peers could not use it.
 fn announced(host: &str) -> Option<IpAddr> {
     if host.is_empty() || host == "localhost" {
         return Some(Ipv4Addr::LOCALHOST.into());
@@ -74,12 +74,13 @@ fn any_of(ip: Option<IpAddr>) -> IpAddr {
     if ip.is_some_and(|ip| ip.is_ipv6()) { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
 }
 
-/// An interface of this machine has the address. Link-local addresses that need a scope count as remote.
+/// Returns true if an interface of this machine has the address. Link-local addresses that need a scope count as
+/// remote.
 fn has_interface(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The address from which this machine reaches others; the loopback address where there is no route.
+/// Returns the address from which this machine reaches others; the loopback address where there is no route.
 fn outward(any: IpAddr) -> IpAddr {
     // No packet is sent: connecting a UDP socket only looks up the route. Both addresses are for documentation.
     let (far, loopback): (IpAddr, IpAddr) = if any.is_ipv4() {
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports_are_told_apart() {
+    fn hosts_and_ports_are_split() {
         for (name, host, port) in [
             ("", "", None),
             ("host", "host", None),
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_this_machine_is_listened_on_alone() {
+    fn an_address_of_this_machine_is_the_only_one_listened_on() {
         let loopback: IpAddr = Ipv4Addr::LOCALHOST.into();
         for (name, port) in [("", None), ("localhost:5", Some(5)), ("127.0.0.1", None), ("127.0.0.1:0", Some(0))] {
             assert_eq!(
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_is_announced_and_all_are_listened_on() {
+    fn a_foreign_address_is_announced_and_all_are_listened_on() {
         let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
         for name in ["203.0.113.7", "203.0.113.7:12345"] {
             let made = OwnAddress::resolve(name, None);

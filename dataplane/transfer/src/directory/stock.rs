@@ -1,8 +1,8 @@
-//! Stock Mooncake engines over RDMA, as the asking side sees them: what is known of them, and the handshakes.
+//! Client side of stock Mooncake engines over RDMA: their descriptions, and the handshakes with them.
 //!
-//! A stock engine keeps one connection for each device that asks it, by the device's name, and a new one of the same
-//! name ends the old. So each of our connections has a name of its own: the device's, and behind it which connection of
-//! which process it is. Handshakes are calls that wait, so threads of their own make them.
+//! A stock engine keeps one connection for each device of a peer, by the device's name, and a new connection of the
+//! same name replaces the old one. Therefore each connection of this engine uses a name of its own: the device's, with
+//! a suffix that identifies the process and the connection. Handshakes block, so they run on threads of their own.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,14 +17,14 @@ use crate::directory::daemon_of;
 use crate::error::Error;
 use crate::lock;
 
-/// Threads that make handshakes.
+/// Number of handshake threads.
 const THREADS: usize = 4;
-/// Handshakes that may wait for a thread.
+/// Limit of handshakes that wait for a thread.
 const WAITING: usize = 4096;
-/// Engines remembered before those that nobody holds any more are looked for.
+/// Number of engines remembered before unreferenced ones are removed.
 const FORGET_AT: usize = 64;
 
-/// The stock engines that are asked over RDMA.
+/// Stock engines that are reached over RDMA.
 pub(crate) struct Stock {
     known: Mutex<KnownPeer>,
     line: Arc<Line>,
@@ -40,7 +40,7 @@ struct KnownPeer {
     last: u64,
 }
 
-/// What the threads work on.
+/// State shared with the threads.
 struct Line {
     caller: Caller,
     store: Option<Arc<dyn MetadataStore>>,
@@ -52,7 +52,7 @@ struct Line {
 }
 
 impl Stock {
-    /// For an engine of this name. `unique` is that of its incarnation.
+    /// Creates the client side of an engine with this name. `unique` is the number of its incarnation.
     pub(crate) fn new(
         environment: &Environment,
         store: Option<Arc<dyn MetadataStore>>,
@@ -77,13 +77,13 @@ impl Stock {
         }
     }
 
-    /// Takes what a stock engine says of itself: its number, what is known of it, and the generation of its buffers.
+    /// Records the description of a stock engine; returns its number, its record, and the generation of its buffers.
     ///
     /// # Errors
-    /// When what it says of RDMA cannot be.
+    /// When its RDMA description is malformed.
     pub(crate) fn learn(&self, descriptor: &Descriptor) -> Result<(u64, Arc<ForeignPeer>, u32), Error> {
         let said = descriptor.rdma()?;
-        // With two networks, the one that handshakes go over has a name of its own.
+        // With two networks, the one for handshakes has a name of its own.
         let name = match descriptor.rdma_server_name.as_str() {
             "" => &descriptor.name,
             name => name,
@@ -102,13 +102,13 @@ impl Stock {
         Ok((number, peer, generation))
     }
 
-    /// The threads, made when there is the first handshake.
+    /// Starts the threads, at the first handshake.
     fn start(&self) {
         let mut threads = lock(&self.threads);
         while threads.len() < THREADS {
             let line = Arc::clone(&self.line);
             let name = format!("kvp-rdma-{}", threads.len());
-            // With fewer threads it takes longer; without any, what waits ends with the lane's deadline.
+            // With fewer threads it takes longer; without any, handshakes end with the lane's deadline.
             let Ok(thread) = std::thread::Builder::new().name(name).spawn(move || line.work()) else { return };
             threads.push(thread);
         }
@@ -165,8 +165,8 @@ impl Line {
         let daemon = daemon_of(self.store.as_deref(), &self.prefix, peer).map_err(|error| error.to_string())?;
         let reply = self.caller.connect(&daemon, &request).map_err(|error| error.to_string())?;
         let gid = reply.local_gid.map(Gid);
-        let gid = gid.ok_or("its handshake tells no address: it is a Mooncake before 0.3.11".to_owned());
-        // What is answered when it is told that we are connected matters to nobody.
+        let gid = gid.ok_or("its handshake has no local_gid: it is a Mooncake before 0.3.11".to_owned());
+        // The reply to the final message, which reports the connection as ready, is ignored.
         let gid = if handshake.ready { gid.unwrap_or_default() } else { gid? };
         let half = ForeignHalf { queue_pairs: reply.queue_pairs, gid, lid: reply.local_lid };
         Ok(StockAnswer { half, wants_ready: reply.ready.is_some() })
@@ -189,7 +189,7 @@ impl StockEngines for Stock {
     fn ask(&self, handshake: Handshake) {
         self.start();
         let mut waiting = lock(&self.line.waiting);
-        // One too many is dropped, and with that answered.
+        // A handshake over the limit is dropped, which fails it.
         if waiting.len() < WAITING {
             waiting.push_back(handshake);
             self.line.more.notify_one();
@@ -211,7 +211,7 @@ impl Drop for Stock {
         }
         self.line.more.notify_all();
         for thread in core::mem::take(&mut *lock(&self.threads)) {
-            // A panic there was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }

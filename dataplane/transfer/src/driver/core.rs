@@ -1,4 +1,4 @@
-//! What is behind a driver's lock: the initiator, and which batch is which.
+//! State behind a driver's lock: the initiator, and the batches in flight by their ids.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -14,17 +14,18 @@ use super::{Command, Driver, Work};
 use crate::batch::State;
 use crate::segment::peers::{Departures, Peer};
 
-/// Connections to peers that are left are reset in one round, and mostly gone in the next: nobody may drive after that.
+/// Rounds after the close of a peer: its connections are reset in one round, and mostly gone in the next. No thread may
+/// drive after that.
 const LEAVING_ROUNDS: u32 = 2;
 
-/// The longest wait for the kernel in one round: whoever wants the lock meanwhile waits too.
+/// Longest wait for the kernel in one round: threads that want the lock wait for it, too.
 const BURY_LONGEST: Duration = Duration::from_millis(5);
 
-/// A peer as the initiator knows it.
+/// Peer with its id in the initiator.
 struct KnownPeer {
     peer: Weak<Peer>,
     id: PeerId,
-    /// The initiator's id for the file, where the peer stands for one.
+    /// Segment id of the file, if the peer represents one.
     file: Option<SegmentId>,
 }
 
@@ -34,24 +35,24 @@ impl KnownPeer {
     }
 }
 
-/// The initiator and its batches; whoever has the lock drives it.
+/// Initiator and its batches; the thread that holds the lock drives it.
 pub(crate) struct Core {
-    /// `None` when the kernel failed it: then nothing more can be asked.
+    /// `None` after a kernel failure: then no batch can be submitted any more.
     initiator: Option<Initiator>,
-    /// One that the kernel failed, until the kernel has let go of the memory of its batches.
+    /// Failed initiator, kept until the kernel has released the memory of its batches.
     ending: Option<Initiator>,
-    /// Batches in flight by the index of their ids.
+    /// Batches in flight, by the index of their ids.
     batches: Vec<Option<Arc<State>>>,
-    /// What was taken from the inbox and not done yet.
+    /// Commands taken from the inbox and not carried out yet.
     pub(super) todo: VecDeque<Command>,
-    /// The batch that begins or ends at the moment: it is not to be lost where that panics.
+    /// Batch that begins or completes at present, so that it is not lost in a panic.
     in_hand: Option<Arc<State>>,
-    /// The peers that were asked, by their numbers.
+    /// Peers used so far, by their numbers.
     peers: HashMap<u64, KnownPeer>,
-    /// Whom a batch asks, by position, while it begins.
+    /// Scratch list of the peers of the batch that begins, by position.
     asked: Vec<(PeerId, Option<SegmentId>)>,
     departures: Departures,
-    /// Of those, how many were looked at.
+    /// Departure count at the last check.
     departed: u64,
     failure: String,
 }
@@ -72,7 +73,7 @@ impl Core {
         }
     }
 
-    /// Does what was taken from the inbox.
+    /// Carries out the commands taken from the inbox.
     pub(super) fn obey(&mut self, driver: &Driver) {
         while let Some(command) = self.todo.pop_front() {
             match command {
@@ -138,14 +139,14 @@ impl Core {
         }
     }
 
-    /// One round that waits for nothing.
+    /// Runs one round without waiting.
     pub(super) fn post(&mut self, driver: &Driver) {
         self.bury(driver, Duration::ZERO);
         let result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
         self.after(driver, result);
     }
 
-    /// One round that waits when there is nothing to do, by the engine's pacing.
+    /// Runs one round that waits, by the engine's pacing, when there is nothing to do.
     pub(super) fn round(&mut self, driver: &Driver, longest: Duration, pending: impl FnOnce() -> bool) {
         self.bury(driver, longest);
         let result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.round(longest, pending));
@@ -160,7 +161,7 @@ impl Core {
             if connecting != driver.connecting.load(Ordering::Relaxed) {
                 driver.connecting.store(connecting, Ordering::Relaxed);
             }
-            // What ended may have been the last to hold a peer.
+            // The completed batches may have held the last reference to a peer.
             if self.leave_departed() {
                 rounds = LEAVING_ROUNDS;
             }
@@ -175,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Closes the peers that nobody holds any more; whether it looked for some.
+    /// Closes unreferenced peers. Returns true if there were departures since the last check.
     fn leave_departed(&mut self) -> bool {
         let (departed, Some(initiator)) = (self.departures.count(), &mut self.initiator) else { return false };
         if departed == self.departed {
@@ -195,10 +196,10 @@ impl Core {
         true
     }
 
-    /// Lets batches ask for this file.
+    /// Adds a file that batches can then read and write.
     ///
     /// # Errors
-    /// When it is one too many, or nothing can be asked any more.
+    /// When the limit of files is reached, or the initiator has failed.
     pub(crate) fn add_file(&mut self, peer: &Arc<Peer>, file: Arc<DirectFile>) -> std::io::Result<()> {
         let initiator = self.initiator.as_mut().ok_or_else(|| std::io::Error::other(self.failure.clone()))?;
         let file = initiator.host().add_file(file)?;
@@ -228,10 +229,10 @@ impl Core {
         }
     }
 
-    /// The kernel failed us, or we did: nothing more is asked, and what is in flight is told as soon as its memory is
-    /// free.
+    /// Handles a failure of the kernel or a panic: no batch can be submitted any more, and those in flight fail as soon
+    /// as their memory is released.
     pub(super) fn fail(&mut self, driver: &Driver, why: &str) {
-        self.failure = driver.broken.get_or_init(|| format!("the engine cannot go on: {why}")).clone();
+        self.failure = driver.broken.get_or_init(|| format!("the engine has failed: {why}")).clone();
         if let Some(failed) = self.initiator.take() {
             self.ending = Some(failed);
         }
@@ -239,13 +240,13 @@ impl Core {
         self.bury(driver, Duration::ZERO);
     }
 
-    /// Tells the batches of a failed initiator, once the kernel has let go of their memory; waits for it, at most
-    /// `longest`. The kernel may move files long after it took our last call.
+    /// Fails the batches of a failed initiator once the kernel has released their memory; waits for that up to
+    /// `longest`. The kernel may access files long after the last system call.
     fn bury(&mut self, driver: &Driver, longest: Duration) {
         if self.failure.is_empty() {
             return;
         }
-        // Taken out: should it panic too, it is not there any more when this is tried again. Its end waits as well.
+        // Taken out first: if this panics too, it is gone at the next attempt. Its drop waits as well.
         if let Some(mut ending) = self.ending.take()
             && !ending.host().files().end(longest.min(BURY_LONGEST))
         {
@@ -262,18 +263,18 @@ impl Core {
         }
     }
 
-    /// The initiator's books, and the names of its peers; none when it failed.
+    /// Returns the initiator's counters and the names of its peers; `None` after a failure.
     pub(crate) fn books(&mut self) -> Option<(ClientMetrics<'_>, HashMap<PeerId, String>)> {
         let name = |known: &KnownPeer| Some((known.id, known.peer.upgrade()?.name()));
         Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
     }
 
-    /// The names of its RDMA devices, by their numbers.
+    /// Returns the names of its RDMA devices, by their indices.
     pub(crate) fn devices(&self) -> Vec<String> {
         self.initiator.as_ref().map_or_else(Vec::new, Initiator::device_names)
     }
 
-    /// What it counted of sends without a copy.
+    /// Returns the counters of zero-copy sends.
     pub(crate) fn zero_copy(&self) -> ZeroCopyCounters {
         self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().zero_copy)
     }
@@ -310,10 +311,10 @@ mod tests {
     const BYTES: usize = 16 << 20;
     const PART: usize = 256 << 10;
 
-    /// The kernel is reading a file into our memory when it fails us otherwise: batches are told when it has ended
-    /// that, and the memory is ours again.
+    /// The kernel is reading a file into local memory when the initiator fails: batches complete only when the kernel
+    /// has finished the reads and the memory is free again.
     #[test]
-    fn a_failed_initiators_batches_are_done_when_their_memory_is_free() {
+    fn batches_of_a_failed_initiator_complete_when_their_memory_is_free() {
         let path = std::env::current_exe().unwrap().with_file_name(format!("kvplane-core-{}", std::process::id()));
         std::fs::write(&path, vec![7; BYTES]).unwrap();
         for round in 0..8 {
@@ -334,7 +335,7 @@ mod tests {
             let batch = engine.submit(&requests, &SubmitOptions::default()).unwrap();
             let driver = &engine.drivers[0];
             driver.with(|core| core.fail(driver, "a test's"));
-            // Whoever asks now is refused at once, whether or not that is over.
+            // A submission now is rejected at once, whether or not the reads have finished.
             let later = engine.submit(&requests[..1], &SubmitOptions::default()).expect_err("refused");
             assert!(later.to_string().contains("a test's"), "{later}");
             let state = batch.wait().state;

@@ -1,8 +1,9 @@
-//! The engine's own thread: it drives what is in flight, and connections that are on their way, when nobody waits.
+//! Progress thread of the engine: drives batches in flight, and connections being established, while no thread waits.
 //!
-//! Where somebody asked to be told, it is woken at once. Else it looks once a millisecond, as most batches are waited
-//! for by who submitted them, and a wake-up for each would cost them more than the transfer. Some time after the last
-//! batch it sleeps until there is another, and looks from time to time whether there are peers to be left.
+//! It is woken at once for a batch whose owner requested a notification. Otherwise it checks once a millisecond,
+//! because most batches are waited for by the thread that submitted them, and a wake-up for each would cost more than
+//! the transfer. Some time after the last batch it sleeps until the next one, and checks periodically for peers to
+//! close.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,23 +14,23 @@ use super::Driver;
 use crate::batch::State;
 use crate::error::Error;
 
-/// How often it looks.
+/// Interval of the checks.
 const TICK: Duration = Duration::from_millis(1);
-/// Looks without anything in flight after which it sleeps.
+/// Checks without anything in flight after which it sleeps.
 const IDLE_TICKS: u32 = 20;
-/// The longest sleep: bounds what a lost wake-up could cost.
+/// Longest sleep; bounds the delay of a lost wake-up.
 const SLEEP: Duration = Duration::from_secs(10);
 
 impl Driver {
-    /// Starts the thread. It ends with [`Self::stop`].
+    /// Starts the thread, which ends with [`Self::stop`].
     ///
     /// # Errors
-    /// When the kernel gives no thread.
+    /// When the kernel refuses a thread.
     pub(crate) fn start_progress(self: &Arc<Self>, number: usize) -> Result<JoinHandle<()>, Error> {
         let driver = Arc::clone(self);
         let builder = std::thread::Builder::new().name(format!("kvp-progress-{number}"));
         let body = move || {
-            // After a panic the first thing it does is to end what was in flight, for those who wait.
+            // After a panic, the first poll fails everything in flight, which wakes all waiters.
             let round = || {
                 driver.poll();
                 driver.progress();
@@ -43,7 +44,7 @@ impl Driver {
         Ok(thread)
     }
 
-    /// Withdraws all batches in flight, waits for them, and ends the thread. No batch may be submitted any more.
+    /// Cancels all batches in flight, waits for them, and ends the thread. No batch may be submitted any more.
     pub(crate) fn stop(&self) {
         self.with(super::Core::cancel_all);
         self.stopping.store(true, Ordering::SeqCst);
@@ -56,7 +57,7 @@ impl Driver {
         self.kick();
     }
 
-    /// Nobody waits for this batch: moves it on until it is done.
+    /// Lets the progress thread drive this batch until it is complete, because no thread waits for it.
     pub(crate) fn push(&self, state: &State) {
         if state.begin_push() {
             self.pushed.fetch_add(1, Ordering::SeqCst);
@@ -66,13 +67,13 @@ impl Driver {
         }
     }
 
-    /// Has the thread drive at once.
+    /// Makes the thread drive at once.
     pub(super) fn kick(&self) {
         self.kicked.store(true, Ordering::SeqCst);
         self.wake_progress();
     }
 
-    /// Has the thread look whether somebody drives, after a tick.
+    /// Makes the thread check after a tick whether any thread drives.
     pub(super) fn wake_progress(&self) {
         if let Some(thread) = self.progress.get() {
             thread.unpark();
@@ -82,7 +83,7 @@ impl Driver {
     fn progress(&self) {
         let (mut idle, mut seen, mut departed) = (0, 0, 0);
         while !self.stopping.load(Ordering::SeqCst) {
-            // The last batch that held a peer may have been another driver's.
+            // The last batch that referenced a peer may have been another driver's.
             let departures = self.departures.count();
             if departures != departed {
                 departed = departures;
@@ -107,13 +108,13 @@ impl Driver {
                 continue;
             }
             self.asleep.store(true, Ordering::SeqCst);
-            // Either this sees the batch, or who submits it sees that we sleep.
+            // Either this sees the batch, or the submitting thread sees `asleep`.
             if !self.is_busy() && !self.stopping.load(Ordering::SeqCst) {
                 std::thread::park_timeout(SLEEP);
             }
             self.asleep.store(false, Ordering::SeqCst);
             idle = if self.is_busy() { 0 } else { IDLE_TICKS };
-            // Who has just submitted most likely waits himself.
+            // The thread that has just submitted most likely waits itself.
             seen = self.rounds.load(Ordering::Relaxed).wrapping_add(1);
             if idle == 0 && !self.kicked.load(Ordering::SeqCst) {
                 std::thread::park_timeout(TICK);

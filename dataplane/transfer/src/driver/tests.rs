@@ -1,4 +1,4 @@
-//! Panics of threads that have the lock: everybody who waits is told, and nothing starts any more.
+//! Panics of threads that hold the lock: all waiters are woken with an error, and nothing can be submitted afterwards.
 
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use crate::segment::peers::Peers;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A driver, and batches that ask a peer that never answers.
+/// Driver, and batches to a peer that never answers.
 struct Rig {
     driver: Arc<Driver>,
     _silent: TcpListener,
@@ -76,20 +76,20 @@ fn everybody_is_told(progress: bool, drill: impl Fn(&Driver) + Sync) {
     assert_eq!((driver.in_flight(), driver.foreground.load(Ordering::SeqCst)), (0, 0));
     assert!(!driver.led.load(Ordering::SeqCst));
     let error = rig.submit().expect_err("nothing starts any more").to_string();
-    assert!(error.contains("panicked") && error.contains("end the engine"), "{error}");
+    assert!(error.contains("panicked") && error.contains("stop the engine"), "{error}");
     driver.stop();
     thread.into_iter().for_each(|thread| thread.join().expect("it ends"));
 }
 
 #[test]
-fn a_panic_of_who_does_something_short_is_told() {
+fn a_panic_in_a_short_operation_fails_all_batches() {
     for progress in [false, true] {
         everybody_is_told(progress, |driver| driver.with(|_| panic!("a drill")));
     }
 }
 
 #[test]
-fn a_panic_of_who_leads_is_told() {
+fn a_panic_of_the_leader_fails_all_batches() {
     for progress in [false, true] {
         everybody_is_told(progress, |driver| {
             driver.wanted.fetch_add(1, Ordering::SeqCst);
@@ -101,9 +101,9 @@ fn a_panic_of_who_leads_is_told() {
     }
 }
 
-/// Nobody waits; the engine's own thread sees to it.
+/// No thread waits; the progress thread completes the batch.
 #[test]
-fn a_panic_is_told_to_futures_and_descriptors() {
+fn a_panic_wakes_futures_and_descriptors() {
     let rig = Rig::new();
     let thread = rig.driver.start_progress(0).expect("a thread");
     let batch = rig.submit().expect("submitted");

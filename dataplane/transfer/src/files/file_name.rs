@@ -1,4 +1,4 @@
-//! Names of file segments: `file:///absolute/path?option&option`, read and written.
+//! Names of file segments, parsed and formatted: `file:///absolute/path?option&option`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,31 +9,30 @@ use kvplane_engine::FileOptions;
 use crate::error::Error;
 use crate::size::parse_bytes;
 
-/// How names of files begin, and no name of an engine.
+/// Scheme of file names, which no name of an engine begins with.
 const SCHEME: &str = "file:";
 
-/// What the name of a file segment says.
+/// Parsed name of a file segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct FileName {
     pub(crate) path: PathBuf,
-    /// Make it, with this length, where there is none.
+    /// Length with which a missing file is created.
     pub(crate) create_bytes: Option<u64>,
     pub(crate) read_only: bool,
     pub(crate) buffered: bool,
 }
 
-/// Whether a name is one of a file.
+/// Returns true for the name of a file.
 pub(crate) fn is_file(name: &str) -> bool {
     name.starts_with(SCHEME)
 }
 
 impl FileName {
-    /// Reads `file:///path` or `file:/path`, with options after a `?`: `create=SIZE` (`4096`, `64M`), `readonly`,
-    /// `buffered`. As in
-    /// any such name, `%3F` stands for a `?` of the path itself.
+    /// Parses `file:///path` or `file:/path`, with options after a `?`: `create=SIZE` (`4096`, `64M`), `readonly`,
+    /// `buffered`. As in other such names, `%3F` stands for a `?` of the path itself.
     ///
     /// # Errors
-    /// When it is malformed: says what is wrong.
+    /// When it is malformed; the error names the reason.
     pub(crate) fn parse(name: &str) -> Result<Self, Error> {
         let wrong = |why: String| Error::Argument(format!("the name {name:?}: {why}"));
         let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with file:".to_owned()))?;
@@ -77,7 +76,7 @@ impl FileName {
         Ok(found)
     }
 
-    /// The one name of this path opened in this way.
+    /// Returns the canonical name of this path with these options.
     pub(crate) fn canonical(&self) -> String {
         let options = match (self.read_only, self.buffered) {
             (false, false) => "",
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read() {
+    fn file_names_are_parsed() {
         let plain = FileName { path: "/a/b c".into(), create_bytes: None, read_only: false, buffered: false };
         for name in ["file:///a/b c", "file:/a/b%20c", "file://localhost/a/b c", "file:///a/b c?", "file:///a/b c?&"] {
             assert_eq!(FileName::parse(name).unwrap(), plain, "{name}");
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_names_lead_back() {
+    fn canonical_names_parse_to_the_same_file() {
         for bytes in 1..=255u8 {
             for (read_only, buffered) in [(false, false), (false, true), (true, false), (true, true)] {
                 let path = PathBuf::from(OsString::from_vec(vec![b'/', bytes, b'x', bytes]));
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_names_say_why() {
+    fn malformed_names_are_rejected_with_a_reason() {
         for (name, why) in [
             ("file:", "absolute"),
             ("file:relative", "absolute"),
@@ -168,11 +167,11 @@ mod tests {
             ("file:///a?creat=1", "creat=1"),
             ("file:///a?create=0", "at least 1"),
             ("file:///a?create=0K", "at least 1"),
-            ("file:///a?create=", "no size"),
+            ("file:///a?create=", "not a size"),
             ("file:///a?create=1e9", "K, M, G or T"),
             ("file:///a?create=64Q", "K, M, G or T"),
-            ("file:///a?create=18446744073709551616", "more bytes than there are"),
-            ("file:///a?create=99999999T", "more bytes than there are"),
+            ("file:///a?create=18446744073709551616", "exceeds 2^64 bytes"),
+            ("file:///a?create=99999999T", "exceeds 2^64 bytes"),
             ("file:///a?create", "create=SIZE"),
             ("file:///a?readonly=1", "unknown"),
             ("file:///a?readonly&create=1", "leave out"),

@@ -11,17 +11,17 @@ use kvplane_proto::Status;
 use crate::memory::Buffer;
 use crate::metrics::{Metrics, RailSnapshot, SlowTransfer};
 
-/// Slow copies that are kept: the latest.
+/// Number of slow copies that are kept, the latest ones.
 const SLOW_KEPT: usize = 64;
 
-/// A copy within our own memory.
+/// Copy within local memory.
 pub(crate) struct Copy {
     pub(crate) to: (Arc<Buffer>, u64),
     pub(crate) from: (Arc<Buffer>, u64),
     pub(crate) bytes: u64,
 }
 
-/// A copy that took long.
+/// Slow copy.
 #[derive(Clone, Copy)]
 struct Slow {
     bytes: u64,
@@ -35,8 +35,7 @@ struct Books {
     slow: VecDeque<Slow>,
 }
 
-/// The copies of the threads that share one initiator. The lock is held for the additions of a batch, never while
-/// bytes move.
+/// Copies by the threads that share one initiator. The lock is held while a batch is counted, never during a copy.
 pub(crate) struct Copies {
     books: Mutex<Books>,
     slow_ns: u64,
@@ -47,7 +46,7 @@ impl Copies {
         Self { books: Mutex::default(), slow_ns }
     }
 
-    /// Copies, one after the other, and says so of each; `start_ns` is when they were asked for.
+    /// Carries out copies one after the other, and reports each to `done`; `start_ns` is the time of their submission.
     pub(crate) fn carry_out(&self, copies: &[Copy], start_ns: u64, done: impl Fn(usize, u64)) {
         if copies.is_empty() {
             return;
@@ -79,7 +78,7 @@ impl Copies {
         copies.iter().enumerate().for_each(|(number, copy)| done(number, copy.bytes));
     }
 
-    /// Adds what was copied, if anything was, to an engine's metrics, with the engine itself as the peer.
+    /// Adds the copies, if there were any, to an engine's metrics, with the engine itself as the peer.
     pub(crate) fn add_to(&self, metrics: &mut Metrics, initiator: usize, engine: &str) {
         let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = &books.counts;

@@ -11,31 +11,31 @@ use crate::directory::BufferRecord;
 use crate::error::Error;
 use crate::memory::{Buffer, RegisterOptions};
 
-/// How often unregistering looks whether the users have left, when it cannot wait for a certain one.
+/// Polling interval of unregistering while the users of a buffer are unknown threads.
 const LOOK: Duration = Duration::from_micros(200);
-/// What peers have at least to leave one of several regions.
+/// Minimum time for peers to leave each of several regions.
 const QUIET_LEAST: Duration = Duration::from_millis(100);
 
 impl TransferEngine {
-    /// Registers memory: transfers may use it as source and destination, and peers may use it if the options say so.
+    /// Registers memory: transfers can use it as source and destination, and peers can access it if the options permit.
     ///
     /// # Errors
-    /// When it overlaps registered memory, is one region too many, or the location is malformed.
+    /// When it overlaps registered memory, the limit of regions is reached, or the location is malformed.
     pub fn register(&self, region: Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
         self.register_batch(&[region], options)
     }
 
-    /// Registers several regions, or none of them when one is refused.
+    /// Registers several regions, or none of them when one is rejected.
     ///
     /// # Errors
-    /// As [`Self::register`].
+    /// The same as [`Self::register`].
     pub fn register_batch(&self, regions: &[Arc<Region>], options: &RegisterOptions) -> Result<(), Error> {
         options.check()?;
         let changing = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
         for (done, region) in regions.iter().enumerate() {
             if let Err(error) = self.register_one(region, options) {
                 drop(changing);
-                // What else goes wrong in taking back matters less than why.
+                // The original error is reported, not that of the rollback.
                 for earlier in &regions[..done] {
                     let _ = self.unregister(earlier.address());
                 }
@@ -53,7 +53,7 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Tells peers which buffers there are.
+    /// Publishes the buffers to peers.
     pub(crate) fn publish(&self) -> Result<(), Error> {
         let told = |buffer: &Arc<Buffer>| {
             let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
@@ -91,21 +91,22 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Forgets the memory that was registered at this address. Returns when neither peers nor transfers of ours use it
-    /// any more; the deadlines of the transfers, and that of the settings for peers, bound it.
+    /// Unregisters the memory at this address. Returns when neither peers nor local transfers use it any more; the wait
+    /// is bounded by the transfers' deadlines and by
+    /// [`TransferEngineConfig::quiet_deadline`](crate::TransferEngineConfig::quiet_deadline).
     ///
     /// # Errors
-    /// When nothing is registered there. When peers still use the memory after the time that the settings give them,
-    /// or the serving thread does not answer, saying who and what to do: then the memory must stay. No new transfer
-    /// uses it and it cannot be registered again, until this was called again and has returned without an error.
+    /// When nothing is registered there. When peers still use the memory after that deadline, or the serving thread
+    /// does not answer; the error names them and the next step: the memory must not be freed then. No new transfer uses
+    /// it, and it cannot be registered again, until this was called again and has succeeded.
     pub fn unregister(&self, address: u64) -> Result<(), Error> {
         self.unregister_batch(&[address])
     }
 
-    /// The same for several, or for none when nothing is registered at one of the addresses.
+    /// Unregisters several regions, or none when nothing is registered at one of the addresses.
     ///
     /// # Errors
-    /// As [`Self::unregister`].
+    /// The same as [`Self::unregister`].
     pub fn unregister_batch(&self, addresses: &[u64]) -> Result<(), Error> {
         let changing = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
         let buffers = {
@@ -114,7 +115,7 @@ impl TransferEngine {
                 return Err(Error::AddressNotRegistered(format!("no memory is registered at {address:#x}")));
             }
             let mut buffers: Vec<Arc<Buffer>> = addresses.iter().filter_map(|&address| map.leave(address)).collect();
-            // An address that is named twice is there only once.
+            // A repeated address counts once.
             buffers.sort_unstable_by_key(|buffer| buffer.address);
             buffers.dedup_by_key(|buffer| buffer.address);
             buffers
@@ -124,7 +125,7 @@ impl TransferEngine {
             true => self.publish(),
             false => Ok(()),
         };
-        // Those who hold several of them up have the time once, not for each.
+        // Peers that hold several regions get the time once, not for each region.
         let until = Instant::now() + self.config.quiet_deadline;
         for buffer in &buffers {
             let left = until.saturating_duration_since(Instant::now());
@@ -146,7 +147,7 @@ impl TransferEngine {
             let (bytes, address) = (buffer.bytes, buffer.address);
             return Err(Error::MemoryHeld { address, bytes, why: error });
         }
-        // Another thread may have waited for the same, and the name be somebody else's by now.
+        // Another thread may have waited for the same buffer, and the index belong to a new one by now.
         if self.memory.write().left(buffer) {
             self.drivers.iter().for_each(|driver| driver.remove_buffer(buffer.index));
             self.memory.write().give_back(buffer.index);

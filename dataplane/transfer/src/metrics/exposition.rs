@@ -1,8 +1,8 @@
-//! What is shown to scrapers: series that only grow, for a bounded number of peers, and sums that are exact.
+//! Exposition of metrics to scrapers: monotonic series for a bounded number of peers, with exact sums.
 //!
-//! The first peers that are seen have series of their own; what all others did is shown as that of one peer, `other`. A
-//! peer that is gone keeps its series until the place is wanted for another. Whatever happens in between, the series of
-//! a transport add up to what it did in all, as far as they are shown: `other` is the difference.
+//! The first peers seen get series of their own; all others are combined in the peer `other`. A peer that is gone keeps
+//! its series until another peer needs the place. Whatever happens in between, the series of a transport add up to its
+//! total, as far as they are shown: `other` is the difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use kvplane_client::{RailCounts, Transport};
 
 use super::{Metrics, RailSnapshot};
 
-/// Peers that have series of their own.
+/// Number of peers with series of their own.
 const PEERS: usize = 32;
 
-/// A series: which transport, and on which rail, by the name of its device or its number.
+/// Key of a series: the transport, and the rail by the name of its device or its index.
 pub(super) type Key = (Transport, String);
 
-/// What a series shows: what rails counted before, and what those in use counted since the series began.
+/// Counters of a series: those of former rails, and those of the present rails since the series began.
 #[derive(Default)]
 struct Series {
     before: RailCounts,
@@ -32,7 +32,7 @@ impl Series {
         shown
     }
 
-    /// The rails count from nothing again.
+    /// Ends the present rails: new ones count from zero.
     fn end(&mut self) {
         self.before = self.shown();
         (self.from, self.last) = (RailCounts::default(), RailCounts::default());
@@ -53,42 +53,42 @@ struct Peer {
     series: BTreeMap<Key, Series>,
 }
 
-/// How a rail is at the moment, over all initiators.
+/// Present state of a rail, over all initiators.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Now {
     pub(super) inflight_bytes: u64,
-    /// Initiators for which it is paused.
+    /// Number of initiators for which it is paused.
     pub(super) paused: u64,
-    /// What it serves, for the initiator for which it serves most.
+    /// Measured bandwidth, for the initiator with the highest.
     pub(super) bytes_per_second: u64,
 }
 
-/// What one scrape shows of one series.
+/// Series as shown in one scrape.
 pub(super) struct SeriesView {
     pub(super) peer: String,
     pub(super) transport: Transport,
     /// `all` for the peers that share a series.
     pub(super) rail: String,
     pub(super) counts: RailCounts,
-    /// Nothing for a peer that is not there any more.
+    /// Present state; `None` for a peer that is gone.
     pub(super) now: Option<Now>,
 }
 
-/// What is remembered from one scrape to the next.
+/// State kept from one scrape to the next.
 #[derive(Default)]
 pub(crate) struct Exposition {
     peers: Vec<Peer>,
-    /// Peers that were counted with the others.
+    /// Peers counted in `other`.
     others: BTreeSet<String>,
-    /// What peers had shown that lost their series.
+    /// Counters shown by peers that lost their series.
     forgotten: BTreeMap<Transport, RailCounts>,
 }
 
-/// All rails of one peer, over all initiators.
+/// Rails of one peer, over all initiators.
 type Rails = BTreeMap<Key, (RailCounts, Now)>;
 
 impl Exposition {
-    /// Takes what was counted, and says what to show of it.
+    /// Updates the series from the present counters; returns the series to show.
     pub(super) fn scrape(&mut self, metrics: &Metrics) -> Vec<SeriesView> {
         let mut peers: BTreeMap<&str, Rails> = BTreeMap::new();
         let mut rest: BTreeMap<Transport, (RailCounts, Now)> = BTreeMap::new();
@@ -102,7 +102,7 @@ impl Exposition {
             sum.add(&counts);
             now.add(rail);
         }
-        // One that is being left has no name any more.
+        // A peer that is being closed has no name any more.
         peers.remove("");
         self.give_places(&peers);
         let mut shown = Vec::new();
@@ -132,7 +132,7 @@ impl Exposition {
         shown
     }
 
-    /// Gives series to peers that have none, as far as there are places.
+    /// Assigns series to new peers, while there are free places.
     fn give_places(&mut self, peers: &BTreeMap<&str, Rails>) {
         let known: BTreeSet<String> = self.peers.iter().map(|peer| peer.name.clone()).collect();
         let new = peers
@@ -148,7 +148,7 @@ impl Exposition {
             }
             let mut peer = Peer { name: (*name).to_owned(), ..Peer::default() };
             if self.others.contains(*name) {
-                // What it did until now was shown with the others and stays there.
+                // Its counts so far were shown in `other`, and stay there.
                 for (key, (counts, _)) in rails {
                     let series = Series { from: counts.clone(), last: counts.clone(), ..Series::default() };
                     peer.series.insert(key.clone(), series);
@@ -218,24 +218,24 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_comes_back_goes_on_where_it_was() {
+    fn a_peer_that_comes_back_continues_its_series() {
         use Transport::{Cma, Shm, Tcp};
         let mut exposition = Exposition::default();
         let a = |operations| ("a".to_owned(), Tcp, operations);
         let other = |operations| ("other".to_owned(), Tcp, operations);
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 5)], 0)), [a(5)]);
-        // Two more before it left.
+        // Two more operations before it left.
         assert_eq!(look(&mut exposition, &metrics(&[], 7)), [a(5), other(2)]);
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 3)], 7)), [a(8), other(2)]);
         // A new incarnation between two scrapes.
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 1)], 10)), [a(9), other(2)]);
-        // One without a name is being left.
+        // A peer without a name is being closed.
         let shown = look(&mut exposition, &metrics(&[("", Tcp, 1), ("b", Shm, 1), ("b", Cma, 2)], 10));
         assert_eq!(shown, [a(9), ("b".to_owned(), Shm, 1), ("b".to_owned(), Cma, 2), other(2)]);
     }
 
     #[test]
-    fn rails_over_devices_are_called_by_them() {
+    fn rails_over_devices_are_labelled_by_their_device() {
         let mut seen = metrics(&[("a", Transport::Rdma, 1), ("a", Transport::Rdma, 2), ("a", Transport::Tcp, 3)], 0);
         (seen.rails[0].device, seen.rails[1].device) = (Some("mlx5_0".to_owned()), Some("mlx5_1".to_owned()));
         let shown = Exposition::default().scrape(&seen).into_iter().map(|one| (one.rail, one.counts.operations));
@@ -244,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn peers_beyond_the_limit_share_a_series_until_there_is_room() {
+    fn peers_beyond_the_limit_share_a_series_until_one_is_free() {
         let names: Vec<String> = (0..PEERS + 3).map(|number| format!("peer-{number:03}")).collect();
         let all = |operations| names.iter().map(|name| (name.as_str(), Transport::Tcp, operations)).collect::<Vec<_>>();
         let mut exposition = Exposition::default();
         let shown = look(&mut exposition, &metrics(&all(2), 0));
         assert_eq!((shown.len(), &shown[PEERS]), (PEERS + 1, &("other".to_owned(), Transport::Tcp, 6)));
-        // The first is gone: one of the others takes its place, and begins there.
+        // The first peer is gone: one of the others takes its place, and starts from zero there.
         let shown = look(&mut exposition, &metrics(&all(3)[1..], 2));
         assert_eq!(shown[PEERS - 1], (names[PEERS].clone(), Transport::Tcp, 0));
         assert_eq!(shown[PEERS], ("other".to_owned(), Transport::Tcp, 9));
@@ -260,9 +260,9 @@ mod tests {
     }
 
     proptest! {
-        /// Peers count, leave and come back, more of them than have places; somebody looks now and then.
+        /// Peers count, leave and come back, more of them than have places, with scrapes in between.
         #[test]
-        fn series_only_grow_and_add_up(steps in prop::collection::vec((0..PEERS * 2, 0u64..4, 0..4), 1..300)) {
+        fn series_are_monotonic_and_add_up(steps in prop::collection::vec((0..PEERS * 2, 0u64..4, 0..4), 1..300)) {
             let names: Vec<String> = (0..PEERS * 2).map(|number| number.to_string()).collect();
             let (mut live, mut departed, mut total) = (BTreeMap::new(), 0, 0);
             let mut exposition = Exposition::default();

@@ -1,4 +1,4 @@
-//! An engine's metrics as Prometheus text.
+//! Metrics of an engine as Prometheus text.
 
 use std::sync::PoisonError;
 
@@ -10,16 +10,16 @@ use super::exposition::SeriesView;
 use super::{Metrics, RailCounts};
 use crate::TransferEngine;
 
-/// A number of a series, with its family.
+/// Metric of a series: name, help text, and the function that reads its value.
 type Counter = (&'static str, &'static str, fn(&RailCounts) -> u64);
 
 const COUNTERS: [Counter; 8] = [
-    ("kvplane_transfer_operations_total", "Slices done.", |counts| counts.operations),
-    ("kvplane_transfer_bytes_total", "Payload bytes of slices done.", |counts| counts.bytes),
-    ("kvplane_transfer_retries_total", "Slices that failed and were sent again.", |counts| counts.retries),
+    ("kvplane_transfer_operations_total", "Completed slices.", |counts| counts.operations),
+    ("kvplane_transfer_bytes_total", "Payload bytes of completed slices.", |counts| counts.bytes),
+    ("kvplane_transfer_retries_total", "Slices that failed and were retried.", |counts| counts.retries),
     ("kvplane_transfer_failovers_total", "Slices that another rail or transport took over.", |counts| counts.failovers),
     ("kvplane_transfer_pauses_total", "Times that the rail was paused.", |counts| counts.pauses),
-    ("kvplane_transfer_silences_total", "Connections that were given up as silent.", |counts| counts.silences),
+    ("kvplane_transfer_silences_total", "Connections closed because nothing moved on them.", |counts| counts.silences),
     ("kvplane_transfer_unavailable_total", "Times that the rail did not lead to the peer.", |counts| {
         counts.unavailable
     }),
@@ -27,9 +27,9 @@ const COUNTERS: [Counter; 8] = [
 ];
 
 impl TransferEngine {
-    /// What was counted so far as Prometheus text: counters and histograms by peer, transport and rail. A limited
-    /// number of peers has series of its own, the rest is shown under the peer `other`. Costs the initiators a moment
-    /// each, and the serving thread an answer.
+    /// Returns the counters as Prometheus text: counters and histograms by peer, transport and rail. A limited number
+    /// of peers has series of its own, the rest is combined under the peer `other`. Interrupts each initiator for a
+    /// moment, and queries the serving thread.
     #[must_use]
     pub fn metrics_text(&self) -> String {
         let metrics = self.metrics();
@@ -37,7 +37,7 @@ impl TransferEngine {
         let mut text = Text::default();
         series(&mut text, &shown);
         whole(&mut text, &metrics);
-        // A serving thread that has ended serves nothing, and says so by what is not here.
+        // If the serving thread has ended, its metrics are missing.
         if let Ok(snapshot) = self.snapshot() {
             served(&mut text, &snapshot);
         }
@@ -55,24 +55,24 @@ fn series(text: &mut Text, shown: &[SeriesView]) {
         shown.iter().for_each(|one| text.number(&labels(one), value(&one.counts)));
     }
     nodes(text, shown);
-    text.histogram("kvplane_transfer_queue_seconds", "Time that slices waited for the rail.");
+    text.histogram("kvplane_transfer_queue_seconds", "Time that slices were queued for the rail.");
     shown.iter().for_each(|one| text.times(&labels(one), &one.counts.queue));
-    text.histogram("kvplane_transfer_service_seconds", "Time from being given to the rail to being done.");
+    text.histogram("kvplane_transfer_service_seconds", "Time from posting on the rail to completion.");
     shown.iter().for_each(|one| text.times(&labels(one), &one.counts.service));
     let now: Vec<_> = shown.iter().filter_map(|one| Some((labels(one), one.now?))).collect();
-    text.gauge("kvplane_transfer_inflight_bytes", "Bytes given to the rail and not done.");
+    text.gauge("kvplane_transfer_inflight_bytes", "Bytes in flight on the rail.");
     now.iter().for_each(|(labels, now)| text.number(labels, now.inflight_bytes));
     text.gauge("kvplane_transfer_paused_rails", "Initiators for which the rail is paused after failures.");
     now.iter().for_each(|(labels, now)| text.number(labels, now.paused));
-    text.gauge("kvplane_transfer_rail_bytes_per_second", "What the rail serves, as measured, or as taken.");
+    text.gauge("kvplane_transfer_rail_bytes_per_second", "Bandwidth of the rail, measured or assumed.");
     now.iter().for_each(|(labels, now)| text.number(labels, now.bytes_per_second));
 }
 
-/// Whether memory and devices kept together.
+/// Appends the slices by NUMA locality of memory and device.
 fn nodes(text: &mut Text, shown: &[SeriesView]) {
     text.counter(
         "kvplane_transfer_slices_by_node_total",
-        "Slices done over RDMA, by whether memory and device are on one NUMA node, at our end and at the peer's.",
+        "Slices over RDMA, by whether memory and device are on one NUMA node, locally and at the peer.",
     );
     for one in shown.iter().filter(|one| one.transport == Transport::Rdma) {
         let [peer, transport, rail] = labels(one);
@@ -87,24 +87,24 @@ fn nodes(text: &mut Text, shown: &[SeriesView]) {
 fn whole(text: &mut Text, metrics: &Metrics) {
     text.counter("kvplane_transfer_batches_total", "Batches submitted.");
     text.number(&[], metrics.batches);
-    text.gauge("kvplane_transfer_batches_in_flight", "Batches that are not done.");
+    text.gauge("kvplane_transfer_batches_in_flight", "Batches in flight.");
     text.number(&[], metrics.in_flight as u64);
-    text.counter("kvplane_transfer_notices_total", "Notices of batches, by whether their peers took them.");
+    text.counter("kvplane_transfer_notices_total", "Notices of batches, by whether their peers accepted them.");
     text.number(&[("result", "taken")], metrics.notices_sent);
     text.number(&[("result", "failed")], metrics.notices_failed);
-    text.counter("kvplane_transfer_transport_changes_total", "Slices that another transport took over, by both.");
+    text.counter("kvplane_transfer_transport_changes_total", "Slices that another transport took over.");
     for change in &metrics.path_changes {
         text.number(&[("from", change.from.name()), ("to", change.to.name())], change.slices);
     }
 }
 
-/// What peers asked of us. Those that copy by themselves are not seen here: they count it.
+/// Appends the requests served to peers. Copies that peers make themselves are not seen here: the peers count them.
 fn served(text: &mut Text, snapshot: &ShardSnapshot) {
     let service = &snapshot.service;
     text.counter("kvplane_transfer_served_requests_total", "Requests of peers, by their protocol.");
     text.number(&[("protocol", "kvplane")], service.requests);
     text.number(&[("protocol", "mooncake")], snapshot.mooncake.reads + snapshot.mooncake.writes);
-    text.counter("kvplane_transfer_served_bytes_total", "Bytes that peers of our own protocol read and wrote over it.");
+    text.counter("kvplane_transfer_served_bytes_total", "Bytes that peers read and wrote over the native protocol.");
     text.number(&[("operation", "read")], service.read_bytes);
     text.number(&[("operation", "write")], service.write_bytes);
     text.counter("kvplane_transfer_served_corrupt_total", "Payloads that did not match their checksum.");

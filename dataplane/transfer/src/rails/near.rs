@@ -1,5 +1,5 @@
-//! Which RDMA devices are near which memory: from the machine's rail matrix, or one that the operator gives; and as
-//! peers are told of it.
+//! Affinity of RDMA devices to memory, from the machine's rail matrix or one that the operator gives, and its
+//! announcement to peers.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,13 +14,14 @@ use kvplane_topology::{Machine, RailMatrix, rail_matrix};
 
 use crate::error::Error;
 
-/// Devices that a shard opens at least, where there are as many: one that is alone must not be all that there is.
+/// Minimum number of devices that a shard opens, if the machine has as many: a single device must not be a single point
+/// of failure.
 const DEVICES_LEAST: usize = 2;
 
-/// The rail matrix of a machine, or the one that is given: as JSON, or the path of a file of it.
+/// Returns the rail matrix of a machine, or the given one: as JSON, or the path of a JSON file.
 ///
 /// # Errors
-/// When it cannot be read, or does not fit the machine: says which row and what there is.
+/// When it cannot be read, or does not fit the machine; the error names the row and the valid names.
 pub(crate) fn matrix_of(machine: &Machine, given: Option<&str>) -> Result<RailMatrix, Error> {
     let matrix = rail_matrix(machine);
     let Some(given) = given else { return Ok(matrix) };
@@ -44,7 +45,7 @@ fn read(path: &Path) -> Result<String, Error> {
     std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))
 }
 
-/// The matrix by places and devices. A device that a row does not name comes after all that it names.
+/// Converts the matrix to places and devices. Devices that a row does not name rank after those that it names.
 pub(crate) fn near_devices(machine: &Machine, matrix: &RailMatrix) -> NearDevices {
     let node_of = |location: Location| match location {
         Location::Cpu(node) | Location::Cxl(node) => Some(node),
@@ -74,8 +75,8 @@ pub(crate) fn near_devices(machine: &Machine, matrix: &RailMatrix) -> NearDevice
     NearDevices { places, devices, why }
 }
 
-/// The devices of a shard: peers are given those that were dealt to its seat and are on its node, or, where there is
-/// none, all of them. Others stand in when none of those works.
+/// Selects the devices of a shard: peers get those that were dealt to its seat and are on its node or, if there is
+/// none, all of them. Others replace them when none of those works.
 #[must_use]
 pub fn dealt(devices: &RdmaDevices, seat: &ShardSeat) -> RdmaDevices {
     let all = match devices.names.is_empty() {
@@ -100,7 +101,7 @@ pub fn dealt(devices: &RdmaDevices, seat: &ShardSeat) -> RdmaDevices {
     RdmaDevices { names, preferred: preferred as u16, ..devices.clone() }
 }
 
-/// What peers are told of the devices of these names, in the order of their numbers; none where there are none.
+/// Returns the announcement of the devices of these names, in the order of their indices; `None` without devices.
 pub(crate) fn told(near: &NearDevices, names: &[String]) -> Option<NativeRails> {
     if names.is_empty() || near.places.is_empty() {
         return None;
@@ -119,18 +120,18 @@ pub(crate) fn told(near: &NearDevices, names: &[String]) -> Option<NativeRails> 
     })
 }
 
-/// What a peer told: how near its devices are to its memory, and where each of its regions is.
+/// Announcement of a peer: the affinity of its devices to its memory, and the location of each of its regions.
 #[derive(Default)]
 pub(crate) struct Theirs {
     pub(crate) near: Near,
-    /// Names of its devices and its places, for people.
+    /// Names of its devices and locations, for messages.
     pub(crate) devices: Vec<String>,
     pub(crate) place_names: Vec<String>,
     places: HashMap<u64, Place>,
 }
 
 impl Theirs {
-    /// What a descriptor says.
+    /// Reads the announcement in a descriptor.
     pub(crate) fn of(descriptor: &Descriptor) -> Self {
         let native = descriptor.native.as_ref();
         let Some((native, rails)) = native.and_then(|native| Some((native, native.rails.as_ref()?))) else {
@@ -148,16 +149,16 @@ impl Theirs {
         }
     }
 
-    /// Where the region of this name is.
+    /// Returns the location of the region with this id.
     pub(crate) fn place(&self, region: u64) -> Place {
         self.places.get(&region).copied().unwrap_or_default()
     }
 }
 
-/// How near the devices are, from the machine that is given or this one.
+/// Returns the affinity of the devices of the given machine, or of this one.
 ///
 /// # Errors
-/// When a matrix is given and does not fit.
+/// When a given matrix does not fit.
 pub(crate) fn discover(machine: Option<&Machine>, given: Option<&str>) -> Result<Arc<NearDevices>, Error> {
     let found = match machine {
         Some(machine) => Ok(machine.clone()),
@@ -181,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Two nodes; loop0 and loop1 on node 0, loop2 on node 1, loop3 somewhere and slow.
+    /// Machine of two nodes: loop0 and loop1 on node 0, loop2 on node 1, loop3 without a node and slow.
     fn machine() -> Machine {
         let mut machine = synthetic::parse("numa:2 core:4 pu:1").unwrap();
         let port = |speed_mbps| RdmaPort {
@@ -240,14 +241,14 @@ mod tests {
         assert_eq!((at(0, 0).tier, at(0, 0).same_node), (0, Some(true)));
         assert_eq!((at(0, 1).same_node, at(1, 1).tier, at(1, 1).same_node), (Some(false), 0, Some(true)));
         assert!(at(0, 1).tier > 0 && at(1, 0).tier > 0);
-        // A tenth of the others' speed: behind all others, wherever it is.
+        // A tenth of the others' speed: it ranks behind all others, wherever it is.
         assert!(at(2, 0).tier > at(1, 0).tier && at(2, 0).same_node.is_none());
         assert_eq!(at(3, 0), Nearness::default(), "nothing is known of a device that is not in the machine");
         assert!(near.why["loop0"][0].contains("node 0"), "{:?}", near.why["loop0"]);
     }
 
     #[test]
-    fn shards_are_given_the_devices_of_their_node_and_one_to_stand_in() {
+    fn shards_get_the_devices_of_their_node_and_a_spare() {
         let names = |devices: &RdmaDevices, seat: &ShardSeat| {
             let dealt = dealt(devices, seat);
             (dealt.names, dealt.preferred)
@@ -256,17 +257,17 @@ mod tests {
         let all = devices(&[]);
         let near = seat(0, &[("loop0", true), ("loop1", true), ("loop2", false)]);
         assert_eq!(names(&all, &near), (owned(&["loop0", "loop1"]), 2));
-        // One alone: the nearest of the others stands in for it.
+        // A single device: the nearest of the others replaces it.
         assert_eq!(names(&all, &seat(0, &[("loop1", true)])), (owned(&["loop1", "loop0"]), 1));
         assert_eq!(names(&all, &seat(1, &[("loop2", true)])).1, 1);
-        // None of its node, or none that may be used: all.
+        // No device on its node, or none that may be used: all.
         assert_eq!(names(&all, &seat(1, &[("loop0", false)])), (owned(&["loop0", "loop1", "loop2", "loop3"]), 0));
         assert_eq!(names(&devices(&["loop2", "loop3"]), &near), (owned(&["loop2", "loop3"]), 0));
         assert_eq!(names(&devices(&["loop2", "loop0"]), &near), (owned(&["loop0", "loop2"]), 1));
     }
 
     #[test]
-    fn a_matrix_is_read_from_a_file_or_given_as_it_is() {
+    fn a_matrix_is_read_from_a_file_or_inline() {
         let machine = machine();
         let text = r#"{"cpu:0":[["loop2"],["loop0"]]}"#;
         let path = std::env::temp_dir().join(format!("kvplane-matrix-{}", std::process::id()));

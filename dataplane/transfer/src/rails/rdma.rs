@@ -1,4 +1,4 @@
-//! Which RDMA devices a transfer engine uses, and why not.
+//! Selection of the RDMA devices of a transfer engine, and the reasons against them.
 
 use std::sync::Arc;
 
@@ -11,47 +11,47 @@ use kvplane_transport::RdmaOptions;
 use crate::error::Error;
 use crate::rails::near;
 
-/// Whether RDMA is used.
+/// Mode of RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RdmaUse {
-    /// Where both sides have devices; else other ways.
+    /// Used where both sides have devices; other transports elsewhere.
     #[default]
     Auto,
-    /// Not at all.
+    /// Not used.
     Never,
-    /// Where there is a network between, nothing else is; an engine without a usable device does not start.
+    /// Used exclusively between hosts; an engine without a usable device does not start.
     Require,
 }
 
-/// RDMA of a transfer engine.
+/// RDMA settings of a transfer engine.
 #[derive(Clone, Debug, Default)]
 pub struct RdmaConfig {
-    /// Whether it is used.
+    /// Mode.
     pub mode: RdmaUse,
-    /// Names of the devices to use, in the order of their numbers: each is connected to the peer's of the same number
-    /// first. All of them must be there, though their ports may be down. Empty for all devices.
+    /// Names of the devices to use, in the order of their indices: each connects to the peer's device of the same index
+    /// first. All of them must exist, though their ports may be down. Empty for all devices.
     pub devices: Vec<String>,
-    /// Where no devices are named: those that may be used, of those that there are. Empty for all. A transfer engine
-    /// takes it from `MC_TE_FILTERS` unless it is given.
+    /// Filter where no devices are named: the devices that may be used, of those that exist. Empty for all. A transfer
+    /// engine takes it from `MC_TE_FILTERS` unless it is set.
     pub filters: Vec<String>,
-    /// Which devices serve which memory: a matrix of Mooncake or a topology of TENT as JSON, or the path of a file of
-    /// it. Without, it follows from where devices and memory are. A transfer engine takes it from
-    /// `MC_CUSTOM_TOPO_JSON` unless it is given.
+    /// Assignment of devices to memory: a matrix of Mooncake or a topology of TENT as JSON, or the path of such a file.
+    /// `None` derives it from the locations of devices and memory. A transfer engine takes it from
+    /// `MC_CUSTOM_TOPO_JSON` unless it is set.
     pub matrix: Option<String>,
-    /// Where devices come from; `None` for this machine's own.
+    /// Provider of the devices; `None` for this machine's own.
     pub verbs: Option<Verbs>,
-    /// What the machine is like; `None` to look at it.
+    /// Topology of the machine; `None` to discover it.
     pub machine: Option<Arc<Machine>>,
 }
 
 impl RdmaConfig {
-    /// RDMA in this mode, over all devices of this machine.
+    /// Returns the settings for this mode, over all devices of this machine.
     #[must_use]
     pub fn of(mode: RdmaUse) -> Self {
         Self { mode, ..Self::default() }
     }
 
-    /// Takes what is not given from the environment.
+    /// Fills in the settings that are not set from the environment.
     pub(crate) fn heed(&mut self, environment: &Environment) {
         if self.filters.is_empty() {
             self.filters.clone_from(&environment.device_filters);
@@ -61,7 +61,7 @@ impl RdmaConfig {
         }
     }
 
-    /// The devices there are, or why there are none.
+    /// Returns the devices, or the reason why there are none.
     fn find(&self) -> Result<RdmaDevices, String> {
         if self.mode == RdmaUse::Never {
             return Err("it is switched off here (rdma)".to_owned());
@@ -85,13 +85,13 @@ impl RdmaConfig {
         Ok(RdmaDevices { verbs, names, preferred: 0, near, options })
     }
 
-    /// Those that the filters let through; none for all.
+    /// Returns the names of the devices that pass the filter; empty for all.
     fn filtered(&self, devices: &[Device]) -> Result<Vec<String>, String> {
         let all: Vec<String> = devices.iter().map(|device| device.name().to_owned()).collect();
         let names: Vec<String> = all.iter().filter(|name| self.filters.contains(name)).cloned().collect();
         if names.is_empty() && !self.filters.is_empty() {
             return Err(format!(
-                "none of the devices {} is let through by the filter {} (MC_TE_FILTERS)",
+                "none of the devices {} passes the filter {} (MC_TE_FILTERS)",
                 all.join(", "),
                 self.filters.join(",")
             ));
@@ -99,11 +99,11 @@ impl RdmaConfig {
         Ok(names)
     }
 
-    /// The devices for the engine's hosts; none where there are none, or they are not to be used.
+    /// Returns the devices for the engine's hosts; `None` where there are none, or RDMA is not to be used.
     ///
     /// # Errors
-    /// When a device is named that is not there: says which there are. When a matrix does not fit the machine. When
-    /// they are required and there is none, or none that can be used: says why.
+    /// When a named device does not exist; the error lists the existing ones. When a matrix does not fit the machine.
+    /// When RDMA is required and no device exists or is usable; the error gives the reason.
     pub fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
         let Some(devices) = self.chosen()? else { return Ok(None) };
         let near = near::discover(self.machine.as_deref(), self.matrix.as_deref())?;
@@ -123,16 +123,16 @@ impl RdmaConfig {
         Ok(found.ok())
     }
 
-    /// The names of the devices that can be used now.
+    /// Returns the names of the devices that are usable now.
     ///
     /// # Errors
-    /// Why there are none.
+    /// The reason why there are none.
     pub fn usable(&self) -> Result<String, String> {
         self.find().and_then(|devices| usable(&devices))
     }
 }
 
-/// The names of the devices that can be used now, or why none can.
+/// Returns the names of the devices that are usable now, or the reason why none is.
 fn usable(devices: &RdmaDevices) -> Result<String, String> {
     let all = devices.verbs.devices().map_err(|error| error.to_string())?;
     let wanted = |name: &str| devices.names.is_empty() || devices.names.iter().any(|one| one == name);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_named_are_used_in_that_order_and_must_be_there() {
+    fn named_devices_are_used_in_order_and_must_exist() {
         for mode in [RdmaUse::Auto, RdmaUse::Require] {
             let found = config(mode, &["loop2", "loop0"], &["loop1"]).devices().unwrap().unwrap();
             assert_eq!(found.names, ["loop2", "loop0"]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_takes_what_is_there() {
+    fn a_filter_selects_existing_devices() {
         let names = |filters: &[&str]| config(RdmaUse::Auto, &[], filters).devices().unwrap().map(|found| found.names);
         assert_eq!(names(&["mlx5_0", "loop2", "loop1"]).unwrap(), ["loop1", "loop2"]);
         assert!(names(&["mlx5_0"]).is_none());

@@ -1,4 +1,4 @@
-//! Opening segments of others, and keeping what is known of them.
+//! Opening of peers' segments, and updates of their descriptions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,21 +19,21 @@ use crate::files::file_name::is_file;
 use crate::rails::near::Theirs;
 use crate::segment::{BufferInfo, Remote, SegmentHandle, SegmentInfo};
 
-/// How long a peer has to describe its segment.
+/// Deadline of a peer's description of its segment.
 pub(crate) const DESCRIBE: Duration = Duration::from_secs(5);
-/// Owners that are asked at the same time.
+/// Limit of concurrent requests to owners.
 const ASKED_AT_ONCE: usize = 32;
 
 impl TransferEngine {
-    /// Opens the segment of the engine with this name; ours is [`SegmentHandle::LOCAL`]. One that is open already is
-    /// given again, without asking its owner.
+    /// Opens the segment of the engine with this name; this engine's own is [`SegmentHandle::LOCAL`]. The handle of an
+    /// open segment is returned again, without a request to its owner.
     ///
-    /// `file:///path` opens a file of this host, whose addresses are offsets in it. Options follow a `?`, with `&`
-    /// between them: `create=SIZE` makes it with this length where there is none, `readonly` refuses writes,
-    /// `buffered` goes through the page cache even where direct I/O would work. Its length stays what it is now.
+    /// `file:///path` opens a file of this host, whose addresses are offsets in it. Options follow a `?`, separated by
+    /// `&`: `create=SIZE` creates a missing file with this length, `readonly` rejects writes, `buffered` goes through
+    /// the page cache even where direct I/O would work. The length of the segment is that at the time of opening.
     ///
     /// # Errors
-    /// When the name is no address, or nobody answers there; when the file cannot be opened, or is open for writing
+    /// When the name is no address, or no engine answers there; when the file cannot be opened, or is open for writing
     /// with other options.
     pub fn open_segment(&self, name: &str) -> Result<SegmentHandle, Error> {
         let name = name.trim_start_matches('/');
@@ -55,10 +55,10 @@ impl TransferEngine {
         self.open_segment_no_cache(name)
     }
 
-    /// The same, asking its owner in any case.
+    /// Like [`Self::open_segment`], and requests the description from its owner in any case.
     ///
     /// # Errors
-    /// As [`Self::open_segment`].
+    /// The same as [`Self::open_segment`].
     pub fn open_segment_no_cache(&self, name: &str) -> Result<SegmentHandle, Error> {
         let name = name.trim_start_matches('/');
         if is_file(name) {
@@ -68,17 +68,17 @@ impl TransferEngine {
             return Ok(SegmentHandle::LOCAL);
         }
         let opened = self.describe(name, DESCRIBE).and_then(|remote| self.segments.write().open(Arc::new(remote)));
-        // What was known of it before may have been a former incarnation's.
+        // A cached description may be that of a former incarnation.
         self.settle();
         opened
     }
 
-    /// Has the initiators leave the peers that nobody holds any more, as far as that is possible at once.
+    /// Lets the initiators close unreferenced peers, as far as that is possible at once.
     pub(crate) fn settle(&self) {
         self.drivers.iter().for_each(|driver| driver.poll());
     }
 
-    /// Takes back one opening; the last one's going forgets the segment. Batches that are in flight go on.
+    /// Closes a segment once; the last close forgets it. Batches in flight are not affected.
     ///
     /// # Errors
     /// When the handle is not open.
@@ -93,7 +93,7 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// What is known of a segment, without asking its owner.
+    /// Returns the description of a segment, without a request to its owner.
     ///
     /// # Errors
     /// When the handle is not open.
@@ -112,20 +112,20 @@ impl TransferEngine {
         self.segments.read().get(handle).map(|remote| remote.info()).ok_or_else(|| unknown(handle))
     }
 
-    /// Asks the owners of all open segments what they hold now.
+    /// Requests the present descriptions of all open segments from their owners.
     ///
     /// # Errors
-    /// The first owner's that does not answer; the others are asked nevertheless.
+    /// The error of the first owner that does not answer; the others are asked nevertheless.
     pub fn sync_segments(&self) -> Result<(), Error> {
-        // The table is not held while they are asked.
+        // The table is not locked during the requests.
         let handles = self.segments.read().handles();
         self.refresh_all(&handles, DESCRIBE)
     }
 
-    /// Asks the owners of several segments at the same time, so that one that is down costs the others nothing.
+    /// Requests descriptions from several owners in parallel, so that an unreachable one does not delay the others.
     ///
     /// # Errors
-    /// One of those who did not answer; the others were asked nevertheless.
+    /// The error of one owner that did not answer; the others were asked nevertheless.
     pub(crate) fn refresh_all(&self, handles: &[SegmentHandle], timeout: Duration) -> Result<(), Error> {
         if let [handle] = handles {
             return self.refresh(*handle, timeout);
@@ -142,7 +142,7 @@ impl TransferEngine {
         };
         std::thread::scope(|scope| {
             for _ in 1..handles.len().min(ASKED_AT_ONCE) {
-                // Without a thread for it, fewer are asked at a time.
+                // Without the thread, fewer owners are asked at a time.
                 let builder = std::thread::Builder::new().name("kvp-refresh".to_owned());
                 let _ = builder.spawn_scoped(scope, ask);
             }
@@ -151,7 +151,7 @@ impl TransferEngine {
         failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Asks a segment's owner again what it holds, within this time.
+    /// Requests a segment's description from its owner again, within `timeout`.
     pub(crate) fn refresh(&self, handle: SegmentHandle, timeout: Duration) -> Result<(), Error> {
         let known = self.segments.read().get(handle).map(|remote| (remote.name.clone(), remote.file.is_some()));
         let (name, file) = known.ok_or_else(|| unknown(handle))?;
@@ -164,7 +164,7 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Whether the engine of this name lives, and how soon its handshake daemon answers.
+    /// Checks that the engine of this name lives; returns the latency of its handshake daemon.
     ///
     /// # Errors
     /// When it does not.
@@ -175,24 +175,25 @@ impl TransferEngine {
         Ok(start.elapsed())
     }
 
-    /// Leaves a notice with the owner of a segment, who finds it by [`Self::take_notices`]. Returns when it was taken.
+    /// Delivers a notice to the owner of a segment, which reads it with [`Self::take_notices`]. Returns when it was
+    /// accepted.
     ///
     /// # Errors
-    /// When the handle is not open, or the notice was not taken.
+    /// When the handle is not open, or the notice was not accepted.
     pub fn notify(&self, handle: SegmentHandle, notice: &Notice) -> Result<(), Error> {
         let name = self.name_of(handle)?;
         let notice = notice.clone();
         self.ask_directory(move |directory| directory.notify(&name, &notice))
     }
 
-    /// The notices that others left here, oldest first; each is given once. As many as wait at most are kept, and
-    /// their senders told of the rest.
+    /// Returns the notices that peers delivered here, oldest first, and removes them. The number of waiting notices is
+    /// limited; further ones are refused, which their senders learn.
     #[must_use]
     pub fn take_notices(&self) -> Vec<Notice> {
         self.directory.take_notices()
     }
 
-    /// The name of the engine that takes notices for a segment.
+    /// Returns the name of the engine that accepts notices for a segment.
     pub(crate) fn name_of(&self, handle: SegmentHandle) -> Result<String, Error> {
         if handle == SegmentHandle::LOCAL {
             return Ok(self.name().to_owned());
@@ -200,12 +201,12 @@ impl TransferEngine {
         let table = self.segments.read();
         let remote = table.get(handle).ok_or_else(|| unknown(handle))?;
         match remote.file {
-            Some(_) => Err(Error::Argument(format!("{} is a file: there is nobody to take a notice", remote.name))),
+            Some(_) => Err(Error::Argument(format!("{} is a file, which cannot receive a notice", remote.name))),
             None => Ok(remote.name.clone()),
         }
     }
 
-    /// Asks others, who may take their time: what is asked has a deadline of its own.
+    /// Runs a blocking operation of the directory, which has a deadline of its own, and can be interrupted.
     fn ask_directory<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Directory) -> Result<T, Error> + Send + 'static,

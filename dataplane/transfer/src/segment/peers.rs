@@ -1,8 +1,8 @@
-//! Those whom the initiators ask: numbered, shared by all who refer to them, and left when nobody does any more.
+//! Peers of the initiators: numbered, shared by all references to them, and closed after the last reference.
 //!
-//! What is known of a segment, and every batch that asks it, holds its peer. When the last of them lets go, a peer that
-//! was replaced by a newer incarnation of itself or whose segment was closed is done with: each initiator closes it the
-//! next time that it is driven, which its own thread sees to within seconds.
+//! A segment's description, and every batch that uses it, holds its peer. When the last of them is dropped, the peer,
+//! which was replaced by a newer incarnation or whose segment was closed, is not needed any more: each initiator closes
+//! it the next time that it is driven, within seconds at the latest by the progress thread.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kvplane_client::{Near, PeerAddress};
 
-/// Addresses remembered before those that nobody holds any more are looked for.
+/// Number of addresses remembered before unreferenced ones are removed.
 const FORGET_AT: usize = 64;
 
-/// One whom the initiators ask.
+/// Peer of the initiators.
 pub(crate) struct Peer {
-    /// Its name in every initiator; no other peer of the engine ever has it.
+    /// Number in every initiator, unique within the engine.
     pub(crate) number: u64,
     pub(crate) address: PeerAddress,
-    /// The segment under which it was last opened.
+    /// Segment name under which it was last opened.
     name: Mutex<String>,
-    /// How near its devices are to its memory, as it told last.
+    /// Affinity of its devices to its memory, as last announced.
     near: Mutex<Near>,
     departures: Departures,
 }
@@ -34,7 +34,7 @@ impl Peer {
         self.near.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes what it told: for initiators that have not asked it yet.
+    /// Updates the affinity, for initiators that have not opened the peer yet.
     pub(crate) fn set_near(&self, near: Near) {
         *self.near.lock().unwrap_or_else(PoisonError::into_inner) = near;
     }
@@ -46,7 +46,7 @@ impl Drop for Peer {
     }
 }
 
-/// How many peers were let go: who finds more than before looks which.
+/// Number of dropped peers: a change tells an initiator to look for them.
 #[derive(Clone, Default)]
 pub(crate) struct Departures(Arc<AtomicU64>);
 
@@ -56,7 +56,7 @@ impl Departures {
     }
 }
 
-/// The peers by address.
+/// Peers by address.
 #[derive(Default)]
 pub(crate) struct Peers {
     by_address: HashMap<PeerAddress, Weak<Peer>>,
@@ -66,7 +66,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// The peer at this address, last opened under this name.
+    /// Returns the peer at this address, last opened under this name.
     pub(crate) fn at(&mut self, address: &PeerAddress, name: &str) -> Arc<Peer> {
         if let Some(peer) = self.by_address.get(address).and_then(Weak::upgrade) {
             name.clone_into(&mut peer.name.lock().unwrap_or_else(PoisonError::into_inner));
@@ -81,7 +81,7 @@ impl Peers {
         peer
     }
 
-    /// The peer that stands for one file.
+    /// Creates the peer that represents one file.
     pub(crate) fn of_file(&mut self, name: &str) -> Arc<Peer> {
         let address = PeerAddress::file(self.last + 1);
         self.add(address, name)
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_shared_while_somebody_holds_them_and_counted_when_nobody_does() {
+    fn peers_are_shared_while_referenced_and_counted_when_dropped() {
         let mut peers = Peers::default();
         let first = peers.at(&address(1), "a");
         let again = peers.at(&address(1), "b");

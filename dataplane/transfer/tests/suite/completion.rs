@@ -1,4 +1,4 @@
-//! How the end of a batch is learned: by waiting, polling, a descriptor or a future, and each only once.
+//! Completion of batches: learned by waiting, polling, a descriptor or a future, each exactly once.
 
 use core::future::Future;
 use core::pin::pin;
@@ -15,7 +15,7 @@ use kvplane_transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 use crate::rig::{PATIENCE, Way, block_on, check, fill, pair};
 
 #[test]
-fn writes_and_reads_by_address_over_both_ways() {
+fn writes_and_reads_by_address_over_every_transport() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, 2 << 20);
         let there = b.region.address();
@@ -30,9 +30,9 @@ fn writes_and_reads_by_address_over_both_ways() {
     }
 }
 
-/// A hundred thousand tasks: what is known of each is asked without the others.
+/// Queries single tasks among a hundred thousand, each without the others.
 #[test]
-fn a_large_batch_tells_of_each_task() {
+fn a_large_batch_reports_each_task() {
     const TASKS: usize = 100_000;
     let (a, b, peer) = pair(Way::Shm, 1 << 20);
     fill(&b.region, 0, 1 << 20, 12);
@@ -54,9 +54,9 @@ fn a_large_batch_tells_of_each_task() {
     check(&a.region, 0, TASKS * 8, 12);
 }
 
-/// Nobody drives: the engine's own thread does.
+/// No thread waits: the engine's progress thread drives the batch.
 #[test]
-fn a_batch_that_nobody_waits_for_is_done() {
+fn a_batch_without_a_waiter_completes() {
     for (way, background) in Way::all().into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let (a, b, peer) = pair(way, 1 << 20);
         fill(&b.region, 0, 1 << 20, 13);
@@ -71,7 +71,7 @@ fn a_batch_that_nobody_waits_for_is_done() {
             }
             assert_eq!(batch.status().state, TaskState::Completed);
             check(&a.region, 0, 1 << 20, 13);
-            // The engine's thread sleeps when the next one comes.
+            // The progress thread is asleep when the next batch comes.
             std::thread::sleep(Duration::from_millis(40));
         }
     }
@@ -131,7 +131,7 @@ fn a_future_is_woken_once() {
 }
 
 #[test]
-fn a_wait_may_be_cut_short() {
+fn a_wait_can_time_out() {
     let (a, b, peer) = pair(Way::network(), 4 << 20);
     fill(&b.region, 0, 4 << 20, 14);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 4 << 20);

@@ -1,4 +1,5 @@
-//! What an engine says of its transports: which is taken and why, what each carried, and the same as Prometheus text.
+//! Metrics and explanations of an engine's transports: the chosen transport and the reason, counters, and the
+//! Prometheus text.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use crate::rig::{Side, Way, check, fill, pair, region};
 
 const BYTES: usize = 1 << 20;
 
-/// Both ways of one host and TCP, unless it is changed.
+/// Settings with both transports of one host and TCP, unless changed.
 fn config(change: impl FnOnce(&mut TransferEngineConfig)) -> TransferEngineConfig {
     let mut config = TransferEngineConfig { tcp: true, ..Way::Shm.config() };
     change(&mut config);
     config
 }
 
-/// An engine with memory that can be mapped, and with memory that cannot.
+/// Creates an engine with memory that can be mapped, and memory that cannot.
 fn both(config: TransferEngineConfig) -> (Side, Arc<Region>) {
     let side = Side::new(config, BYTES);
     let options = RegionOptions { shared: false, huge: HugePages::Never, ..RegionOptions::new("private", BYTES) };
@@ -30,7 +31,7 @@ fn both(config: TransferEngineConfig) -> (Side, Arc<Region>) {
     (side, private)
 }
 
-/// Whether the kernel copies between this process and itself; says so when not.
+/// Returns true if the kernel copies between this process and itself; reports it otherwise.
 fn kernel_copies() -> bool {
     let (a, b) = (Side::new(config(|_| ()), 4096), Side::new(config(|_| ()), 4096));
     let found = a.engine.explain(b.engine.name()).unwrap();
@@ -41,7 +42,7 @@ fn kernel_copies() -> bool {
     cma.usable
 }
 
-/// Operations, bytes and counted times by transport.
+/// Returns operations, bytes and counted times by transport.
 fn by_transport(metrics: &Metrics) -> BTreeMap<&'static str, RailCounts> {
     let mut all: BTreeMap<&'static str, RailCounts> = BTreeMap::new();
     for rail in metrics.rails.iter().filter(|rail| rail.bytes > 0) {
@@ -80,7 +81,7 @@ fn every_transport_is_counted_under_its_own_name() {
     assert_eq!(bytes, [(if cma { "cma" } else { "tcp" }, one), ("local", 2 * one), ("shm", one)].map(|x| x).to_vec());
     for (name, counts) in &counted {
         assert_eq!((counts.service.count(), counts.queue.count()), (counts.operations, counts.operations), "{name}");
-        // A megabyte takes longer than the clock's steps, by any transport.
+        // A megabyte takes longer than the clock's resolution, by any transport.
         assert!(counts.service.sum_ns() > 1000, "{name}: {} ns", counts.service.sum_ns());
     }
     for rail in metrics.rails.iter().filter(|rail| rail.bytes > 0) {
@@ -107,7 +108,7 @@ fn devices_are_explained_and_counted_under_their_own_name() {
     assert!(
         a.engine.metrics_text().contains(&format!("transport=\"rdma\",rail=\"{}\"", network::devices(End::Asks)[0]))
     );
-    // A peer without devices says so when it is asked, and is reached otherwise.
+    // A peer without devices reports that when asked, and is reached by another transport.
     let auto = RdmaConfig { mode: RdmaUse::Auto, ..Way::Rdma.config().rdma };
     let auto = Side::new(TransferEngineConfig { tcp: true, rdma: auto, ..Way::Rdma.config() }, BYTES);
     let plain = Side::new(Way::Tcp.config(), BYTES);
@@ -135,7 +136,7 @@ fn files_and_stock_peers_are_counted_under_their_own_names() {
 }
 
 #[test]
-fn a_slow_transfer_says_by_which_transport_and_where_its_time_went() {
+fn a_slow_transfer_reports_its_transport_and_stage_times() {
     let a = Side::new(config(|config| config.slow = Duration::ZERO), BYTES);
     let b = Side::new(config(|_| ()), BYTES);
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
@@ -152,19 +153,19 @@ fn a_slow_transfer_says_by_which_transport_and_where_its_time_went() {
     }
 }
 
-/// What is chosen for memory that can be mapped and for any other, by the settings of who asks.
+/// Transports chosen for memory that can be mapped and for any other, by the settings of the initiator.
 #[test]
-fn what_is_chosen_is_what_is_taken_and_everything_else_has_a_reason() {
+fn the_explained_transport_is_used_and_the_others_have_a_reason() {
     let cma = kernel_copies();
     let pointers = if cma { "cma" } else { "tcp" };
-    /// What is set, what is chosen for either kind of memory, and words of reasons against others.
+    /// Settings to change, the transport chosen for either kind of memory, and words of the reasons against others.
     type Case = (fn(&mut TransferEngineConfig), &'static str, &'static str, &'static [(&'static str, &'static str)]);
     let cases: [Case; 6] = [
         (
             |_| (),
             "shm",
             pointers,
-            &[("local", "another engine"), ("mooncake", "our own protocol"), ("file", "no file")],
+            &[("local", "another engine"), ("mooncake", "the native protocol"), ("file", "not a file")],
         ),
         (|config| config.mapping = false, pointers, pointers, &[("shm", "(mapping)")]),
         (|config| config.cma = false, "shm", "tcp", &[("cma", "(cma)")]),
@@ -211,7 +212,7 @@ fn what_is_chosen_is_what_is_taken_and_everything_else_has_a_reason() {
 }
 
 #[test]
-fn switches_of_the_peer_and_ways_that_lead_nowhere_are_explained() {
+fn settings_of_the_peer_and_unusable_paths_are_explained() {
     let a = Side::new(config(|config| config.tcp = false), BYTES);
     let alone = Side::new(config(|config| config.shared_memory = false), BYTES);
     let found = a.engine.explain(alone.engine.name()).unwrap();
@@ -223,16 +224,16 @@ fn switches_of_the_peer_and_ways_that_lead_nowhere_are_explained() {
     let found = a.engine.explain(b.engine.name()).unwrap();
     let tcp = found.choices.iter().find(|one| one.transport == "tcp").unwrap();
     assert!(!tcp.usable && tcp.reason.contains("(tcp)"), "{found:#?}");
-    // Others are refused by whoever serves.
+    // Engines of another cluster are rejected by the serving side.
     let stranger = Side::new(config(|config| config.cluster = "another".to_owned()), BYTES);
     let found = stranger.engine.explain(b.engine.name()).unwrap();
     assert_eq!((found.for_mapped(), found.for_pointers()), (None, None), "{found:#?}");
     assert!(found.choices.iter().all(|one| !one.usable && !one.reason.is_empty()), "{found:#?}");
     let none = config(|config| (config.tcp, config.mapping, config.cma) = (false, false, false));
-    assert!(matches!(TransferEngine::start(none), Err(Error::Argument(why)) if why.contains("no way to any peer")));
+    assert!(matches!(TransferEngine::start(none), Err(Error::Argument(why)) if why.contains("no path to any peer")));
 }
 
-/// Samples of the text by series.
+/// Returns the samples of the text by series.
 fn samples(text: &str) -> BTreeMap<&str, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.rsplit_once(' ').unwrap()).map(|(series, value)| (series, value.parse().unwrap())).collect()
@@ -261,7 +262,7 @@ fn the_text_for_scrapers_says_what_was_counted_and_only_grows() {
     let theirs = b.engine.metrics_text();
     let served = samples(&theirs)["kvplane_transfer_served_bytes_total{operation=\"write\"}"];
     assert_eq!(served, BYTES as f64, "{theirs}");
-    // A peer that is gone leaves what it counted.
+    // The counters of a peer that is gone are kept.
     a.engine.close_segment(peer).unwrap();
     let after = a.engine.metrics_text();
     let after = samples(&after);

@@ -1,4 +1,4 @@
-//! Files as segments: ranges of every shape from many threads, mixed with peers, refused, closed while in flight.
+//! File segments: ranges of every shape from many threads, mixed with peers, rejected, closed while in flight.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::rig::{Side, Way, byte, check, fill, pair, region};
 
 const BYTES: usize = 2 << 20;
 
-/// A path of its own beside the test program, where the file system most likely does direct I/O. Removed at the end.
+/// Unique path beside the test program, where the file system most likely supports direct I/O. Removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -23,7 +23,7 @@ impl Scratch {
         Self(std::env::current_exe().unwrap().with_file_name(name))
     }
 
-    /// Bytes that say where they are.
+    /// Creates a file with bytes that identify their positions.
     fn filled(bytes: usize, seed: u64) -> Self {
         let scratch = Self::new();
         let content: Vec<u8> = (0..bytes as u64).map(|at| byte(seed, at)).collect();
@@ -35,7 +35,7 @@ impl Scratch {
         format!("file://{}{options}", self.0.display())
     }
 
-    /// How often this process has it open.
+    /// Returns the number of descriptors that this process has open on the file.
     fn descriptors(&self) -> usize {
         let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         links.filter(|link| std::fs::read_link(link.path()).is_ok_and(|path| path == self.0)).count()
@@ -59,7 +59,7 @@ fn run(side: &Side, requests: &[TransferRequest]) -> TaskState {
     status.state
 }
 
-/// Pieces of odd lengths: neighbours share blocks and belong to different threads.
+/// Returns pieces of odd lengths: neighbors share blocks and belong to different threads.
 fn pieces(thread: usize, threads: usize) -> impl Iterator<Item = (usize, usize)> {
     const PIECE: usize = 1499;
     (0..BYTES.div_ceil(PIECE)).filter(move |number| number % threads == thread).map(|number| {
@@ -92,7 +92,7 @@ fn threads_write_and_read_odd_ranges_of_one_file() {
         side.engine.sync_segment(file).unwrap();
         let content = std::fs::read(&scratch.0).unwrap();
         for (at, &found) in content.iter().enumerate() {
-            // `fill` counts from the start of what it fills.
+            // `fill` counts from the start of the filled range.
             assert_eq!(found, byte(31, at as u64), "byte {at}, {initiators} initiators {options}");
         }
         std::thread::scope(|scope| {
@@ -131,7 +131,7 @@ fn threads_write_and_read_odd_ranges_of_one_file() {
 }
 
 #[test]
-fn a_batch_mixes_files_peers_and_our_own_memory() {
+fn a_batch_mixes_files_peers_and_local_memory() {
     const PART: usize = 300_001;
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
@@ -155,7 +155,7 @@ fn a_batch_mixes_files_peers_and_our_own_memory() {
         check(&a.region, 5 * PART, PART, 33);
         assert_eq!(run(&a, &[a.request(Opcode::Read, 0, (two, 777), PART)]), TaskState::Completed);
         check(&a.region, 0, PART, 33);
-        // Many ranges of the file, one result.
+        // Many ranges of the file, a single result.
         let range =
             |number: u64| Range { source: a.region.address() + 10 * number, target_offset: 4099 * number, length: 10 };
         let list: Vec<Range> = (0..500).map(range).collect();
@@ -172,7 +172,7 @@ fn a_batch_mixes_files_peers_and_our_own_memory() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_it_has_an_effect() {
+fn invalid_file_requests_are_rejected_without_effect() {
     let side = Side::new(config(2), BYTES);
     let engine = &side.engine;
     let scratch = Scratch::filled(10_001, 35);
@@ -272,11 +272,11 @@ fn files_are_closed_when_the_last_batch_has_ended() {
             }
             assert!(side.engine.segment_info(file).is_err());
             if options == "?readonly" {
-                // The other initiators would find out by themselves, later.
+                // The other initiators would notice by themselves, later.
                 let other = side.engine.open_segment(&Scratch::filled(1, 0).name("")).unwrap();
                 side.engine.close_segment(other).unwrap();
             }
-            // Whoever drove the batch to its end is done with that when he lets others count. The batch is kept, the
+            // The thread that completed the batch counts the peer before the caller returns. The batch is kept, the
             // file is not.
             assert_eq!(side.engine.metrics().rails.len(), 0, "round {round}");
             assert_eq!(scratch.descriptors(), 0, "round {round}");

@@ -1,4 +1,4 @@
-//! The transfer engine as its callers see it: engines of one process ask each other over both ways, from many threads.
+//! Transfer engine through its public API: engines of one process transfer over both transports, from many threads.
 
 mod completion;
 mod counted;

@@ -1,4 +1,4 @@
-//! What may be registered, and which ranges may be named.
+//! Registration of memory, and the validation of ranges.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use kvplane_transfer::{
 use crate::rig::{Side, Way, check, fill, pair, region};
 
 #[test]
-fn registration_is_refused_by_its_rules() {
+fn invalid_registrations_are_rejected() {
     let engine = TransferEngine::start(Way::network().config()).unwrap();
     let options = RegisterOptions::default();
     let (first, second) = (region(8192), region(4096));
@@ -19,7 +19,7 @@ fn registration_is_refused_by_its_rules() {
     assert_eq!(error.code(), -7);
     let text = format!("{error}");
     assert!(text.contains("8192 bytes") && text.contains(&format!("{:#x}", first.address())), "{text}");
-    // All or nothing: the second is free again.
+    // All or nothing: the second region is free again.
     let error = engine.register_batch(&[Arc::clone(&second), Arc::clone(&first)], &options).unwrap_err();
     assert!(matches!(error, Error::AddressOverlapped { .. }), "{error}");
     engine.register(Arc::clone(&second), &options).unwrap();
@@ -33,7 +33,7 @@ fn registration_is_refused_by_its_rules() {
 }
 
 #[test]
-fn where_memory_is_is_found_out_or_taken_as_said() {
+fn the_location_of_memory_is_detected_or_taken_as_given() {
     let side = Side::new(Way::network().config(), 8192);
     fill(&side.region, 0, 8192, 1);
     side.engine.unregister(side.region.address()).unwrap();
@@ -53,7 +53,7 @@ fn where_memory_is_is_found_out_or_taken_as_said() {
 }
 
 #[test]
-fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
+fn requests_outside_of_registered_memory_are_rejected_as_a_whole() {
     let (a, b, peer) = pair(Way::network(), 64 << 10);
     let (there, end) = (b.region.address(), (64 << 10) as u64);
     let good = a.request(Opcode::Write, 0, (peer, there), 100);
@@ -82,7 +82,7 @@ fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
 }
 
 #[test]
-fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
+fn inaccessible_memory_is_hidden_and_read_only_memory_is_not_written() {
     let (a, b) = (Side::new(Way::network().config(), 4096), TransferEngine::start(Way::network().config()).unwrap());
     let (hidden, fixed) = (region(4096), region(4096));
     fill(&fixed, 0, 4096, 7);
@@ -100,7 +100,7 @@ fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
     check(&fixed, 0, 4096, 7);
 }
 
-/// Memory that was registered after the segment was opened is found, what was unregistered is not written.
+/// Memory registered after the segment was opened is found; unregistered memory is not written.
 #[test]
 fn a_peers_memory_may_change() {
     for way in Way::all() {
@@ -118,18 +118,18 @@ fn a_peers_memory_may_change() {
         fill(&late, 0, 4096, 4);
         assert_eq!(run(&[write]).unwrap(), TaskState::Failed, "{way:?}");
         check(&late, 0, 4096, 4);
-        // Asked again, the owner does not name it any more.
+        // The owner's new description does not contain it any more.
         assert_eq!(run(&[write]).unwrap_err().code(), -3, "{way:?}");
-        // Under the same address, it is another region.
+        // The same address is now another region.
         b.engine.register(Arc::clone(&late), &RegisterOptions::default()).unwrap();
         assert_eq!(run(&[write]).unwrap(), TaskState::Completed, "{way:?}");
         check(&late, 0, 4096, 3);
     }
 }
 
-/// All owners are asked, those who do not answer cost the others nothing.
+/// All owners are asked; those that do not answer do not delay the others.
 #[test]
-fn what_is_known_of_segments_is_renewed() {
+fn descriptions_of_segments_are_renewed() {
     let (a, b, peer) = pair(Way::network(), 4096);
     let [c, gone] = [0, 1].map(|_| Side::new(Way::network().config(), 4096));
     let [other, _] = [&c, &gone].map(|side| a.engine.open_segment(side.engine.name()).unwrap());

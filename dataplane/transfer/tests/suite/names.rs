@@ -33,7 +33,7 @@ fn notices_arrive_once_and_in_order() {
     let write = a.request(Opcode::Write, 0, (peer, b.region.address()), 1 << 20);
     for number in 0..20 {
         let options = SubmitOptions { notice: Some(notice("done", &number.to_string())), ..SubmitOptions::default() };
-        // One of 0 bytes is a notice and nothing else.
+        // A request of 0 bytes is a notice only.
         let length = if number % 2 == 0 { 1 << 20 } else { 0 };
         let request = kvplane_transfer::TransferRequest { length, ..write };
         assert_eq!(a.engine.submit(&[request], &options).unwrap().wait().state, TaskState::Completed);
@@ -58,7 +58,7 @@ fn a_batch_that_failed_sends_no_notice() {
 }
 
 #[test]
-fn a_probe_finds_the_living() {
+fn a_probe_finds_living_engines() {
     let (a, b, _) = pair(Way::network(), 4096);
     let name = b.engine.name().to_owned();
     assert_eq!(name, b.engine.local_address().to_string());
@@ -68,7 +68,7 @@ fn a_probe_finds_the_living() {
 }
 
 #[test]
-fn other_ports_than_loopback_must_be_wanted() {
+fn ports_beyond_loopback_must_be_allowed() {
     let open = TransferEngineConfig { listen: ([0, 0, 0, 0], 0).into(), ..Way::Tcp.config() };
     assert_eq!(TransferEngine::start(open.clone()).unwrap_err().code(), -1);
     let open = TransferEngineConfig { open_to_network: true, ..open };
@@ -80,9 +80,9 @@ fn other_ports_than_loopback_must_be_wanted() {
     assert_eq!(TransferEngine::start(wrong).unwrap_err().code(), -1);
 }
 
-/// What a stock engine would see of ours, and what we see of a stock one: a descriptor without our key.
+/// Reaches an engine whose descriptor lacks the native key, like a stock engine.
 #[test]
-fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
+fn an_engine_without_a_native_descriptor_is_reached_as_a_stock_one() {
     let (a, b, _) = pair(Way::Tcp, 1 << 20);
     let mut descriptor = Caller::default().descriptor(b.engine.name(), "{}").unwrap();
     assert_eq!(descriptor.buffers[0].address, b.region.address());

@@ -1,5 +1,5 @@
-//! Engines that call themselves the same host and do not see each other's sockets, as in two containers: what is at the
-//! path is nothing, nobody, somebody else, or somebody who says nothing.
+//! Engines that claim the same host but do not see each other's sockets, as in two containers: at the path there is no
+//! socket, a dead one, another engine's, or one that never answers.
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixListener;
@@ -13,7 +13,7 @@ use crate::rig::{Side, Way, check, fill};
 
 const BYTES: usize = 1 << 20;
 
-/// An engine with a directory for its socket alone, and that socket.
+/// Creates an engine with a socket directory of its own; returns it with that socket.
 fn side(name: &str) -> (Side, PathBuf) {
     let directory = std::env::temp_dir().join(format!("kvplane-namespaces-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);
@@ -39,7 +39,7 @@ fn read(a: &Side, b: &Side, peer: SegmentHandle, seed: u64) {
 }
 
 #[test]
-fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
+fn a_socket_that_does_not_lead_to_the_peer_fails_over_to_another_path() {
     for what in ["nothing", "nobody", "somebody"] {
         let (b, socket) = side(what);
         let (other, others) = side("other");
@@ -54,7 +54,7 @@ fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
         let peer = a.engine.open_segment(b.engine.name()).unwrap();
         (71..75).for_each(|seed| read(&a, &b, peer, seed));
         let way = shared(&a);
-        // Counted, not tried again for a while, and nobody's attempt at sending.
+        // Counted, not retried for a while, and not counted as an operation.
         assert_eq!((way.unavailable, way.operations), (1, 0), "{what}");
         assert!(way.reason.is_some(), "{what}");
         assert_eq!(a.engine.metrics().rails.iter().map(|rail| rail.pauses).sum::<u64>(), 0, "{what}");
@@ -62,15 +62,15 @@ fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
         let choice = |transport| choices.iter().find(|choice| choice.transport == transport).unwrap();
         assert!(!choice("shm").usable && !choice("cma").usable && choice("tcp").usable, "{what}: {choices:?}");
         let reason = &choice("shm").reason;
-        let why = if what == "nothing" { "not to be seen from here" } else { "does not lead to the peer" };
+        let why = if what == "nothing" { "not visible from here" } else { "does not lead to the peer" };
         assert!(reason.contains(why), "{what}: {reason}");
         println!("{what}: {reason}");
     }
 }
 
-/// Setting up a connection to somebody who says nothing holds up nobody else.
+/// Connecting to a process that never answers delays no other peer.
 #[test]
-fn others_go_on_while_a_connection_is_set_up() {
+fn other_peers_are_not_delayed_by_a_connection_setup() {
     let (b, socket) = side("silent");
     std::fs::remove_file(&socket).unwrap();
     let silent = UnixListener::bind(&socket).unwrap();

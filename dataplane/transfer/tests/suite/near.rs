@@ -1,5 +1,5 @@
-//! Memory and devices of one NUMA node keep together, at both ends: software devices on a machine of two nodes that a
-//! directory describes.
+//! NUMA affinity of memory and devices, at both ends: software devices on a machine of two nodes that a directory
+//! describes.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,7 +19,7 @@ use crate::rig::{PATIENCE, Way, check, fill, region};
 
 const BYTES: usize = 4 << 20;
 
-/// A machine of two nodes; devices 0 and 2 of the fabric are on node 0, 1 and 3 on node 1.
+/// Machine of two nodes; devices 0 and 2 of the fabric are on node 0, 1 and 3 on node 1.
 fn machine() -> Arc<Machine> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -65,7 +65,7 @@ fn config(fabric: &Loopback, devices: [&str; 2], matrix: Option<&str>) -> Transf
     TransferEngineConfig { rdma, ..Way::Rdma.config() }
 }
 
-/// An engine with a buffer on each node.
+/// Engine with a buffer on each node.
 struct Host {
     engine: TransferEngine,
     memory: [Arc<Region>; 2],
@@ -104,7 +104,7 @@ impl Host {
         check(&self.memory[ours], 0, BYTES, seed);
     }
 
-    /// What its devices counted: ours, the peer's.
+    /// Returns the counts of its devices: locally, and at the peer.
     fn counts(&self) -> (NodeCounts, NodeCounts) {
         let (mut own, mut peer) = (NodeCounts::default(), NodeCounts::default());
         for rail in self.rails() {
@@ -128,10 +128,10 @@ fn two(fabric: &Loopback) -> (Host, Host, SegmentHandle) {
 }
 
 #[test]
-fn every_slice_goes_by_the_devices_of_its_nodes() {
+fn every_slice_uses_the_devices_of_its_nodes() {
     let fabric = Loopback::new(&[SoftPort::default(); 4]);
     let (a, b, handle) = two(&fabric);
-    // Opening the segment moved a few bytes whose place nobody knows.
+    // Opening the segment moved a few bytes without a known location.
     let opened = a.counts();
     for (round, nodes) in [(0, 0), (0, 1), (1, 0), (1, 1)].into_iter().enumerate() {
         a.round_trip(&b, handle, nodes, round as u64);
@@ -184,7 +184,7 @@ fn the_other_node_s_device_stands_in_while_the_near_one_is_down() {
 }
 
 #[test]
-fn a_matrix_that_is_given_decides_and_a_wrong_one_is_refused() {
+fn a_given_matrix_decides_and_a_malformed_one_is_rejected() {
     let fabric = Loopback::new(&[SoftPort::default(); 4]);
     let crossed = r#"{"cpu:0":[["loop1"],["loop0"]],"cpu:1":[["loop0"],["loop1"]]}"#;
     let a = Host::new(config(&fabric, ["loop0", "loop1"], Some(crossed)));

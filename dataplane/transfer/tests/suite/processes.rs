@@ -1,4 +1,4 @@
-//! Engines of two processes: found by handshake, over both ways, until one is killed.
+//! Engines of two processes: found by handshake, over both transports, until one is killed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::rig::{Side, Way, check, fill};
 const BYTES: usize = 4 << 20;
 const ROLE: &str = "KVPLANE_TEST_SERVES";
 
-/// Not a test of its own: what the other process runs. It serves until its input ends.
+/// Body of the other process, not a test of its own. It serves until its input ends.
 #[test]
 fn the_other_process() {
     let Ok(way) = std::env::var(ROLE) else { return };
@@ -40,7 +40,7 @@ fn other_process(way: Way) -> (Child, String, u64) {
 
 #[test]
 fn another_process_is_read_and_written_until_it_is_killed() {
-    // Software devices are of one process.
+    // Software devices exist within one process.
     for way in Way::all().into_iter().filter(|way| *way != Way::Rdma || network::verbs().is_none()) {
         let (mut child, name, there) = other_process(way);
         let a = Side::new(way.config(), BYTES);
@@ -57,7 +57,7 @@ fn another_process_is_read_and_written_until_it_is_killed() {
         fill(&a.region, 0, BYTES, 33);
         assert_eq!(run(Opcode::Read, BYTES / 2, 1, BYTES / 2).state, TaskState::Completed);
         check(&a.region, BYTES / 2, BYTES / 2, 32);
-        // Killed while threads are at it: every batch ends, and nothing touches its memory afterwards.
+        // Killed with transfers in flight: every batch ends, and nothing accesses its memory afterwards.
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let a = &a;

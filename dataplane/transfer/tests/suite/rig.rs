@@ -1,4 +1,4 @@
-//! Engines, memory with bytes that say where they belong, and a way to wait for a future.
+//! Test bed: engines, memory with bytes that identify their positions, and a way to block on a future.
 
 use core::future::Future;
 use core::pin::pin;
@@ -18,24 +18,24 @@ use crate::network::{self, End};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A way to a peer of the same host.
+/// Transport to a peer of the same host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     Tcp,
-    /// The same without copies into the kernel.
+    /// TCP without copies into the kernel.
     Lent,
     Shm,
-    /// Over software devices, or those of the machine.
+    /// RDMA over software devices, or those of the machine.
     Rdma,
 }
 
 impl Way {
-    /// Every way; those that are not RDMA have had their turn where tests run again over RDMA.
+    /// Returns all transports; only RDMA where the tests run again over RDMA.
     pub(crate) fn all() -> Vec<Self> {
         if network::over_rdma() { vec![Self::Rdma] } else { vec![Self::Tcp, Self::Lent, Self::Shm, Self::Rdma] }
     }
 
-    /// The way of tests that want a network, whichever it is.
+    /// Returns the transport of tests that need a network, whichever it is.
     pub(crate) fn network() -> Self {
         if network::over_rdma() { Self::Rdma } else { Self::Tcp }
     }
@@ -70,7 +70,7 @@ pub(crate) fn region(bytes: usize) -> Arc<Region> {
     Region::allocate(&options).unwrap()
 }
 
-/// The byte that a seed puts at a place.
+/// Returns the byte that a seed gives for a position.
 pub(crate) fn byte(seed: u64, at: u64) -> u8 {
     let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 29)).to_le_bytes()[(at % 8) as usize]
@@ -84,7 +84,7 @@ pub(crate) fn fill(region: &Region, offset: usize, bytes: usize, seed: u64) {
     });
 }
 
-/// Panics at the first byte that is not what the seed puts there.
+/// Panics at the first byte that differs from the seed's.
 pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
     region.read_with(offset, bytes, &mut |at, part| {
         for (index, &found) in part.iter().enumerate() {
@@ -94,21 +94,22 @@ pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
     });
 }
 
-/// An engine with one registered region.
+/// Engine with one registered region.
 pub(crate) struct Side {
     pub(crate) engine: TransferEngine,
     pub(crate) region: Arc<Region>,
-    /// Nothing but RDMA may carry what it moves.
+    /// True if only RDMA may carry its transfers.
     rdma_only: bool,
 }
 
 thread_local! {
-    /// Whether the next engine of this test's thread has the devices of who asks.
+    /// True if the next engine of this test's thread gets the initiator's devices.
     static ASKS: Cell<bool> = const { Cell::new(true) };
 }
 
 impl Side {
-    /// Engines over RDMA have the devices of one end and of the other in turns, so that neighbours meet over the wire.
+    /// Creates an engine. Engines over RDMA get the devices of one end and of the other in turns, so that neighbors
+    /// connect over the wire.
     pub(crate) fn new(mut config: TransferEngineConfig, bytes: usize) -> Self {
         let rdma_only = config.rdma.mode == RdmaUse::Require;
         if rdma_only {
@@ -121,7 +122,7 @@ impl Side {
         Self { engine, region, rdma_only }
     }
 
-    /// The same with the devices of who is asked: for a process that serves.
+    /// Creates an engine with the devices of the serving end: for a process that serves.
     pub(crate) fn serving(config: TransferEngineConfig, bytes: usize) -> Self {
         ASKS.set(false);
         Self::new(config, bytes)
@@ -145,7 +146,7 @@ impl Side {
 }
 
 impl Drop for Side {
-    /// What had to go by RDMA went by no other network.
+    /// Transfers that had to use RDMA used no other network.
     fn drop(&mut self) {
         if self.rdma_only && !std::thread::panicking() {
             let rails = self.engine.metrics().rails;
@@ -156,7 +157,7 @@ impl Drop for Side {
     }
 }
 
-/// Who asks, who is asked, and the handle of the latter.
+/// Returns the initiating engine, the serving one, and the handle of the latter.
 pub(crate) fn pair(way: Way, bytes: usize) -> (Side, Side, SegmentHandle) {
     let (a, b) = (Side::new(way.config(), bytes), Side::new(way.config(), bytes));
     let handle = a.engine.open_segment(b.engine.name()).unwrap();
@@ -171,7 +172,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Waits for a future, with the time that a test may take.
+/// Blocks on a future, up to the time that a test may take.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);

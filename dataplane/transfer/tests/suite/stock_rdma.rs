@@ -1,5 +1,5 @@
-//! Engines that speak with each other as stock Mooncake engines do over RDMA: descriptors with keys, handshakes in
-//! JSON, and one-sided requests, on software devices.
+//! Engines that connect like stock Mooncake engines over RDMA: descriptors with keys, handshakes in JSON, and one-sided
+//! requests, on software devices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use crate::rig::{PATIENCE, Side, Way, check, fill, region};
 
 const BYTES: usize = 4 << 20;
 
-/// An engine that takes its peers for stock ones, and is one for them.
+/// Creates an engine that treats its peers as stock ones, and is one for them.
 fn stock() -> Side {
     let side = Side::new(TransferEngineConfig { native: false, ..Way::Rdma.config() }, BYTES);
     side.engine.announce_rdma(None).unwrap();
     side
 }
 
-/// The names of an engine's devices, as a stock engine counts them.
+/// Returns the names of an engine's devices, in a stock engine's order.
 fn device_names(engine: &TransferEngine) -> Vec<String> {
     let descriptor = Caller::default().descriptor(engine.name(), "{}").unwrap();
     descriptor.rdma().unwrap().devices.into_iter().map(|device| device.name).collect()
@@ -41,7 +41,7 @@ fn run(from: &Side, to: &Side, handle: SegmentHandle, ranges: &[(Opcode, usize, 
     from.engine.submit(&requests, &SubmitOptions::default()).unwrap().wait()
 }
 
-/// Lengths and places from a seed: every one in a slot of its own, so that none disturbs another.
+/// Returns lengths and positions from a seed: each in a slot of its own, so that none disturbs another.
 fn ranges(seed: u64, opcode: Opcode) -> Vec<(Opcode, usize, usize, usize)> {
     const SLOT: usize = 128 << 10;
     (0..BYTES / SLOT)
@@ -54,7 +54,7 @@ fn ranges(seed: u64, opcode: Opcode) -> Vec<(Opcode, usize, usize, usize)> {
         .collect()
 }
 
-/// Writes, and reads back, with every byte looked at on both sides.
+/// Writes, and reads back, with every byte verified on both sides.
 fn to_and_fro(from: &Side, to: &Side, handle: SegmentHandle, seed: u64) {
     let writes = ranges(seed, Opcode::Write);
     fill(&to.region, 0, BYTES, !seed);
@@ -89,7 +89,7 @@ fn both_directions_at_random_places() {
 }
 
 #[test]
-fn memory_that_left_is_reached_by_nobody_and_what_came_instead_is_found() {
+fn unregistered_memory_is_unreachable_and_its_replacement_is_found() {
     let (a, b) = (stock(), stock());
     let handle = open(&a, &b);
     assert_eq!(run(&a, &b, handle, &[(Opcode::Write, 0, 0, 4096)]).state, TaskState::Completed);
@@ -98,10 +98,10 @@ fn memory_that_left_is_reached_by_nobody_and_what_came_instead_is_found() {
     let failed = run(&a, &b, handle, &[(Opcode::Write, 0, 0, 4096)]);
     assert_eq!(failed.state, TaskState::Failed, "{failed:?}");
     check(&b.region, 0, BYTES, 7);
-    // Under another key: who finds that what it knows is stale asks again.
+    // Under another key: an initiator with a stale key requests the descriptor again.
     b.engine.register(Arc::clone(&b.region), &RegisterOptions::default()).unwrap();
     to_and_fro(&a, &b, handle, 9);
-    // What is only for its owner has no key.
+    // Memory for its owner only has no key.
     let hidden = region(4096);
     let options = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
     b.engine.register(Arc::clone(&hidden), &options).unwrap();
@@ -110,7 +110,7 @@ fn memory_that_left_is_reached_by_nobody_and_what_came_instead_is_found() {
 }
 
 #[test]
-fn engines_of_ours_still_speak_their_own_protocol_and_those_without_devices_tcp() {
+fn native_engines_keep_their_protocol_and_those_without_devices_use_tcp() {
     let b = stock();
     let ours = Side::new(Way::Rdma.config(), BYTES);
     assert_eq!(ours.engine.explain(b.engine.name()).unwrap().for_pointers(), Some("rdma"));
@@ -120,7 +120,7 @@ fn engines_of_ours_still_speak_their_own_protocol_and_those_without_devices_tcp(
 }
 
 #[test]
-fn what_cannot_be_announced_says_why() {
+fn announcements_that_fail_give_the_reason() {
     let said = |engine: &TransferEngine, matrix| engine.announce_rdma(matrix).unwrap_err().to_string();
     let never = TransferEngineConfig { rdma: RdmaConfig::of(RdmaUse::Never), ..Way::Tcp.config() };
     let error = said(&TransferEngine::start(never).unwrap(), None);
@@ -142,11 +142,11 @@ fn what_cannot_be_announced_says_why() {
 }
 
 #[test]
-fn handshakes_that_lead_nowhere_are_answered_with_the_reason() {
+fn handshakes_that_fail_are_answered_with_the_reason() {
     let side = stock();
     let name = side.engine.name();
     let device = device_names(&side.engine).swap_remove(0);
-    // An address that can be reached, as a real device looks for a way there.
+    // A reachable address, because a real device resolves a route to it.
     let gid = Caller::default().descriptor(name, "{}").unwrap().rdma().unwrap().devices[1].gid;
     let good = RdmaHandshake {
         local_path: "10.0.0.1:1@m0".to_owned(),
@@ -205,13 +205,13 @@ fn threads_with_connections_of_their_own_do_not_end_each_others() {
     let rails = a.engine.metrics().rails;
     let given_up = network::connections_given_up() - given_up;
     let retries: u64 = rails.iter().map(|rail| rail.retries).sum();
-    // An emulated machine that stands still looks like a peer that says nothing. A connection that another thread ended
-    // would be neither silent nor given up by its device.
+    // An emulated machine that stalls looks like an unresponsive peer. A connection that another thread closed would be
+    // neither silent nor closed by its device.
     let silent = |rail: &RailSnapshot| network::on_emulated_devices() && rail.silences > 0;
     let unexplained: u64 = rails.iter().filter(|rail| !silent(rail)).map(|rail| rail.retries).sum();
     let silences: u64 = rails.iter().map(|rail| rail.silences).sum();
     println!("{retries} retries, {silences} silences, {given_up} connections given up by devices");
-    // A device ends a connection for other reasons too: these say which of them there may have been.
+    // A device closes a connection for other reasons, too: its counters show which.
     for (name, count) in network::device_counters() {
         let before = counted.get(&name).copied().unwrap_or(0);
         if retries > 0 && count > before && !name.ends_with("pkts") {
@@ -222,7 +222,7 @@ fn threads_with_connections_of_their_own_do_not_end_each_others() {
 }
 
 #[test]
-fn a_peer_that_goes_leaves_errors_and_one_that_comes_back_is_reached() {
+fn requests_to_a_stopped_peer_fail_and_a_restarted_one_is_reached() {
     let (a, b) = (stock(), stock());
     let handle = open(&a, &b);
     let address = b.engine.local_address();
@@ -241,7 +241,7 @@ fn a_peer_that_goes_leaves_errors_and_one_that_comes_back_is_reached() {
     };
     gone.join().unwrap();
     assert!(!matches!(last, Ok(TaskState::Pending)), "{last:?}");
-    // Nothing of it is in flight any more: the memory can go at once.
+    // Nothing of it is in flight any more: the memory can be freed at once.
     a.engine.unregister(a.region.address()).unwrap();
     a.engine.register(Arc::clone(&a.region), &RegisterOptions::default()).unwrap();
     let again = TransferEngineConfig { native: false, listen: address, ..Way::Rdma.config() };

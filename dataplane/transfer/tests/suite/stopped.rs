@@ -1,4 +1,4 @@
-//! Processes that are stopped: in the middle of a copy to our memory, and as owners of memory that we ask for.
+//! Processes that are stopped (SIGSTOP): in the middle of a copy to local memory, and as owners of memory to be read.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -15,11 +15,11 @@ use crate::rig::{PATIENCE, Side, Way, byte, check, fill, region};
 const BYTES: usize = 4 << 20;
 const WRITES: &str = "KVPLANE_TEST_WRITES";
 const OWNS: &str = "KVPLANE_TEST_OWNS";
-/// What the writer writes, and what the owner has in its two regions.
+/// Bytes that the writer writes, and those in the owner's two regions.
 const WRITTEN: u64 = 51;
 const OWNED: [u64; 2] = [61, 62];
 
-/// Ends this process when its parent does.
+/// Ends this process when its parent ends.
 fn end_with_parent() {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -27,7 +27,7 @@ fn end_with_parent() {
     });
 }
 
-/// Not a test of its own: writes to its parent's memory for ever, also after it was refused.
+/// Body of the writer, not a test of its own: writes to its parent's memory forever, also after it was refused.
 #[test]
 fn the_writer() {
     let Ok(part) = std::env::var(WRITES) else { return };
@@ -46,7 +46,7 @@ fn the_writer() {
     }
 }
 
-/// Not a test of its own: has two regions.
+/// Body of the owner, not a test of its own: has two regions.
 #[test]
 fn the_owner() {
     if std::env::var(OWNS).is_err() {
@@ -61,7 +61,7 @@ fn the_owner() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// A process of this program in another role; killed when dropped.
+/// Process of this program in another role; killed when dropped.
 struct Other(Child);
 
 impl Drop for Other {
@@ -90,7 +90,7 @@ impl Other {
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
     }
 
-    /// Stops it; returns when all its threads have stopped.
+    /// Stops the process; returns when all its threads have stopped.
     fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.0.id());
@@ -111,7 +111,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until the writer's bytes are at both ends of what was filled otherwise.
+/// Waits until the writer's bytes are at both ends of the range that was filled otherwise.
 fn until_written(side: &Side) {
     for at in [0, BYTES - 64] {
         until("the writer writes", || {
@@ -126,7 +126,7 @@ fn until_written(side: &Side) {
 }
 
 #[test]
-fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
+fn memory_used_by_a_stopped_process_is_unregistered_when_released() {
     for killed in [false, true] {
         let quiet_deadline = Duration::from_millis(300);
         let owner = Side::new(TransferEngineConfig { quiet_deadline, ..Way::Shm.config() }, BYTES);
@@ -140,7 +140,7 @@ fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
             writer.stop();
             match owner.engine.unregister(address) {
                 Err(error) => break error,
-                // Between two copies. It asks again where the memory is.
+                // Stopped between two copies. It asks for the description of the memory again.
                 Ok(()) => {
                     owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap();
                     writer.signal("CONT");
@@ -153,7 +153,7 @@ fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
         assert!(matches!(error, Error::MemoryHeld { .. }), "{text}");
         assert!(text.contains(&pid) && text.contains("unregister again"), "{text}");
         assert_eq!(error.code(), -4);
-        // It stays where it is and is nobody's to use, for as long as this lasts.
+        // The memory stays in place, and cannot be reused, while this lasts.
         assert!(matches!(owner.engine.unregister(address), Err(Error::MemoryHeld { .. })));
         let error = owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap_err();
         assert!(matches!(error, Error::AddressOverlapped { leaving: true, .. }), "{error}");
@@ -177,9 +177,9 @@ fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
     }
 }
 
-/// Two who wait for the same are both told when it is over.
+/// Two threads that unregister the same memory both return when it is released.
 #[test]
-fn unregistering_twice_at_a_time_is_waited_for_by_both() {
+fn concurrent_unregistrations_both_wait() {
     let side = Side::new(Way::Shm.config(), BYTES);
     for _ in 0..50 {
         let outcomes = std::thread::scope(|scope| {
@@ -187,7 +187,7 @@ fn unregistering_twice_at_a_time_is_waited_for_by_both() {
             both.map(|thread| thread.join().unwrap())
         });
         assert!(outcomes.iter().any(Result::is_ok), "{outcomes:?}");
-        // Too late for the second, there was nothing any more.
+        // Too late for the second: there was nothing registered any more.
         assert!(outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|error| error.code() == -3));
         side.engine.register(Arc::clone(&side.region), &RegisterOptions::default()).unwrap();
     }
@@ -202,9 +202,9 @@ fn read(a: &Side, peer: SegmentHandle, there: u64) -> TransferRequest {
     a.request(Opcode::Read, 0, (peer, there), BYTES)
 }
 
-/// Its memory cannot be mapped while it is stopped, which holds up nobody else.
+/// A stopped owner's memory cannot be mapped, which delays no other peer.
 #[test]
-fn others_go_on_while_an_owner_is_stopped() {
+fn other_peers_are_not_delayed_by_a_stopped_owner() {
     let (stopped, name, [there, _]) = owner();
     let a = Side::new(TransferEngineConfig { cma: false, tcp: false, ..Way::Shm.config() }, BYTES);
     let b = Side::new(Way::Shm.config(), BYTES);
@@ -226,13 +226,13 @@ fn others_go_on_while_an_owner_is_stopped() {
 }
 
 #[test]
-fn an_owner_that_was_stopped_answers_late_and_no_memory_is_mistaken_for_another() {
+fn a_late_reply_of_a_stopped_owner_is_not_taken_for_another_memorys() {
     let (stopped, name, [first, second]) = owner();
     let a = Side::new(TransferEngineConfig { cma: false, tcp: true, ..Way::Shm.config() }, BYTES);
     let peer = a.engine.open_segment(&name).unwrap();
     stopped.stop();
     let waiting = a.engine.submit(&[read(&a, peer, first)], &SubmitOptions::default()).unwrap();
-    // Asked for the memory in vain, it is asked over TCP.
+    // After an attempt to map the memory in vain, TCP is used.
     until("another path is taken", || {
         waiting.poll();
         a.engine.metrics().rails.iter().any(|rail| rail.transport == Transport::Shm && rail.retries > 0)
@@ -241,7 +241,7 @@ fn an_owner_that_was_stopped_answers_late_and_no_memory_is_mistaken_for_another(
     stopped.signal("CONT");
     assert_eq!(waiting.wait().state, TaskState::Completed, "{:?}", waiting.problem());
     check(&a.region, 0, BYTES, OWNED[0]);
-    // By now the late answer is there; it is not the second's.
+    // The late reply has arrived by now; it does not belong to the second request.
     let shared = || {
         let rails = a.engine.metrics().rails;
         rails.iter().filter(|rail| rail.transport == Transport::Shm).map(|rail| rail.bytes).sum::<u64>()

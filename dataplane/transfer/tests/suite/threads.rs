@@ -1,4 +1,4 @@
-//! One engine, many threads: each byte goes where it belongs, and every wait ends.
+//! One engine, many threads: each byte goes to its position, and every wait ends.
 
 use std::sync::Barrier;
 
@@ -64,9 +64,9 @@ fn threads_may_have_initiators_of_their_own() {
     }
 }
 
-/// All wait for batches of each other's, also several for the same.
+/// All threads wait for batches of each other, some for the same one.
 #[test]
-fn sixty_four_threads_wait() {
+fn sixty_four_threads_wait_for_each_others_batches() {
     let (a, b, peer) = pair(Way::network(), 2 << 20);
     let there = b.region.address();
     let batches: Vec<_> = (0..32)

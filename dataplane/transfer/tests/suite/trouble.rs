@@ -1,5 +1,5 @@
-//! Batches that do not go well: cancelled, late, dropped, or without a peer. Whatever the outcome, nothing touches
-//! their memory afterwards, and each ends once.
+//! Batches that fail: cancelled, timed out, dropped, or without a peer. Whatever the outcome, nothing accesses their
+//! memory afterwards, and each ends once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::rig::{PATIENCE, Side, Way, byte, check, fill, pair, region};
 
 const BYTES: usize = 2 << 20;
 
-/// Reads that end early in every way: what is written to their memory afterwards stays.
+/// Reads that end early in every way: bytes written to their memory afterwards stay.
 #[test]
-fn nothing_touches_the_memory_of_a_batch_that_ended() {
+fn memory_of_an_ended_batch_is_not_accessed() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 21);
@@ -43,16 +43,16 @@ fn nothing_touches_the_memory_of_a_batch_that_ended() {
             std::thread::sleep(Duration::from_millis(1));
             check(&a.region, 0, BYTES, round);
         }
-        // And the way is as good as before.
+        // The path is as good as before.
         let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
         assert_eq!(a.engine.submit(&[read], &SubmitOptions::default()).unwrap().wait().state, TaskState::Completed);
         check(&a.region, 0, BYTES, 21);
     }
 }
 
-/// Writes that end early in every way: what their memory holds afterwards is never what the peer gets.
+/// Writes that end early in every way: the peer never gets bytes that their memory holds afterwards.
 #[test]
-fn a_peer_never_gets_what_came_after_the_end() {
+fn a_peer_never_gets_bytes_written_after_the_end() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 41);
@@ -86,9 +86,9 @@ fn a_peer_never_gets_what_came_after_the_end() {
     }
 }
 
-/// What peers read is lent too, and the segment is left alone when it is unregistered although a reader is at it.
+/// Peers' reads are zero-copy, too, and the segment is left alone when it is unregistered during a read.
 #[test]
-fn what_peers_read_is_given_back_before_it_is_unregistered() {
+fn zero_copy_reads_are_released_before_unregistration() {
     let (a, b, peer) = pair(Way::Lent, BYTES);
     for round in 0..20u64 {
         let served = region(BYTES);
@@ -118,7 +118,7 @@ fn what_peers_read_is_given_back_before_it_is_unregistered() {
 
 /// Unregistering waits for the batches that use the memory, and for peers.
 #[test]
-fn unregistered_memory_is_left_alone() {
+fn unregistered_memory_is_not_accessed() {
     for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         for round in 0..10u64 {
@@ -144,7 +144,7 @@ fn unregistered_memory_is_left_alone() {
 }
 
 #[test]
-fn an_engine_that_is_dropped_ends_its_batches() {
+fn dropping_an_engine_ends_its_batches() {
     let (a, b, peer) = pair(Way::network(), BYTES);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
     let batches: Vec<_> = (0..2).map(|_| a.engine.submit(&[read], &SubmitOptions::default()).unwrap()).collect();
@@ -160,9 +160,9 @@ fn an_engine_that_is_dropped_ends_its_batches() {
     check(&region, 0, BYTES, 22);
 }
 
-/// A peer that comes again at the same address with other memory is not written to by its old description.
+/// A peer that restarts at the same address with other memory is not written to by its old description.
 #[test]
-fn a_peer_that_restarted_is_asked_again() {
+fn a_restarted_peer_is_described_again() {
     let (a, b, peer) = pair(Way::network(), BYTES);
     let (name, there) = (b.engine.name().to_owned(), b.region.address());
     fill(&a.region, 0, BYTES, 23);
@@ -176,7 +176,7 @@ fn a_peer_that_restarted_is_asked_again() {
     let b = Side::new(config, BYTES);
     fill(&b.region, 0, BYTES, 24);
     let mut failures = 0;
-    // The new incarnation's memory may lie at the old address or elsewhere; the old description leads nowhere.
+    // The new incarnation's memory may be at the old address or elsewhere; the old description leads nowhere.
     let state = loop {
         match a.engine.submit(&[write], &SubmitOptions::default()).map(|batch| batch.wait().state) {
             Ok(TaskState::Failed) if failures < 5 => failures += 1,
@@ -192,9 +192,9 @@ fn a_peer_that_restarted_is_asked_again() {
     }
 }
 
-/// Engines that come and go at one address leave nothing in the tables of who asks them.
+/// Restarts of peers at one address leave nothing in the initiator's tables.
 #[test]
-fn restarts_of_peers_do_not_add_up() {
+fn restarts_of_peers_leave_no_state_behind() {
     for way in Way::all() {
         let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
         let mut listen = way.config().listen;
@@ -217,8 +217,8 @@ fn restarts_of_peers_do_not_add_up() {
                 }
             });
             let rails = a.engine.metrics().rails;
-            // Of this incarnation in two initiators, and of the former one where a connection is not gone yet.
-            // Devices are let go a little later.
+            // Of this incarnation in two initiators, and of the former one where a connection is not closed yet.
+            // Devices are released slightly later.
             let most = if way == Way::Rdma { 16 } else { 8 };
             assert!(rails.len() <= most, "incarnation {incarnation}: {} rails", rails.len());
             assert!(rails.iter().filter(|rail| rail.peer == b.engine.name()).count() <= 4);
@@ -226,9 +226,9 @@ fn restarts_of_peers_do_not_add_up() {
     }
 }
 
-/// A peer that says nothing does not hold up who submits for longer than the batch may take.
+/// An unresponsive peer does not delay a submission beyond the batch's deadline.
 #[test]
-fn asking_again_ends_with_the_deadline() {
+fn renewing_a_description_is_bounded_by_the_deadline() {
     let (a, b, peer) = pair(Way::network(), BYTES);
     let address = b.engine.local_address();
     drop(b);
@@ -238,14 +238,14 @@ fn asking_again_ends_with_the_deadline() {
     let start = std::time::Instant::now();
     let options = SubmitOptions { deadline: Some(deadline), ..SubmitOptions::default() };
     let error = a.engine.submit(&[elsewhere], &options).unwrap_err();
-    // Handshakes as such may take five seconds.
+    // Handshakes alone may take five seconds.
     assert!(start.elapsed() < Duration::from_secs(4), "{error}");
     drop(silent);
 }
 
-/// Peers that say nothing are asked at the same time, so that many of them cost no more than one.
+/// Unresponsive peers are asked in parallel, so that many of them cost no more than one.
 #[test]
-fn those_who_are_asked_again_are_asked_at_the_same_time() {
+fn descriptions_are_renewed_in_parallel() {
     let a = Side::new(Way::network().config(), BYTES);
     let (requests, silent): (Vec<_>, Vec<_>) = (0..6)
         .map(|number| {
@@ -253,7 +253,7 @@ fn those_who_are_asked_again_are_asked_at_the_same_time() {
             let peer = a.engine.open_segment(b.engine.name()).unwrap();
             let address = b.engine.local_address();
             drop(b);
-            // Where it says that it has nothing, so that it is asked again.
+            // An address outside of its description, so that the description is requested again.
             let request = a.request(Opcode::Read, 10 * number, (peer, 1), 10);
             (request, std::net::TcpListener::bind(address).unwrap())
         })
@@ -291,7 +291,7 @@ fn those_who_are_asked_again_are_asked_at_the_same_time() {
 }
 
 #[test]
-fn too_much_is_refused() {
+fn transfers_over_the_limit_are_rejected() {
     let (a, b, peer) = {
         let a = Side::new(TransferEngineConfig { batches: 2, ..Way::network().config() }, BYTES);
         let b = Side::new(Way::network().config(), BYTES);
@@ -306,7 +306,7 @@ fn too_much_is_refused() {
             Err(error) => break error,
         }
         if open.len() > 1000 {
-            // Each was done before the next.
+            // Each was complete before the next.
             return;
         }
     };

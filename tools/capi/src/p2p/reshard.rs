@@ -1,4 +1,4 @@
-//! Resharding for C: what a rank of another parallel layout is to have, read into memory.
+//! Resharding for the C interface: reads the bytes of a rank of another parallel layout into memory.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::slice;
@@ -8,7 +8,7 @@ use kvplane::{NamedPart, ReadOptions, ReshardNames, packed_bytes};
 use super::{INVALID_ARGUMENT, TRANSFER_ENGINE, code_of, deadline_of, failed, name_of, regions, with_store};
 use crate::rim::{array, guarded};
 
-/// Where a rank has its bytes, as C has it.
+/// Location of a rank's bytes, laid out as in C.
 #[repr(C)]
 pub(crate) struct PartPlace {
     participant: *const c_char,
@@ -19,7 +19,7 @@ pub(crate) struct PartPlace {
     offsets_len: usize,
 }
 
-// The layout that C compilers give the header on machines of 64 bits.
+// Layout of the header on 64-bit machines.
 const _: () = assert!(size_of::<PartPlace>() == 48);
 
 /// # Safety
@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn p2pStoreReshardSize(
         let names = unsafe { name_of(target).and_then(|target| Ok((target, name_of(participant)?))) };
         let bytes = names.and_then(|(target, who)| packed_bytes(target, who).map_err(|error| code_of(&error)));
         match bytes {
-            Ok(_) if size.is_null() => failed(INVALID_ARGUMENT, "there is no room for the size"),
+            Ok(_) if size.is_null() => failed(INVALID_ARGUMENT, "the pointer for the size is null"),
             Ok(bytes) => {
                 // SAFETY: by the caller's promise.
                 unsafe { size.write(bytes) };

@@ -1,10 +1,10 @@
-//! C programs of `tools/capi/tests`, compiled against the headers and the library, and run.
+//! Compiles C programs of `tools/capi/tests` against the headers and the library, and runs them.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where cargo puts the library: beside the directory of this test.
+/// Returns the directory of the library: beside that of this test.
 pub(crate) fn library_directory() -> PathBuf {
     let test = std::env::current_exe().expect("a path");
     let deps = test.parent().expect("a directory");
@@ -13,7 +13,7 @@ pub(crate) fn library_directory() -> PathBuf {
     found.into_iter().find(has).expect("cargo built the library that this depends on").to_owned()
 }
 
-/// A compiler; without one a line says so.
+/// Returns a compiler; without one, prints a line.
 pub(crate) fn compiler() -> Option<&'static str> {
     let cc = ["cc", "gcc", "clang"].into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
     if cc.is_none() {
@@ -22,7 +22,7 @@ pub(crate) fn compiler() -> Option<&'static str> {
     cc
 }
 
-/// Compiles the program of that name with more flags and runs it; what it says. It has to say that all is well.
+/// Compiles the program of that name with further flags and runs it; returns its output, which has to report success.
 pub(crate) fn run(cc: &str, capi: &Path, name: &str, flags: &[&str], with: impl FnOnce(&mut Command)) -> String {
     let library = library_directory();
     let program = library.join(format!("{name}-{}", std::process::id()));

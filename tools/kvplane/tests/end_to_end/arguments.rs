@@ -14,7 +14,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["ctl", "get"], &["<KEY>"]),
         (&["dev", "--pool", "10X"], &["--pool", "10X"]),
         (&["dev", "--pool", "-1"], &["-1"]),
-        (&["dev", "--pool", "99999999999T"], &["99999999999T", "more bytes than there are"]),
+        (&["dev", "--pool", "99999999999T"], &["99999999999T", "exceeds 2^64 bytes"]),
         (&["dev", "--shards", "0"], &["--shards", "0", "1..=256"]),
         (&["dev", "--port", "70000"], &["70000"]),
         (&["dev", "--http", "localhost"], &["localhost"]),

@@ -88,7 +88,7 @@ fn errors_of_put_and_get_give_the_reason() {
     finish(place.command(&["p2p", "get", "nobody's", text(&missing)]), &[]).failed(1, &["nobody has an object"]);
     finish(place.command(&["p2p", "put", "", text(&place.file("f", b"x"))]), &[]).failed(1, &["a name of 0 bytes"]);
     let far = ["p2p", "get", "a", text(&missing), "--listen", "0.0.0.0:0"];
-    finish(place.command(&far), &[]).failed(1, &["makes no tickets"]);
+    finish(place.command(&far), &[]).failed(1, &["issues no tickets"]);
     // Opening a pipe would block until a writer opens it.
     let pipe = place.path("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());

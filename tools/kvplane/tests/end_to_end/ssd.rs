@@ -362,7 +362,7 @@ fn a_device_that_does_not_do_is_refused_in_words() {
     let kept = std::fs::read(&foreign).unwrap();
     assert!(kept == value(7).repeat(32), "it is as it was");
     assert!(!place.path("small").exists() && !place.path("huge").exists(), "nothing is left behind");
-    place.run(&["node", "--ssd", text(&foreign)]).failed(1, &["give the node a number"]);
+    place.run(&["node", "--ssd", text(&foreign)]).failed(1, &["set the node's number"]);
     place.run(&["dev", "--ssd", "x:y"]).failed(2, &["K, M, G or T"]);
     refused(&format!("{}:18446744073709551615", text(&place.path("most"))), &["more than a file can have"]);
     let nowhere = place.path("nowhere").join("x");

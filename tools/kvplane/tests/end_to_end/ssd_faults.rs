@@ -65,7 +65,7 @@ fn is_alone(bed: &Bed, dev: &Process, why: &str) {
     assert!(line.contains(why), "no {why:?} in {line}");
     let status = wait_until(|| {
         let status = bed.place.run(&["ctl", "tier", "status"]).text();
-        (status.contains("memory only for what is new") && status.contains(why)).then_some(())
+        (status.contains("degraded, memory only") && status.contains(why)).then_some(())
     });
     assert!(status.is_some(), "no {why:?} in {}", bed.place.run(&["ctl", "tier", "status"]).text());
     let mut client = bed.client(Way::Tcp);
@@ -228,7 +228,7 @@ fn a_disk_whose_superblocks_cannot_be_read_leaves_memory() {
     is_alone(&bed, &dev, "both superblocks of the device cannot be read");
     // The commands do not wait for an order that can never be done.
     for order in [&["verify"][..], &["verify", "--detach"], &["reclaim", "--free", "30"]] {
-        bed.place.run(&[&["ctl", "tier"][..], order].concat()).failed(1, &["memory only for what is new"]);
+        bed.place.run(&[&["ctl", "tier"][..], order].concat()).failed(1, &["degraded, memory only"]);
     }
     bed.place.run(&["ctl", "tier", "verify", "--node", "99"]).failed(1, &["node 99 is not known, or has no SSD"]);
     bed.place.run(&["ctl", "tier", "status", "--node", "99"]).failed(1, &["node 99 is not known, or has no SSD"]);

@@ -1,14 +1,14 @@
-"""kvplane for Python: objects of bytes in the memory of a cluster, and transfers between the memory of processes.
+"""kvplane for Python: an object store in the memory of a cluster, and transfers between the memory of processes.
 
     import kvplane
 
-    with kvplane.Store() as store:          # finds the `kvplane dev` of this user by itself
+    with kvplane.Store() as store:          # discovers the `kvplane dev` cluster of this user
         store.put("key", b"value")
         assert store.get("key") == b"value"
 
 Values and destinations are any objects with the buffer protocol (bytes, bytearray, memoryview, numpy arrays), torch
-tensors in host memory, and what speaks DLPack. Calls wait without the interpreter's lock, each until its deadline at
-most, and when one returns or raises, no transfer touches its memory any more.
+tensors in host memory, and objects that support DLPack. Calls block without the GIL, each at most until its deadline,
+and when a call returns or raises, no transfer accesses its memory any more.
 """
 
 import atexit as _atexit
@@ -64,17 +64,17 @@ __all__ = [
     "Unreachable",
 ]
 
-# Threads of the interpreter must not come back from a transfer when there is no interpreter any more.
+# Threads must not return from a transfer into an interpreter that has exited.
 _atexit.register(_native.settle, 15.0)
 
 
 def __getattr__(name: str) -> type:
-    # asyncio takes longer to import than all of this.
+    # The import of asyncio takes longer than all of this.
     if name == "AsyncStore":
         from kvplane._async import AsyncStore
 
         return AsyncStore
-    # Those who only store need nothing of the Conductor.
+    # Programs that only store objects need nothing of the Conductor.
     if name in ("Booked", "Instance", "Local", "Prompt", "Refused", "Scheduler"):
         from kvplane import _scheduler
 

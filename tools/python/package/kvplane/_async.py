@@ -1,4 +1,4 @@
-"""The store for asyncio: `AsyncStore`."""
+"""Asynchronous client of the store: `AsyncStore`."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +10,10 @@ from kvplane._store import Key, Piece, Registration, Store
 
 
 class AsyncStore:
-    """The same for asyncio: every call of `Store` that waits, as a coroutine.
+    """Asynchronous client of the store: every blocking call of `Store`, as a coroutine.
 
-    Calls run on threads of this object's own, as many as the native half serves at a time. A coroutine that is
-    cancelled returns at once; its transfer goes on in the background, and keeps its memory alive until it has ended.
+    Calls run on threads of this object, as many as the native module serves concurrently. A coroutine that is cancelled
+    returns at once; its transfer continues in the background, and keeps its memory alive until it has ended.
     """
 
     _THREADS = 16
@@ -24,14 +24,14 @@ class AsyncStore:
 
     @classmethod
     async def connect(cls, control: Optional[str] = None, **settings: Any) -> "AsyncStore":
-        """Connects without holding up the event loop."""
+        """Connects without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(None, lambda: cls(control, **settings))
 
     async def _run(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*arguments, **keywords))
         except RuntimeError:
-            # The threads take nothing more after `close`.
+            # The threads accept no calls after `close`.
             raise Closed(-1, "the store was closed") from None
         return await work
 
@@ -92,7 +92,7 @@ class AsyncStore:
         return await self._run(self._store.clear)
 
     def register(self, buffer: Any) -> Registration:
-        """See `Store.register`; does not wait."""
+        """See `Store.register`; does not block."""
         return self._store.register(buffer)
 
     async def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Objects that hold bytes, as what the buffer protocol gives."""
+"""Conversion of values to objects with the buffer protocol."""
 
 from typing import Any
 
 
 def exporter(value: Any) -> Any:
-    """`value`, or something over the same memory that has the buffer protocol.
+    """Returns `value`, or an object over the same memory that has the buffer protocol.
 
-    Tensors of torch have it through numpy, whatever their type; what speaks DLPack, too.
+    Torch tensors have it through numpy, whatever their type, and so have objects that support DLPack.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return value

@@ -1,4 +1,4 @@
-"""The transfer engine: registered memory here and at peers, and transfers between them."""
+"""Transfer engine: registered memory of this process and of peers, and transfers between them."""
 
 from types import TracebackType
 from typing import Any, List, Optional, Sequence, Tuple, Type
@@ -15,14 +15,14 @@ def _problem(code: int) -> Error:
 
 
 class Batch:
-    """Transfers under way."""
+    """Transfers in flight."""
 
     def __init__(self, engine: "_native.Engine", number: int):
         self._engine, self._number = engine, number
         self._ended = False
 
     def done(self) -> bool:
-        """Whether all have ended; raises when one failed."""
+        """Returns True if all transfers have ended; raises when one failed."""
         if not self._ended:
             code = self._engine.status(self._number)
             self._ended = code != 0
@@ -31,7 +31,7 @@ class Batch:
         return self._ended
 
     def wait(self) -> None:
-        """Waits until all have ended; raises when one failed."""
+        """Waits until all transfers have ended; raises when one failed."""
         if not self._ended:
             code = self._engine.wait([self._number])
             self._ended = True
@@ -40,10 +40,11 @@ class Batch:
 
 
 class TransferEngine:
-    """Serves this process's registered memory, and reads and writes that of peers. Any number of threads may use one.
+    """Transfer engine: serves this process's registered memory, and reads and writes that of peers. Any number of
+    threads may use one.
 
-    `host` is the address that peers reach it at: loopback unless another is named. Then whoever reaches that address
-    may read and write what is registered.
+    `host` is the address on which peers reach it: loopback by default. With another address, anyone who reaches it can
+    read and write the registered memory.
     """
 
     def __init__(self, host: str = "127.0.0.1", metadata: str = "P2PHANDSHAKE"):
@@ -55,11 +56,11 @@ class TransferEngine:
 
     @property
     def name(self) -> str:
-        """What peers call it."""
+        """Returns the name by which peers open its memory."""
         return self._engine.name()
 
     def register(self, buffer: Any) -> Tuple[int, int]:
-        """Registers memory until `unregister` or `close`; its address and length, which peers are to be told."""
+        """Registers memory until `unregister` or `close`. Returns its address and length, which peers need."""
         memory = exporter(buffer)
         address, size = _native.buffer_address(memory, False)
         self._check(self._engine.register([address], [size], "*"))
@@ -67,36 +68,36 @@ class TransferEngine:
         return address, size
 
     def unregister(self, address: int) -> None:
-        """Forgets memory. When this returns, nothing touches it any more, peers included."""
+        """Unregisters memory. When this returns, nothing accesses it any more, peers included."""
         self._check(self._engine.unregister([address]))
         self._kept.pop(address, None)
 
     def write(self, peer: str, ours: Sequence[int], theirs: Sequence[int], sizes: Sequence[int]) -> None:
-        """Writes ranges to a peer's memory, and returns when they are there."""
+        """Writes ranges to a peer's memory; returns when they are complete."""
         self._check(self._engine.transfer(peer, True, ours, theirs, sizes))
 
     def read(self, peer: str, ours: Sequence[int], theirs: Sequence[int], sizes: Sequence[int]) -> None:
-        """Reads ranges of a peer's memory, and returns when they are here."""
+        """Reads ranges of a peer's memory; returns when they are complete."""
         self._check(self._engine.transfer(peer, False, ours, theirs, sizes))
 
     def start(self, peer: str, write: bool, ours: Sequence[int], theirs: Sequence[int], sizes: Sequence[int]) -> Batch:
-        """Starts such transfers and does not wait."""
+        """Starts transfers and returns at once."""
         return Batch(self._engine, self._check(self._engine.submit(peer, write, ours, theirs, sizes)))
 
     def probe(self, peer: str) -> bool:
-        """Whether a peer answers."""
+        """Returns True if a peer answers."""
         return self._engine.probe(peer) == 0
 
     def notify(self, peer: str, name: str, message: str) -> None:
-        """Leaves a message with a peer."""
+        """Delivers a message to a peer."""
         self._check(self._engine.notify(peer, name, message))
 
     def notices(self) -> List[Tuple[str, str]]:
-        """The messages that peers left here, oldest first; each is given once."""
+        """Returns the messages that peers delivered here, oldest first, and removes them."""
         return self._engine.notices()
 
     def close(self) -> None:
-        """Ends it; what is under way is withdrawn."""
+        """Closes the engine; transfers in flight are cancelled."""
         self._engine.close()
         self._kept.clear()
 

@@ -1,10 +1,10 @@
-"""What can go wrong, as exceptions. `code` is the number that Mooncake's interface has for it."""
+"""Exceptions. `code` is the number that Mooncake's interface uses for the error."""
 
 from kvplane import _native
 
 
 class Error(Exception):
-    """Anything that the store or the transfer engine could not do."""
+    """Error of the store or of the transfer engine."""
 
     def __init__(self, code: int, message: str):
         super().__init__(message)
@@ -12,11 +12,11 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """The call makes no sense: an empty key, memory that is not this process's, a range past its object's end."""
+    """An argument is invalid: an empty key, memory that is not this process's, a range past the end of its object."""
 
 
 class NoSpace(Error):
-    """There is no room, even after evicting what may be evicted."""
+    """There is not enough space, even after evicting everything that may be evicted."""
 
 
 class QuotaExceeded(NoSpace):
@@ -28,11 +28,11 @@ class Timeout(Error, TimeoutError):
 
 
 class Unreachable(Error, ConnectionError):
-    """The control plane or the owner of a key cannot be reached."""
+    """The control plane or the owner of a key is unreachable."""
 
 
 class Unauthorized(Error, PermissionError):
-    """The certificate does not allow this."""
+    """The certificate does not permit this."""
 
 
 class Corrupt(Error):
@@ -44,8 +44,8 @@ class Replaced(Error):
 
 
 class NotFound(Error, LookupError):
-    """Nobody has an object of that name and version, or some of its bytes; or the Conductor knows no such instance,
-    request, reservation or model. Perhaps not any more."""
+    """There is no object of that name and version, or some of its bytes are missing; or the Conductor does not know the
+    instance, request, reservation or model, possibly not any more."""
 
 
 class Conflict(Error):
@@ -53,7 +53,7 @@ class Conflict(Error):
 
 
 class Closed(Error):
-    """It was closed, or the process was forked after it was opened."""
+    """The object was closed, or the process was forked after it was opened."""
 
 
 _KINDS = {
@@ -73,5 +73,5 @@ _KINDS = {
 
 
 def error(code: int) -> Error:
-    """The exception for a number of the native half's, with what it said last."""
+    """Returns the exception for an error code of the native module, with its last message."""
     return _KINDS.get(code, Error)(code, _native.last_error() or f"error {code}")

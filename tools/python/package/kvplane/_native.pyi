@@ -1,4 +1,5 @@
-"""The native half: numbers in, numbers out; those below zero are errors, and `last_error` says more."""
+"""Native module: numeric arguments and results; negative results are error codes, and `last_error` gives the
+message."""
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 

@@ -1,10 +1,10 @@
-"""Which CPUs belong to a NUMA node."""
+"""CPUs of a NUMA node."""
 
 import os
 
 
 def cpus_of(node):
-    """The CPUs of a node that this process may run on; empty when there is no such node."""
+    """Returns the CPUs of a node that this process may run on; empty when there is no such node."""
     try:
         with open(f"/sys/devices/system/node/node{int(node)}/cpulist", encoding="ascii") as file:
             text = file.read().strip()

@@ -1,4 +1,4 @@
-"""The Conductor, as schedulers and engines talk to it: `Scheduler`, `Instance`."""
+"""Client of the Conductor for schedulers and engines: `Scheduler`, `Instance`."""
 
 import threading
 import time
@@ -13,9 +13,10 @@ _UNREACHABLE, _LATE = -900, -901
 
 
 class Prompt(NamedTuple):
-    """A prompt: its tokens, and the rolling hashes of its full blocks, each of which proves everything before it.
+    """Prompt: its number of tokens, and the rolling hashes of its full blocks, each of which covers everything before
+    it.
 
-    `lora` and `salt` stay empty where engines' hashes depend on them already, as those of vLLM and SGLang do.
+    `lora` and `salt` stay empty where the engines' hashes depend on them already, as those of vLLM and SGLang do.
     """
 
     model: str
@@ -38,45 +39,48 @@ class Prompt(NamedTuple):
         salt: str = "",
         tenant: str = "",
     ) -> "Prompt":
-        """A prompt whose blocks are hashed as vLLM does (`sha256_cbor`); `seed` is the engines' `PYTHONHASHSEED`."""
+        """Returns a prompt whose blocks are hashed like vLLM's (`sha256_cbor`); `seed` is the engines'
+        `PYTHONHASHSEED`."""
         hashes = _native.block_hashes(token_ids, block_tokens, seed, lora, salt)
         return cls(model, len(token_ids), hashes, block_tokens, tenant)
 
 
 class Source(NamedTuple):
-    """Who has the beginning of a prompt: an instance, or None for the shared store; and how many tokens."""
+    """Holder of a prefix of a prompt: an instance, or None for the shared store; and the number of tokens."""
 
     instance: Optional[str]
     tokens: int
 
 
 class Booked(NamedTuple):
-    """The Conductor has booked the request: say how it fares (`Scheduler.prefill_started` and those after it)."""
+    """Placement that the Conductor reserved: report the progress (`Scheduler.prefill_started` and the calls after
+    it)."""
 
     reservation: int
-    """0 where nothing was booked (mode "advise")."""
+    """0 where nothing was reserved (mode "advise")."""
     prefill: str
     decode: Optional[str]
     reuse_tokens: int
     sources: List[Source]
     keep: bool
-    """Whether what is fetched from the sources is kept."""
+    """True if blocks fetched from the sources are to be kept."""
     wait: float
-    """Predicted: seconds until the prefill begins, and that it takes."""
+    """Predicted seconds until the prefill begins; `prefill_time`: predicted seconds of the prefill."""
     prefill_time: float
     lease: float
     """Seconds that the reservation lasts without an update."""
 
 
 class Local(NamedTuple):
-    """The Conductor could not be asked: this side's rule says so, by the last table. Say when it `ended`."""
+    """Placement by the local rule with the last table, because the Conductor is unreachable. Report its end
+    (`ended`)."""
 
     prefill: str
     decode: Optional[str]
 
 
 class Refused(NamedTuple):
-    """Not served. `why`: "ttft", "tbt", "no instance", "full", "waited" or "lost"; worth trying again after so long."""
+    """Rejection. `why`: "ttft", "tbt", "no instance", "full", "waited" or "lost"; retry after `retry_after` seconds."""
 
     why: str
     retry_after: float
@@ -86,18 +90,18 @@ Decision = Union[Booked, Local, Refused]
 
 
 class Holder(NamedTuple):
-    """What an instance has of a prompt's beginning, in tokens; each tier counts those before it too."""
+    """Prefix of a prompt that an instance holds, in tokens; each tier includes those before it."""
 
     instance: str
     gpu_tokens: int
     dram_tokens: int
     ssd_tokens: int
     degraded: bool
-    """Whether something of its cache is not known."""
+    """True if the index of its cache is incomplete."""
 
 
 class Candidate(NamedTuple):
-    """An instance as it is weighed for a request; times in seconds, `factor` beside the model's times."""
+    """Instance as evaluated for a request; times in seconds, `factor` scales the model's times."""
 
     instance: str
     takes: bool
@@ -108,7 +112,7 @@ class Candidate(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """Why a request went where it went; `answer` is None for one that waits."""
+    """Explanation of a placement; `answer` is None for a queued request."""
 
     answer: Optional[Decision]
     now: Optional[Booked]
@@ -117,7 +121,7 @@ class Explained(NamedTuple):
 
 
 class InstanceRow(NamedTuple):
-    """An instance, as everybody sees it. One that is doubted, or held by an operator, is not to be chosen."""
+    """Instance, as all clients see it. An instance that is doubted, or held by an operator, must not be chosen."""
 
     instance: str
     incarnation: int
@@ -136,7 +140,7 @@ class InstanceRow(NamedTuple):
 
 
 class ModelRow(NamedTuple):
-    """A model; `error` is the mean relative error of predicted prefill times."""
+    """Model; `error` is the mean relative error of predicted prefill times."""
 
     tenant: str
     model: str
@@ -176,7 +180,7 @@ def _decision(found: Dict[str, Any]) -> Optional[Decision]:
 
 
 def _there(found: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    # Where there is no error there is an answer.
+    # Without an error there is a result.
     assert found is not None
     return found
 
@@ -187,11 +191,11 @@ def _table(found: Dict[str, Any]) -> Table:
 
 
 class Instance:
-    """An instance that has registered, until `close`. Any number of threads may use one.
+    """Registered instance, until `close`. Any number of threads may use one.
 
     An instance whose cache is followed over ZeroMQ (`publisher`) does not report it here. After a restart of the
-    Conductor it is still registered, and its next `report_cache` is told that a snapshot is wanted. One that was silent
-    for too long is lost, which raises `NotFound`: then register again.
+    Conductor it is still registered, and its next `report_cache` returns that a snapshot is wanted. An instance that
+    was silent for too long is dropped, which raises `NotFound`: then register again.
     """
 
     def __init__(self, scheduler: "Scheduler", tenant: str, name: str, incarnation: int, fresh: bool, doubted_after: float):
@@ -200,12 +204,13 @@ class Instance:
         self.name = name
         self.incarnation = incarnation
         self.fresh = fresh
-        """Whether nothing is known of its cache: it begins with `report_cache(..., snapshot=True)`."""
+        """True if nothing is known of its cache: begin with `report_cache(..., snapshot=True)`."""
         self.doubted_after = doubted_after
         """Seconds without a report after which it is not chosen any more; 0 for never."""
 
     def report_load(self, queued_tokens: int, decode_tokens: int = 0, decodes: int = 0) -> None:
-        """How busy it is: tokens of prompts that wait or are computed, tokens of KV cache of decodes, and these."""
+        """Reports its load: tokens of prompts that are queued or computed, tokens of KV cache of decodes, number of
+        decodes."""
         with self._lock:
             self._loads += 1
             number = self._loads
@@ -224,9 +229,10 @@ class Instance:
         lora: str = "",
         salt: str = "",
     ) -> bool:
-        """What became of its cache: blocks `removed`, then blocks `stored` in the order of a prompt, after `parent`.
+        """Reports changes of its cache: blocks `removed`, then blocks `stored` in the order of a prompt, after
+        `parent`.
 
-        With `snapshot` nothing that was said before counts any more. True when something is not known and a snapshot is
+        A `snapshot` replaces everything reported before. Returns True when the index is incomplete and a snapshot is
         wanted, as after a report that was lost.
         """
         changes: List[Tuple[str, str, str, Optional[str], Optional[int], Sequence[int]]] = []
@@ -234,17 +240,17 @@ class Instance:
             changes.append(("removed", lora, salt, removed_tier, None, list(removed)))
         if stored:
             changes.append(("stored", lora, salt, tier, parent, list(stored)))
-        # One after the other: batches are numbered.
+        # Serialized, because batches are numbered.
         with self._lock:
             kind = "snapshot" if snapshot else "goes"
             code, following, wanted = self._report(self._batch, kind, changes)
             if code == 0 and wanted == "replay":
-                # What is missing between was never heard, and nobody has it any more: it counts as lost.
+                # The missing batches were never received, and cannot be repeated: they count as lost.
                 code, following, wanted = self._report(self._batch, "lost", changes)
             if code == 0:
                 self._batch = following
             elif code in (_UNREACHABLE, _LATE):
-                # It may have been taken; if it was not, the next one leaves a gap, which is found out.
+                # The report may have been received; if not, the next one shows a gap, which the Conductor detects.
                 self._batch += 1
         _check(code)
         return wanted != "nothing"
@@ -253,7 +259,7 @@ class Instance:
         return self._scheduler._native().report_cache((*self._of, number), kind, changes)
 
     def close(self) -> None:
-        """It goes. What is booked there is lost, and its requests are told so."""
+        """Deregisters the instance. Requests that were placed on it are notified of the loss."""
         _check(self._scheduler._native().deregister(*self._of))
 
     def __enter__(self) -> "Instance":
@@ -269,10 +275,11 @@ def _check(code: int) -> None:
 
 
 class Scheduler:
-    """A line to the Conductor of a cluster. Any number of threads may use one; calls wait without the interpreter's lock.
+    """Client of the Conductor of a cluster. Any number of threads may use one; calls block without the GIL.
 
-    Which cluster is said as to `Store`. A call that the Conductor does not answer within `budget` seconds is decided
-    here, where that can be: `schedule` then goes by the last table of instances, and asks again after a moment.
+    The cluster is given as to `Store`. A call that the Conductor does not answer within `budget` seconds is decided
+    locally, where possible: `schedule` then uses the last table of instances, and tries the Conductor again after a
+    backoff.
     """
 
     def __init__(
@@ -304,18 +311,18 @@ class Scheduler:
     def schedule(
         self, request: str, prompt: Prompt, *, wait: float = 60.0, mode: str = "reserve", barred: Sequence[str] = ()
     ) -> Decision:
-        """Who serves a request, and books it; waits for an instance up to `wait` seconds.
+        """Places a request and reserves its instances; waits for an instance up to `wait` seconds.
 
-        `request` is an id of the caller's: asked again with the same one, a request is booked once. `mode`: "reserve",
-        "now" to be booked behind others rather than wait, "advise" to be told without a booking. `barred`: instances
-        that it must not go to.
+        `request` is an id of the caller: repeated with the same id, a request is reserved once. `mode`: "reserve",
+        "now" to be reserved behind other requests instead of waiting, "advise" for a placement without a reservation.
+        `barred`: excluded instances.
         """
         return self._decide((request, self._context(prompt), prompt.tokens, list(barred)), prompt, mode, wait, None)
 
     def reschedule(
         self, booked: Booked, failed: Sequence[str], request: str, prompt: Prompt, *, wait: float = 60.0
     ) -> Decision:
-        """Where a booked request goes whose instances `failed`. It keeps its place among those who wait."""
+        """Places a reserved request again whose instances `failed`. It keeps its position in the queue."""
         asked = (request, self._context(prompt), prompt.tokens, [])
         return self._decide(asked, prompt, "reserve", wait, (booked.reservation, list(failed)))
 
@@ -334,23 +341,25 @@ class Scheduler:
         return decision
 
     def prefill_started(self, booked: Booked) -> None:
-        """Its prefill began."""
+        """Reports that the prefill began."""
         self._update(booked, "prefill_started")
 
     def prefill_done(self, booked: Booked, reused_tokens: int, took: float) -> None:
-        """Its prefill ended: tokens that were cached, and seconds that it took. Predictions learn from it."""
+        """Reports that the prefill ended: number of cached tokens, and seconds that it took. Predictions are adjusted
+        by it."""
         self._update(booked, "prefill_done", reused_tokens, took)
 
     def decoding(self, booked: Booked) -> None:
-        """It decodes."""
+        """Reports that the request decodes."""
         self._update(booked, "decoding")
 
     def alive(self, booked: Booked) -> None:
-        """It goes on: the lease is renewed."""
+        """Renews the lease of the reservation."""
         self._update(booked, "alive")
 
     def ended(self, decision: Decision) -> None:
-        """It ended, however: what was booked is released. Nothing happens for one that was not served."""
+        """Reports the end of the request, whatever its outcome: its reservation is released. No effect for a rejected
+        request."""
         if isinstance(decision, Booked) and decision.reservation:
             self._update(decision, "ended")
         elif isinstance(decision, Local):
@@ -360,10 +369,10 @@ class Scheduler:
         _check(self._native().update(booked.reservation, step, reused_tokens, took))
 
     def query(self, prompt: Prompt, *, most: int = 8, tier: str = "ssd") -> Tuple[List[Holder], int]:
-        """Who has how much of a prompt's beginning, most first, and how many tokens all and the store give together. Only
-        full blocks count: of 40 tokens in blocks of 16, at most 32.
+        """Returns the holders of a prefix of the prompt, longest first, and the number of tokens of all of them and the
+        store together. Only full blocks count: of 40 tokens in blocks of 16, at most 32.
 
-        `tier`: the furthest that counts, "gpu", "dram" or "ssd".
+        `tier`: the lowest tier that counts, "gpu", "dram" or "ssd".
         """
         full = prompt.hashes[: prompt.tokens // max(prompt.block_tokens, 1)]
         code, found = self._native().query(self._context(prompt), full, most, tier)
@@ -372,7 +381,7 @@ class Scheduler:
         return [Holder(*holder) for holder in found["holders"]], found["pooled_tokens"]
 
     def explain(self, request: str) -> Explained:
-        """Why a request went where it went, by what is known now; `NotFound` when it has ended."""
+        """Explains the placement of a request, by the present state; raises `NotFound` when the request has ended."""
         code, found = self._native().explain(request)
         _check(code)
         found = _there(found)
@@ -381,17 +390,17 @@ class Scheduler:
         return Explained(_decision(found["answer"]), now, candidates, found["pooled_tokens"])
 
     def table(self, wait: float = 5.0) -> Table:
-        """Instances and models as they were told last; waits for the first table."""
+        """Returns the last table of instances and models; waits for the first one."""
         for table in self.watch(wait):
             return table
-        raise Timeout(_LATE, f"no table of instances came within {wait} s")
+        raise Timeout(_LATE, f"received no table of instances within {wait} s")
 
     def watch(self, wait: float = 60.0) -> Iterator[Table]:
-        """Each table that comes: once a second, and when an instance comes, goes or is doubted. Ends when none comes for
-        `wait` seconds, as while the Conductor is away."""
+        """Yields each table as it arrives: once a second, and when an instance comes, goes or is doubted. Ends when
+        none arrives for `wait` seconds, as while the Conductor is away."""
         seen, until = 0, time.monotonic() + wait
         while True:
-            # In steps, so that signals are seen.
+            # In steps, so that signals are handled.
             left = until - time.monotonic()
             code, told = self._native().table_after(seen, max(min(left, _LOOK_S), 0.0))
             _check(code)
@@ -403,7 +412,7 @@ class Scheduler:
                 return
 
     def replicate(self, keys: Sequence[Union[str, bytes]], *, tenant: str = "") -> int:
-        """Has objects of the store copied to a second node each; the task's number, as `kvplane ctl tasks` shows it."""
+        """Replicates objects of the store. Returns the number of the task, as `kvplane ctl tasks` shows it."""
         code, task = self._native().replicate(tenant, keys)
         _check(code)
         return task
@@ -425,10 +434,10 @@ class Scheduler:
         replay: str = "",
         topic: str = "",
     ) -> Instance:
-        """An instance comes. `part`: "prefill", "decode" or "mixed". `incarnation` grows each time that it starts (the time,
-        unless it is said). `token_bytes`: of KV cache of a token. `capacity_tokens`: of KV cache that it has room for
-        when it decodes. `report_every`: how often it will report its load, in seconds; 0 for never. `address`: where
-        routers reach it. `publisher`, `replay`, `topic`: where it publishes KV events over ZeroMQ.
+        """Registers an instance. `part`: "prefill", "decode" or "mixed". `incarnation` grows with each start (by
+        default, the time). `token_bytes`: KV cache of a token, in bytes. `capacity_tokens`: capacity for the KV cache
+        of decodes. `report_every`: interval of its load reports, in seconds; 0 for never. `address`: address for
+        routers. `publisher`, `replay`, `topic`: endpoints of its KV events over ZeroMQ.
         """
         incarnation = time.time_ns() if incarnation is None else incarnation
         spec = (name, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report_every, address)
@@ -439,11 +448,11 @@ class Scheduler:
 
     @property
     def client(self) -> int:
-        """The number under which the Conductor knows this client."""
+        """Returns the number by which the Conductor identifies this client."""
         return self._native().client()
 
     def close(self) -> None:
-        """Ends the line."""
+        """Closes the client."""
         line, self._open = self._open, None
         if line is not None:
             line.close()

@@ -1,4 +1,4 @@
-"""The store: `Store`, for any number of threads."""
+"""Client of the store: `Store`, for any number of threads."""
 
 from types import TracebackType
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
@@ -19,26 +19,27 @@ class _Place(NamedTuple):
 
 
 class Piece(_Place):
-    """A part of registered memory. One that was cut from a registration keeps its memory where it is, and can be used
-    until that is closed."""
+    """Part of registered memory. A part that was sliced from a registration keeps the memory in place, and can be used
+    until the registration is closed."""
 
     _memory: "Optional[Registration]" = None
 
 
 def _places(pieces: Sequence[Piece]) -> Tuple[List[int], List[int]]:
-    """Addresses and lengths; refuses parts of memory that is not registered any more: it may be others' by now."""
+    """Returns addresses and lengths. Rejects parts of memory that was unregistered, which may belong to another object
+    by now."""
     for piece in pieces:
         if piece._memory is not None and piece._memory.closed:
-            raise InvalidArgument(-600, f"{piece!r} is of memory that was unregistered")
+            raise InvalidArgument(-600, f"{piece!r} refers to memory that was unregistered")
     return [piece.address for piece in pieces], [piece.size for piece in pieces]
 
 
 class Registration:
-    """Memory that is registered with a store until this is closed. Slices of it name parts: `memory[4096:8192]`."""
+    """Memory that is registered with a store until this is closed. Slices name parts of it: `memory[4096:8192]`."""
 
     def __init__(self, store: "_native.Store", owner: Any):
         self._buffer = exporter(owner)
-        # A view keeps a bytearray from being resized, and with it the memory where it is.
+        # A view keeps a bytearray from being resized, and so keeps its memory in place.
         view = memoryview(self._buffer)
         self._store = store
         self.address, self.size = _native.buffer_address(self._buffer, False)
@@ -61,11 +62,11 @@ class Registration:
 
     @property
     def closed(self) -> bool:
-        """Whether the memory was unregistered."""
+        """True if the memory was unregistered."""
         return self._view is None
 
     def close(self) -> None:
-        """Forgets the memory. When this returns, no call uses it any more."""
+        """Unregisters the memory. When this returns, no call uses it any more."""
         if self._view is not None:
             code = self._store.unregister(self.address)
             if code < 0 and code != -1:
@@ -80,7 +81,7 @@ class Registration:
         self.close()
 
     def __del__(self) -> None:
-        # Its memory may go with it.
+        # The memory may be freed with this object.
         if getattr(self, "_view", None) is not None:
             self._store.unregister(self.address)
 
@@ -103,16 +104,16 @@ def _kept(
 
 
 class Store:
-    """A connection to the store of a cluster. Any number of threads may use one.
+    """Client of the store of a cluster. Any number of threads may use one.
 
-    Without arguments, the cluster of this user on this host: that of `kvplane dev` or `kvplane control`. Elsewhere,
-    `control` names the control planes (`host:port,host:port`) and `certificates` the folder that `kvplane ctl cert`
-    made. With `memory`, this process gives so many bytes to the cluster. `deadline` bounds each call, in seconds.
-    `tenant` says whose keys are meant; without it, those of the tenant that the certificate is for, else of the default
-    one. `data_tls` is whether data connections over TCP are sealed with TLS 1.3: "off", "offer" (where a node says that
-    they must be) or "require" (with no other nodes); without it, what `KVPLANE_DATA_TLS` says, else "offer".
-    A get whose node says nothing for at most `hedge` seconds asks the node with the copy; with 0 only when the first
-    cannot be reached.
+    Without arguments, it connects to the cluster of this user on this host: that of `kvplane dev` or `kvplane control`.
+    For a remote cluster, `control` gives the addresses of the control planes (`host:port,host:port`) and `certificates`
+    the folder that `kvplane ctl cert` created. With `memory`, this process provides so many bytes to the cluster.
+    `deadline` bounds each call, in seconds. `tenant` is the tenant of the keys; by default, the one that the
+    certificate is bound to, else the default tenant. `data_tls` is the mode of TLS 1.3 on data connections over TCP:
+    "off", "offer" (with nodes that require it) or "require" (with no other nodes); the default is `KVPLANE_DATA_TLS`,
+    else "offer". `hedge` is the upper bound of the delay, in seconds, after which a get that the owner has not answered
+    is also sent to the replica owner; with 0, only when the owner is unreachable.
     """
 
     def __init__(
@@ -167,11 +168,12 @@ class Store:
         kind: int = 0,
         replicas: int = 1,
     ) -> None:
-        """Stores bytes under a key. An object that is there is left as it is, or with `replace` replaced.
+        """Stores bytes under a key. An existing object is left unchanged or, with `replace`, replaced.
 
-        `pin`: it is never evicted. `keep`: it is kept before others for so many seconds. `group`: what is evicted and
-        prefetched together. `kind`: a number from 0 to 255 of the caller's. `replicas`: 2 for a copy with another node, as
-        far as slots have two owners (`kvplane control --replicas 2`) and there is room; it is waited for.
+        `pin`: never evict it (hard pin). `keep`: prefer other objects for eviction for so many seconds (soft pin).
+        `group`: objects of a group are evicted and prefetched together. `kind`: data type of the caller, from 0 to 255.
+        `replicas`: 2 keeps a replica on another node, as far as slots have two owners (`kvplane control --replicas 2`)
+        and there is space; the call waits for it.
         """
         self._check(self._native().put(key, exporter(value), _kept(replace, pin, keep, group, kind, replicas)))
 
@@ -184,21 +186,21 @@ class Store:
         keep: float = 0.0,
         replicas: int = 1,
     ) -> None:
-        """Stores many in one batch. All that can be stored are; the first problem is raised after."""
+        """Stores many objects in one batch. All that can be stored are; the first error is raised afterwards."""
         kept = _kept(replace, pin, keep, None, 0, replicas)
         self._all(self._native().put_many(list(items), [exporter(value) for value in items.values()], kept))
 
     def put_from(
         self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False, replicas: int = 1
     ) -> None:
-        """Stores parts of registered memory, without a copy of ours."""
+        """Stores parts of registered memory, without an additional copy."""
         keys, pieces = zip(*items) if items else ((), ())
         kept = _kept(replace, pin, 0.0, None, 0, replicas)
         codes = self._native().put_from(keys, *_places(pieces), kept)
         self._all(codes)
 
     def get(self, key: Key) -> Optional[bytes]:
-        """The bytes under a key; None when there are none."""
+        """Returns the bytes under a key; None when there are none."""
         value = self._native().get(key)
         if isinstance(value, bytes):
             return value
@@ -207,17 +209,18 @@ class Store:
         raise error(value)
 
     def get_into(self, key: Key, buffer: Any) -> Optional[int]:
-        """Brings an object into a writable buffer; its length, None when there is none."""
+        """Reads an object into a writable buffer. Returns its length; None when there is none."""
         return self._found(self._native().receive(key, exporter(buffer)))
 
     def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
-        """Brings many into parts of registered memory, without a copy of ours; the length of each."""
+        """Reads many objects into parts of registered memory, without an additional copy. Returns the length of
+        each."""
         keys, pieces = zip(*items) if items else ((), ())
         codes = self._native().get_into(keys, *_places(pieces))
         return [self._found(code) for code in codes]
 
     def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
-        """The bytes under many keys."""
+        """Returns the bytes under many keys; None where there are none."""
         values = self._native().get_many(keys)
         for value in values:
             if not isinstance(value, bytes) and value != _NOT_FOUND:
@@ -225,34 +228,34 @@ class Store:
         return [value if isinstance(value, bytes) else None for value in values]
 
     def exists(self, key: Key) -> bool:
-        """Whether there is an object."""
+        """Returns True if there is an object."""
         return self.exists_many([key])[0]
 
     def exists_many(self, keys: Sequence[Key]) -> List[bool]:
-        """Which of these keys have one: one question to each shard."""
+        """Returns for each key whether there is an object; one request to each shard."""
         found = self._native().has(keys)
         if isinstance(found, int):
             raise error(found)
         return found
 
     def size(self, key: Key) -> Optional[int]:
-        """Length of an object; None when there is none."""
+        """Returns the length of an object; None when there is none."""
         return self._found(self._native().sizes([key])[0])
 
     def remove(self, key: Key) -> bool:
-        """Removes an object; whether there was one. Who reads it reads on."""
+        """Removes an object. Returns True if there was one. Reads in flight complete."""
         return self._found(self._native().remove([key])[0]) is not None
 
     def remove_many(self, keys: Sequence[Key]) -> List[bool]:
-        """Removes many."""
+        """Removes many objects. Returns for each whether there was one."""
         return [self._found(code) is not None for code in self._native().remove(keys)]
 
     def remove_matching(self, pattern: str) -> int:
-        """Removes the objects whose keys have a match of a regular expression; how many."""
+        """Removes the objects whose keys match a regular expression. Returns their number."""
         return self._check(self._native().remove_matching(pattern))
 
     def clear(self) -> int:
-        """Removes all objects of this tenant; how many."""
+        """Removes all objects of this tenant. Returns their number."""
         return self._check(self._native().remove_all())
 
     def register(self, buffer: Any) -> Registration:
@@ -260,7 +263,7 @@ class Store:
         return Registration(self._native(), buffer)
 
     def close(self) -> None:
-        """Ends the connection; memory that was given to the cluster is taken back."""
+        """Closes the client; memory that was provided to the cluster is taken back."""
         native, self._open = self._open, None
         if native is not None:
             native.close()

@@ -1,27 +1,28 @@
-"""Big objects that go from peer to peer, by name; and tensors of a process that peers read by address.
+"""P2P store: large objects that are copied from peer to peer, by name; and tensors of a process that peers read by
+address.
 
-Objects (`docs/p2p.md`): who registers one serves it from where it is, without a copy, and who fetches it serves on what
-has arrived; its source sends it about once. Shards are checked by hash.
+Objects (`docs/p2p.md`): a process that registers an object serves it in place, without a copy; a process that fetches
+it serves what has arrived; the origin sends it about once. Shards are verified by hash.
 
     from kvplane.p2p import ObjectStore
 
-    with ObjectStore() as store:                          # finds the control plane of this user by itself
-        store.register("models/a", [weights])             # numpy arrays, tensors of torch: anything with bytes
+    with ObjectStore() as store:                          # discovers the control plane of this user
+        store.register("models/a", [weights])             # numpy arrays, torch tensors: anything with a buffer
 
-    with ObjectStore() as store:                          # elsewhere, many times
+    with ObjectStore() as store:                          # on many other hosts
         sizes = store.find("models/a").sizes
         buffers = [numpy.empty(size, numpy.uint8) for size in sizes]
         store.get_replica("models/a", buffers, progress=lambda have, missing: print(have, missing))
 
-Tensors by address: the three calls that checkpoint-engine's `P2PStore` has.
+Tensors by address: the three calls of checkpoint-engine's `P2PStore`.
 
     from kvplane.p2p import P2PStore
 
     store = P2PStore("10.0.0.1")
-    store.register_named_tensors({"layers.0": tensor})      # peers are told store.addr and the tensors' addresses
+    store.register_named_tensors({"layers.0": tensor})      # peers need store.addr and the addresses of the tensors
     store.batch_transfer_sync_read("10.0.0.2:15003", ours, theirs, lengths)
 
-Who reads says which peer and which addresses.
+The reader names the peer and the addresses.
 """
 
 import json
@@ -35,61 +36,61 @@ from kvplane._errors import InvalidArgument, Unreachable, error
 
 
 class Object(NamedTuple):
-    """What an object is."""
+    """Object as recorded in the catalog."""
 
     name: str
     version: int
-    #: Bytes of each of its buffers.
+    #: Length of each of its buffers, in bytes.
     sizes: List[int]
     shard_bytes: int
     shards: int
-    #: What who registered it says of it.
+    #: Description, as given at its registration.
     about: bytes
 
 
 class Listed(NamedTuple):
-    """An object in a listing."""
+    """Object in a listing."""
 
     name: str
     version: int
     bytes: int
     shard_bytes: int
     shards: int
-    #: Processes that hold it or fetch it.
+    #: Number of processes that hold or fetch it.
     members: int
 
 
 class Member(NamedTuple):
-    """A process that holds an object, or fetches it."""
+    """Process that holds or fetches an object."""
 
-    #: Where it serves.
+    #: Name of the segment that it serves.
     peer: str
-    #: Whether it registered the object.
+    #: True if it registered the object.
     origin: bool
-    #: Shards that it has.
+    #: Number of shards that it has.
     shards: int
-    #: Why nobody fetches from it any more; empty where it is in order.
+    #: Reason why no peer fetches from it any more; empty if it is healthy.
     excluded: str
 
 
 class Part(NamedTuple):
-    """Where a rank that wrote a checkpoint has its bytes."""
+    """Location of the bytes of a rank that wrote a checkpoint."""
 
-    #: The object that it registered.
+    #: Object that the rank registered.
     name: str
-    #: The newest unless it is said.
+    #: Version; None for the newest.
     version: Optional[int] = None
-    #: In which of its buffers they are.
+    #: Index of the buffer that holds the bytes.
     buffer: int = 0
-    #: Where each of its fragments begins there; without, one directly after the other in the manifest's order.
+    #: Offset of each of the rank's fragments in the buffer; None if they are packed in the manifest's order.
     offsets: Optional[Sequence[int]] = None
 
 
 class Resharded(NamedTuple):
-    """What `ObjectStore.reshard` has read."""
+    """Result of `ObjectStore.reshard`."""
 
     bytes: int
-    #: Those of them that are of shards which were read as a whole, and match their hashes.
+    #: Number of bytes of shards that were read completely and match their hashes.
     checked: int
 
 
@@ -98,7 +99,8 @@ def _text(manifest: Union[str, Mapping[str, Any]]) -> str:
 
 
 def reshard_bytes(target: Union[str, Mapping[str, Any]], participant: str) -> int:
-    """How many bytes a rank of a manifest has: so much memory `ObjectStore.reshard` takes for it."""
+    """Returns the number of bytes of a rank of a manifest, which is the memory that `ObjectStore.reshard` needs for
+    it."""
     return _done(_native.Objects.packed_bytes(_text(target), participant))
 
 
@@ -109,12 +111,12 @@ def _done(result: Any) -> Any:
 
 
 class ObjectStore:
-    """Shares objects with peers. Any number of threads may use one.
+    """Store that shares objects with peers. Any number of threads may use one.
 
-    `master` is the control plane's address; without one, this user's on this host. `listen` is where peers reach this
-    process: another address than a loopback one needs a control plane that makes tickets. Without it, it is the address
-    of this host that leads to a control plane on another host, else a loopback one. `host` and `rack` are
-    labels: one copy of an object comes to a host, and sources in the same rack go first.
+    `master` is the control plane's address; by default, that of this user on this host. `listen` is the address on
+    which peers reach this process: an address beyond loopback requires a control plane that issues tickets. The default
+    is the address of this host on the route to a control plane on another host, else loopback. `host` and `rack` are
+    labels: an object is fetched to a host once, and peers in the same rack are preferred.
     """
 
     def __init__(
@@ -136,12 +138,12 @@ class ObjectStore:
             )
         except ConnectionError as problem:
             raise Unreachable(-900, str(problem)) from None
-        # What is served must neither go nor move.
+        # Served memory must neither be freed nor move.
         self._kept: Dict[Tuple[str, int], List[memoryview]] = {}
 
     @property
     def name(self) -> str:
-        """What peers call it."""
+        """Returns the segment name by which peers open its memory."""
         return self._objects.name()
 
     def register(
@@ -153,11 +155,11 @@ class ObjectStore:
         shard_bytes: Optional[int] = None,
         about: bytes = b"",
     ) -> int:
-        """Publishes an object and serves it from where it is; its version, the next one unless it is said.
+        """Publishes an object and serves it in place. Returns its version, by default the next one.
 
-        Buffers are cut into shards of `shard_bytes`, the pieces in which they travel; of as many as suit the object
-        unless that is said: at least 256 shards of 64 KiB to 64 MiB, where it is long enough.
-        The buffers must stay as they are until `unregister` has returned.
+        Buffers are divided into shards of `shard_bytes`, the unit of transfer; by default, of a size that suits the
+        object: at least 256 shards of 64 KiB to 64 MiB, where it is long enough. The buffers must not change until
+        `unregister` has returned.
         """
         views, addresses, sizes = self._places(buffers, False)
         version = _done(self._objects.register(name, addresses, sizes, version, shard_bytes, about))
@@ -165,7 +167,7 @@ class ObjectStore:
         return version
 
     def unregister(self, name: str, version: Optional[int] = None) -> None:
-        """Stops serving an object, of the newest version held here where none is said. Waits for who reads it."""
+        """Stops serving an object, by default its newest version held here. Waits for reads in flight."""
         held = [(one, number) for one, number in self._kept if one == name and version in (None, number)]
         if not held:
             raise InvalidArgument(-600, f"object {name!r} is not held here")
@@ -174,25 +176,26 @@ class ObjectStore:
         del self._kept[newest]
 
     def delete_replica(self, name: str, version: Optional[int] = None) -> None:
-        """Stops being a source of an object that was fetched: as `unregister`."""
+        """Stops serving an object that was fetched. The same as `unregister`."""
         self.unregister(name, version)
 
     def find(self, name: str, version: Optional[int] = None) -> Object:
-        """What an object is, of the newest version where none is said; raises `NotFound`."""
+        """Looks up an object, by default its newest version; raises `NotFound`."""
         return Object(name, *_done(self._objects.find(name, version)))
 
     def list(self, prefix: str = "") -> List[Listed]:
-        """Objects whose names begin so, by name and version."""
+        """Returns the objects whose names begin with this prefix, by name and version."""
         return [Listed(*one) for one in _done(self._objects.list(prefix))]
 
     def members(self, name: str, version: Optional[int] = None) -> List[Member]:
-        """Who holds an object or fetches it."""
+        """Returns the processes that hold or fetch an object."""
         return [Member(*one) for one in _done(self._objects.members(name, version))]
 
     def covering(
         self, name: str, buffer: int, offset: int, size: int, version: Optional[int] = None
     ) -> Tuple[int, int]:
-        """The shards that hold a range of a buffer, as `get_replica` takes them: the first, and how many."""
+        """Returns the shards that cover a range of a buffer, in the form of `get_replica`: the first, and their
+        number."""
         return _done(self._objects.covering(name, version, (buffer, offset, size)))
 
     def get_replica(
@@ -210,26 +213,27 @@ class ObjectStore:
         deadline: Optional[float] = None,
         progress: Optional[Callable[[int, int], Any]] = None,
     ) -> int:
-        """Fetches an object into memory as long as its buffers, checks it, and serves it until `delete_replica`.
+        """Fetches an object into memory of the length of its buffers, verifies it, and serves it until
+        `delete_replica`.
 
-        `shards` are those that are wanted, as runs: the first, and how many. With `resume`, what is in the memory is
-        looked at first, and what is right is not fetched. `progress` is called by threads of the call with how many
-        shards are there and how many missing; what it raises is raised here when the fetch has ended. The bytes that
-        were fetched are the answer. When it raises, nothing is held, and what has arrived is in the memory.
+        `shards` are the shards to fetch, as runs of first shard and count. With `resume`, the content of the memory is
+        verified first, and matching shards are not fetched. `progress` is called by threads of the call with the
+        numbers of present and missing shards; its exception is raised here when the fetch has ended. Returns the number
+        of bytes that were fetched. When the call raises, nothing is held, and arrived shards are in the memory.
 
-        Where some shards of the version are held here already, others are fetched into the same buffers; when that
-        raises, what was held and what has arrived is held. One `delete_replica` is for all of them.
+        If shards of the version are held here already, others are fetched into the same buffers; when the call raises,
+        shards held before and arrived ones stay held. A single `delete_replica` covers all of them.
 
-        Where several processes fetch the same object at about the same time, each says which one it is, from 0 on, as
-        `rank`, and how many there are, as `ranks`, and all of them the same `job`: they fetch it from each other by a
-        schedule. Another one that is not there or does not get on is waited for `patience` seconds, and as long again
-        for each rank before it; then others are asked.
+        If several processes fetch the same object at about the same time, each gives its number, from 0 on, as `rank`,
+        the number of processes as `ranks`, and all of them the same `job`: they fetch the object from each other by a
+        schedule. A rank that is missing or makes no progress is waited for up to `patience` seconds, and as long again
+        for each rank before it; then other peers are used.
 
-        Until `deadline` seconds are over, parts that no source has are waited for: who had them may be starting again.
-        Without one it is an hour, and 12 s for such parts.
+        Until `deadline` seconds have passed, the call waits for parts that no peer holds: their peer may be restarting.
+        Without a deadline it takes at most an hour, and waits 12 s for such parts.
         """
         if (rank is None) != (ranks is None):
-            raise InvalidArgument(-600, "rank and ranks go together: which one this is, and how many there are")
+            raise InvalidArgument(-600, "rank and ranks must be given together")
         seat = None if rank is None or ranks is None else (job, rank, ranks, patience)
         views, addresses, sizes = self._places(buffers, True)
         if version is None:
@@ -251,16 +255,17 @@ class ObjectStore:
         offsets: Optional[Sequence[int]] = None,
         deadline: Optional[float] = None,
     ) -> Resharded:
-        """Reads into memory what a rank is to have of a checkpoint that was written under another parallel layout.
+        """Reads the fragments of a rank from a checkpoint that was written under another parallel layout into memory.
 
-        `source` and `target` are manifests (`docs/p2p.md`), as JSON or what becomes it: who wrote which boxes of which
-        tensors, and who is to have which. `parts` says for each rank of the source that we need something of where it
-        is: the name of an object whose only buffer has the rank's fragments one directly after the other, or a `Part`.
-        Ours come into `memory` like that, which is as long (`reshard_bytes`), or each where `offsets` says.
+        `source` and `target` are manifests (`docs/p2p.md`), as JSON or as an object that converts to it: the boxes of
+        tensors that each rank wrote, and those that each rank needs. `parts` gives for each needed rank of the source
+        the location of its bytes: the name of an object whose only buffer has the rank's fragments packed, or a `Part`.
+        The fragments are stored packed in `memory`, which has the length `reshard_bytes`, or at `offsets`.
 
-        Shards all of whose bytes we read are compared with their hashes; a source whose bytes are wrong is asked no
-        more. When it raises, some of the memory is written. Until `deadline` seconds are over, ranks that nobody serves
-        are waited for; without one it is an hour, and 3 s where nobody holds what is wanted.
+        Shards that are read completely are verified against their hashes; a peer with wrong bytes is not used any more.
+        When the call raises, the memory is partially written. Until `deadline` seconds have passed, the call waits for
+        ranks that no peer serves; without a deadline it takes at most an hour, and waits 3 s if no peer holds the
+        bytes.
         """
         views, addresses, sizes = self._places([memory], True)
         named = [
@@ -273,7 +278,7 @@ class ObjectStore:
         return Resharded(*_done(read))
 
     def close(self) -> None:
-        """Stops serving everything, without waiting for readers; they fetch elsewhere what they lack."""
+        """Stops serving all objects, without waiting for readers; these fetch the missing shards from other peers."""
         if self._objects.close():
             self._kept.clear()
 
@@ -287,16 +292,16 @@ class ObjectStore:
     def _places(buffers: Sequence[Any], written: bool) -> Tuple[List[memoryview], List[int], List[int]]:
         memories = [exporter(buffer) for buffer in buffers]
         places = [_native.buffer_address(memory, written) for memory in memories]
-        # A view keeps what can be resized as it is.
+        # A view keeps a resizable object from being resized.
         views = [memoryview(memory) for memory in memories]
         return views, [address for address, _ in places], [size for _, size in places]
 
 
 class P2PStore:
-    """Any number of threads may use one.
+    """Registered tensors that peers read by address. Any number of threads may use one.
 
-    `host` is the address that peers reach it at: loopback unless another is named. Then whoever reaches that address
-    may read and write what is registered.
+    `host` is the address on which peers reach it: loopback by default. With another address, anyone who reaches it can
+    read and write the registered memory.
     """
 
     def __init__(self, host: str = "127.0.0.1"):
@@ -306,14 +311,14 @@ class P2PStore:
 
     @property
     def addr(self) -> str:
-        """What peers call it."""
+        """Returns the name by which peers open its memory."""
         return self._engine.name
 
     def register_named_tensors(self, named_tensors: Dict[str, Any]) -> None:
         """Lets peers read tensors, or other objects with the buffer protocol; all of them, or none when it raises."""
         known = [name for name in named_tensors if name in self.named_tensors]
         if known:
-            raise InvalidArgument(-1, f"{known[0]!r} is registered already: unregister it before")
+            raise InvalidArgument(-1, f"{known[0]!r} is registered already: unregister it first")
         done: List[str] = []
         try:
             for name, tensor in named_tensors.items():
@@ -326,7 +331,7 @@ class P2PStore:
         self.named_tensors.update(named_tensors)
 
     def unregister_named_tensors(self, names: Sequence[str]) -> int:
-        """Takes tensors back: how many. When it returns, no peer reads them any more."""
+        """Unregisters tensors. Returns their number. When it returns, no peer reads them any more."""
         names = list(names)
         for name in names:
             if name not in self._places:
@@ -339,16 +344,16 @@ class P2PStore:
     def batch_transfer_sync_read(
         self, target_hostname: str, buf_ptrs: Sequence[int], remote_ptrs: Sequence[int], lens: Sequence[int]
     ) -> None:
-        """Reads ranges of a peer's tensors into ranges of ours, given by addresses; returns when all are here.
+        """Reads ranges of a peer's tensors into local ranges, given by addresses; returns when all have arrived.
 
-        Raises when one was not read; then what is in ours is not said, and nothing is on its way any more.
+        Raises when a read failed; the content of the local ranges is then undefined, and nothing is in flight any more.
         """
         if not len(buf_ptrs) == len(remote_ptrs) == len(lens):
             raise InvalidArgument(-1, f"{len(buf_ptrs)} of ours, {len(remote_ptrs)} of theirs, {len(lens)} lengths")
         self._engine.read(target_hostname, buf_ptrs, remote_ptrs, lens)
 
     def close(self) -> None:
-        """Ends it: peers read nothing any more."""
+        """Closes the store: peers cannot read any more."""
         self._engine.close()
         self.named_tensors.clear()
         self._places.clear()

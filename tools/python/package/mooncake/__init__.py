@@ -1,10 +1,10 @@
-"""The package that Mooncake's users import, above kvplane: `mooncake.store`, `mooncake.engine` and their neighbours."""
+"""Mooncake's Python package on top of kvplane: `mooncake.store`, `mooncake.engine` and related modules."""
 
 __all__ = ["BufferPool", "RegisteredBufferPool"]
 
 
 def __getattr__(name):
-    # Imported when asked for: `import mooncake.engine` does not need the store.
+    # Imported on first use: `import mooncake.engine` does not need the store.
     if name in __all__:
         from mooncake import buffer_pool
 

@@ -1,6 +1,6 @@
-"""What a store that was set up serves over HTTP where it is asked to: whether it is well, and what it counted.
+"""HTTP server of a store's client, if enabled: health and metrics.
 
-`/health`, `/metrics` and `/metrics/summary`, as the original's client has them; on loopback, to be read only.
+Serves `/health`, `/metrics` and `/metrics/summary` like Mooncake's client; on loopback, read only.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _LONGEST_S = 2
 
 
 def totals(text):
-    """Sums of the series of each family that has no `le`: `{name: number}`."""
+    """Returns the sum of the series of each family without `le`: `{name: number}`."""
     found = {}
     for line in text.splitlines():
         series, _, value = line.rpartition(" ")
@@ -33,7 +33,7 @@ class ClientHttp:
     """Serves the state of a native store until it is closed."""
 
     def __init__(self, native, port):
-        """OSError when the port cannot be had."""
+        """Raises OSError when the port is taken."""
         self._native, self._process = native, os.getpid()
         routes = {
             ("GET", "/health"): self._health,
@@ -73,10 +73,10 @@ class ClientHttp:
         return Response(text="\n".join(lines) + "\n", content_type=_TEXT)
 
     def close(self, wait=True):
-        """Ends it; the port is free then, unless nobody is to wait for that."""
+        """Stops the server; the port is free afterwards, unless `wait` is false."""
         self._ended = True
         if self._process != os.getpid():
-            # The thread is the parent's.
+            # The thread belongs to the parent process.
             self._server.server_close()
             return
         # Wakes the thread; it may have ended with the interpreter.

@@ -1,7 +1,8 @@
-"""Which control plane a `mooncake_client` of this user on this host belongs to: dummy clients name it by its port.
+"""Registry of the `mooncake_client` processes of this user on this host: maps their ports to control planes, for dummy
+clients.
 
-A file for each in the user's runtime directory, as long as the process that holds its lock runs. What only these need is
-imported in them: importing the store stays light.
+There is one file for each in the user's runtime directory, valid while a process holds its lock. Imports are local to
+the functions that need them: importing the store stays cheap.
 """
 
 import os
@@ -9,7 +10,7 @@ import stat
 
 
 def directory():
-    """The user's runtime directory, where control planes of this user leave identities."""
+    """Returns the user's runtime directory, where control planes of this user leave identities."""
     named = os.environ.get("XDG_RUNTIME_DIR")
     if named:
         return os.path.join(named, "kvplane")
@@ -23,19 +24,19 @@ def _path(port):
 
 
 def _private(path):
-    """Whether nobody else can have put something there."""
+    """Returns True if no other user can have written there."""
     seen = os.lstat(path)
     return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid() and not seen.st_mode & 0o077
 
 
 class Published:
-    """What a client left, until it ends."""
+    """Registry entry of a client, until it ends."""
 
     def __init__(self, file, path):
         self._file, self._path = file, path
 
     def close(self):
-        """Takes it away."""
+        """Removes the entry."""
         if self._file is not None:
             os.unlink(self._path)
             self._file.close()
@@ -43,7 +44,7 @@ class Published:
 
 
 def publish(port, master, tenant="default"):
-    """Leaves word that the client at this port is of this master's cluster; OSError where one is there already."""
+    """Registers the client at this port as one of this master's cluster; OSError if there is one already."""
     import fcntl
     import json
 
@@ -59,7 +60,7 @@ def publish(port, master, tenant="default"):
         file.close()
         raise OSError(f"another mooncake_client of this user has the port {port}; choose another --port") from None
     if not os.path.exists(path):
-        # Its last owner took it away between the two steps.
+        # Its last owner removed it between the two steps.
         file.close()
         return publish(port, master, tenant)
     file.truncate(0)
@@ -70,7 +71,7 @@ def publish(port, master, tenant="default"):
 
 
 def find(address):
-    """What the client at `host:port` left, or None where none of this user runs there."""
+    """Returns the entry of the client at `host:port`, or None if none of this user runs there."""
     import fcntl
     import json
 
@@ -87,7 +88,7 @@ def find(address):
             except OSError:
                 said = json.load(file)
                 return said if isinstance(said, dict) else None
-            # Nobody holds it: left over from a process that was killed.
+            # Nobody holds the lock: the file was left by a process that was killed.
             return None
     except (OSError, ValueError):
         return None

@@ -2,7 +2,7 @@
 
 
 class EngramStoreConfig:
-    """Rows of each head's table, and values in a row."""
+    """Number of rows of each head's table, and of values in a row."""
 
     def __init__(self):
         self.table_vocab_sizes = []
@@ -10,7 +10,7 @@ class EngramStoreConfig:
 
 
 class EngramStore:
-    """The tables of one layer."""
+    """Tables of one layer."""
 
     def __init__(self, layer_id, config, store=None):
         if config.embedding_dim <= 0 or not config.table_vocab_sizes:
@@ -21,23 +21,23 @@ class EngramStore:
         self._store = store
 
     def get_embedding_dim(self):
-        """Values in a row."""
+        """Returns the number of values in a row."""
         return self._dim
 
     def get_num_heads(self):
-        """How many tables."""
+        """Returns the number of tables."""
         return len(self._sizes)
 
     def get_store_keys(self):
-        """The tables' keys."""
+        """Returns the keys of the tables."""
         return [f"engram:l{self._layer}:h{head}" for head in range(len(self._sizes))]
 
     def get_table_vocab_sizes(self):
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         return list(self._sizes)
 
     def populate(self, embedding_buffers):
-        """Stores the tables, float32 arrays of the configured shapes. What is there already is left as it is."""
+        """Stores the tables, float32 arrays of the configured shapes. Existing tables are left unchanged."""
         import numpy
 
         if len(embedding_buffers) != len(self._sizes):
@@ -51,7 +51,8 @@ class EngramStore:
                 raise RuntimeError(f"{key}: error {code}")
 
     def lookup(self, row_ids):
-        """The rows of an array of numbers [batch, length, head], as float32 [batch, length, head, values]."""
+        """Returns the rows of an array of row numbers [batch, length, head], as float32 [batch, length, head,
+        values]."""
         import numpy
 
         ids = numpy.ascontiguousarray(row_ids, dtype=numpy.int64)
@@ -82,7 +83,7 @@ class EngramStore:
         return out
 
     def remove_from_store(self, force=False):
-        """Removes the tables; how many there were."""
+        """Removes the tables. Returns the number of those that existed."""
         return sum(code == 0 for code in self._need().batch_remove(self.get_store_keys(), force))
 
     def _need(self):

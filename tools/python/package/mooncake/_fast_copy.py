@@ -1,12 +1,12 @@
-"""Copies arrays behind each other into memory, by the name of the original's module."""
+"""Concatenation of arrays in memory, under the name of Mooncake's module."""
 
 import ctypes
 
 
 def concat_arrays_into(arrays, dest_ptr, dest_size, start=0, count=-1, nthreads=1, /):
-    """Copies `arrays[start:start+count]` behind each other to an address with room for `dest_size` bytes, without the
-    interpreter's lock; a count below 0 is all of the rest. How many bytes were copied. One thread copies: `nthreads` is
-    an upper bound."""
+    """Copies `arrays[start:start+count]` one after the other to an address with space for `dest_size` bytes, without
+    the GIL; a negative count takes all of the rest. Returns the number of bytes copied. A single thread copies:
+    `nthreads` is an upper bound."""
     if not isinstance(arrays, list):
         raise TypeError(f"concat_arrays_into(): arrays is a list, not {type(arrays).__name__}")
     start = min(max(start, 0), len(arrays))

@@ -1,4 +1,4 @@
-"""Command lines as gflags takes them, for the console scripts of the original."""
+"""Command lines in the form of gflags, for Mooncake's console scripts."""
 
 import json
 import sys
@@ -8,18 +8,18 @@ FALSE = ("false", "0", "no", "off", "f", "n")
 
 
 def end(text):
-    """Says what is wrong, in one line, and ends."""
+    """Prints an error in one line, and exits."""
     sys.exit(f"kvplane: {text}")
 
 
 def flags(words, known, about="", name=""):
-    """The flags of a command line, `-name=value`, `--name value`, `--name` or `--noname`: those that are known by name.
-    The others are said. `--help` and `--version` are answered, and end the process."""
+    """Parses the flags of a command line, `-name=value`, `--name value`, `--name` or `--noname`. Returns known flags by
+    name, and reports the others. `--help` and `--version` print their text and exit."""
     values, others = _read(list(words), known)
     if values.pop("help", None) or values.pop("helpfull", None) or values.pop("h", None):
-        print(f"{name}: {about}\n\nFlags of the original that mean something here:\n")
+        print(f"{name}: {about}\n\nMooncake's flags that have an effect here:\n")
         print("\n".join(f"  --{one:<28} {text}" for one, text in sorted(known.items()) if text))
-        print("\nOther flags of the original are named on standard error, and ignored.")
+        print("\nMooncake's other flags are reported on standard error, and ignored.")
         sys.exit(0)
     if values.pop("version", None):
         from importlib.metadata import version
@@ -34,8 +34,8 @@ def flags(words, known, about="", name=""):
 
 
 def said(others):
-    """One line about the flags that mean nothing here."""
-    print(f"kvplane: without a meaning here, and ignored: {', '.join(sorted(set(others)))}", file=sys.stderr)
+    """Reports the flags that are ignored, in one line."""
+    print(f"kvplane: ignored, because they have no effect here: {', '.join(sorted(set(others)))}", file=sys.stderr)
 
 
 _ALWAYS = ("help", "helpfull", "h", "version")
@@ -76,7 +76,7 @@ def _lines(path):
 
 
 def configured(path, known):
-    """The flags that a file has, JSON or lines `name: value` (YAML without nesting)."""
+    """Returns the flags in a file, JSON or lines `name: value` (YAML without nesting)."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -86,7 +86,7 @@ def configured(path, known):
     words = []
     for name, value in values.items():
         if isinstance(value, (dict, list)):
-            end(f"--config_path={path}: {name!r} is no single value")
+            end(f"--config_path={path}: {name!r} is not a single value")
         words.append(f"--{name}={str(value).lower() if isinstance(value, bool) else value}")
     found, others = _read(words, known)
     if others:
@@ -108,14 +108,14 @@ def _yaml(text):
 
 
 def truth(name, text):
-    """True or false."""
+    """Parses a boolean."""
     if text.lower() not in TRUE + FALSE:
         end(f"--{name}={text} is neither true nor false")
     return text.lower() in TRUE
 
 
 def port(name, text):
-    """A port's number."""
+    """Parses a port number."""
     if not text.isdigit() or int(text) > 65535:
-        end(f"--{name}={text} is no port: write a number up to 65535")
+        end(f"--{name}={text} is not a port: give a number up to 65535")
     return int(text)

@@ -1,4 +1,4 @@
-"""A small HTTP server for the services of this package: on loopback unless it is told that all may come."""
+"""Small HTTP server for the services of this package: on loopback, unless it is opened to the network."""
 
 import asyncio
 import json
@@ -7,14 +7,14 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-#: Longest body that is taken.
+#: Limit of the length of a body.
 MOST_BYTES = 128 << 20
 _MOST_LINE = 1024
 _TIMEOUT_S = 30
 
 
 class Response:
-    """What a handler answers: bytes, or a text."""
+    """Response of a handler: bytes, or a text."""
 
     def __init__(self, status=200, text=None, body=None, content_type="application/octet-stream"):
         self.status, self.text, self.content_type = status, text, content_type
@@ -22,12 +22,12 @@ class Response:
 
 
 def reply(code, /, **fields):
-    """An answer in JSON."""
+    """Returns a JSON response."""
     return Response(code, text=json.dumps(fields), content_type="application/json")
 
 
 class Request:
-    """A request, as the handlers of the services take it."""
+    """Request, in the form for the handlers of the services."""
 
     def __init__(self, handler, rest):
         self._handler = handler
@@ -36,23 +36,23 @@ class Request:
         self.match_info = {"key": rest}
 
     async def read(self):
-        """The body."""
+        """Returns the body."""
         return self._handler.body()
 
     async def json(self):
-        """The body as JSON; ValueError when it is none."""
+        """Returns the body as JSON; ValueError when it is malformed."""
         return json.loads(self._handler.body())
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers by `routes`: for a method and path, a coroutine function of the request. A path that ends with a slash has
-    a key behind it; a method `*` is any."""
+    """Request handler, by `routes`: maps method and path to a coroutine function of the request. A path that ends with
+    a slash is followed by a key; a method `*` matches any."""
 
     protocol_version = "HTTP/1.1"
     timeout = _TIMEOUT_S
     #: (method, path) -> coroutine function(Request) -> Response
     routes = {}
-    #: Where coroutines run; without it, each request has a loop of its own.
+    #: Event loop of the coroutines; without it, each request has a loop of its own.
     loop = None
     _read = False
 
@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # Whatever it was, who asked is told, and the connection goes on.
             answer = reply(500, error=f"{type(error).__name__}: {error}")
         if not self._read and (self.headers.get("Content-Length", "0") != "0" or self._chunked()):
-            # What was not read would be taken for the next request.
+            # An unread body would be parsed as the next request.
             self.close_connection = True
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.headers.get("Transfer-Encoding", "").lower() == "chunked"
 
     def body(self):
-        """The request's body; ValueError when it is too long, cut short or not understood."""
+        """Returns the request's body; ValueError when it is too long, truncated or malformed."""
         raw = self._chunks() if self._chunked() else self._whole()
         self._read = True
         return raw
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
     def _whole(self):
         text = self.headers.get("Content-Length") or "0"
         if not text.isdigit():
-            raise ValueError(f"{text!r} is no Content-Length")
+            raise ValueError(f"{text!r} is not a valid Content-Length")
         if int(text) > MOST_BYTES:
             raise ValueError(f"a body of {text} bytes is over the limit of {MOST_BYTES}")
         return self._exactly(int(text))
@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
             if size < 0 or total > MOST_BYTES:
                 raise ValueError(f"a body of {total} bytes is over the limit of {MOST_BYTES}")
             if size == 0:
-                # Trailers, which say nothing here, end with an empty line.
+                # Trailers, which are ignored, end with an empty line.
                 for _ in range(64):
                     if not self.rfile.readline(_MOST_LINE).strip():
                         return b"".join(parts)
@@ -142,26 +142,26 @@ class Handler(BaseHTTPRequestHandler):
         return raw
 
     def log_message(self, *_):
-        """Says nothing of requests."""
+        """Logs no requests."""
 
 
 class Server(ThreadingHTTPServer):
-    """Many connections at once; they end with the process."""
+    """Server for concurrent connections, which end with the process."""
 
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """Who went away while they were answered is no error of this process."""
+        """A client that disconnects during a response is no error of this process."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError, socket.timeout)):
             super().handle_error(request, client_address)
 
 
 def listen(host, port, routes, what, open_to_network=False, loop=None):
-    """A server that listens. Beyond loopback only where that was asked for: nobody is asked who they are."""
+    """Creates a listening server. Beyond loopback only if `open_to_network`: clients are not authenticated."""
     local = host in ("127.0.0.1", "localhost", "::1", "")
     if not local and not open_to_network:
         print(
-            f"kvplane: {what}: listening on 127.0.0.1 and not on {host}, as whoever reaches it may use it;"
+            f"kvplane: {what}: listening on 127.0.0.1 and not on {host}, as anyone who reaches it can use it;"
             " --without-authentication opens it",
             file=sys.stderr,
         )
@@ -172,6 +172,6 @@ def listen(host, port, routes, what, open_to_network=False, loop=None):
 
 
 def address(server):
-    """Its address, for people and programs."""
+    """Returns its URL, for messages and programs."""
     host, port = server.server_address[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,6 +1,6 @@
-"""Protocols that the original speaks, and what becomes of them here.
+"""Mooncake's protocols, and their handling here.
 
-Bytes go by shared memory on one host, and by TCP between hosts.
+Bytes are transferred over shared memory on one host, and over TCP between hosts.
 """
 
 import sys
@@ -11,7 +11,8 @@ _ABSENT |= {"sunrise_link", "ub", "ubshmem"}
 
 
 def refused(call, protocol, devices):
-    """Whether a protocol cannot be had, which is said. RDMA on a host without devices is no refusal, but is said too."""
+    """Returns True if a protocol is unavailable, and reports it. RDMA on a host without devices is accepted, but
+    reported."""
     name = protocol.lower()
     if name in _OURS:
         return False
@@ -20,10 +21,10 @@ def refused(call, protocol, devices):
 
         if not _native.topology()[1]:
             wanted = f" on {devices}" if devices else ""
-            _say(f"{call}: no RDMA device on this host: not rdma{wanted}, but shared memory and TCP are used")
+            _say(f"{call}: no RDMA device on this host: uses shared memory and TCP instead of rdma{wanted}")
         return False
     why = "is not supported here" if name in _ABSENT else "is unknown"
-    _say(f"{call}: the protocol {protocol!r} {why}; tcp and rdma are known")
+    _say(f"{call}: the protocol {protocol!r} {why}; use tcp or rdma")
     return True
 
 

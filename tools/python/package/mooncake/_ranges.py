@@ -1,4 +1,4 @@
-"""Parts of objects: ranges, and the sessions that read and write an object layer by layer."""
+"""Ranges of objects, and the sessions that read and write an object layer by layer."""
 
 import itertools
 import threading
@@ -11,23 +11,23 @@ INVALID_PARAMS = -600
 PENDING = -703
 OBJECT_NOT_FOUND = -704
 OBJECT_EXISTS = -705
-#: How long a put session may be left alone.
+#: Idle limit of a put session.
 IDLE_S = 300
 
-#: The last address there is; no buffer reaches it.
+#: Largest address; no buffer contains it.
 _LAST = (1 << 64) - 1
 
 
 def _place(pointer, offset):
-    """Where a range goes; what lies beyond all addresses is refused like what lies beyond a buffer."""
+    """Returns the destination of a range; one beyond the address space is rejected like one beyond a buffer."""
     return min(pointer + offset, _LAST) if offset <= _LAST else offset
 
 
 class Ranges:
-    """The calls of a store that name ranges of objects."""
+    """Calls of a store on ranges of objects."""
 
     def get_into_ranges(self, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes):
-        """Brings ranges of objects into registered buffers; for each range its length, nested as the sizes are."""
+        """Reads ranges of objects into registered buffers. Returns the length of each range, nested like the sizes."""
         native = self._native
         for some in all_keys:
             several(some, "get_into_ranges")
@@ -35,8 +35,8 @@ class Ranges:
         columns = (several(all_keys, "get_into_ranges", "all_keys"), all_dst_offsets, all_src_offsets, all_sizes)
         even = all(len(column) == len(buffer_ptrs) for column in columns)
         for number, pointer in enumerate(buffer_ptrs):
-            # What does not fit together is refused as a whole, by numbers below zero: one for each key and each of its
-            # destinations, as far as there are such.
+            # Mismatched lists are rejected as a whole, by negative numbers: one for each key and each of its
+            # destinations, as far as these exist.
             some_keys = all_keys[number] if number < len(all_keys) else (None,)
             rows = [column[number] if number < len(column) else () for column in columns[1:]]
             whole = even and all(len(row) == len(some_keys) for row in rows)
@@ -59,7 +59,7 @@ class Ranges:
         return [[take(*one) for one in counts] for counts in shape]
 
     def batch_get_session_start(self, keys):
-        """Begins to read objects range by range: 0 for each that is there. All ranges of a session are of one version."""
+        """Opens get sessions: 0 for each object that exists. All ranges of a session are of one version."""
         native, keys = self._native, several(keys, "batch_get_session_start")
         if native is None:
             return [-1] * len(keys)
@@ -71,25 +71,25 @@ class Ranges:
         return codes
 
     def batch_get_into_multi_buffer_ranges(self, keys, all_buffer_ptrs, all_sizes, all_src_offsets):
-        """Brings ranges of objects of open sessions; for each object the bytes of all its ranges."""
+        """Reads ranges of objects of open sessions. Returns for each object the number of bytes of all its ranges."""
         native, keys = self._native, several(keys, "batch_get_into_multi_buffer_ranges")
         if native is None:
             return [-1] * len(keys)
         versions = [self._reading.get(_raw(key)) for key in keys]
         known = [version is not None for version in versions]
         versions = [version or 0 for version in versions]
-        # What was removed or replaced since its session began is not found: no two versions are ever mixed.
+        # An object that was removed or replaced since its session began is not found: versions are never mixed.
         move = lambda *ranges: native.get_ranges(*ranges, versions)
         return _sums(move, keys, known, all_buffer_ptrs, all_sizes, all_src_offsets, OBJECT_NOT_FOUND)
 
     def batch_get_session_end(self, keys):
-        """Ends such sessions."""
+        """Closes get sessions."""
         for key in texts(keys, "batch_get_session_end", "keys"):
             self._reading.pop(_raw(key), None)
         return 0
 
     def batch_put_session_start(self, keys, sizes, config=None):
-        """Begins to write objects range by range: 0 for each, or why not. They are there when they are ended."""
+        """Opens put sessions: 0 for each, or an error code. The objects become visible when their sessions end."""
         native, keys = self._native, several(keys, "batch_put_session_start")
         if native is None:
             return [-1] * len(keys)
@@ -111,7 +111,7 @@ class Ranges:
         return codes
 
     def batch_put_from_multi_buffer_ranges(self, keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
-        """Writes ranges of such objects; for each object the bytes of all its ranges."""
+        """Writes ranges of such objects. Returns for each object the number of bytes of all its ranges."""
         native, keys = self._native, several(keys, "batch_put_from_multi_buffer_ranges")
         if native is None:
             return [-1] * len(keys)
@@ -120,11 +120,11 @@ class Ranges:
         return _sums(native.fill, keys, known, all_buffer_ptrs, all_sizes, all_dst_offsets, INVALID_PARAMS)
 
     def batch_put_session_end(self, keys):
-        """Makes objects of what was written: 0 for each."""
+        """Commits put sessions: 0 for each."""
         return self._end(keys, True)
 
     def batch_put_session_revoke(self, keys):
-        """Gives up what was written: 0 for each."""
+        """Aborts put sessions: 0 for each."""
         return self._end(keys, False)
 
     def _end(self, keys, commit):
@@ -133,21 +133,22 @@ class Ranges:
             return [-1] * len(keys)
         codes = native.end(keys, commit)
         for key, code in zip(keys, codes):
-            # What is missing can still be written.
+            # The missing ranges can still be written.
             if code != PENDING:
                 self._writing.end(key)
         return [INVALID_PARAMS if code in (OBJECT_NOT_FOUND, INVALID_KEY) else code for code in codes]
 
 
 class Writing:
-    """The keys of open put sessions, and when each was last used: the store forgets those that are left alone."""
+    """Keys of open put sessions with the time of their last use: the store aborts idle sessions."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._used = {}
 
     def claim(self, keys):
-        """0 for each key that becomes the caller's, -600 for one with a session, -705 for one that is named twice."""
+        """Returns 0 for each key that the caller may use, -600 for one with a session, -705 for one that is named
+        twice."""
         now, codes, ours = time.monotonic(), [], set()
         with self._lock:
             for key in map(_raw, keys):
@@ -163,7 +164,7 @@ class Writing:
         return codes
 
     def touch(self, keys):
-        """They are used now."""
+        """Records a use of the keys."""
         now = time.monotonic()
         with self._lock:
             for key in map(_raw, keys):
@@ -171,7 +172,7 @@ class Writing:
                     self._used[key] = now
 
     def end(self, key):
-        """It has no session any more."""
+        """Removes a key without a session."""
         with self._lock:
             self._used.pop(_raw(key), None)
 
@@ -183,12 +184,13 @@ def _raw(key):
 
 
 def _read(code):
-    """A key that cannot be one has no object."""
+    """Returns the code of a read: an invalid key has no object."""
     return OBJECT_NOT_FOUND if code == INVALID_KEY else code
 
 
 def _sums(move, keys, known, all_pointers, all_sizes, all_offsets, missing):
-    """Moves the ranges of all objects in one go; for each object the sum of its lengths, or its first error."""
+    """Transfers the ranges of all objects at once. Returns for each object the sum of its lengths, or its first
+    error."""
     if not len(keys) == len(all_pointers) == len(all_sizes) == len(all_offsets):
         return [INVALID_PARAMS] * len(keys)
     totals, which, offsets, addresses, sizes = [], [], [], [], []

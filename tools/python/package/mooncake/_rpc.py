@@ -1,7 +1,7 @@
 """Messages between processes: the `RpcInterface` of `mooncake.engine`.
 
-Each message is a frame of a length and bytes over TCP, answered by one number. Both ends are ours: the original's
-clients speak another protocol. A server listens on loopback unless it is told an address.
+Each message is a frame of a length and bytes over TCP, acknowledged by one number. Both ends must be of this package:
+Mooncake's clients use another protocol. A server listens on loopback unless it is given another address.
 """
 
 import socket
@@ -17,7 +17,7 @@ _MOST_CONNECTIONS = 256
 
 
 class ReceivedData:
-    """Bytes that came, and from whom."""
+    """Received bytes, and their sender."""
 
     source_address = ""
 
@@ -27,7 +27,7 @@ class ReceivedData:
 
     @property
     def data_size(self):
-        """How many."""
+        """Returns the number of bytes."""
         return len(self._value)
 
     def get_bytes(self):
@@ -40,7 +40,7 @@ class ReceivedData:
 
 
 class ReceivedTensor:
-    """A tensor that came: its bytes, shape and type, and from whom."""
+    """Received tensor: its bytes, shape and type, and its sender."""
 
     source_address = ""
     shape = ()
@@ -54,7 +54,7 @@ class ReceivedTensor:
 
     @property
     def total_bytes(self):
-        """How many bytes."""
+        """Returns the number of bytes."""
         return len(self._value)
 
     def get_data_size(self):
@@ -87,7 +87,7 @@ def _receive(connection, size):
 
 
 class RpcInterface:
-    """Sends data and tensors to others, and takes theirs."""
+    """Sends data and tensors to peers, and receives theirs."""
 
     def __init__(self):
         self._timeout = 30
@@ -147,7 +147,7 @@ timeout_seconds: int = 30) -> bool"""
         """stop_server(self: mooncake.engine.RpcInterface) -> None"""
         server, self._server = self._server, None
         if server is not None:
-            # Whoever waits in accept is woken by this, and not by the close.
+            # This wakes a thread that waits in accept; a close does not.
             try:
                 server.shutdown(socket.SHUT_RDWR)
             except OSError:

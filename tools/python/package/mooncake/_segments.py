@@ -1,4 +1,4 @@
-"""Memory that this process gives to the cluster beside what `setup` gave, and memory of its own for transfers."""
+"""Memory that this process provides to the cluster beside that of `setup`, and memory of its own for transfers."""
 
 import threading
 
@@ -7,7 +7,7 @@ from mooncake._types import texts
 
 
 class Pool:
-    """The memory pool of `setup_dummy`: what is taken from it stays as long as its store."""
+    """Memory pool of `setup_dummy`: allocations live as long as their store."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -15,16 +15,16 @@ class Pool:
         self._memory = None
 
     def open(self, size):
-        """So many bytes may be taken from now on."""
+        """Allows allocations of so many bytes from now on."""
         with self._lock:
             self._left = size
 
     def close(self):
-        """Nothing may be taken any more; who has memory keeps it."""
+        """Rejects further allocations; existing ones stay valid."""
         self.open(0)
 
     def take(self, size):
-        """The address of so many bytes; 0 when the pool has not as many."""
+        """Allocates memory. Returns its address; 0 when the pool has not enough."""
         with self._lock:
             if not 0 < size <= self._left:
                 return 0
@@ -38,17 +38,18 @@ class Pool:
 
 
 class Segments:
-    """The calls of a store that mount and unmount memory."""
+    """Calls of a store that mount and unmount memory."""
 
     def allocate_and_mount_segment(self, size, protocol="tcp", location=""):
-        """Gives `size` bytes of this process's memory to the cluster."""
+        """Provides `size` bytes of this process's memory to the cluster."""
         result = self.mount_segment("", size, 0, protocol, location)
         if result["ret"] == 0:
             result["allocated_size"] = size
         return result
 
     def mount_segment(self, path, size, offset=0, protocol="tcp", location=""):
-        """Gives memory to the cluster. Memory in a file of others cannot be given: give a node the file as its SSD."""
+        """Provides memory to the cluster. Memory in a file of other processes cannot be provided: give a node the file
+        as its SSD."""
         native = self._native
         if native is None or path or size <= 0:
             return {"ret": -1, "segment_ids": []}
@@ -58,7 +59,7 @@ class Segments:
         return {"ret": 0, "segment_ids": [name]}
 
     def unmount_segment(self, segment_ids, grace_period_seconds=0):
-        """Takes memory back; objects may go to others within the time given."""
+        """Takes memory back; objects may migrate to other nodes within the given time."""
         segment_ids = texts(segment_ids, "unmount_segment", "segment_ids")
         native = self._native
         if native is None:
@@ -67,16 +68,16 @@ class Segments:
         return -1 if any(results) else 0
 
     def unmount_and_free_segment(self, segment_ids, grace_period_seconds=0):
-        """The same: memory that is not mounted is not kept."""
+        """Does the same: memory that is not mounted is not kept."""
         return self.unmount_segment(segment_ids, grace_period_seconds)
 
     def unmount_local_disk_segment(self, grace_period_seconds=0):
-        """Clients have no disks here; nodes do."""
+        """Has no effect: clients have no disks here; nodes do."""
         return 0 if self._native is not None else -1
 
     def alloc_from_mem_pool(self, arg0, /):
-        """Memory of the pool of `setup_dummy`, which its user registers; its address, or 0 when the pool has not as much, and for a
-        store that was set up otherwise."""
+        """Allocates from the pool of `setup_dummy`; the caller registers the memory. Returns its address, or 0 when the
+        pool has not enough, or the store was set up otherwise."""
         if not hasattr(arg0, "__index__") or int(arg0) < 0:
             raise TypeError(f"alloc_from_mem_pool(): a size is int and not below 0, not {arg0!r}")
         return 0 if self._native is None else self._pool.take(int(arg0))

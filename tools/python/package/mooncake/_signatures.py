@@ -1,4 +1,4 @@
-"""Signatures of the original, which docstrings begin with: callers look for words in them.
+"""Signatures of Mooncake that docstrings begin with: callers search for words in them.
 
 Written by `surface.py --write`."""
 
@@ -215,7 +215,7 @@ SIGNATURES = {
 
 
 def apply(module, name):
-    """Puts each signature before the docstring of its function in a module."""
+    """Prepends each signature to the docstring of its function in a module."""
     for path, text in SIGNATURES.items():
         if not path.startswith(name + "."):
             continue

@@ -1,7 +1,7 @@
-"""The calls of a store that take and return torch tensors.
+"""Calls of a store that take and return torch tensors.
 
-A tensor is an object with a header (`_tensors`). One that is split is an object for each part: of rank `r` along a
-tensor-parallel axis, the key is `KEY_tp_r`.
+A tensor is stored as an object with a header (`_tensors`). A split tensor is one object for each part: for rank `r`
+along a tensor-parallel axis, the key is `KEY_tp_r`.
 """
 
 from mooncake import _parallel, _tensors
@@ -17,7 +17,7 @@ def _part_key(key, rank):
 
 
 class TensorCalls:
-    """Mixed into the store."""
+    """Mixin of the store."""
 
     # --- one tensor ------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class TensorCalls:
             return INVALID_PARAMS
         if size == 0:
             return _put_code(native.put(key, head, kept(config, replace)))
-        # The header is in this interpreter's memory and the bytes are torch's: one object of two pieces.
+        # The header is in this interpreter's memory and the bytes in torch's: one object of two pieces.
         place = _native().buffer_address(head, False)[0]
         pieces = [[place, address]], [[len(head), size]]
         return _put_code(native.put_from_pieces([key], *pieces, kept(config, replace))[0])
@@ -50,33 +50,33 @@ class TensorCalls:
         return self._put_tensor(key, tensor, False)
 
     def upsert_tensor(self, key, tensor):
-        """Stores a tensor in place of what is there."""
+        """Stores a tensor and replaces an existing object."""
         return self._put_tensor(key, tensor, True)
 
     def pub_tensor(self, key, tensor, config=None):
-        """Stores a tensor, and says how it is to be kept."""
+        """Stores a tensor with put options."""
         return self._put_tensor(key, tensor, False, config)
 
     def upsert_pub_tensor(self, key, tensor, config=None):
-        """The same in place of what is there."""
+        """Does the same and replaces an existing object."""
         return self._put_tensor(key, tensor, True, config)
 
     def get_tensor(self, key):
-        """A tensor; None when there is none."""
+        """Returns a tensor; None when there is none."""
         torch = _tensors.load_torch()
         handle = self.get_buffer(key)
         return None if handle is None else _view(handle, torch)
 
     def put_tensor_from(self, key, buffer_ptr, size):
-        """Stores memory that holds a tensor with its header; -600 where it holds none of this size."""
+        """Stores memory that holds a tensor with its header; -600 if it does not hold one of this size."""
         return self.put_from(key, buffer_ptr, size) if _holds(buffer_ptr, size) else INVALID_PARAMS
 
     def upsert_tensor_from(self, key, buffer_ptr, size):
-        """The same in place of what is there."""
+        """Does the same and replaces an existing object."""
         return self.upsert_from(key, buffer_ptr, size) if _holds(buffer_ptr, size) else INVALID_PARAMS
 
     def get_tensor_into(self, key, buffer_ptr, size):
-        """Brings a tensor with its header into registered memory: a tensor over that memory, or None."""
+        """Reads a tensor with its header into registered memory. Returns a tensor over that memory, or None."""
         torch = _tensors.load_torch()
         got = self.get_into(key, buffer_ptr, size)
         if got < 0:
@@ -84,7 +84,7 @@ class TensorCalls:
         return _view(_memory(buffer_ptr, got), torch)
 
     def get_tensor_into_cuda(self, key, tensor):
-        """Not without CUDA."""
+        """Not supported without CUDA."""
         raise NotImplementedError(NO_CUDA)
 
     # --- many ------------------------------------------------------------------------------------------------------
@@ -94,34 +94,35 @@ class TensorCalls:
         return _each(self.put_tensor, keys, tensors_list)
 
     def batch_upsert_tensor(self, keys, tensors_list):
-        """Stores many in place of what is there."""
+        """Stores many tensors and replaces existing objects."""
         return _each(self.upsert_tensor, keys, tensors_list)
 
     def batch_pub_tensor(self, keys, tensors_list, config=None):
-        """Stores many, and says how they are to be kept."""
+        """Stores many tensors with put options."""
         return _each(lambda key, tensor: self._put_tensor(key, tensor, False, config, len(keys)), keys, tensors_list)
 
     def batch_upsert_pub_tensor(self, keys, tensors_list, config=None):
-        """The same in place of what is there."""
+        """Does the same and replaces existing objects."""
         return _each(lambda key, tensor: self._put_tensor(key, tensor, True, config, len(keys)), keys, tensors_list)
 
     def batch_get_tensor(self, keys):
-        """Many tensors; None for each that is not there."""
+        """Returns many tensors; None for each that does not exist."""
         torch = _tensors.load_torch()
         return [None if handle is None else _view(handle, torch) for handle in self.batch_get_buffer(keys)]
 
     def batch_put_tensor_from(self, keys, buffer_ptrs, sizes):
-        """Stores memory that holds tensors with their headers; -600 for all where one place holds none of its size."""
+        """Stores memory that holds tensors with their headers; -600 for all if one piece does not hold a tensor of its
+        size."""
         keys = several(keys, "batch_put_tensor_from")
         return self.batch_put_from(keys, buffer_ptrs, sizes) if _all_hold(keys, buffer_ptrs, sizes) else _invalid(keys)
 
     def batch_upsert_tensor_from(self, keys, buffer_ptrs, sizes):
-        """The same in place of what is there."""
+        """Does the same and replaces existing objects."""
         keys = several(keys, "batch_upsert_tensor_from")
         return self.batch_upsert_from(keys, buffer_ptrs, sizes) if _all_hold(keys, buffer_ptrs, sizes) else _invalid(keys)
 
     def batch_get_tensor_into(self, keys, buffer_ptrs, sizes):
-        """Brings tensors into registered memory; -600 for each where the lists differ in length."""
+        """Reads tensors into registered memory; -600 for each if the lists differ in length."""
         torch = _tensors.load_torch()
         keys = several(keys, "batch_get_tensor_into")
         if not len(keys) == len(buffer_ptrs) == len(sizes):
@@ -131,7 +132,7 @@ class TensorCalls:
         return [None if got < 0 else _view(some, torch) for got, some in zip(codes, memory)]
 
     def batch_get_tensor_into_cuda(self, keys, tensors_list):
-        """Not without CUDA."""
+        """Not supported without CUDA."""
         raise NotImplementedError(NO_CUDA)
 
     # --- parts of tensors, along one axis --------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class TensorCalls:
         return self.pub_tensor_with_tp(key, tensor, None, tp_rank, tp_size, split_dim)
 
     def pub_tensor_with_tp(self, key, tensor, config=None, tp_rank=0, tp_size=1, split_dim=0):
-        """The same, and says how they are to be kept."""
+        """Does the same with put options."""
         return self._put_with_tp(key, tensor, config, tp_size, split_dim, 1)
 
     def _put_with_tp(self, key, tensor, config, tp_size, split_dim, keys):
@@ -160,7 +161,7 @@ class TensorCalls:
         return 0
 
     def get_tensor_with_tp(self, key, tp_rank=0, tp_size=1, split_dim=0):
-        """The part of one rank; None when it is not there."""
+        """Returns the part of one rank; None when it does not exist."""
         return self.get_tensor(_part_key(key, tp_rank) if tp_size > 1 else key)
 
     def put_tensor_with_tp_from(self, key, buffer_ptr, size, tp_rank=0, tp_size=1, split_dim=0):
@@ -174,23 +175,23 @@ class TensorCalls:
         return INVALID_PARAMS if tensor is None else self._put_with_tp(key, tensor, None, tp_size, split_dim, 1)
 
     def get_tensor_with_tp_into(self, key, buffer_ptr, size, tp_rank=0, tp_size=1, split_dim=0):
-        """Brings the part of one rank into registered memory."""
+        """Reads the part of one rank into registered memory."""
         return self.get_tensor_into(_part_key(key, tp_rank) if tp_size > 1 else key, buffer_ptr, size)
 
     def batch_put_tensor_with_tp(self, base_keys, tensors_list, tp_rank=0, tp_size=1, split_dim=0):
-        """Stores many in parts."""
+        """Stores many tensors in parts."""
         put = lambda key, tensor: self.put_tensor_with_tp(key, tensor, tp_rank, tp_size, split_dim)
         return _each(put, base_keys, tensors_list)
 
     def batch_pub_tensor_with_tp(
         self, base_keys, tensors_list, config=None, tp_rank=0, tp_size=1, split_dim=0
     ):
-        """The same, and says how they are to be kept."""
+        """Does the same with put options."""
         put = lambda key, tensor: self._put_with_tp(key, tensor, config, tp_size, split_dim, len(base_keys))
         return _each(put, base_keys, tensors_list)
 
     def batch_get_tensor_with_tp(self, base_keys, tp_rank=0, tp_size=1):
-        """The parts of one rank."""
+        """Returns the parts of one rank."""
         keys = several(base_keys, "batch", "base_keys")
         return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in keys])
 
@@ -204,19 +205,19 @@ class TensorCalls:
         return [self._put_with_tp_from(*row, tp_size, split_dim) for row in zip(keys, buffer_ptrs, sizes)]
 
     def batch_get_tensor_with_tp_into(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1):
-        """Brings parts of one rank into registered memory."""
+        """Reads parts of one rank into registered memory."""
         keys = [_part_key(key, tp_rank) if tp_size > 1 else key for key in several(base_keys, "batch", "base_keys")]
         return self.batch_get_tensor_into(keys, buffer_ptrs, sizes)
 
     # --- parts of tensors, along several axes ----------------------------------------------------------------------
 
     def put_tensor_with_parallelism(self, key, tensor, parallelism=None, config=None, writer_partition=None):
-        """Stores the part that the axes name, or that a writer has. Where a tensor-parallel axis is the only one, the
-        tensor is that part; else it is the whole, of which the part is taken. -600 for axes that cannot be."""
+        """Stores the part that the axes name, or that a writer has. If a tensor-parallel axis is the only one, the
+        tensor is that part; otherwise it is the whole tensor, from which the part is taken. -600 for invalid axes."""
         return self._put_part(key, tensor, (parallelism, writer_partition), config, False)
 
     def upsert_tensor_with_parallelism(self, key, tensor, parallelism=None, config=None, writer_partition=None):
-        """The same in place of what is there."""
+        """Does the same and replaces an existing object."""
         return self._put_part(key, tensor, (parallelism, writer_partition), config, True)
 
     def _put_part(self, key, tensor, where, config, replace, keys=1):
@@ -252,7 +253,7 @@ class TensorCalls:
         return self._put_beside(f"{key}__parallelism_manifest", name, part, (whole, axes), axis, config, replace, keys)
 
     def _put_beside(self, manifest, name, part, layout, axis, config, replace, keys):
-        """Stores a part, and beside the parts how many there are."""
+        """Stores a part, and beside it a manifest with the number of parts."""
         code = self._put_tensor(name, part, replace, config, keys, layout)
         if code != 0:
             return code
@@ -261,14 +262,14 @@ class TensorCalls:
     def put_tensor_with_parallelism_from(
         self, key, buffer_ptr, size, parallelism=None, config=None, writer_partition=None
     ):
-        """The same from memory that holds a tensor with its header; along a tensor-parallel axis, the tensor is the whole
-        and all parts are stored."""
+        """Does the same from memory that holds a tensor with its header; along a tensor-parallel axis, the tensor is
+        the whole one and all parts are stored."""
         return self._put_part_from(key, buffer_ptr, size, (parallelism, writer_partition), config, False)
 
     def upsert_tensor_with_parallelism_from(
         self, key, buffer_ptr, size, parallelism=None, config=None, writer_partition=None
     ):
-        """The same in place of what is there."""
+        """Does the same and replaces an existing object."""
         return self._put_part_from(key, buffer_ptr, size, (parallelism, writer_partition), config, True)
 
     def _put_part_from(self, key, buffer_ptr, size, where, config, replace, keys=1):
@@ -297,8 +298,9 @@ class TensorCalls:
         return 0
 
     def get_tensor_with_parallelism(self, key, target=None):
-        """A tensor as its target says: as it was stored, one part, or all parts of a tensor-parallel axis together. Parts
-        of another number of ranks than the target's are put together and split anew. None where that cannot be."""
+        """Returns a tensor in the form of its target: as it was stored, one part, or all parts of a tensor-parallel
+        axis together. Parts of another number of ranks than the target's are joined and split again. None where that is
+        impossible."""
         torch = _tensors.load_torch()
         if target is None:
             return self.get_tensor(key)
@@ -324,16 +326,16 @@ class TensorCalls:
                 return _view(written, torch)
         whole = self._whole_of_parts(key, axes, torch)
         if whole is not None:
-            # Parts of uneven sizes would not be those of who splits by another rule: torch alone has two.
+            # Parts of unequal size would differ between splitting rules, of which torch alone has two.
             return _parallel.narrowed(whole, axis) if _parallel.is_uniform(whole.shape, axis) else None
         if len(axes) > 1:
             return None
-        # A part that was stored under this name by a call that knows no axes.
+        # A part stored under this name by a call that does not know axes.
         plain = self.get_buffer(_part_key(key, axis.rank) if axis.size > 1 else key)
         return _view(plain, torch) if plain is not None and _axes_in(plain) == () else None
 
     def _whole_of_parts(self, key, axes, torch):
-        """All parts along the tensor-parallel axis together, or None."""
+        """Returns all parts along the tensor-parallel axis joined, or None."""
         axis = _parallel.tensor_axis(axes)
         whole = self._joined_parts(key, axes, axis.size, torch)
         if whole is None:
@@ -343,8 +345,8 @@ class TensorCalls:
         return whole
 
     def _stored_axes(self, key, axes):
-        """How the tensor was split, as is said beside its parts; then by the first part, as calls that know one axis only
-        say nothing beside the parts."""
+        """Returns the split of the tensor from its manifest; otherwise from the first part, because calls that know
+        only one axis store no manifest."""
         yield _parallel.manifest_axis(self.get(f"{key}__parallelism_manifest"))
         first = self.get_buffer(_part_key(key, 0)) if len(axes) == 1 else None
         yield _parallel.tensor_axis((first and _axes_in(first)) or ())
@@ -355,7 +357,7 @@ class TensorCalls:
         return self._joined([(_parallel.part_key(key, part), part) for part in parts], split, torch)
 
     def _get_of_writers(self, key, torch):
-        """The parts of all writers together; what is stored under the key itself, where no writers stored parts."""
+        """Returns the parts of all writers joined; the object under the key itself, if no writers stored parts."""
         axis = _parallel.manifest_axis(self.get(f"{key}__writer_manifest"))
         if axis is None:
             return self.get_tensor(key)
@@ -363,7 +365,7 @@ class TensorCalls:
         return self._joined([(_parallel.writer_key(key, part), (part,)) for part in parts], axis.split, torch)
 
     def _joined(self, parts, split, torch):
-        """The tensors of these keys, each with its axes, one behind the other; None where one is missing or another's."""
+        """Joins the tensors of these keys, each with its axes; None if one is missing or belongs to another split."""
         if self.is_exist(parts[0][0]) != 1:
             return None
         found = self.batch_get_buffer([name for name, _ in parts])
@@ -373,7 +375,7 @@ class TensorCalls:
         return None if any(one is None for one in views) else torch.cat(views, split)
 
     def get_tensor_with_parallelism_into(self, key, buffer_ptr, size, target=None):
-        """The same into memory, with the header before it: a tensor over that memory, or None."""
+        """Does the same into memory, with the header before it. Returns a tensor over that memory, or None."""
         if target is None or (target.parallelism is None and str(target.mode).lower() == "as_stored"):
             return self.get_tensor_into(key, buffer_ptr, size)
         torch = _tensors.load_torch()
@@ -400,7 +402,7 @@ class TensorCalls:
     def batch_upsert_tensor_with_parallelism(
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
-        """The same in place of what is there."""
+        """Does the same and replaces existing objects."""
         return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, True, self._put_part)
 
     def batch_put_tensor_with_parallelism_from(
@@ -413,7 +415,7 @@ class TensorCalls:
     def batch_upsert_tensor_with_parallelism_from(
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
-        """The same in place of what is there."""
+        """Does the same and replaces existing objects."""
         columns, where = [buffer_ptrs, sizes], (parallelisms, writer_partitions)
         return self._put_parts(keys, columns, where, config, True, self._put_part_from)
 
@@ -429,7 +431,7 @@ class TensorCalls:
         return [put(key, *values, places, config, replace, len(keys)) for key, values, places in rows]
 
     def batch_get_tensor_with_parallelism(self, keys, targets=None):
-        """Many tensors as their targets say; None for all where there are not as many targets as keys."""
+        """Returns many tensors in the form of their targets; None for all if the numbers of targets and keys differ."""
         keys = several(keys, "batch_get_tensor_with_parallelism")
         targets = _each_of(targets, keys)
         if targets is None:
@@ -437,7 +439,7 @@ class TensorCalls:
         return [self.get_tensor_with_parallelism(key, target) for key, target in zip(keys, targets)]
 
     def batch_get_tensor_with_parallelism_into(self, keys, buffer_ptrs, sizes, targets=None):
-        """Brings many parts into memory; None for all where the lists differ in length."""
+        """Reads many parts into memory; None for all if the lists differ in length."""
         keys = several(keys, "batch_get_tensor_with_parallelism_into")
         targets = _each_of(targets, keys)
         if targets is None or not len(keys) == len(buffer_ptrs) == len(sizes):
@@ -447,8 +449,8 @@ class TensorCalls:
     # --- files -----------------------------------------------------------------------------------------------------
 
     def save_tensor_to_safetensor(self, key, file_name=None):
-        """Writes a stored tensor to a file of safetensors, whose name is the key where there is no other: 0; -1100 where
-        there is no such tensor, -600 where the file cannot be written."""
+        """Writes a stored tensor to a safetensors file, which by default is named after the key. Returns 0; -1100 if
+        there is no such tensor, -600 if the file cannot be written."""
         from safetensors.torch import save_file
 
         tensor = self.get_tensor(key)
@@ -463,8 +465,8 @@ class TensorCalls:
         return 0
 
     def load_tensor_from_safetensor(self, key=None, file_name=None):
-        """Stores the tensor of this key from such a file, or its first where the file has no such key, under the key, or
-        the file's name where there is no key. That tensor; None where the file cannot be read or has none."""
+        """Stores the tensor of this key from such a file, or the first one if the file has no such key, under the key
+        or, without one, the file's name. Returns that tensor; None if the file cannot be read or has none."""
         from safetensors.torch import load_file
 
         if file_name is None:
@@ -497,7 +499,7 @@ def _memory(address, size):
 
 
 def _axes_in(buffer):
-    """The axes of a stored part, none of a whole tensor; None where the bytes are no tensor."""
+    """Returns the axes of a stored part, none for a whole tensor; None if the bytes are no tensor."""
     try:
         return _tensors.axes_in(buffer)
     except ValueError:
@@ -515,7 +517,7 @@ def _invalid(keys):
 
 
 def _holds(buffer_ptr, size):
-    """Whether memory begins with the header of a tensor that has this size with it."""
+    """Returns True if memory begins with the header of a tensor that has this size with it."""
     try:
         return _tensors.whole_size(_native().read_memory(buffer_ptr, _tensors.HEADER_BYTES)) == size
     except ValueError:
@@ -527,7 +529,7 @@ def _all_hold(keys, pointers, sizes):
 
 
 def _held(buffer_ptr, size, torch):
-    """A copy of the tensor that memory holds with its header; None where it holds none of this size."""
+    """Returns a copy of the tensor that memory holds with its header; None if it does not hold one of this size."""
     if not _holds(buffer_ptr, size):
         return None
     try:
@@ -555,7 +557,7 @@ def _each(put, keys, tensors):
 
 
 def _each_of(values, keys):
-    """One for each key: a list of as many, or None for each. None for anything else."""
+    """Returns one value for each key: those of a list of as many, or None for each. None for anything else."""
     if values is None:
         return [None] * len(keys)
     return values if isinstance(values, (list, tuple)) and len(values) == len(keys) else None

@@ -1,6 +1,6 @@
-"""Tensors as objects: a header of 304 bytes, then the bytes. The layout is the original's.
+"""Tensors as objects: a header of 304 bytes, then the bytes. The layout is Mooncake's.
 
-torch is imported by the calls that need it, and never before.
+torch is imported only by the calls that need it.
 """
 
 import struct
@@ -9,10 +9,10 @@ from mooncake import _parallel
 
 MAGIC = 0x4D4F4F4E
 HEADER_BYTES = 304
-#: Magic, version, header's length, type, dimensions, layout, flags, where the bytes begin, how many.
+#: Magic, version, header length, type, dimensions, layout, flags, offset and number of the bytes.
 _HEAD = struct.Struct("<IHHiiIIQQ")
 _SHAPES = struct.Struct("<8q8q")
-#: How many axes a part has, then for each: kind, position, rank, size, dimension, number, length along the dimension.
+#: Number of axes of a part, then for each: kind, position, rank, size, dimension, number, length along the dimension.
 _AXES = struct.Struct("<II")
 _AXIS = struct.Struct("<6iq")
 _FULL, _PART = 0, 1
@@ -36,7 +36,7 @@ _NAMES = [
 
 
 def load_torch():
-    """torch, or an ImportError that says what needs it."""
+    """Returns the torch module; raises ImportError with the reason if it is missing."""
     try:
         import torch
     except ImportError as error:
@@ -50,7 +50,7 @@ def metadata_size():
 
 
 def header(tensor, torch, layout=None):
-    """The header of a contiguous tensor; where it is a part, `layout` is the shape of the whole and the axes."""
+    """Returns the header of a contiguous tensor; for a part, `layout` is the shape of the whole tensor and the axes."""
     name = str(tensor.dtype).rsplit(".", 1)[-1]
     if name not in _NAMES:
         raise TypeError(f"a tensor of {tensor.dtype} cannot be stored")
@@ -70,7 +70,7 @@ def header(tensor, torch, layout=None):
 
 
 def axes_in(buffer):
-    """The axes of the part that a buffer holds; none of a whole tensor. ValueError when the buffer holds no tensor."""
+    """Returns the axes of the part in a buffer; none for a whole tensor. ValueError when the buffer holds no tensor."""
     parse(buffer)
     if _HEAD.unpack_from(buffer)[5] != _PART:
         return ()
@@ -89,12 +89,12 @@ def axes_in(buffer):
 
 
 def raw(tensor, torch):
-    """Address and length of a tensor's bytes in this process's memory."""
+    """Returns address and length of a tensor's bytes in this process's memory."""
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 def contiguous(tensor, torch):
-    """The tensor in this process's memory, without gaps."""
+    """Returns the tensor in this process's memory, contiguous."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, not {type(tensor).__name__}")
     tensor = tensor.detach()
@@ -106,7 +106,7 @@ def contiguous(tensor, torch):
 def serialize(arg0, /):
     """_serialize_tensor(arg0: object) -> tuple
 
-    Header, address, length, and the tensor that keeps the memory.
+    Returns header, address, length, and the tensor that owns the memory.
     """
     torch = load_torch()
     tensor = contiguous(arg0, torch)
@@ -114,7 +114,7 @@ def serialize(arg0, /):
 
 
 def parse(buffer):
-    """Type, shape, where the bytes begin and how many, of a header; ValueError when it is none."""
+    """Parses a header: type, shape, offset and number of the bytes; ValueError when it is malformed."""
     kind, shape, offset, count = _parse(buffer)
     if offset + count > len(buffer):
         raise ValueError(f"an object of {len(buffer)} bytes is no tensor of {offset + count}")
@@ -122,7 +122,7 @@ def parse(buffer):
 
 
 def whole_size(buffer):
-    """How long header and bytes are together, by the header alone; ValueError when it is none."""
+    """Returns the length of header and bytes together, by the header alone; ValueError when it is malformed."""
     _, _, offset, count = _parse(buffer)
     return offset + count
 
@@ -141,7 +141,7 @@ def _parse(buffer):
 
 
 def view(buffer, torch):
-    """A tensor over a writable buffer that holds one with its header."""
+    """Returns a tensor over a writable buffer that holds one with its header."""
     name, shape, offset, count = parse(buffer)
     kind = getattr(torch, name, None)
     if kind is None:

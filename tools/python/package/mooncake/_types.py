@@ -1,4 +1,4 @@
-"""Values of `mooncake.store`: enumerations, how an object is to be kept, and what is said of its replicas."""
+"""Values of `mooncake.store`: enumerations, put options, and descriptors of replicas."""
 
 import enum
 import mmap
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from kvplane import _native
 
 INVALID_PARAMS = -600
-#: There is no file system to keep a replica in.
+#: Not supported: there is no shared file system for replicas.
 NO_FILE_SYSTEM = -1601
 
 
 class ObjectDataType(enum.IntEnum):
-    """What an object is, by its owner's word."""
+    """Data type of an object, as declared by its owner."""
 
     UNKNOWN = 0
     KVCACHE = 1
@@ -27,7 +27,7 @@ class ObjectDataType(enum.IntEnum):
 
 
 class ReplicaStatus(enum.IntEnum):
-    """Where a replica is in its life."""
+    """State of a replica."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -38,7 +38,7 @@ class ReplicaStatus(enum.IntEnum):
 
 
 class TaskStatus(enum.IntEnum):
-    """Where a copy or move is."""
+    """State of a copy or move task."""
 
     PENDING = 0
     PROCESSING = 1
@@ -47,23 +47,23 @@ class TaskStatus(enum.IntEnum):
 
 
 class TaskType(enum.IntEnum):
-    """What such a task does."""
+    """Kind of a task."""
 
     REPLICA_COPY = 0
     REPLICA_MOVE = 1
 
 
 class SoftPinAction(enum.IntEnum):
-    """What a put does to an object's soft pin."""
+    """Effect of a put on an object's soft pin."""
 
     PRESERVE = 0
     ENABLE = 1
     DISABLE = 2
 
 
-#: How long a soft pin lasts where nobody says, in milliseconds.
+#: Default duration of a soft pin, in milliseconds.
 _SOFT_PIN_MS = 1_800_000
-#: The longest that can be asked for, and a wish that the store refuses.
+#: Longest soft pin, and a value that the store rejects.
 _SOFT_PIN_MOST_MS = 86_400_000
 _REFUSED_MS = 2**32 - 1
 
@@ -82,13 +82,13 @@ def _is_truth(value):
 
 
 def check_truth(call, name, value):
-    """TypeError for what the original does not take as a truth value: text, lists."""
+    """Raises TypeError for values that Mooncake does not accept as a truth value: text, lists."""
     if not _is_truth(value):
         raise TypeError(f"{call}(): {name} is bool, not {type(value).__name__}")
 
 
 def several(values, call, name="keys"):
-    """Where several are expected: lists, tuples and other sequences. Text is one, and sets, dictionaries and iterators
+    """Checks for a sequence: lists, tuples and similar. Text is a single value, and sets, dictionaries and iterators
     have no order or no length: TypeError for them."""
     kind = type(values)
     if kind is list or kind is tuple:
@@ -100,7 +100,7 @@ def several(values, call, name="keys"):
 
 
 def texts(values, call, name):
-    """The same, where nobody else looks at each: a list of str."""
+    """Does the same and checks the elements: returns a list of str."""
     found = []
     for value in several(values, call, name):
         if isinstance(value, bytes):
@@ -111,7 +111,7 @@ def texts(values, call, name):
     return found
 
 
-#: Of each attribute: its type as the original's messages name it, what it takes, and how that is kept.
+#: Attributes by kind: the type name in Mooncake's messages, the accepted values, and the conversion.
 _COUNT = ("int", _is_count, lambda value: value.__index__())
 _TRUTH = ("bool", _is_truth, bool)
 _TEXTS = ("list[str]", _is_texts, list)
@@ -145,12 +145,12 @@ _ATTRIBUTES = {
 
 
 class ReplicateConfig:
-    """How an object is to be kept.
+    """Options of a put.
 
-    `replica_num` above 1 asks for a second copy, as far as slots have two owners (`kvplane control --replicas 2`) and
-    there is room; other counts have no effect. `preferred_segments` and `prefer_alloc_in_same_node` decide where objects
-    of 1 MiB and more are that are not longer than a stripe (64 MiB), as far as there is room. An attribute takes what the
-    original's takes; there are no others.
+    A `replica_num` above 1 keeps a second replica, as far as slots have two owners (`kvplane control --replicas 2`) and
+    there is space; other counts have no effect. `preferred_segments` and `prefer_alloc_in_same_node` place objects of
+    at least 1 MiB that are not longer than a stripe (64 MiB), as far as there is space. An attribute accepts the values
+    of Mooncake's; there are no others.
     """
 
     def __init__(self):
@@ -188,29 +188,29 @@ class ReplicateConfig:
 
     @property
     def with_soft_pin(self):
-        """Whether the object is to be kept before others: the older spelling of `soft_pin_action`."""
+        """True if the object has a soft pin: the older spelling of `soft_pin_action`."""
         return self.soft_pin_action == SoftPinAction.ENABLE
 
 
-#: Segments of this process by the names that its stores have.
+#: Segments of this process by the names of its stores.
 _OWN = {}
 
 
 def own_segment(hostname, segment):
-    """A store of this process has this name, and gives this segment to the cluster, if any."""
+    """Records that a store of this process has this name, and provides this segment to the cluster, if any."""
     _OWN.pop(hostname, None)
     if segment:
         _OWN[hostname] = segment
 
 
 def refused(config, keys):
-    """The number with which a `ReplicateConfig` is refused for so many keys, or 0. Without a number of keys, groups are
-    not looked at."""
+    """Returns the code with which a `ReplicateConfig` is rejected for so many keys, or 0. Without a number of keys,
+    groups are not checked."""
     if config is None:
         return 0
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
-    # There is no NVMe-oF and no file system of several hosts.
+    # NVMe-oF and shared file systems are not supported.
     if config.replica_num == 0 or config.nof_replica_num > 0:
         return INVALID_PARAMS
     if config.dfs_replica_num > 0:
@@ -220,7 +220,7 @@ def refused(config, keys):
 
 
 def kept(config, replace, group=0):
-    """What the native half is told of a `ReplicateConfig`."""
+    """Converts a `ReplicateConfig` for the native module."""
     if config is None:
         return (group, 0, False, 0, replace, 1, [], False) if replace or group else None
     if not isinstance(config, ReplicateConfig):
@@ -230,7 +230,7 @@ def kept(config, replace, group=0):
         wanted = config.soft_pin_ttl_ms
         pin = _SOFT_PIN_MS if wanted is None else min(int(wanted), _SOFT_PIN_MOST_MS)
     elif config.soft_pin_ttl_ms is not None:
-        # How long, but not that: the original refuses this with -600.
+        # A duration without a soft pin: Mooncake rejects this with -600.
         pin = _REFUSED_MS
     replicas = min(max(int(config.replica_num), 1), 2)
     segments = [config.preferred_segment] if config.preferred_segment else []
@@ -241,7 +241,7 @@ def kept(config, replace, group=0):
 
 
 class BufferHandle(mmap.mmap):
-    """An object in memory of its own, which lives as long as this: also after the store was closed."""
+    """Object in memory of its own, which lives as long as this, even after the store was closed."""
 
     def __new__(cls, size):
         return super().__new__(cls, -1, size)
@@ -256,7 +256,7 @@ class BufferHandle(mmap.mmap):
 
 
 class Descriptor:
-    """Where a replica's bytes are."""
+    """Location of a replica's bytes."""
 
     def __init__(self):
         self.size = 0
@@ -265,14 +265,14 @@ class Descriptor:
 
 
 class MemoryDescriptor:
-    """A replica in memory."""
+    """Replica in memory."""
 
     def __init__(self, descriptor=None):
         self.buffer_descriptor = descriptor or Descriptor()
 
 
 class DiskDescriptor:
-    """A replica in a file."""
+    """Replica in a file."""
 
     def __init__(self, file_path="", object_size=0):
         self.file_path = file_path
@@ -280,7 +280,7 @@ class DiskDescriptor:
 
 
 class ReplicaDescriptor:
-    """A replica of an object."""
+    """Replica of an object."""
 
     def __init__(self, endpoint="", size=0):
         descriptor = Descriptor()
@@ -314,7 +314,7 @@ class ReplicaDescriptor:
 
 
 class QueryTaskResponse:
-    """What is known of a copy or move."""
+    """State of a copy or move task."""
 
     def __init__(self):
         self.id = (0, 0)
@@ -327,7 +327,7 @@ class QueryTaskResponse:
 
 
 class ParallelAxis:
-    """One axis along which a tensor is split: `tp`, `dp`, `ep` or `pp`."""
+    """Axis along which a tensor is split: `tp`, `dp`, `ep` or `pp`."""
 
     def __init__(self, kind="", rank=0, size=1, split_dim=None, expert_id=None, stage_id=None):
         self.kind = kind
@@ -339,14 +339,14 @@ class ParallelAxis:
 
 
 class TensorParallelism:
-    """How a tensor is split: its axes."""
+    """Split of a tensor: its axes."""
 
     def __init__(self, axes=None):
         self.axes = list(axes or [])
 
 
 class ReadTarget:
-    """What a get of a tensor is to return: `as_stored`, `shard` or `full`."""
+    """Form in which a get returns a tensor: `as_stored`, `shard` or `full`."""
 
     def __init__(self, mode="as_stored", parallelism=None):
         self.mode = mode
@@ -354,7 +354,7 @@ class ReadTarget:
 
     @property
     def mode(self):
-        """One of the three, in small letters; another is a RuntimeError."""
+        """One of the three, in lower case; others raise RuntimeError."""
         return self._mode
 
     @mode.setter
@@ -362,12 +362,12 @@ class ReadTarget:
         if not isinstance(mode, str):
             raise TypeError(f"ReadTarget.mode is str, not {type(mode).__name__}")
         if mode.lower() not in ("as_stored", "shard", "full"):
-            raise RuntimeError(f"Unsupported ReadTarget mode: {mode!r}; as_stored, shard and full are known")
+            raise RuntimeError(f"Unsupported ReadTarget mode: {mode!r}; use as_stored, shard or full")
         self._mode = mode.lower()
 
 
 class MooncakeHostMemAllocator:
-    """Memory that peers on this host can map."""
+    """Allocator of memory that peers on this host can map."""
 
     def __init__(self):
         self._memory = _native.HostMemory()
@@ -375,7 +375,7 @@ class MooncakeHostMemAllocator:
     def alloc(self, size, /):
         """alloc(self: mooncake.store.MooncakeHostMemAllocator, arg0: int) -> int
 
-        The address, or 0 when there is no memory.
+        Returns the address, or 0 when there is no memory.
         """
         try:
             return self._memory.alloc(size)
@@ -388,7 +388,7 @@ class MooncakeHostMemAllocator:
 
 
 class MooncakeDistributedNoFRegister:
-    """Registers NVMe-oF targets with Mooncake's master. There are none here."""
+    """Registers NVMe-oF targets with Mooncake's master. Not supported."""
 
     def real_register(self, *arguments):
         """real_register(self: mooncake.store.MooncakeDistributedNoFRegister, arg0: str, arg1: int, arg2: str, \

@@ -1,4 +1,4 @@
-"""`MooncakeDistributedStoreAsync`: every call of a store as a coroutine, under its name with `async_` before it."""
+"""`MooncakeDistributedStoreAsync`: every call of a store as a coroutine, with the prefix `async_`."""
 
 import asyncio
 import functools
@@ -7,7 +7,7 @@ from mooncake.store import MooncakeDistributedStore
 
 
 class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
-    """A store for asyncio: `await store.async_get(key)`."""
+    """Asynchronous store: `await store.async_get(key)`."""
 
     def __getattr__(self, name):
         call = getattr(type(self), name[6:], None) if name.startswith("async_") else None

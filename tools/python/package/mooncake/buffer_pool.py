@@ -1,4 +1,4 @@
-"""Registered memory to borrow: `BufferPool`, and the leases that it gives."""
+"""Pool of registered memory: `BufferPool`, and its leases."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from kvplane import _native
 
 
 class BufferLeaseView:
-    """A lease as a context manager gives it."""
+    """View of a lease, for use as a context manager."""
 
     def __init__(self, lease):
         self._lease = lease
@@ -17,14 +17,14 @@ class BufferLeaseView:
 
     @property
     def buffer(self):
-        """The memory, as a memoryview of as many bytes as were asked for."""
+        """Returns the memory, as a memoryview of the requested length."""
         return self._lease.buffer
 
 
 class BufferLease:
-    """Memory of a pool, until it is released. A pool makes it: `BufferPool.acquire`."""
+    """Memory of a pool, until it is released. Created by `BufferPool.acquire`."""
 
-    #: Where the constructor was called with other arguments and raised, there is nothing to give back.
+    #: Default for a constructor that raised because of its arguments: there is nothing to release.
     _pool = None
     _exported = staticmethod(lambda: None)
 
@@ -37,17 +37,17 @@ class BufferLease:
 
     @property
     def ptr(self):
-        """Where it begins."""
+        """Returns the address."""
         return self._live()
 
     @property
     def size(self):
-        """How many bytes were asked for."""
+        """Returns the requested length in bytes."""
         return self._size
 
     @property
     def buffer(self):
-        """The memory, as a memoryview. It keeps the lease."""
+        """Returns the memory, as a memoryview, which keeps the lease."""
         import ctypes
 
         memory = self._exported()
@@ -63,7 +63,7 @@ class BufferLease:
         return self._address
 
     def release(self):
-        """Gives it back, which cannot be while views of it are there; a second time changes nothing."""
+        """Returns the memory to the pool; fails while there are views of it. A second call has no effect."""
         if self._pool is not None and self._exported() is not None:
             raise RuntimeError("the lease has exported views: delete them first")
         pool, self._pool = self._pool, None
@@ -81,7 +81,7 @@ class BufferLease:
 
 
 class BufferPool:
-    """Buffers in sizes of powers of two, registered with a store once and lent again and again."""
+    """Buffers in sizes of powers of two, registered with a store once and reused."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class BufferPool:
             raise RuntimeError(f"a buffer of {size} bytes is over the capacity of any pool")
         room = max(self._least, 1 << max(size - 1, 0).bit_length())
         if self._most is not None and room > self._most:
-            # Over the largest class: in pages.
+            # Above the largest class: rounded up to pages.
             room = max(-(-size // 4096) * 4096, self._least)
         if self._max_bytes and room > self._max_bytes:
             raise RuntimeError(f"a buffer of {room} bytes is over the capacity of this pool, {self._max_bytes}")
@@ -146,7 +146,7 @@ class BufferPool:
                 self._changed.wait(left)
 
     def buffer(self, size, block=None, timeout=None):
-        """The same, for `with`."""
+        """Does the same, for `with`."""
         return self.acquire(size, block, timeout)
 
     def _find(self, room):
@@ -168,7 +168,7 @@ class BufferPool:
         return address
 
     def _shrink(self, room):
-        """Frees buffers of other sizes until there is room; whether there is."""
+        """Frees buffers of other sizes until there is space. Returns True if there is."""
         for size, addresses in self._free.items():
             while addresses and size != room and self._bytes + room > self._max_bytes:
                 self._drop(addresses.pop())
@@ -189,13 +189,13 @@ class BufferPool:
             self._changed.notify_all()
 
     def prewarm(self, size, count):
-        """Registers so many buffers now."""
+        """Registers so many buffers in advance."""
         leases = [self.acquire(size, block=False) for _ in range(count)]
         for lease in leases:
             lease.release()
 
     def close(self):
-        """Frees everything; RuntimeError while something is lent."""
+        """Frees all buffers; RuntimeError while one is lent."""
         with self._changed:
             lent = len(self._all) - sum(map(len, self._free.values()))
             if lent:

@@ -1,4 +1,4 @@
-"""The console scripts of the original, mapped onto `kvplane`. A flag without a meaning here is said, and goes by."""
+"""Mooncake's console scripts, mapped onto `kvplane`. Flags without a meaning here are reported and ignored."""
 
 import contextlib
 import io
@@ -13,7 +13,8 @@ from mooncake._flags import configured, end, flags, port, said, truth
 
 
 def program():
-    """The program `kvplane`: what `KVPLANE_BINARY` names, beside this interpreter, or in the path."""
+    """Returns the path of the program `kvplane`: from `KVPLANE_BINARY`, beside this interpreter, or in the search
+    path."""
     named = os.environ.get("KVPLANE_BINARY")
     beside = pathlib.Path(sys.executable).parent / "kvplane"
     found = named or (str(beside) if beside.exists() else shutil.which("kvplane"))
@@ -23,34 +24,34 @@ def program():
 
 
 def become(*words):
-    """Becomes the program `kvplane` with these arguments."""
+    """Replaces this process by the program `kvplane` with these arguments."""
     path = program()
     sys.stdout.flush()
     os.execv(path, [path, *words])
 
 
 _MASTER = {
-    "port": "the port of the control plane, where --rpc_port is 0 (50051)",
-    "rpc_port": "the port of the control plane (0: what --port says)",
+    "port": "the port of the control plane, if --rpc_port is 0 (50051)",
+    "rpc_port": "the port of the control plane (0: the value of --port)",
     "rpc_address": "its address (127.0.0.1); beyond loopback, KVPLANE_CERTS names its certificates",
     "metrics_port": "the port of /metrics, /health and /get_all_segments (9003)",
     "metrics_host": "its address (127.0.0.1); beyond loopback with --http_token_file",
-    "http_token_file": "a file with the token that whoever asks that port must bring",
-    "enable_http_metadata_server": "serve the metadata of transfer engines too",
-    "http_metadata_server_port": "at this port (8080)",
-    "http_metadata_server_host": "and this address (127.0.0.1)",
-    "without_authentication": "allow the metadata server on an address that others reach",
+    "http_token_file": "a file with the token that requests to that port must carry",
+    "enable_http_metadata_server": "serve the metadata of transfer engines, too",
+    "http_metadata_server_port": "the port of the metadata server (8080)",
+    "http_metadata_server_host": "the address of the metadata server (127.0.0.1)",
+    "without_authentication": "allow the metadata server on an address beyond loopback",
     "cluster_id": "the name of the cluster (kvplane; with another port, kvplane-PORT)",
-    "enable_multi_tenants": "only tenants that are set may put",
+    "enable_multi_tenants": "only configured tenants may put",
     "enable_ha": "keep the state in etcd, so that several masters may run",
-    "etcd_endpoints": "where etcd is: host:port;host:port",
-    "replicas": "copies that may be asked for with replica_num (2)",
-    "config_path": "a JSON or YAML file with flags; those of the command line count before it",
+    "etcd_endpoints": "the addresses of etcd: host:port;host:port",
+    "replicas": "limit of replicas that replica_num may request (2)",
+    "config_path": "a JSON or YAML file with flags; the command line takes precedence",
 }
 
 
 def master():
-    """`mooncake_master`: a control plane, on this host's loopback address unless it is told otherwise."""
+    """`mooncake_master`: a control plane, by default on this host's loopback address."""
     about = "a control plane of kvplane with the flags of Mooncake's master"
     values = flags(sys.argv[1:], _MASTER, about, "mooncake_master")
     if "config_path" in values:
@@ -68,7 +69,7 @@ def master():
     become(*words)
 
 
-#: The original's name of the function.
+#: Name of the function in Mooncake.
 main = master
 
 
@@ -91,7 +92,7 @@ def _listen(values, number):
 
 
 def _certificates():
-    """The folder with this control plane's certificate, where there is one."""
+    """Returns the directory with this control plane's certificate, if there is one."""
     folder = os.environ.get("KVPLANE_CERTS")
     if not folder:
         return None
@@ -100,7 +101,7 @@ def _certificates():
 
 
 def _state(values, cluster):
-    """Where the state is, and by which certificate others know this control plane."""
+    """Returns the arguments for the state, and for the certificate of this control plane."""
     words = []
     shared = truth("enable_ha", values.get("enable_ha", "false"))
     certificates = _certificates()
@@ -121,7 +122,7 @@ def _state(values, cluster):
     home = pathlib.Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
     state = home / "kvplane" / cluster
     home.mkdir(parents=True, exist_ok=True)
-    # It will hold the authority's key.
+    # The directory will hold the authority's key.
     for directory in (state.parent, state):
         directory.mkdir(mode=0o700, exist_ok=True)
     return [*words, "--state", str(state)]
@@ -131,8 +132,8 @@ def _http(values):
     host, token = values.get("metrics_host", "127.0.0.1"), values.get("http_token_file")
     if not _local(host) and not token:
         print(
-            f"kvplane: metrics on 127.0.0.1 and not on {host}, as whoever reaches it could list and remove objects;"
-            " --http_token_file=FILE opens it to those who bring the token",
+            f"kvplane: metrics on 127.0.0.1 and not on {host}, as anyone who reaches it could list and remove objects;"
+            " --http_token_file=FILE opens it to requests with the token",
             file=sys.stderr,
         )
         host = "127.0.0.1"
@@ -142,7 +143,7 @@ def _http(values):
 
 
 def _metadata(values):
-    """Serves the metadata of transfer engines at a port of its own, in a process that ends with this one."""
+    """Serves the metadata of transfer engines on a port of its own, in a process that ends with this one."""
     from mooncake.http_metadata_server import server
 
     number = port("http_metadata_server_port", values.get("http_metadata_server_port", "8080"))
@@ -158,7 +159,7 @@ def _metadata(values):
         listening.server_close()
         return
     _end_with(parent)
-    # What this child had of its parent's streams would hold them open for who waits for their end.
+    # Inherited streams would stay open for processes that wait for their end.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -170,7 +171,7 @@ def _metadata(values):
 
 
 def _end_with(parent):
-    """Has the kernel end this process when its parent ends, however that ends."""
+    """Lets the kernel end this process when its parent ends, in any way."""
     import ctypes
 
     death_signal = 1
@@ -183,24 +184,24 @@ _CLIENT = {
     "host": "the name of this process",
     "port": "the port by which setup_dummy names this process (50052)",
     "master_server_address": "the control plane's address",
-    "metadata_server": "where engines find each other (P2PHANDSHAKE)",
+    "metadata_server": "the rendezvous of engines (P2PHANDSHAKE)",
     "protocol": "tcp or rdma",
     "device_names": "RDMA devices",
-    "global_segment_size": "memory that this process gives (4 GB)",
+    "global_segment_size": "memory that this process provides (4 GB)",
     "local_buffer_size": "",
     "tenant_id": "the tenant",
     "enable_http_server": "serve /health, /metrics and /metrics/summary of this process on loopback (false)",
-    "http_port": "at this port (9300)",
+    "http_port": "the port of that HTTP server (9300)",
 }
 
 
-#: How long `mooncake_client` waits before it looks for its master again, in seconds.
+#: Interval at which `mooncake_client` looks for its master again, in seconds.
 _AGAIN_S = 1.0
 
 
 def client():
-    """`mooncake_client`: gives memory of this process to a cluster, until it is told to end."""
-    about = "gives memory of this process to a cluster, until it is told to end"
+    """`mooncake_client`: provides memory of this process to a cluster, until it is stopped."""
+    about = "provides memory of this process to a cluster, until it is stopped"
     values = flags(sys.argv[1:], _CLIENT, about, "mooncake_client")
     from mooncake import _clients
     from mooncake.store import MooncakeDistributedStore
@@ -223,9 +224,9 @@ def client():
         signal.signal(name, lambda *_: ended.set())
     code = store.setup(config)
     if code != 0 and store._away:
-        print("kvplane: mooncake_client waits for the master, until it is there or this process has to end", file=sys.stderr)
+        print("kvplane: mooncake_client waits for the master, until it answers or this process is stopped", file=sys.stderr)
     while code != 0:
-        # A master that starts later is found; what else is wrong stays so.
+        # A master that starts later is found; other errors are permanent.
         if not store._away or ended.wait(_AGAIN_S):
             return 1
         with contextlib.redirect_stderr(io.StringIO()):
@@ -242,7 +243,7 @@ def client():
     return 0
 
 
-#: What our program takes; the original also takes those of its logging library (-logtostderr, -v, -minloglevel).
+#: Flags of our program; Mooncake's also takes those of its logging library (-logtostderr, -v, -minloglevel).
 _BENCH_KNOWN = {
     "local_server_name", "metadata_server", "mode", "operation", "protocol", "device_name", "nic_priority_matrix",
     "auto_discovery", "segment_id", "buffer_size", "batch_size", "block_size", "duration", "threads", "report_unit",
@@ -251,7 +252,7 @@ _BENCH_KNOWN = {
 
 
 def transfer_engine_bench():
-    """`transfer_engine_bench`: the same flags, over our engine."""
+    """`transfer_engine_bench`: the same flags, with kvplane's engine."""
     words, rest, others = [], list(sys.argv[1:]), []
     while rest:
         word = rest.pop(0)
@@ -262,7 +263,7 @@ def transfer_engine_bench():
         if name == "version":
             flags([word], {}, "", "transfer_engine_bench")
         others.append(name)
-        # Its value, where it is a word of its own: what follows a flag and is none belongs to it.
+        # Its value, if that is a separate word: a word after a flag that is not itself a flag.
         if "=" not in word and rest and not rest[0].startswith("-"):
             rest.pop(0)
     if others:
@@ -271,8 +272,8 @@ def transfer_engine_bench():
 
 
 def topology_dump():
-    """`transfer_engine_topology_dump`: which RDMA devices serve which memory, as JSON."""
-    about = "which RDMA devices serve which memory, as JSON"
+    """`transfer_engine_topology_dump`: the assignment of RDMA devices to memory, as JSON."""
+    about = "the assignment of RDMA devices to memory, as JSON"
     known = {"device_name": "only these devices, separated by commas"}
     values = flags(sys.argv[1:], known, about, "transfer_engine_topology_dump")
     from mooncake.engine import TransferEngine

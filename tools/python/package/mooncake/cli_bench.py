@@ -1,4 +1,4 @@
-"""`transfer_engine_bench` by the name of the original's module."""
+"""`transfer_engine_bench` under the name of Mooncake's module."""
 
 from mooncake.cli import transfer_engine_bench as main
 

@@ -1,4 +1,4 @@
-"""`mooncake_client` by the name of the original's module."""
+"""`mooncake_client` under the name of Mooncake's module."""
 
 from mooncake.cli import client as main
 

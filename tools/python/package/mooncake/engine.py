@@ -1,7 +1,7 @@
-"""`mooncake.engine` above kvplane: the names, arguments and numbers that its users know.
+"""`mooncake.engine` on top of kvplane: Mooncake's names, arguments and error codes.
 
-A peer with the original's engine is reached over TCP; one with ours by its own protocol, and on the same host through
-shared memory. When a call returns, no transfer of it touches memory any more, whatever the outcome.
+A peer with Mooncake's engine is reached over TCP; one with kvplane's engine over the native protocol, and on the same
+host through shared memory. When a call returns, no transfer of it accesses memory any more, whatever the outcome.
 """
 
 import enum
@@ -23,7 +23,8 @@ SUPPORT_MUSA = False
 
 
 class TransferOpcode(enum.Enum):
-    """Which way bytes go. As with pybind11's enumerations, `int()` has the number, and no number is equal to one."""
+    """Direction of a transfer. As with pybind11's enumerations, `int()` returns the number, and no number equals a
+    member."""
 
     Read = 0
     Write = 1
@@ -39,7 +40,7 @@ Write = TransferOpcode.Write
 
 
 class TransferNotify:
-    """A message that goes to a peer when a transfer is done."""
+    """Message that is delivered to a peer when a transfer is complete."""
 
     def __init__(self, name="", msg=""):
         if not isinstance(name, str) or not isinstance(msg, str):
@@ -52,7 +53,7 @@ class TransferNotify:
 
 
 class InnerTransferEngine:
-    """An engine as it is handed to a store's `setup`, which needs none here."""
+    """Engine in the form for a store's `setup`, which needs none here."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -63,7 +64,7 @@ def _say(text):
 
 
 class TransferEngine:
-    """Moves bytes between registered memory of this process and of others. Any number of threads may use one."""
+    """Moves bytes between registered memory of this process and of peers. Any number of threads may use one."""
 
     TransferOpcode = TransferOpcode
 
@@ -77,9 +78,9 @@ class TransferEngine:
             native.close()
 
     def initialize(self, arg0, arg1, arg2, arg3, /):
-        """Starts serving on the address of the first argument; the second says where peers find each other. An address
-        that no interface of this machine has is announced, and all addresses are listened on. A second time, another
-        engine takes the place of the first, whose memory is no longer registered."""
+        """Starts serving on the address of the first argument; the second is the rendezvous of peers. An address that
+        no interface of this machine has is announced, and the engine listens on all addresses. A second call replaces
+        the engine by another, without its registered memory."""
         arg3 = "" if arg3 is None else arg3
         for text in (arg0, arg1, arg2, arg3):
             if not isinstance(text, str):
@@ -93,7 +94,7 @@ class TransferEngine:
             self._starting.release()
 
     def initialize_ext(self, arg0, arg1, arg2, arg3, arg4, /):
-        """As `initialize`, with the kind of metadata store as the last argument."""
+        """Like `initialize`, with the kind of metadata store as the last argument."""
         kind = "" if arg1 == "P2PHANDSHAKE" or "://" in arg1 or not arg4 else f"{arg4}://"
         return self.initialize(arg0, kind + arg1, arg2, arg3)
 
@@ -111,42 +112,42 @@ class TransferEngine:
         return 0
 
     def get_rpc_port(self):
-        """The port that peers name after this host's address."""
+        """Returns the port that peers use with this host's address."""
         native = self._native
         return int(native.address().rpartition(":")[2] or 0) if native is not None else 0
 
     def get_engine(self):
-        """The engine, for a store's `setup`."""
+        """Returns the engine, for a store's `setup`."""
         return InnerTransferEngine(self)
 
     def get_engine_ptr(self):
-        """A number that stands for the engine in this process."""
+        """Returns a number that identifies the engine in this process."""
         return id(self._native) if self._native is not None else 0
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def register_memory(self, buffer_addr, capacity, location="*"):
-        """Registers memory: transfers may use it here, and peers may read and write it."""
+        """Registers memory: transfers can use it here, and peers can read and write it."""
         native = self._native
         return -1 if native is None else native.register([buffer_addr], [capacity], location)
 
     def batch_register_memory(self, buffer_addresses, capacities, location="*"):
-        """Registers several ranges, or none when one is refused."""
+        """Registers several ranges, or none when one is rejected."""
         native = self._native
         return -1 if native is None else native.register(buffer_addresses, capacities, location)
 
     def unregister_memory(self, arg0, /):
-        """Forgets memory. When this returns 0, nothing touches it any more, peers included."""
+        """Unregisters memory. When this returns 0, nothing accesses it any more, peers included."""
         native = self._native
         return -1 if native is None else native.unregister([arg0])
 
     def batch_unregister_memory(self, arg0, /):
-        """The same for several."""
+        """Unregisters several ranges."""
         native = self._native
         return -1 if native is None else native.unregister(arg0)
 
     def allocate_managed_buffer(self, arg0, /):
-        """Allocates registered memory; its address, 0 when there is none."""
+        """Allocates registered memory. Returns its address, 0 on failure."""
         native = self._native
         if native is None:
             return 0
@@ -158,7 +159,7 @@ class TransferEngine:
         return max(address, 0)
 
     def free_managed_buffer(self, arg0, arg1, /):
-        """Frees it."""
+        """Frees memory of `allocate_managed_buffer`."""
         native = self._native
         return -1 if native is None else native.free(arg0)
 
@@ -173,37 +174,37 @@ class TransferEngine:
         return 0
 
     def read_bytes_from_buffer(self, arg0, arg1, /):
-        """Copies `arg1` bytes from an address; ValueError where there is no memory."""
+        """Copies `arg1` bytes from an address; ValueError if that is not mapped."""
         return _native.read_memory(arg0, arg1)
 
     def get_first_buffer_address(self, arg0, /):
-        """Where a peer's first registered memory begins, 0 when there is none."""
+        """Returns the address of a peer's first registered buffer, 0 when there is none."""
         native = self._native
         return 0 if native is None else max(native.first_buffer(arg0), 0)
 
     # --- transfers -------------------------------------------------------------------------------------------------
 
     def transfer_sync_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
-        """Writes to a peer's memory and waits: 0 when the bytes are there."""
+        """Writes to a peer's memory and waits. Returns 0 when the bytes are written."""
         return self._sync(target_hostname, True, [buffer], [peer_buffer_address], [length])
 
     def transfer_sync_read(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
-        """Reads from a peer's memory and waits: 0 when the bytes are here."""
+        """Reads from a peer's memory and waits. Returns 0 when the bytes have arrived."""
         return self._sync(target_hostname, False, [buffer], [peer_buffer_address], [length])
 
     def transfer_sync(
         self, target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint=""
     ):
-        """Transfers and waits; with a message, the peer has it when the bytes are there."""
+        """Transfers and waits; a message is delivered to the peer when the bytes are written."""
         write = _is_write(opcode)
         return self._sync(target_hostname, write, [buffer], [peer_buffer_address], [length], notify)
 
     def batch_transfer_sync_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
-        """Writes many ranges and waits: 0 when all are there."""
+        """Writes many ranges and waits. Returns 0 when all are written."""
         return self._sync(target_hostname, True, buffers, peer_buffer_addresses, lengths)
 
     def batch_transfer_sync_read(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
-        """Reads many ranges and waits: 0 when all are here."""
+        """Reads many ranges and waits. Returns 0 when all have arrived."""
         return self._sync(target_hostname, False, buffers, peer_buffer_addresses, lengths)
 
     def batch_transfer_sync(
@@ -219,32 +220,32 @@ class TransferEngine:
         if notify is not None and not isinstance(notify, TransferNotify):
             raise TypeError(f"notify is a TransferNotify, not {type(notify).__name__}")
         if len(lengths) == 0 and len(ours) == 0 and len(theirs) == 0:
-            # Nothing to move, but whoever is named has to be there.
+            # There is nothing to move, but the peer has to exist.
             if notify is None:
                 return 0 if native.probe(target) == 0 else -1
         elif native.transfer(target, write, ours, theirs, lengths) != 0:
             return -1
         if notify is None:
             return 0
-        # After the bytes, and before this returns: the peer that is told finds them.
+        # After the bytes, and before this returns: the notified peer finds them.
         return 0 if native.notify(target, notify.name, notify.msg) == 0 else -1
 
     def transfer_submit_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
-        """Starts a write; its number for `transfer_check_status`, 0 when it cannot start."""
+        """Starts a write. Returns its number for `transfer_check_status`, 0 on failure."""
         return self._submit(target_hostname, True, [buffer], [peer_buffer_address], [length])
 
     def batch_transfer_async_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
-        """Starts many writes; a number for `transfer_check_status`, 0 when they cannot start."""
+        """Starts many writes. Returns a number for `transfer_check_status`, 0 on failure."""
         return self._submit(target_hostname, True, buffers, peer_buffer_addresses, lengths)
 
     def batch_transfer_async_read(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
-        """Starts many reads; a number for `transfer_check_status`, 0 when they cannot start."""
+        """Starts many reads. Returns a number for `transfer_check_status`, 0 on failure."""
         return self._submit(target_hostname, False, buffers, peer_buffer_addresses, lengths)
 
     def batch_transfer_async(
         self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint=""
     ):
-        """Starts many transfers; a number for `transfer_check_status`, 0 when they cannot start."""
+        """Starts many transfers. Returns a number for `transfer_check_status`, 0 on failure."""
         return self._submit(target_hostname, _is_write(opcode), buffers, peer_buffer_addresses, lengths)
 
     def _submit(self, target, write, ours, theirs, lengths):
@@ -254,8 +255,8 @@ class TransferEngine:
         return max(native.submit(target, write, ours, theirs, lengths), 0)
 
     def transfer_check_status(self, arg0, /):
-        """1 when every transfer of the batch is done, 0 while one is under way, -1 when one failed, -2 when one was
-        too late. A batch that has ended is forgotten."""
+        """Returns 1 when every transfer of the batch is complete, 0 while one is in flight, -1 when one failed, -2 when
+        one timed out. A batch that has ended is forgotten."""
         if not hasattr(arg0, "__index__"):
             raise TypeError(f"transfer_check_status(): a batch's number is int, not {type(arg0).__name__}")
         native = self._native
@@ -264,7 +265,7 @@ class TransferEngine:
         return native.status(arg0) if arg0 > 0 else -1
 
     def get_batch_transfer_status(self, arg0, /):
-        """Waits until all these batches have ended: 0 when all went well."""
+        """Waits until all these batches have ended. Returns 0 when all succeeded."""
         native = self._native
         if native is None:
             return -1
@@ -273,17 +274,17 @@ class TransferEngine:
     # --- peers -----------------------------------------------------------------------------------------------------
 
     def send_probe(self, peer_server_name):
-        """0 when the engine of this name answers."""
+        """Returns 0 when the engine of this name answers."""
         native = self._native
         return -1 if native is None else native.probe(peer_server_name)
 
     def get_notifies(self):
-        """The messages that peers left, oldest first; each is given once."""
+        """Returns the messages that peers delivered, oldest first, and removes them."""
         native = self._native
         return [] if native is None else [TransferNotify(name, text) for name, text in native.notices()]
 
     def get_local_topology(self, device_name=None):
-        """Which RDMA devices serve which memory, as JSON: `{place: [[preferred], [others]]}`."""
+        """Returns the assignment of RDMA devices to memory, as JSON: `{place: [[preferred], [others]]}`."""
         import json
 
         places, devices = _native.topology()
@@ -297,7 +298,7 @@ class TransferEngine:
         return json.dumps(matrix)
 
     def warmup_efa_segment(self, segment_name):
-        """Connects to a segment over EFA. There is none of that here."""
+        """Connects to a segment over EFA. Not supported."""
         raise NotImplementedError("EFA is not supported; connections are made when they are first used")
 
 

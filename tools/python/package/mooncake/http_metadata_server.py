@@ -1,4 +1,4 @@
-"""The metadata server of transfer engines: `GET`, `PUT` and `DELETE /metadata?key=KEY`.
+"""Metadata server of transfer engines: `GET`, `PUT` and `DELETE /metadata?key=KEY`.
 
 `kvplane control --mooncake-metadata` serves the same. Nothing is durable: engines publish at their start.
 """
@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 20
 
 
 class KVPoll(enum.Enum):
-    """How a server is."""
+    """State of a server."""
 
     Failed = 0
     Bootstrapping = 1
@@ -25,7 +25,7 @@ class KVPoll(enum.Enum):
 
 
 class KVBootstrapServer:
-    """The server, with its keys and values in `store`, within limits. `run` serves on a thread until `close`."""
+    """Metadata server, with keys and values in `store`, within limits. `run` serves on a thread until `close`."""
 
     def __init__(self, port, host="127.0.0.1"):
         self.port, self.host = port, host
@@ -68,7 +68,7 @@ class KVBootstrapServer:
         return Response(text="metadata deleted", content_type="application/json")
 
     def listen(self, open_to_network=False):
-        """Takes the port; OSError when it is taken."""
+        """Binds the port; OSError when it is taken."""
         routes = {("*", "/metadata"): self._handle_metadata}
         self._server = listen(self.host, self.port, routes, "metadata server", open_to_network)
         self.port = self._server.server_address[1]
@@ -82,7 +82,7 @@ class KVBootstrapServer:
         return self.thread
 
     def close(self):
-        """Ends it."""
+        """Stops the server."""
         server, self._server = self._server, None
         if server is not None:
             if self.thread is not None:
@@ -91,17 +91,17 @@ class KVBootstrapServer:
             server.server_close()
 
     def poll(self):
-        """Whether it serves."""
+        """Returns True while it serves."""
         return KVPoll.Success if self.thread is not None and self.thread.is_alive() else KVPoll.Failed
 
 
 def server(host, port, open_to_network):
-    """A metadata server that listens, for who serves it by `serve_forever`."""
+    """Creates a listening metadata server, to be served by `serve_forever`."""
     return KVBootstrapServer(port, host).listen(open_to_network)
 
 
 def parse_args():
-    """The command line of the original."""
+    """Parses Mooncake's command line."""
     parser = argparse.ArgumentParser(description="HTTP metadata server of transfer engines")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--host", default="127.0.0.1")

@@ -1,4 +1,4 @@
-"""`MooncakeConfig`: what a store is set up with, from a file or from the environment."""
+"""`MooncakeConfig`: settings of a store, from a file or from the environment."""
 
 import json
 import logging
@@ -22,14 +22,14 @@ _VARIABLES = {
     "protocol": ("MOONCAKE_PROTOCOL",),
     "device_name": ("MOONCAKE_DEVICE",),
     "master_server_address": ("MOONCAKE_MASTER",),
-    # SGLang has the second name for it.
+    # Alternative name in SGLang.
     "enable_ssd_offload": ("MOONCAKE_OFFLOAD_ENABLED", "MOONCAKE_ENABLE_SSD_OFFLOAD"),
     "ssd_offload_path": ("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",),
     "tenant_id": ("MOONCAKE_TENANT_ID",),
     "enable_client_http_server": ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER",),
     "client_http_port": ("MOONCAKE_CLIENT_HTTP_PORT",),
 }
-#: Keys that others keep in the same file.
+#: Keys that other components keep in the same file.
 _OTHERS = {"mode", "enable_offload", "storage_root_dir", "transfer_timeout", "save_chunk_meta", "use_ascend_direct"}
 
 
@@ -62,7 +62,7 @@ def _parse_segment_size(value):
 
 @dataclass
 class MooncakeConfig:
-    """The arguments of `MooncakeDistributedStore.setup`, by the names that files have for them."""
+    """Arguments of `MooncakeDistributedStore.setup`, by their names in files."""
 
     local_hostname: str
     metadata_server: str
@@ -86,19 +86,19 @@ class MooncakeConfig:
             raise ValueError(f"Invalid protocol: {self.protocol!r}; write tcp or rdma")
         self.protocol = self.protocol.strip().lower()
         if self.protocol not in _PROTOCOLS:
-            logger.warning("Unrecognised protocol %r; tcp and rdma are known", self.protocol)
+            logger.warning("Unrecognised protocol %r; use tcp or rdma", self.protocol)
         for name in ("global_segment_size", "local_buffer_size"):
             if getattr(self, name) < 0:
                 raise ValueError(f"Invalid {name}: {getattr(self, name)} is below 0")
 
     @staticmethod
     def from_file(file_path):
-        """From a JSON file. A key that means nothing is said, with the nearest that does."""
+        """Reads a JSON file. Unknown keys are reported, with the nearest known key."""
         return MooncakeConfig.from_dict(_file(file_path), str(file_path))
 
     @staticmethod
     def from_dict(values, where="the configuration"):
-        """From a dictionary, as `from_file` has it from a file."""
+        """Reads a dictionary, in the form of `from_file`."""
         from mooncake.store import unknown_key
 
         known = set(MooncakeConfig.__dataclass_fields__)
@@ -125,7 +125,7 @@ class MooncakeConfig:
 
     @staticmethod
     def load_from_env():
-        """From the file that `MOONCAKE_CONFIG_PATH` names, else from `MOONCAKE_MASTER` and its neighbours."""
+        """Reads the file that `MOONCAKE_CONFIG_PATH` names, else `MOONCAKE_MASTER` and related variables."""
         path = os.getenv("MOONCAKE_CONFIG_PATH")
         if path:
             return MooncakeConfig.from_file(path)
@@ -135,19 +135,19 @@ class MooncakeConfig:
 
 
 def _file(path):
-    """The values that a JSON file has."""
+    """Returns the values in a JSON file."""
     with open(path, encoding="utf-8") as file:
         try:
             values = json.load(file)
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from None
+            raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds no JSON object")
     return values
 
 
 def _environment():
-    """The values that the environment has; the first variable of each that is set."""
+    """Returns the values in the environment; the first variable of each that is set."""
     values = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
     for name, variables in _VARIABLES.items():
         found = next((os.environ[variable] for variable in variables if variable in os.environ), None)
@@ -157,7 +157,7 @@ def _environment():
 
 
 def overridden(path, over):
-    """The configuration of a file, or of the environment without one, where what `over` has counts before it."""
+    """Returns the configuration of a file or, without one, of the environment, overridden by `over`."""
     path = path or os.getenv("MOONCAKE_CONFIG_PATH")
     values = {**(_file(path) if path else _environment()), **over}
     where = f"{path} and -D" if path and over else path or "-D and the environment" if over else "the environment"

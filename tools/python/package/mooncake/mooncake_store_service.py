@@ -1,4 +1,4 @@
-"""A store behind HTTP.
+"""HTTP service of a store.
 
 | request | what it does |
 |---|---|
@@ -31,7 +31,7 @@ _MOST_GRACE_S = 3600
 
 
 def _shm_name_to_path(name):
-    """The file of shared memory of this name; None where it is no name."""
+    """Returns the path of the shared memory of this name; None for an invalid name."""
     if not isinstance(name, str):
         return None
     plain = name[1:] if name.startswith("/") else name
@@ -39,7 +39,7 @@ def _shm_name_to_path(name):
 
 
 def _unblock_shutdown_signals():
-    """Signals that a parent blocked end this service too."""
+    """Unblocks signals that a parent blocked, so that they end this service."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
@@ -53,7 +53,7 @@ def _seconds(value, longest=_MOST_GRACE_S):
 
 
 def _said(call):
-    """A handler whose failures are answered."""
+    """Returns a handler that converts exceptions to error responses."""
 
     @functools.wraps(call)
     async def handle(self, request):
@@ -67,7 +67,7 @@ def _said(call):
 
 
 def _handler(call):
-    """A handler of a JSON object; what is none, and what goes wrong, is answered."""
+    """Returns a handler of a JSON object that converts malformed bodies and exceptions to error responses."""
     call = _said(call)
 
     @functools.wraps(call)
@@ -84,7 +84,7 @@ def _handler(call):
 
 
 class MooncakeStoreService:
-    """The service, over one store: `start_store_service`, `start_http_service`, `stop`."""
+    """HTTP service of one store: `start_store_service`, `start_http_service`, `stop`."""
 
     def __init__(self, config_path=None, cli_config=None):
         self.store = None
@@ -96,12 +96,13 @@ class MooncakeStoreService:
         self._server = None
 
     async def start_store_service(self, max_wait_time=60, shutdown_event=None):
-        """Sets the store up, again each second until it succeeds or the time is over. Whether it succeeded."""
+        """Sets the store up, and retries each second until it succeeds or the time is over. Returns True if it
+        succeeded."""
         loop = asyncio.get_running_loop()
         until = loop.time() + max_wait_time
         while shutdown_event is None or not shutdown_event.is_set():
             problem = self._setup()
-            # Signals that came meanwhile are seen now.
+            # Lets signals that arrived meanwhile be handled.
             await asyncio.sleep(0)
             if shutdown_event is not None and shutdown_event.is_set():
                 break
@@ -193,7 +194,7 @@ class MooncakeStoreService:
 
     @_said
     async def handle_get(self, request):
-        """The bytes of an object."""
+        """Returns the bytes of an object."""
         key = request.match_info["key"]
         value = await self._call(self.store.get, key)
         if value:
@@ -207,7 +208,7 @@ class MooncakeStoreService:
 
     @_said
     async def handle_exist(self, request):
-        """Whether there is an object."""
+        """Returns whether there is an object."""
         found = await self._exists(request.match_info["key"])
         return reply(500, error="Exist check failed") if found < 0 else reply(200, exists=found > 0)
 
@@ -221,7 +222,7 @@ class MooncakeStoreService:
 
     @_said
     async def handle_remove_all(self, _request):
-        """Removes all."""
+        """Removes all objects."""
         count = await self._call(self.store.remove_all)
         if count < 0:
             return reply(500, error=f"RemoveAll operation failed: {count}")
@@ -229,13 +230,13 @@ class MooncakeStoreService:
 
     @_said
     async def handle_health(self, _request):
-        """Whether the cluster answers."""
+        """Returns whether the cluster answers."""
         code = await self._call(self.store.health_check)
         return reply(200 if code == 0 else 503, health=code)
 
     @_handler
     async def handle_mount(self, said):
-        """Gives memory of this process to the cluster."""
+        """Provides memory of this process to the cluster."""
         size = said.get("size")
         if type(size) is not int or not 0 < size < 1 << 63:
             return reply(400, error="Invalid size, must be a positive integer")
@@ -266,7 +267,7 @@ class MooncakeStoreService:
         return reply(200, status="success") if code == 0 else reply(500, error=f"Unmount and free failed, ret={code}")
 
     def _place(self, said, path):
-        """Path, size and the rest for `mount_segment`; None where one is missing or wrong."""
+        """Returns the path, size and further arguments for `mount_segment`; None if one is missing or invalid."""
         size, offset = said.get("size"), said.get("offset", 0)
         if not path or type(size) is not int or type(offset) is not int or size <= 0 or offset < 0:
             return None
@@ -274,7 +275,7 @@ class MooncakeStoreService:
 
     @_handler
     async def handle_mount_shm(self, said):
-        """Gives named shared memory, where the store can take it."""
+        """Provides named shared memory, where the store supports it."""
         place = self._place(said, _shm_name_to_path(said.get("name")))
         if place is None:
             return reply(400, error="Missing or invalid name or size")
@@ -285,7 +286,7 @@ class MooncakeStoreService:
 
     @_handler
     async def handle_unmount_shm(self, said):
-        """Takes it back, each segment by itself."""
+        """Takes shared memory back, each segment by itself."""
         ids, grace, wrong = self._segments(said)
         if wrong is not None:
             return wrong
@@ -303,7 +304,7 @@ class MooncakeStoreService:
 
     @_handler
     async def handle_unmount_local_disk(self, said):
-        """Before this process ends: its disks serve nobody any more."""
+        """Prepares the end of this process: its disks do not serve any more."""
         grace = _seconds(said.get("grace_period_seconds", 0))
         if grace is None:
             return reply(400, error=f"Invalid grace_period_seconds: a whole number up to {_MOST_GRACE_S}")
@@ -312,7 +313,7 @@ class MooncakeStoreService:
 
     @_handler
     async def handle_reconfigure(self, said):
-        """Between prefill, which gives no memory, and decode, which does."""
+        """Switches between prefill, which provides no memory, and decode, which does."""
         mode = str(said.get("mode", "")).lower()
         if mode == "decode":
             place = self._place(said, said.get("path"))
@@ -327,7 +328,7 @@ class MooncakeStoreService:
 
     async def _decode(self, place):
         before = list(self.mounted_segment_ids)
-        # The new memory first: where that fails, what serves goes on serving.
+        # The new memory first: if that fails, the present memory continues to serve.
         result = await self._call(self.store.mount_segment, *place)
         if result["ret"] != 0:
             outcome = "keeping previous decode segments" if before else "rolled back to prefill"
@@ -352,7 +353,7 @@ class MooncakeStoreService:
         return reply(200, status="success", mode="prefill")
 
     async def stop(self):
-        """Ends the server and the store."""
+        """Stops the server and the store."""
         server = getattr(self, "_server", None)
         if server is not None:
             self._server = None
@@ -366,7 +367,7 @@ class MooncakeStoreService:
 
 
 def parse_arguments():
-    """The command line of the original."""
+    """Parses Mooncake's command line."""
     parser = argparse.ArgumentParser(description="A store behind HTTP")
     parser.add_argument("--config", help="a JSON file; without it, MOONCAKE_CONFIG_PATH or MOONCAKE_MASTER")
     parser.add_argument("-D", "--define", action="append", default=[], help="key=value, before what the file has")
@@ -401,7 +402,7 @@ async def main():
 
 
 def sync_main():
-    """The console script: what is wrong is said in one line."""
+    """Console script: reports an error in one line."""
     logging.basicConfig(level=logging.WARNING, format="kvplane: store service: %(message)s")
     try:
         asyncio.run(main())

@@ -7,7 +7,7 @@ from kvplane import _native
 
 
 class SharedSegment:
-    """A named piece of shared memory, the same for all ranks of a group on one host."""
+    """Named piece of shared memory, the same for all ranks of a group on one host."""
 
     def __init__(self):
         raise TypeError("SharedSegment: No constructor defined; use SharedSegment.create")
@@ -21,7 +21,7 @@ mmap: bool = True, host_register: bool = False) -> tuple[mooncake.engine.SharedS
         if size <= 0 or not 0 <= rank_id < world_size or not 0 <= owner_rank < world_size:
             raise ValueError("size is above 0, and ranks are below world_size")
         if not name or "/" in name:
-            raise ValueError(f"{name!r} is no name of shared memory")
+            raise ValueError(f"{name!r} is not a name of shared memory")
         segment = object.__new__(cls)
         segment._name, segment._size, segment._map = name, size, None
         segment._owner = rank_id == owner_rank
@@ -43,7 +43,7 @@ mmap: bool = True, host_register: bool = False) -> tuple[mooncake.engine.SharedS
     def complete(self, blobs):
         """complete(self: mooncake.engine.SharedSegment, blobs: list[str]) -> None
 
-        All ranks have called `create`: what the owner made is opened by the others.
+        All ranks have called `create`: ranks other than the owner open the owner's memory.
         """
         if self._map is None:
             self._open(0)

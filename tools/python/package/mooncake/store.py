@@ -1,8 +1,8 @@
-"""`mooncake.store` above kvplane: the names, arguments and numbers that its users know.
+"""`mooncake.store` on top of kvplane: Mooncake's names, arguments and error codes.
 
-What it does differently, all of it so that nothing that works there fails here: every call is bounded by a deadline and
-waits without the interpreter's lock; when a call returns, no transfer touches its memory, whatever the outcome; a call
-before `setup` or after `close` returns a number below zero.
+Differences from Mooncake, none of which breaks a working program: every call is bounded by a deadline and blocks
+without the GIL; when a call returns, no transfer accesses its memory, whatever the outcome; a call before `setup` or
+after `close` returns a negative number.
 """
 
 import os
@@ -79,16 +79,16 @@ REPLICA_MOVE = TaskType.REPLICA_MOVE
 
 
 class _Missing:
-    """An argument that was not given: one of the two forms of `setup` needs it."""
+    """Marker of an argument that was not given: one of the two forms of `setup` requires it."""
 
     def __repr__(self):
         return "..."
 
 
 _MISSING = _Missing()
-#: Sizes are 64 bits, as files and addresses are.
+#: Limit of sizes: 64 bits, as for files and addresses.
 _MOST_BYTES = 2**63 - 1
-#: Keys of the dictionary form, with other spellings that are in use.
+#: Keys of the dictionary form, with alternative spellings in use.
 _KEYS = {
     "local_hostname": "local_hostname",
     "metadata_server": "metadata_server",
@@ -106,7 +106,7 @@ _KEYS = {
     "enable_client_http_server": "enable_client_http_server",
     "client_http_port": "client_http_port",
 }
-#: Keys that others keep in the same dictionary, and that mean nothing to a store.
+#: Keys that other components keep in the same dictionary, without a meaning for the store.
 _OTHERS = {"save_chunk_meta", "transfer_timeout", "storage_root_dir", "mooncake_prefer_local_alloc", "use_exists_sync"}
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _UNITS.update({"t": 1 << 40, "tb": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40})
@@ -117,13 +117,13 @@ def _say(text):
 
 
 def _short(value):
-    """A value as messages have it: the first of it, where it is long."""
+    """Returns a value for messages, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def parse_size(text):
-    """Bytes from `4096`, `"64MB"` or `"4gb"`; ValueError for anything else."""
+    """Parses bytes from `4096`, `"64MB"` or `"4gb"`; ValueError for anything else."""
     if isinstance(text, int):
         size = int(text)
     else:
@@ -131,33 +131,33 @@ def parse_size(text):
         number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
         unit = _UNITS.get(word[len(number):].strip())
         if unit is None:
-            raise ValueError(f"{_short(text)} is no size: write 4096, 64MB or 4gb")
+            raise ValueError(f"{_short(text)} is not a size: give 4096, 64MB or 4gb")
         try:
             size = int(number) * unit if number.isdigit() and len(number) < 20 else int(float(number) * unit)
         except (ValueError, OverflowError):
-            raise ValueError(f"{_short(text)} is no size: write 4096, 64MB or 4gb") from None
+            raise ValueError(f"{_short(text)} is not a size: give 4096, 64MB or 4gb") from None
     if not 0 <= size <= _MOST_BYTES:
-        raise ValueError(f"{_short(text)} is no size: it is below 0, or above {_MOST_BYTES}")
+        raise ValueError(f"{_short(text)} is not a size: it is negative, or above {_MOST_BYTES}")
     return size
 
 
 def unknown_key(key, known):
-    """A sentence about a key of a configuration that means nothing, with the nearest that does."""
+    """Returns the message for an unknown key of a configuration, with the nearest known key."""
     import difflib
 
     near = difflib.get_close_matches(key, known, 1)
-    return f"the key {key!r} means nothing" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"the key {key!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
-    """The store of a cluster. Any number of threads may use one object."""
+    """Client of the store of a cluster. Any number of threads may use one object."""
 
     def __init__(self):
         self._native = None
         self._hostname = ""
         self._segment = ""
         self._setting_up = threading.Lock()
-        #: Whether the last `setup` failed for want of a control plane, and may go well later.
+        #: True if the last `setup` failed because there was no control plane, so that a retry may succeed.
         self._away = False
         self._reading = {}
         self._writing = Writing()
@@ -192,10 +192,10 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         *,
         config=_MISSING,
     ):
-        """Connects to a cluster, and gives it `global_segment_size` bytes of this process's memory.
+        """Connects to a cluster, and provides it with `global_segment_size` bytes of this process's memory.
 
-        With one argument, a dictionary of these names. Returns within five seconds where the control plane does not
-        answer, and says on standard error why.
+        Also takes a single argument, a dictionary of these names. Returns within five seconds if the control plane does
+        not answer, and prints the reason to standard error.
         """
         if config is _MISSING and isinstance(local_hostname, dict):
             config = local_hostname
@@ -265,19 +265,19 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return self._serve(code, served, values.get("client_http_port", 9300))
 
     def _serve(self, code, wanted, port):
-        """The code of a setup; where it went well and that is wanted, this store's state is served over HTTP."""
+        """Returns the code of a setup; if it succeeded and the HTTP server is enabled, starts that server."""
         if code == 0 and wanted:
             from mooncake._client_http import ClientHttp
 
             try:
                 self._http = ClientHttp(self._native, int(port))
             except (OSError, OverflowError, ValueError) as error:
-                # The store is as good without.
+                # The store works without it.
                 _say(f"setup: no HTTP server of this client on port {port}: {error}")
         return code
 
     def _connect(self, *arguments):
-        # Who comes second does not wait: it may be a signal's handler, for which the first waits.
+        # A second call does not wait: it may come from a signal handler, which the first call waits for.
         if not self._setting_up.acquire(blocking=False):
             _say("setup: this store is being set up already")
             return INTERNAL_ERROR
@@ -294,7 +294,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         if _protocols.refused("setup", *protocol):
             return INVALID_PARAMS
         if offload:
-            _say("setup: SSDs belong to nodes here: start one with `kvplane node --ssd`; nothing is offloaded by clients")
+            _say("setup: only nodes have SSDs: start one with `kvplane node --ssd`; clients offload nothing")
         try:
             native = _native.Store(master=master or None, cluster=cluster, tenant=tenant)
         except (ConnectionError, ValueError) as error:
@@ -314,9 +314,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return 0
 
     def setup_dummy(self, mem_pool_size, local_buffer_size, server_address):
-        """Connects without memory of its own: the address is that of a `mooncake_client` on this host, or of the control
-        plane. Shared memory is used in any case where a node is on this host. `mem_pool_size` bounds what
-        `alloc_from_mem_pool` gives."""
+        """Connects without memory of its own: the address is that of a `mooncake_client` on this host, or of the
+        control plane. Shared memory is used in any case where a node is on this host. `mem_pool_size` bounds
+        `alloc_from_mem_pool`."""
         for size in (mem_pool_size, local_buffer_size):
             if not hasattr(size, "__index__") or not 0 <= int(size) <= _MOST_BYTES:
                 raise TypeError(f"setup_dummy(): sizes are int, from 0 to {_MOST_BYTES}, not {_short(size)}")
@@ -334,11 +334,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return code
 
     def init_all(self, arg0, arg1, arg2, /):
-        """Connects to the control plane of this host with the defaults."""
+        """Connects to the control plane of this host with the default settings."""
         return self._connect("localhost", int(arg2), (arg0, arg1), "", "", False)
 
     def close(self):
-        """Ends it. Calls of other threads that are under way end first."""
+        """Closes the store. Calls of other threads in progress end first."""
         native, self._native = self._native, None
         http, self._http = self._http, None
         if http is not None:
@@ -351,27 +351,27 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return 0
 
     def health_check(self):
-        """0 when the cluster answers, 1 before `setup`, 2 when it does not answer."""
+        """Returns 0 when the cluster answers, 1 before `setup`, 2 when it does not answer."""
         native = self._native
         if native is None:
             return 1
         return 0 if native.check() == 0 else 2
 
     def get_hostname(self):
-        """The name of this process, `host:port`: of its memory, where it gives some to the cluster, as in descriptors."""
+        """Returns the name of this process, `host:port`: of its segment, if it provides one, as in descriptors."""
         return self._segment or self._hostname
 
     # --- single objects --------------------------------------------------------------------------------------------
 
     def put(self, key, value, config=None):
-        """Stores bytes under a key. An object that is there is left as it is, which is no error."""
+        """Stores bytes under a key. An existing object is left unchanged, which is no error."""
         native = self._native
         if native is None:
             return _unset()
         return refused(config, 1) or _code(native.put(key, value, _kept_one(config, False)))
 
     def upsert(self, key, value, config=None):
-        """Stores bytes under a key, in place of what is there."""
+        """Stores bytes under a key and replaces an existing object."""
         native = self._native
         if native is None:
             return _unset()
@@ -385,18 +385,18 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return refused(config, 1) or _code(native.put_parts(key, args, _kept_one(config, False)))
 
     def upsert_parts(self, key, *args, config=None):
-        """Stores several buffers as one object, in place of what is there."""
+        """Stores several buffers as one object and replaces an existing object."""
         native = self._native
         if native is None:
             return _unset()
         return refused(config, 1) or _code(native.put_parts(key, args, _kept_one(config, True)))
 
     def put_batch(self, keys, values, config=None):
-        """Stores many; 0 when all are there, else the first error's number."""
+        """Stores many objects. Returns 0 when all exist, else the first error code."""
         return self._put_batch(keys, values, config, False)
 
     def upsert_batch(self, keys, values, config=None):
-        """Stores many in place of what is there; 0 when all are, else the first error's number."""
+        """Stores many objects and replaces existing ones. Returns 0 when all succeeded, else the first error code."""
         return self._put_batch(keys, values, config, True)
 
     def _put_batch(self, keys, values, config, replace):
@@ -412,7 +412,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return next((_code(code) for code in codes if code < 0), 0)
 
     def get(self, arg0, /):
-        """The bytes under a key; empty when there are none."""
+        """Returns the bytes under a key; empty when there are none."""
         native = self._native
         if native is None:
             return b""
@@ -420,14 +420,14 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return value if type(value) is bytes else b""
 
     def get_batch(self, arg0, /):
-        """The bytes under many keys."""
+        """Returns the bytes under many keys."""
         native, arg0 = self._native, several(arg0, "get_batch")
         if native is None:
             return [b""] * len(arg0)
         return [value if type(value) is bytes else b"" for value in native.get_many(arg0)]
 
     def get_buffer(self, arg0, /):
-        """An object in memory of its own; None when there is none."""
+        """Returns an object in memory of its own; None when there is none."""
         native = self._native
         if native is None:
             return None
@@ -444,7 +444,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return None
 
     def batch_get_buffer(self, arg0, /):
-        """Many such."""
+        """Returns many objects in memory of their own."""
         native = self._native
         keys = list(several(arg0, "batch_get_buffer"))
         if native is None or not keys:
@@ -455,35 +455,35 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         codes = native.receive_many([keys[number] for number in some], handles) if some else ()
         found = [None] * len(keys)
         for number, handle, code in zip(some, handles, codes):
-            # One that was replaced by an object of another length between the two questions is asked for by itself.
+            # An object that was replaced by one of another length between the two requests is requested by itself.
             same = code == sizes[number]
             found[number] = handle if same else None if code == OBJECT_NOT_FOUND else self.get_buffer(keys[number])
         return found
 
     def is_exist(self, arg0, /):
-        """1 when there is an object, 0 when not, below zero when nobody can say."""
+        """Returns 1 when there is an object, 0 when not, a negative number when its owner does not answer."""
         native = self._native
         if native is None:
             return _unset()
         return _key_codes(native.exists([arg0]), 0)[0]
 
     def batch_is_exist(self, keys):
-        """The same for many, with one question to each shard."""
+        """Returns the same for many keys, with one request to each shard."""
         native, keys = self._native, several(keys, "batch_is_exist")
         if native is None:
             return [_unset()] * len(keys)
         return _key_codes(native.exists(keys), 0)
 
     def get_size(self, arg0, /):
-        """Length of an object."""
+        """Returns the length of an object."""
         native = self._native
         if native is None:
             return _unset()
         return _key_codes(native.sizes([arg0]), OBJECT_NOT_FOUND)[0]
 
     def remove(self, key, force=False):
-        """Removes an object. There are no leases: it goes also while others read it, who read on undisturbed; force
-        changes nothing."""
+        """Removes an object. There are no leases: it is removed even while others read it, whose reads complete; force
+        has no effect."""
         check_truth("remove", "force", force)
         native = self._native
         if native is None:
@@ -491,7 +491,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return _key_codes(native.remove([key]), OBJECT_NOT_FOUND)[0]
 
     def batch_remove(self, keys, force=False):
-        """Removes many."""
+        """Removes many objects."""
         check_truth("batch_remove", "force", force)
         native, keys = self._native, several(keys, "batch_remove")
         if native is None:
@@ -499,13 +499,13 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return _key_codes(native.remove(keys), OBJECT_NOT_FOUND)
 
     def remove_by_regex(self, regex_pattern, force=False):
-        """Removes the objects whose keys have a match; how many."""
+        """Removes the objects whose keys match. Returns their number."""
         check_truth("remove_by_regex", "force", force)
         native = self._native
         return _unset() if native is None else native.remove_matching(regex_pattern)
 
     def remove_all(self, force=False):
-        """Removes all objects of this tenant; how many."""
+        """Removes all objects of this tenant. Returns their number."""
         check_truth("remove_all", "force", force)
         native = self._native
         return _unset() if native is None else native.remove_all()
@@ -513,14 +513,14 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     # --- memory of the caller's ------------------------------------------------------------------------------------
 
     def register_buffer(self, buffer_ptr, size):
-        """Registers memory to put from and get into."""
+        """Registers memory as source of puts and destination of gets."""
         native = self._native
         if native is None:
             return _unset()
         return native.register(buffer_ptr, size)
 
     def unregister_buffer(self, buffer_ptr):
-        """Forgets it. When this returns, no call uses it any more."""
+        """Unregisters memory. When this returns, no call uses it any more."""
         native = self._native
         if native is None:
             return _unset()
@@ -531,26 +531,26 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return self._put_from([key], [buffer_ptr], [size], config, False)[0]
 
     def upsert_from(self, key, buffer_ptr, size, config=None):
-        """Stores memory under a key, in place of what is there."""
+        """Stores memory under a key and replaces an existing object."""
         return self._put_from([key], [buffer_ptr], [size], config, True)[0]
 
     def batch_put_from(self, keys, buffer_ptrs, sizes, config=None):
-        """Stores many; 0 for each that is there afterwards."""
+        """Stores many objects; 0 for each that exists afterwards."""
         return self._put_from(keys, buffer_ptrs, sizes, config, False)
 
     def batch_upsert_from(self, keys, buffer_ptrs, sizes, config=None):
-        """Stores many in place of what is there."""
+        """Stores many objects and replaces existing ones."""
         return self._put_from(keys, buffer_ptrs, sizes, config, True)
 
     def batch_put_from_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, config=None):
-        """Stores many, each from several pieces of memory."""
+        """Stores many objects, each from several pieces of memory."""
         native, keys = self._native, several(keys, "batch_put_from_multi_buffers")
         if native is None:
             return [_unset()] * len(keys)
         return _each(native.put_from_pieces, keys, all_buffer_ptrs, all_sizes, config, False)
 
     def put_from_with_metadata(self, key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None):
-        """Stores metadata and data behind each other as one object."""
+        """Stores metadata followed by data as one object."""
         pointers, sizes = [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]]
         return self.batch_put_from_multi_buffers([key], pointers, sizes, config)[0]
 
@@ -561,21 +561,21 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return _each(native.put_from, keys, pointers, sizes, config, replace)
 
     def get_into(self, key, buffer_ptr, size):
-        """Brings an object into registered memory; its length."""
+        """Reads an object into registered memory. Returns its length."""
         native = self._native
         if native is None:
             return _unset()
         return _key_codes(native.get_into([key], [buffer_ptr], [size]), OBJECT_NOT_FOUND)[0]
 
     def batch_get_into(self, keys, buffer_ptrs, sizes):
-        """Brings many; the length of each."""
+        """Reads many objects. Returns the length of each."""
         native, keys = self._native, several(keys, "batch_get_into")
         if native is None:
             return [_unset()] * len(keys)
         return _key_codes(native.get_into(keys, buffer_ptrs, sizes), OBJECT_NOT_FOUND)
 
     def batch_get_into_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False):
-        """Brings many, each into several pieces of registered memory; the length of each."""
+        """Reads many objects, each into several pieces of registered memory. Returns the length of each."""
         check_truth("batch_get_into_multi_buffers", "prefer_alloc_in_same_node", prefer_alloc_in_same_node)
         native, keys = self._native, several(keys, "batch_get_into_multi_buffers")
         if native is None:
@@ -585,11 +585,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     # --- where objects are -----------------------------------------------------------------------------------------
 
     def get_replica_desc(self, key):
-        """Where an object is; an empty list when there is none."""
+        """Returns the locations of an object; an empty list when there is none."""
         return self.batch_get_replica_desc([key]).get(key, [])
 
     def batch_get_replica_desc(self, keys):
-        """The same for many; keys without an object are left out."""
+        """Returns the same for many keys; keys without an object are left out."""
         native, keys = self._native, list(several(keys, "batch_get_replica_desc"))
         if native is None:
             return {}
@@ -600,9 +600,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return {key: [ReplicaDescriptor(place, size) for place in shards] for (key, size), shards in described if shards}
 
     def batch_replica_clear(self, keys, segment_name=""):
-        """Removes the replicas of objects; the keys of those that are gone. With a segment, only the replicas there: an
-        object goes with its only one, and keeps its first where the second is cleared. The first of two stays, as its
-        node orders all that becomes of the object."""
+        """Removes the replicas of objects. Returns the keys of those that were removed. With a segment, only the
+        replicas on it: an object with a single replica is removed, and one with two keeps the owner's when the other is
+        cleared. The owner's replica of two stays, because the owner orders all changes of the object."""
         native, keys = self._native, list(several(keys, "batch_replica_clear"))
         if native is None or not keys:
             return []
@@ -617,9 +617,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return [key for key in keys if key in gone]
 
     def create_copy_task(self, key, targets):
-        """Has an object copied to a second node, as if it had been put with two replicas. Which node follows from the
-        key; the targets only have to be there, and there may be none. A cluster that keeps one copy of everything
-        (`kvplane control --replicas 1`) answers -1012. (id, number of the error)"""
+        """Replicates an object to a second node, as if it had been put with two replicas. The node follows from the
+        key; the targets only have to exist, and may be empty. A cluster that keeps a single replica (`kvplane control
+        --replicas 1`) answers -1012. Returns (id, error code)."""
         targets = texts(targets, "create_copy_task", "targets")
         if self._native is None:
             return ((0, 0), _unset())
@@ -628,13 +628,14 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return ((0, number), code)
 
     def create_move_task(self, key, source, target):
-        """Where an object is follows from its key: a node is emptied by draining it. (id, number of the error)"""
+        """Not supported: the owner of an object follows from its key, and a node is emptied by draining it. Returns
+        (id, error code)."""
         if self._native is None:
             return ((0, 0), _unset())
         return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
 
     def query_task(self, task_id):
-        """How a task is: (what is known of it, 0), or (None, number of the error)."""
+        """Returns the state of a task: (state, 0), or (None, error code)."""
         high, number = _task_numbers(task_id)
         if self._native is None:
             return (None, _unset())
@@ -645,11 +646,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         task = QueryTaskResponse()
         task.id, task.status = (0, number), TaskStatus(state)
         task.created_at_ms_epoch, task.last_updated_at_ms_epoch = created, updated
-        task.message = message or f"{copied} of {objects} objects are copied"
+        task.message = message or f"{copied} of {objects} objects are replicated"
         return (task, 0)
 
     def get_offload_rpc_read_count(self):
-        """Reads from other clients' disks: none, for there are none."""
+        """Returns the number of reads from other clients' disks: always 0."""
         return 0
 
     def _get_pyclient_capsule(self):
@@ -666,7 +667,7 @@ def _get_pyclient_from_wrapper(wrapper):
 def bind_to_numa_node(node):
     """bind_to_numa_node(node: int) -> None
 
-    Lets the calling thread run on this node's CPUs only.
+    Restricts the calling thread to this node's CPUs.
     """
     from kvplane._numa import cpus_of
 
@@ -686,7 +687,7 @@ def get_free_func_addr():
 
 
 def _with_port(hostname):
-    """`host:port`. Where no port is given, the original's are from 12300 to 14300."""
+    """Returns `host:port`. Without a port, one from 12300 to 14300 is chosen, as Mooncake does."""
     host, _, port = hostname.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if port.isdigit() and (bracketed or (host and ":" not in host)):
@@ -700,12 +701,13 @@ def _unset():
 
 
 def _code(code):
-    """The number that the original returns for this: it does not tell a malformed key from other arguments."""
+    """Returns Mooncake's code for this one: Mooncake does not distinguish malformed keys from other invalid
+    arguments."""
     return INVALID_PARAMS if code == -400 else code
 
 
 def _key_codes(codes, number):
-    """The same for each of many; the number is what the original says of an object that cannot be."""
+    """Returns the same for many codes; `number` is Mooncake's code for an invalid object."""
     return [number if code == _INVALID_KEY else code for code in codes] if _INVALID_KEY in codes else codes
 
 
@@ -714,7 +716,7 @@ def _is_empty(value):
 
 
 def _task_numbers(task_id):
-    """The two numbers of a task: two unsigned ones of 64 bits, as the original takes them."""
+    """Returns the two numbers of a task id: unsigned 64-bit integers, as Mooncake takes them."""
     numbers = tuple(task_id) if isinstance(task_id, (tuple, list)) else ()
     if len(numbers) != 2 or not all(hasattr(one, "__index__") and 0 <= int(one) < 1 << 64 for one in numbers):
         raise TypeError(f"query_task(): task_id is tuple[int, int], not {_short(task_id)}")
@@ -736,7 +738,7 @@ def _group(name):
 
 
 def _each(put, keys, pointers, sizes, config, replace):
-    """Puts in one batch; where groups are named, in one for each group."""
+    """Puts in one batch or, with group names, in one batch for each group."""
     code = refused(config, len(keys))
     if code != 0:
         return [code] * len(keys)
@@ -744,7 +746,7 @@ def _each(put, keys, pointers, sizes, config, replace):
 
 
 def _grouped(put, columns, config, replace):
-    """Puts in one batch; where groups are named, in one for each group. A group of one object among others is none."""
+    """Puts in one batch or, with group names, in one batch for each group. A group of a single object is ignored."""
     groups = config.group_ids if config is not None else None
     if not groups or len(set(groups)) == len(groups) > 1:
         return put(*columns, kept(config, replace))

@@ -1,4 +1,4 @@
-"""`transfer_engine_topology_dump` by the name of the original's module: `python -m` starts it."""
+"""`transfer_engine_topology_dump` under the name of Mooncake's module, started by `python -m`."""
 
 import sys
 

@@ -1,17 +1,17 @@
-//! What transfers need beside an engine: its settings from what Mooncake's users write, requests from lists, topology.
+//! Helpers of transfers: settings from the arguments of Mooncake's users, requests from lists, topology.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvplane::{Environment, Opcode, OwnAddress, SegmentHandle, TransferEngineConfig, TransferRequest};
 
-/// How long a transfer may take unless `MC_TRANSFER_TIMEOUT` says otherwise, in seconds.
+/// Default deadline of a transfer in seconds; `MC_TRANSFER_TIMEOUT` overrides it.
 const TIMEOUT_S: u64 = 30;
 
-/// Settings of an engine. Without an address that is not a loopback one, only this host can reach it.
+/// Returns the settings of an engine. With a loopback address, only this host can reach it.
 ///
 /// # Errors
-/// What cannot be.
+/// The invalid setting.
 pub(crate) fn config(host: &str, metadata: &str) -> Result<TransferEngineConfig, String> {
     let environment = Environment::of_process().map_err(|error| error.to_string())?;
     let p2p = metadata == "P2PHANDSHAKE";
@@ -23,7 +23,7 @@ pub(crate) fn config(host: &str, metadata: &str) -> Result<TransferEngineConfig,
         metadata: metadata.to_owned(),
         name: (!p2p).then(|| host.to_owned()),
         deadline: Duration::from_secs(timeout()?),
-        // Names come from peers: one that is a file's would let them read and write files here.
+        // Names come from peers: a name of a file would let them read and write files here.
         files: false,
         environment,
         ..TransferEngineConfig::default()
@@ -40,7 +40,7 @@ fn timeout() -> Result<u64, String> {
     }
 }
 
-/// Transfers of one way between us and one peer.
+/// Returns transfers of one direction between this process and one peer.
 ///
 /// # Errors
 /// When the lists differ in length.
@@ -53,7 +53,7 @@ pub(crate) fn requests(
 ) -> Result<Vec<TransferRequest>, String> {
     if ours.len() != theirs.len() || ours.len() != lengths.len() {
         return Err(format!(
-            "{} addresses here, {} there, and {} lengths: give as many of each",
+            "{} local addresses, {} remote ones and {} lengths: the lists must have equal length",
             ours.len(),
             theirs.len(),
             lengths.len()
@@ -69,10 +69,10 @@ pub(crate) fn requests(
     Ok(ours.iter().zip(theirs).zip(lengths).map(request).collect())
 }
 
-/// Names of places, and devices with their NUMA nodes, -1 where nobody knows.
+/// Names of locations, and devices with their NUMA nodes, -1 if unknown.
 pub(crate) type Topology = (Vec<String>, Vec<(String, i64)>);
 
-/// The machine's places and RDMA devices.
+/// Returns the machine's memory locations and RDMA devices.
 ///
 /// # Errors
 /// When there is no sysfs.

@@ -1,5 +1,4 @@
-//! What a scheduler and the Conductor tell each other, as Python has it: dictionaries of plain values, times in
-//! seconds.
+//! Messages between a scheduler and the Conductor in Python's form: dictionaries of plain values, times in seconds.
 
 use std::time::Duration;
 
@@ -10,9 +9,9 @@ use kvplane::rpc::conductor::{
 };
 use pyo3::prelude::*;
 
-/// Seconds as nanoseconds; 0 for what is less, or no number.
+/// Converts seconds to nanoseconds; 0 for negative values and NaN.
 pub(crate) fn nanoseconds(seconds: f64) -> u64 {
-    // A float's way to an integer ends at the greatest.
+    // A cast from a float saturates.
     (seconds * 1e9) as u64
 }
 
@@ -20,7 +19,7 @@ fn seconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64()
 }
 
-/// What blocks can be shared among: tenant, model, LoRA adapter, tokens of a block, salt.
+/// Sharing context of blocks: tenant, model, LoRA adapter, tokens of a block, salt.
 #[derive(FromPyObject)]
 pub(crate) struct Context(String, String, String, u32, String);
 
@@ -31,12 +30,12 @@ impl Context {
     }
 }
 
-/// A change of a cache: what (`stored`, `removed`, `cleared`), LoRA adapter, salt, tier, the block before, hashes.
+/// Change of a cache: kind (`stored`, `removed`, `cleared`), LoRA adapter, salt, tier, parent block, hashes.
 #[derive(FromPyObject)]
 pub(crate) struct Change(String, String, String, Option<String>, Option<u64>, Vec<u64>);
 
 impl Change {
-    /// None where it names what there is not.
+    /// Converts the change; `None` if its kind or tier is unknown.
     pub(crate) fn out(self) -> Option<BlockChange> {
         let Self(what, lora, salt, tier, parent, hashes) = self;
         let tier = match tier {
@@ -108,7 +107,7 @@ const fn why_name(why: ScheduleRefusal) -> &'static str {
     }
 }
 
-/// Where a request goes, as the Conductor booked it.
+/// Placement of a request as the Conductor reserved it.
 #[derive(IntoPyObject)]
 pub(crate) struct BookedPlacement {
     reservation: u64,
@@ -138,7 +137,7 @@ impl BookedPlacement {
     }
 }
 
-/// Where a request goes: one of the three.
+/// Placement of a request: one of the three.
 #[derive(Default, IntoPyObject)]
 pub(crate) struct DecisionDict {
     booked: Option<BookedPlacement>,
@@ -157,7 +156,7 @@ impl DecisionDict {
         }
     }
 
-    /// What a request was answered; nothing of one that waits.
+    /// Converts the answer to a request; empty for one that is queued.
     fn answered(answer: ScheduleReply) -> Self {
         match answer {
             ScheduleReply::Assigned(assignment) => Self::of(Decision::Booked(assignment)),
@@ -169,8 +168,8 @@ impl DecisionDict {
     }
 }
 
-/// Who has how much: instance, tokens on its GPU, and with its memory, and with its SSD, and whether something is not
-/// known; and what all give together.
+/// Holders of a prefix: instance, tokens on its GPU, with its memory, with its SSD, and whether its index is degraded;
+/// and the tokens of all together.
 #[derive(IntoPyObject)]
 pub(crate) struct Holders {
     holders: Vec<(String, u32, u32, u32, bool)>,
@@ -185,7 +184,7 @@ impl Holders {
     }
 }
 
-/// An instance as it was weighed.
+/// Instance as evaluated for a placement.
 #[derive(IntoPyObject)]
 pub(crate) struct Candidate {
     instance: String,
@@ -196,7 +195,7 @@ pub(crate) struct Candidate {
     factor: f64,
 }
 
-/// Why a request went where it went.
+/// Explanation of a placement.
 #[derive(IntoPyObject)]
 pub(crate) struct ExplanationDict {
     answer: DecisionDict,
@@ -224,7 +223,7 @@ impl ExplanationDict {
     }
 }
 
-/// An instance, as everybody sees it.
+/// Instance, as all clients see it.
 #[derive(IntoPyObject)]
 pub(crate) struct Row {
     instance: String,
@@ -264,7 +263,7 @@ impl Row {
     }
 }
 
-/// A model, as everybody sees it.
+/// Model, as all clients see it.
 #[derive(IntoPyObject)]
 pub(crate) struct Model {
     tenant: String,

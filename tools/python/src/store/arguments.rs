@@ -1,4 +1,4 @@
-//! Arguments of the store's calls, as their lists are taken apart.
+//! Conversion of the arguments of store calls.
 
 use kvplane::{Client, Near, PutOptions};
 use pyo3::exceptions::PyValueError;
@@ -9,11 +9,11 @@ use crate::outcome::{INVALID, failed};
 use crate::store::batches::Pieces;
 use crate::store::ranges::Part;
 
-/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, how
-/// many nodes are to have it, the segments near which it is to be, and whether all of a batch are to be together.
+/// Put options: group, soft pin in milliseconds, hard pin, data type, whether it replaces an existing object, number of
+/// replicas, preferred segments, and whether all objects of a batch are stored together.
 pub(crate) type KeepArguments = (u64, u32, bool, u8, bool, u8, Vec<String>, bool);
 
-/// What the store is told of it.
+/// Put options, and the preferred segments.
 pub(crate) struct KeepOptions {
     options: PutOptions,
     segments: Vec<String>,
@@ -21,23 +21,23 @@ pub(crate) struct KeepOptions {
 }
 
 impl KeepOptions {
-    /// The options for puts with this client, which knows then where objects are to be.
+    /// Returns the options for puts with this client, after setting its preferred nodes.
     pub(crate) fn with(&self, client: &mut Client) -> &PutOptions {
         let nodes = self.segments.iter().filter_map(|segment| client.node_of_segment(segment)).collect();
         client.prefer(Near { nodes, together: self.together });
         &self.options
     }
 
-    /// The options where the place makes no difference.
+    /// Returns the options where preferred nodes do not matter.
     pub(crate) const fn anywhere(&self) -> &PutOptions {
         &self.options
     }
 }
 
-/// What the store is told of it.
+/// Converts the put options.
 pub(crate) fn options(kept: Option<KeepArguments>) -> KeepOptions {
     let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together) = kept.unwrap_or_default();
-    // As the original: a put is done when its copies are there, or turn out not to be possible.
+    // As in Mooncake, a put completes when its replicas are written, or turn out not to be possible.
     let wait_replicas = replicas > 1;
     let options = PutOptions {
         group,
@@ -52,21 +52,21 @@ pub(crate) fn options(kept: Option<KeepArguments>) -> KeepOptions {
     KeepOptions { options, segments, together }
 }
 
-/// One piece of memory for each object; nothing when the lists differ in length.
+/// Combines lists into one piece of memory for each object; `None` when they differ in length.
 pub(crate) fn single(addresses: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Pieces>>> {
     let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
     let same = addresses.len() == sizes.len();
     Ok(same.then(|| addresses.into_iter().zip(sizes).map(|piece| vec![piece]).collect()))
 }
 
-/// Several pieces of memory for each object; nothing when the lists differ in length.
+/// Combines lists into several pieces of memory for each object; `None` when they differ in length.
 pub(crate) fn several(addresses: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Pieces>>> {
     let (addresses, sizes) = (number_lists(addresses)?, number_lists(sizes)?);
     let same = addresses.len() == sizes.len() && addresses.iter().zip(&sizes).all(|(a, s)| a.len() == s.len());
     Ok(same.then(|| addresses.into_iter().zip(sizes).map(|(a, s)| a.into_iter().zip(s).collect()).collect()))
 }
 
-/// The pieces, where there are as many as keys.
+/// Returns the pieces, if there are as many as keys.
 pub(crate) fn matching(keys: &Keys, pieces: Option<Vec<Pieces>>) -> Option<Vec<Pieces>> {
     let pieces = pieces.filter(|pieces| pieces.len() == keys.len());
     if pieces.is_none() {
@@ -75,10 +75,10 @@ pub(crate) fn matching(keys: &Keys, pieces: Option<Vec<Pieces>>) -> Option<Vec<P
     pieces
 }
 
-/// Parts of objects, from columns of equal length.
+/// Combines columns of equal length into ranges of objects.
 ///
 /// # Errors
-/// `ValueError` when they are not, or name keys that are not there.
+/// `ValueError` when they differ in length, or refer to missing keys.
 pub(crate) fn parts(
     keys: &Keys,
     which: &Bound<'_, PyAny>,
@@ -91,7 +91,7 @@ pub(crate) fn parts(
     let count = which.len();
     let same = offsets.len() == count && addresses.len() == count && sizes.len() == count;
     if !same || which.iter().any(|key| *key >= keys.len() as u64) {
-        return Err(PyValueError::new_err("the lists of ranges differ in length, or name keys that are not there"));
+        return Err(PyValueError::new_err("the lists of ranges differ in length, or refer to missing keys"));
     }
     let part =
         |at: usize| Part { key: which[at] as usize, offset: offsets[at], address: addresses[at], bytes: sizes[at] };

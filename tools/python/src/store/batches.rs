@@ -1,7 +1,7 @@
 //! Puts and gets of many objects, each of one or several pieces of the caller's memory.
 //!
-//! Each item has an outcome of its own, also where it is malformed: what can be done is done. Memory that is not
-//! registered can be put from, by a copy that the kernel makes; into such memory nothing is ever received.
+//! Each item has an outcome of its own, even if it is malformed: the other items are carried out. A put may use memory
+//! that is not registered, by a copy that the kernel makes; a get never does.
 
 use std::sync::Arc;
 
@@ -13,38 +13,38 @@ use crate::outcome::{INVALID, INVALID_KEY, NOT_FOUND, failed, store_code};
 use crate::store::arguments::KeepOptions;
 use crate::store::clients::{Clients, Member};
 
-/// Longest key.
+/// Maximum length of a key.
 const KEY_BYTES: usize = 4096;
 
-/// One object's pieces: where in this process, and how long.
+/// Pieces of one object: address and length of each.
 pub(crate) type Pieces = Vec<(u64, u64)>;
 
-/// What is done with the items that can be.
+/// Operation on the valid items.
 #[derive(Clone, Copy)]
 enum Work<'a> {
     Put(&'a KeepOptions),
     Get,
 }
 
-/// A batch on its way: the items that can be done, and what keeps their memory.
+/// Prepared batch: the valid items, and the owners of their memory.
 struct PreparedBatch<'k> {
     lookup: Lookup<'k>,
-    /// One code for each item of the caller's.
+    /// Outcome code of each item of the caller.
     codes: Vec<i64>,
-    /// The items that are done: which one, its key and its memory.
+    /// Valid items: index, key and memory.
     items: Vec<(usize, &'k [u8], Vec<Slice>)>,
-    /// Registered memory in use: it cannot be unregistered until this goes.
+    /// Registered memory in use: it cannot be unregistered until this is dropped.
     entries: Vec<Arc<Entry>>,
-    /// Copies of what is not registered.
+    /// Copies of memory that is not registered.
     copies: Vec<Buffer>,
 }
 
-/// Stores objects; 0 for each that is there afterwards, else the number of an error.
+/// Stores objects. Returns 0 for each that exists afterwards, else an error code.
 pub(crate) fn put(clients: &Clients, keys: &Keys, pieces: &[Pieces], keeping: &KeepOptions) -> Vec<i64> {
     run(clients, keys, pieces, Work::Put(keeping))
 }
 
-/// Brings objects; the length of each, else the number of an error.
+/// Reads objects. Returns the length of each, else an error code.
 pub(crate) fn get(clients: &Clients, keys: &Keys, pieces: &[Pieces]) -> Vec<i64> {
     run(clients, keys, pieces, Work::Get)
 }
@@ -64,7 +64,7 @@ fn run(clients: &Clients, keys: &Keys, pieces: &[Pieces], work: Work<'_>) -> Vec
     outcome.unwrap_or_else(|code| vec![code; pieces.len()])
 }
 
-/// Whether a key can be one; else the number of the error.
+/// Checks the length of a key; returns the error code if it is invalid.
 pub(crate) fn check_key(key: &[u8]) -> Result<(), i64> {
     match key.len() {
         1..=KEY_BYTES => Ok(()),
@@ -105,7 +105,7 @@ fn slices(
 ) -> Result<Vec<Slice>, i64> {
     let total = pieces.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes));
     let Some(total @ 1..) = total else {
-        return Err(failed(INVALID, "an object of 0 bytes, or of more than 2^64, cannot be"));
+        return Err(failed(INVALID, "an object must have more than 0 bytes, and fewer than 2^64"));
     };
     let mut slices = Vec::with_capacity(pieces.len());
     for &(address, bytes) in pieces.iter().filter(|(_, bytes)| *bytes > 0) {
@@ -126,7 +126,7 @@ fn slices(
             (None, Work::Get) => {
                 return Err(failed(
                     INVALID,
-                    format!("{bytes} bytes at {address:#x} are not in a registered buffer that is memory still"),
+                    format!("{bytes} bytes at {address:#x} are not in a registered buffer that is still mapped"),
                 ));
             }
         }
@@ -134,14 +134,14 @@ fn slices(
     Ok(slices)
 }
 
-/// A copy of memory that is not registered, made by the kernel, which says so where there is none.
+/// Copies memory that is not registered, through the kernel, which reports unmapped memory.
 fn copy_of(member: &mut Member, pieces: &[(u64, u64)], total: u64) -> Result<Buffer, i64> {
-    // Before room is made, which the kernel may put where nothing was mapped.
+    // Checked before the allocation, which the kernel may place where nothing was mapped.
     let nowhere = |(address, length): &&(u64, u64)| *length > 0 && mapped(*address, *length) == RangeAccess::No;
     if let Some((address, length)) = pieces.iter().find(nowhere) {
         return Err(failed(INVALID, format!("{length} bytes at {address:#x} are not all memory of this process")));
     }
-    let bytes = usize::try_from(total).map_err(|_| failed(INVALID, "more bytes than there are addresses"))?;
+    let bytes = usize::try_from(total).map_err(|_| failed(INVALID, "more bytes than the address space"))?;
     let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("kvplane-copy", bytes) };
     let region = Region::allocate(&options).map_err(|error| store_code(&Error::from(error)))?;
     let (mut offset, mut chunk) = (0, vec![0; (1 << 20).min(bytes)]);
@@ -168,7 +168,7 @@ fn carry_out(member: &mut Member, prepared: &mut PreparedBatch<'_>, work: Work<'
     }
     match outcomes(member, &items, work) {
         Ok(codes) => items.iter().zip(codes).for_each(|((index, ..), code)| prepared.codes[*index] = code),
-        // The batch is refused for what one item is, or two are to each other: one by one, the others can be done.
+        // The batch is rejected because of one item, or of a conflict of two: the others are carried out one by one.
         Err(_) if items.len() > 1 => {
             for item in items {
                 let code = outcomes(member, std::slice::from_ref(&item), work);

@@ -1,7 +1,7 @@
-//! The clients behind one store object: as many as threads ask at the same time, over one line to the control plane.
+//! Client pool behind one store object: a client for each concurrent thread, over one control link.
 //!
-//! A client of the store belongs to one thread at a time, so each call takes one for itself and gives it back. They
-//! share what is registered: a client learns of a buffer when it first uses it, and forgets those that are gone.
+//! A client of the store belongs to one thread at a time, so each call takes one and returns it. The clients share the
+//! registered memory: a client registers a buffer at its first use, and drops those that were unregistered.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,19 +15,19 @@ use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, Regi
 use crate::memory::{Entry, Memory};
 use crate::outcome::{INTERNAL, NO_ROOM, failed, store_code};
 
-/// Clients of one store object. Each has its own connections to the shards.
+/// Maximum number of clients of one store object. Each has its own connections to the shards.
 const CLIENTS: usize = 16;
-/// How long calls wait for a cluster's first node, from the first call that finds none: callers are promised answers
-/// within five seconds.
+/// Longest wait of calls for a cluster's first node, from the first call that finds none: calls are documented to
+/// return within five seconds.
 const FIRST_NODE: Duration = Duration::from_millis(4_500);
-/// How long a check of health waits for the control plane.
+/// Longest wait of a health check for the control plane.
 const PLANE: Duration = Duration::from_secs(1);
-/// How often they look.
+/// Polling interval of that wait.
 const LOOK: Duration = Duration::from_millis(2);
-/// Bytes of the buffer that plain gets are received in.
+/// Size of the bounce buffer of plain gets, in bytes.
 const BOUNCE_BYTES: usize = 1 << 20;
 
-/// A client, with what it knows of the registered memory.
+/// Client, and the registered memory that it knows.
 pub(crate) struct Member {
     pub(crate) client: Client,
     known: HashMap<u64, Buffer>,
@@ -36,14 +36,14 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// A part of registered memory, by its address.
+    /// Returns a range of registered memory as a slice of this client.
     pub(crate) fn slice(&mut self, entry: &Entry, address: u64, bytes: u64) -> Slice {
         let client = &mut self.client;
         let buffer = self.known.entry(entry.id).or_insert_with(|| client.register(Arc::clone(&entry.region)));
         buffer.slice((address - entry.address) as usize, bytes as usize)
     }
 
-    /// A buffer of ours for what is to be copied out again.
+    /// Returns the bounce buffer of this client.
     pub(crate) fn bounce(&mut self) -> Result<Buffer, kvplane::Error> {
         if let Some(bounce) = &self.bounce {
             return Ok(bounce.clone());
@@ -72,11 +72,11 @@ impl Member {
 #[derive(Default)]
 struct Members {
     idle: Vec<Member>,
-    /// Those that are idle, in use, or being made.
+    /// Number of clients that are idle, in use, or being created.
     all: usize,
 }
 
-/// The clients of one store object, and the memory that they share.
+/// Clients of one store object, and the memory that they share.
 pub(crate) struct Clients {
     config: ClientConfig,
     link: ControlLink,
@@ -84,26 +84,26 @@ pub(crate) struct Clients {
     returned: Condvar,
     pub(crate) memory: Memory,
     process: u32,
-    /// Whether the cluster has had a node since; until then, until when calls wait for one.
+    /// True once the cluster has had a node; `node_by` bounds the wait for the first one.
     served: AtomicBool,
     node_by: OnceLock<Instant>,
     closed: AtomicBool,
-    /// Calls under way.
+    /// Calls in progress.
     calls: AtomicUsize,
-    /// All calls.
+    /// Total number of calls.
     begun: AtomicU64,
 }
 
-/// Set when the interpreter ends: no call that waits begins any more.
+/// Set when the interpreter exits: no call that may block begins any more.
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// Calls under way, of all objects, below the process that they are of: a forked process has none of its parent's.
+/// Calls in progress of all objects, in the lower half below the process id: a forked process has none of its parent's.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 const fn calls_of(process: u32) -> u64 {
     (process as u64) << 32
 }
 
-/// No call begins any more; waits until those that are under way have ended, at most this long. Whether they have.
+/// Rejects further calls; waits up to `longest` until those in progress have ended. Returns true if they have.
 pub(crate) fn settle(longest: Duration) -> bool {
     ENDING.store(true, Ordering::SeqCst);
     let until = Instant::now() + longest;
@@ -117,13 +117,13 @@ pub(crate) fn settle(longest: Duration) -> bool {
     true
 }
 
-/// A call under way, for [`settle`].
+/// Call in progress, for [`settle`].
 pub(crate) struct Call {
     process: u32,
 }
 
 impl Call {
-    /// Begins one; the number of the error when that may not be.
+    /// Begins a call; returns the error code if it is rejected.
     pub(crate) fn begin(process: u32) -> Result<Self, i64> {
         let now = std::process::id();
         let one_more = |calls: u64| match calls >> 32 == u64::from(now) {
@@ -133,12 +133,12 @@ impl Call {
         let _ = CALLS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
         let call = Self { process: now };
         if ENDING.load(Ordering::SeqCst) {
-            return Err(failed(INTERNAL, "the interpreter ends: no transfer begins any more"));
+            return Err(failed(INTERNAL, "the interpreter is exiting: no call begins any more"));
         }
         if now != process {
             return Err(failed(
                 INTERNAL,
-                format!("process {now} was forked from {process} after the setup: set up anew there"),
+                format!("process {now} was forked from {process} after the setup: call setup again in it"),
             ));
         }
         Ok(call)
@@ -148,17 +148,17 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         let of = calls_of(self.process);
-        // One that a process was forked in does not count there.
+        // A call during which the process was forked does not count in the child.
         let one_less = |calls: u64| (calls >> 32 == of >> 32 && calls > of).then(|| calls - 1);
         let _ = CALLS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     }
 }
 
-/// A call of some clients under way, and this thread's.
+/// Call in progress on these clients, and on this thread.
 struct Own<'a>(&'a Clients);
 
 thread_local! {
-    /// Whose calls are under way on this thread: several where a signal's handler makes one.
+    /// Clients whose calls are in progress on this thread: several if a signal handler makes calls.
     static OWN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -184,16 +184,16 @@ impl Drop for Own<'_> {
 }
 
 impl Clients {
-    /// Whether a shard and the control plane answer; else an error's number.
+    /// Checks that a shard and the control plane answer; returns an error code otherwise.
     pub(crate) fn check(&self) -> Result<(), i64> {
         let found = self.with(|member| member.client.exists(b"kvplane:health"))?;
         found.map_err(|error| store_code(&error))?;
-        // Objects are served without it, but nobody joins, and nobody is missed.
+        // Objects are served without the control plane, but no node can join, and no failure is detected.
         let answered = self.link().call_within(GetMap, PLANE);
         answered.map(|_| ()).map_err(|error| failed(NO_ROOM, error.to_string()))
     }
 
-    /// Clients over a first one, of the tenant that it has: a certificate may have said which.
+    /// Creates the pool around a first client, with its tenant, which its certificate may have determined.
     pub(crate) fn new(config: ClientConfig, first: Client) -> Self {
         let config = ClientConfig { tenant: first.tenant_name(), ..config };
         let link = first.link().clone();
@@ -213,26 +213,26 @@ impl Clients {
         }
     }
 
-    /// The line to the control plane.
+    /// Returns the control link.
     pub(crate) const fn link(&self) -> &ControlLink {
         &self.link
     }
 
-    /// Whose keys they ask for.
+    /// Returns the tenant of the keys.
     pub(crate) fn tenant(&self) -> &[u8] {
         self.config.tenant.as_bytes()
     }
 
-    /// The process that made them: in one that was forked from it, nothing of them works.
+    /// Returns the id of the process that created the pool: in a process forked from it, nothing of it works.
     pub(crate) const fn process(&self) -> u32 {
         self.process
     }
 
-    /// What was counted of calls, as Prometheus text.
+    /// Returns the counters of the calls, as Prometheus text.
     pub(crate) fn metrics_text(&self) -> String {
         let numbers = [
             ("calls_total", "counter", "Calls of the store.", self.begun.load(Ordering::Relaxed)),
-            ("calls_in_progress", "gauge", "Calls under way.", self.calls.load(Ordering::Relaxed) as u64),
+            ("calls_in_progress", "gauge", "Calls in progress.", self.calls.load(Ordering::Relaxed) as u64),
             ("connections", "gauge", "Clients that serve calls, one at a time each.", self.lock().all as u64),
             ("registered_bytes", "gauge", "Bytes of registered memory.", self.memory.bytes()),
         ];
@@ -247,15 +247,15 @@ impl Clients {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the cluster has or had a node.
+    /// Returns true if the cluster has or had a node.
     pub(crate) fn is_served(&self) -> bool {
         let served = self.served.load(Ordering::Relaxed) || self.link.map().is_some_and(|map| !map.members.is_empty());
         self.served.store(served, Ordering::Relaxed);
         served
     }
 
-    /// Waits for the cluster's first node, in the calls of the first seconds that find none: those who start a cluster
-    /// and its users together need not wait themselves.
+    /// Waits for the cluster's first node, in the calls of the first seconds that find none: programs that start a
+    /// cluster together with its users need no wait of their own.
     fn await_node(&self) {
         if self.is_served() {
             return;
@@ -265,7 +265,7 @@ impl Clients {
         while Instant::now() < until && goes_on() && !self.is_served() && interrupt::sleep(LOOK) {}
     }
 
-    /// Runs `work` with a client of its own; else the number of the error.
+    /// Runs `work` with a client taken from the pool; returns an error code otherwise.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Member) -> T) -> Result<T, i64> {
         let _call = Call::begin(self.process)?;
         let _own = Own::begin(self);
@@ -297,7 +297,7 @@ impl Clients {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(failed(NO_ROOM, format!("{CLIENTS} calls are under way: the most at a time")));
+                return Err(failed(NO_ROOM, format!("{CLIENTS} calls are in progress, which is the limit")));
             }
             let waited = self.returned.wait_timeout(members, interrupt::step(left));
             members = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -325,18 +325,18 @@ impl Clients {
         }
     }
 
-    /// Clients that nobody uses forget what was unregistered now, and not at their next call.
+    /// Lets idle clients drop unregistered memory now, instead of at their next call.
     pub(crate) fn sweep(&self) {
         for member in &mut self.lock().idle {
             member.forget_gone(&self.memory);
         }
     }
 
-    /// Ends all clients; those in use end when their calls do. Waits for these, within the deadline of a call.
+    /// Closes all clients; those in use are closed when their calls end. Waits for these, up to the deadline of a call.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let until = Instant::now() + self.config.deadline;
-        // Those of this thread, where a signal's handler closes, end after it has returned.
+        // Calls of this thread, if a signal handler closes, end after the handler has returned.
         let own = Own::count(self);
         while self.calls.load(Ordering::SeqCst) > own && Instant::now() < until {
             std::thread::sleep(Duration::from_micros(200));
@@ -346,10 +346,10 @@ impl Clients {
         drop(idle);
     }
 
-    /// Leaves everything as it is: in a forked process the threads behind it do not exist, and its connections are the
-    /// parent's.
+    /// Abandons the clients: in a forked process their threads do not exist, and their connections belong to the
+    /// parent.
     pub(crate) fn leak(&self) {
-        // A thread of the parent's may have held the lock at the fork: then nobody gives it back here.
+        // A thread of the parent may have held the lock at the fork: then it is never released here.
         if let Ok(mut members) = self.members.try_lock() {
             core::mem::forget(core::mem::take(&mut members.idle));
         }
@@ -357,7 +357,7 @@ impl Clients {
     }
 }
 
-/// A client in use: it goes back also when the work panics, but then it is not used again.
+/// Client in use: it returns to the pool on drop, unless the work panicked.
 struct Lease<'a> {
     clients: &'a Clients,
     member: Option<Member>,

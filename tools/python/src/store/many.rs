@@ -1,7 +1,7 @@
-//! Many values of Python's in one batch: stored from where Python has them, or received in memory that it will have.
+//! Batches of many Python values: stored from Python's memory, or received into memory that becomes Python's.
 //!
-//! Short values lie together in one piece of memory for the transfer, as naming memory to a client costs more than to
-//! copy them; long ones are sent and received in place.
+//! Short values are packed into one piece of memory for the transfer, because registering memory with a client costs
+//! more than copying them; long ones are sent and received in place.
 
 use std::sync::Arc;
 
@@ -19,22 +19,22 @@ use crate::store::clients::Member;
 use crate::store::{DIRECT_BYTES, Store};
 use crate::waiting::waiting;
 
-/// Memory of Python's: where, and how long. Whoever made it keeps it there until the call has ended.
+/// Python memory: address and length. The caller keeps it there until the call has ended.
 pub(crate) type Place = (u64, u64);
 
-/// Places in memory that a client knows, for the time of a call.
+/// Memory registered with a client for the duration of a call.
 struct LentPlaces {
     buffers: Vec<kvplane::Buffer>,
-    /// Short values, one behind the other, and where that is in the memory of each.
+    /// Packed short values, each at the offset of its slice.
     together: Vec<u8>,
     slices: Vec<Slice>,
 }
 
 impl LentPlaces {
-    /// Makes places known to a client; with `send`, what is there goes along.
+    /// Registers the places with a client; with `send`, packs the short values.
     ///
     /// # Safety
-    /// The places stay mapped until this is given back, and nobody else writes those of them that are received into.
+    /// The places stay mapped until `give_back`, and no other code writes those that are received into.
     unsafe fn new(client: &mut Client, places: &[Place], send: bool) -> Option<Self> {
         let short = |place: &&Place| place.1 < DIRECT_BYTES;
         let bytes: u64 = places.iter().filter(short).map(|place| place.1).sum();
@@ -42,12 +42,13 @@ impl LentPlaces {
         let (mut buffers, mut slices, mut at) = (Vec::new(), Vec::with_capacity(places.len()), 0);
         for &(address, length) in places.iter().filter(short).filter(|_| send) {
             let room = &mut together[at..at + length as usize];
-            // SAFETY: by the caller's promise; to memory of ours. Who writes there meanwhile gets a mix stored.
+            // SAFETY: by the caller's promise; the destination is owned. If other code writes the source meanwhile, a
+            // mix is stored.
             unsafe { std::ptr::copy_nonoverlapping(address as *const u8, room.as_mut_ptr(), room.len()) };
             at += room.len();
         }
         at = 0;
-        // SAFETY: it is ours, and goes when this does.
+        // SAFETY: the memory is owned by `together`, which lives as long as this.
         let common = unsafe { adopt(together.as_mut_ptr() as u64, bytes) }.map(|region| client.register(region));
         for place in places {
             let &(address, bytes) = place;
@@ -71,7 +72,7 @@ impl LentPlaces {
         Some(Self { buffers, together, slices })
     }
 
-    /// Ends it; with `received`, short values go to their places, as much of each as there is.
+    /// Unregisters the places; with `received`, copies short values to their places, as far as they were received.
     ///
     /// # Safety
     /// As for [`Self::new`], with the same places.
@@ -91,7 +92,7 @@ impl LentPlaces {
     }
 }
 
-/// The number of an outcome of a get.
+/// Returns the code of a get's outcome.
 fn got_code(got: Result<Option<Got>, Error>) -> i64 {
     match got {
         Ok(Some(got)) => got.bytes as i64,
@@ -100,7 +101,7 @@ fn got_code(got: Result<Option<Got>, Error>) -> i64 {
     }
 }
 
-/// Puts or gets as one batch; where that is refused as a whole, one by one.
+/// Runs items as one batch; if that is rejected as a whole, one by one.
 fn each_or_all<T: Copy>(items: &[T], mut run: impl FnMut(&[T]) -> Result<Vec<i64>, Error>) -> Vec<i64> {
     match run(items) {
         Ok(codes) => codes,
@@ -114,7 +115,7 @@ fn each_or_all<T: Copy>(items: &[T], mut run: impl FnMut(&[T]) -> Result<Vec<i64
 }
 
 impl Store {
-    /// Stores what is at these places; 0 for each that is there afterwards, else the number of an error.
+    /// Stores the values at these places. Returns 0 for each object that exists afterwards, else an error code.
     ///
     /// # Safety
     /// The places stay mapped until this returns.
@@ -130,10 +131,10 @@ impl Store {
         unsafe { self.at_places(keys, places, true, run) }
     }
 
-    /// Receives objects at these places; the length of each, else the number of an error.
+    /// Receives objects at these places. Returns the length of each, else an error code.
     ///
     /// # Safety
-    /// The places stay mapped until this returns, and nobody else uses them until then.
+    /// The places stay mapped until this returns, and no other code uses them until then.
     pub(crate) unsafe fn get_places(&self, keys: &Keys, places: &[Place]) -> Vec<i64> {
         let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
             each_or_all(items, |some| Ok(member.client.batch_get_into(some)?.into_iter().map(got_code).collect()))
@@ -142,10 +143,10 @@ impl Store {
         unsafe { self.at_places(keys, places, false, run) }
     }
 
-    /// Runs a batch of those keys that can be some and of places that are not empty.
+    /// Runs a batch of the valid keys with non-empty places.
     ///
     /// # Safety
-    /// As for its callers.
+    /// The same as for its callers.
     unsafe fn at_places(
         &self,
         keys: &Keys,
@@ -153,8 +154,7 @@ impl Store {
         send: bool,
         run: impl FnOnce(&mut Member, &[(&[u8], Slice)]) -> Vec<i64>,
     ) -> Vec<i64> {
-        let empty =
-            |bytes: u64| if bytes == 0 { Err(failed(INVALID, "an object of 0 bytes cannot be")) } else { Ok(()) };
+        let empty = |bytes: u64| if bytes == 0 { Err(failed(INVALID, "an object of 0 bytes")) } else { Ok(()) };
         let checked = |(key, place): (&[u8], &Place)| check_key(key).and_then(|()| empty(place.1)).err().unwrap_or(0);
         let mut codes: Vec<i64> = keys.iter().zip(places).map(checked).collect();
         let good: Vec<usize> = (0..codes.len()).filter(|index| codes[*index] == 0).collect();
@@ -165,7 +165,7 @@ impl Store {
         let done = self.clients.with(|member| {
             // SAFETY: by the caller's promise.
             let lent = unsafe { LentPlaces::new(&mut member.client, &places, send) };
-            let Some(lent) = lent else { return vec![failed(INVALID, "a place is no memory"); places.len()] };
+            let Some(lent) = lent else { return vec![failed(INVALID, "a place is not a valid range"); places.len()] };
             let items: Vec<(&[u8], Slice)> =
                 good.iter().zip(&lent.slices).map(|(index, slice)| (keys.get(*index), *slice)).collect();
             let codes = run(member, &items);
@@ -180,7 +180,7 @@ impl Store {
         codes
     }
 
-    /// The bytes of many objects, or the number of an error for each: one question for lengths, one batch of gets.
+    /// Returns the bytes of many objects, or an error code for each: one batch for the lengths, one for the gets.
     pub(crate) fn get_values<'py>(&self, py: Python<'py>, keys: &Keys) -> PyResult<Bound<'py, PyList>> {
         let sizes = self.ask(py, keys, |client, keys| {
             let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
@@ -193,7 +193,7 @@ impl Store {
                 values.push(size.into_pyobject(py)?.into_any());
                 continue;
             }
-            // SAFETY: a new object of so many bytes that nobody else knows yet; an error is the null pointer.
+            // SAFETY: a new object of so many bytes that no other code refers to; an error is the null pointer.
             let value = unsafe {
                 Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size as isize))?
             };
@@ -202,7 +202,7 @@ impl Store {
             some.add(key);
             values.push(value);
         }
-        // SAFETY: `values` keeps the bytes until after the call, and nobody reads them before it has ended.
+        // SAFETY: `values` keeps the bytes until after the call, and no code reads them before it has ended.
         let codes = waiting(py, || unsafe { self.get_places(&some, &places) })?;
         let mut codes = codes.into_iter().zip(&places);
         for (index, _) in sizes.iter().enumerate().filter(|(_, size)| **size > 0) {
@@ -210,7 +210,7 @@ impl Store {
             if code as u64 == place.1 {
                 continue;
             }
-            // Another object took its place between the two questions: it is got by itself.
+            // Another object replaced it between the two batches: it is read by itself.
             let replaced = code == INVALID || code > 0;
             values[index] =
                 if replaced { self.get_value(py, keys.get(index))? } else { code.into_pyobject(py)?.into_any() };

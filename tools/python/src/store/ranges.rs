@@ -1,4 +1,4 @@
-//! Parts of objects, and objects that are written part by part.
+//! Range reads of objects, and put sessions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,28 +11,27 @@ use crate::outcome::{INVALID, NOT_FOUND, failed, store_code};
 use crate::store::batches::check_key;
 use crate::store::clients::Clients;
 
-/// How long a session may be left alone.
+/// Idle limit of a put session.
 const IDLE: Duration = Duration::from_secs(300);
-/// Objects that are asked for at a time when they are opened.
+/// Objects per request when objects are opened.
 const OPENED: usize = 4096;
-/// Sessions that one store object may have open.
+/// Limit of open sessions of one store object.
 const SESSIONS: usize = 65_536;
 
-/// A part of an object and where it goes or comes from.
+/// Range of an object, and the memory that it goes to or comes from.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
-    /// Number of its key.
+    /// Index of its key.
     pub(crate) key: usize,
-    /// Where in the object.
+    /// Offset in the object.
     pub(crate) offset: u64,
-    /// Where in this process.
+    /// Address in this process.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
 }
 
-/// Begins to read objects part by part: 0 and its version for each that is there, else the number of an error. This
-/// asks each for a byte, so it is an access: what was about to be evicted is the newest now, and what was on an SSD
-/// only is in memory.
+/// Opens objects for range reads. Returns 0 and the version for each that exists, else an error code. One byte of each
+/// is read, so it counts as an access: it protects the object from eviction, and promotes one that is on an SSD only.
 pub(crate) fn open(clients: &Clients, keys: &Keys) -> Vec<(i64, u64)> {
     let opened = clients.with(|member| {
         let mut found: Vec<(i64, u64)> = keys.iter().map(|key| (check_key(key).err().unwrap_or(0), 0)).collect();
@@ -65,14 +64,14 @@ pub(crate) fn open(clients: &Clients, keys: &Keys) -> Vec<(i64, u64)> {
     opened.unwrap_or_else(|code| vec![(code, 0); keys.len()])
 }
 
-/// Brings parts of objects; the length of each, else the number of an error. Where there are `versions`, one for each
-/// key, parts of another version are as if there were no object.
+/// Reads ranges of objects. Returns the length of each, else an error code. With `versions`, one for each key, ranges
+/// of another version count as missing.
 pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part], versions: Option<&[u64]>) -> Vec<i64> {
     if parts.is_empty() {
         return Vec::new();
     }
     if versions.is_some_and(|versions| versions.len() != keys.len()) {
-        return vec![failed(INVALID, "there are not as many versions as keys"); parts.len()];
+        return vec![failed(INVALID, "the lists of keys and versions differ in length"); parts.len()];
     }
     let outcome = clients.with(|member| {
         let mut codes = vec![0; parts.len()];
@@ -125,7 +124,7 @@ pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part], versions: Opti
     outcome.unwrap_or_else(|code| vec![code; parts.len()])
 }
 
-/// Objects that are being written, by key.
+/// Open put sessions, by key.
 #[derive(Default)]
 pub(crate) struct Sessions(Mutex<HashMap<Vec<u8>, Arc<PutSession>>>);
 
@@ -134,13 +133,13 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to write objects of these lengths; 0 for each that can be written.
+    /// Opens put sessions for objects of these lengths. Returns 0 for each that can be written.
     pub(crate) fn begin(&self, clients: &Clients, keys: &Keys, sizes: &[u64], options: &PutOptions) -> Vec<i64> {
         let begin = |index: usize| {
             let key = keys.get(index);
             check_key(key)?;
             if self.lock().len() >= SESSIONS {
-                return Err(failed(INVALID, format!("{SESSIONS} sessions are open: the most")));
+                return Err(failed(INVALID, format!("{SESSIONS} sessions are open, which is the limit")));
             }
             let begun = clients.with(|member| member.client.put_session(key, sizes[index], options, IDLE))?;
             match begun.map_err(|error| store_code(&error))? {
@@ -154,7 +153,7 @@ impl Sessions {
         (0..keys.len()).map(|index| begin(index).unwrap_or_else(|code| code)).collect()
     }
 
-    /// Writes parts of objects that were begun; the length of each.
+    /// Writes ranges of open put sessions. Returns the length of each, else an error code.
     pub(crate) fn fill(&self, clients: &Clients, keys: &Keys, parts: &[Part]) -> Vec<i64> {
         if parts.is_empty() {
             return Vec::new();
@@ -197,7 +196,7 @@ impl Sessions {
         outcome.unwrap_or_else(|code| vec![code; parts.len()])
     }
 
-    /// Makes objects of what was written (`commit`), or gives them up; 0 for each that went well.
+    /// Commits put sessions (`commit`), or aborts them. Returns 0 for each that succeeded.
     pub(crate) fn end(&self, clients: &Clients, keys: &Keys, commit: bool) -> Vec<i64> {
         let end = |key: &[u8]| {
             let session = self.lock().remove(key).ok_or_else(|| failed(NOT_FOUND, "no session of this key is open"))?;
@@ -207,7 +206,7 @@ impl Sessions {
             })?;
             ended.map_err(|error| {
                 let code = store_code(&error);
-                // What is missing can still be written.
+                // The missing ranges can still be written.
                 if error.status() == Some(kvplane::Status::Pending) {
                     self.lock().insert(key.to_vec(), Arc::clone(&session));
                 }

@@ -1,4 +1,4 @@
-//! Who has copies of objects, and tasks that make them, in the numbers that Mooncake's users compare with.
+//! Holders of objects, and replication tasks, in the numbers that Mooncake's users compare with.
 
 use kvplane::Error;
 use kvplane::rpc::message::{TaskState, TaskStatus};
@@ -12,16 +12,16 @@ use crate::store::clients::Clients;
 const NO_TASK: i64 = -1400;
 /// `TASK_PENDING_LIMIT_EXCEEDED`.
 const TOO_MANY: i64 = -1401;
-/// `INVALID_PARAMS`, as the original answers for a segment that is not there.
+/// `INVALID_PARAMS`, as Mooncake answers for a missing segment.
 const NO_SEGMENT: i64 = -600;
-/// `NOT_SUPPORTED`: this cluster keeps one copy of everything, or the task is too large.
+/// `NOT_SUPPORTED`: this cluster keeps a single replica of everything, or the task is too large.
 const NOT_HERE: i64 = -1012;
 
-/// A task as Python sees it: state by Mooncake's numbers, objects, copied ones, when it was made and last changed in
-/// milliseconds since 1970, and a message.
+/// Task as Python sees it: state in Mooncake's numbers, objects, replicated ones, times of creation and of the last
+/// change in milliseconds since 1970, and a message.
 pub(crate) type TaskTuple = (u8, u32, u32, u64, u64, String);
 
-/// Where the objects of these keys are: for each the addresses of its shards, none where that cannot be asked.
+/// Returns the addresses of the shards that hold the objects under these keys; empty where that is unavailable.
 pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
     let keys: Vec<&[u8]> = keys.iter().collect();
     let places = clients.with(|member| member.client.replicas(&keys));
@@ -29,8 +29,7 @@ pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
     places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
 }
 
-/// Has second owners give their copies of these objects up: for each 1 where one had it, 0 where none had, or an
-/// error's number.
+/// Removes the replicas of these objects. Returns for each 1 if there was one, 0 if not, or an error code.
 pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
     let keys: Vec<&[u8]> = keys.iter().collect();
     match clients.with(|member| member.client.remove_copies(&keys)) {
@@ -40,7 +39,7 @@ pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
     }
 }
 
-/// Has objects copied to a second node: the number of the task, or 0 and an error's number.
+/// Replicates objects. Returns the number of the task, or 0 and an error code.
 pub(crate) fn create(clients: &Clients, keys: &Keys, targets: &[String]) -> (u64, i64) {
     let keys: Vec<&[u8]> = keys.iter().collect();
     match clients.with(|member| member.client.create_copy_task(&keys, targets)) {
@@ -50,7 +49,7 @@ pub(crate) fn create(clients: &Clients, keys: &Keys, targets: &[String]) -> (u64
     }
 }
 
-/// The number for why a task was not made, or not ended.
+/// Returns the code of a task that was not created, or not cancelled.
 pub(crate) fn code_of(error: &Error) -> i64 {
     let Error::Call(CallError::Refused(refusal)) = error else { return store_code(error) };
     let code = match refusal.known_code() {
@@ -62,9 +61,9 @@ pub(crate) fn code_of(error: &Error) -> i64 {
     failed(code, refusal.reason.clone())
 }
 
-/// A task, or the number for none.
+/// Converts the state of a task; an error code if there is none.
 pub(crate) fn seen(task: Option<TaskStatus>) -> Result<TaskTuple, i64> {
-    let Some(task) = task else { return Err(failed(NO_TASK, "there is no such task, or not any more")) };
+    let Some(task) = task else { return Err(failed(NO_TASK, "there is no such task, or it was forgotten")) };
     let state = match task.state {
         TaskState::Pending => 0,
         TaskState::Running => 1,

@@ -1,4 +1,4 @@
-//! How the store's calls are carried out that take or give values of Python's, and those that ask about keys.
+//! Store calls on Python values, and queries of keys.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Store {
         put.map_or_else(|code| code, |put| put.map_or_else(|error| store_code(&error), |_| 0))
     }
 
-    /// Brings an object into memory that is registered for this call.
+    /// Reads an object into memory that is registered for this call.
     pub(crate) fn get_whole(
         &self,
         key: &[u8],
@@ -40,7 +40,7 @@ impl Store {
         })
     }
 
-    /// The bytes of an object, or an error's number.
+    /// Returns the bytes of an object, or an error code.
     pub(crate) fn get_value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let first = match check_key(key) {
             Ok(()) => waiting(py, || self.get_short(key))?,
@@ -53,7 +53,7 @@ impl Store {
         }
     }
 
-    /// The bytes of an object that is not long; nothing for one that is.
+    /// Returns the bytes of a short object; `None` for a long one.
     fn get_short(&self, key: &[u8]) -> Result<Option<Vec<u8>>, i64> {
         self.clients.with(|member| {
             let bounce = member.bounce().map_err(|error| store_code(&error))?;
@@ -71,9 +71,9 @@ impl Store {
         })?
     }
 
-    /// The bytes of a long object, received in the memory that Python will have them in.
+    /// Returns the bytes of a long object, received directly into the memory of the Python value.
     fn get_long<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        // An object may be replaced by a longer one between the two questions; each time is not to be expected.
+        // An object may be replaced by a longer one between the two requests; repeatedly, that is not to be expected.
         for _ in 0..4 {
             let size = waiting(py, || self.clients.with(|member| member.client.size(key)))?;
             let size = size.and_then(|size| size.map_err(|error| store_code(&error)));
@@ -82,14 +82,14 @@ impl Store {
                 Ok(None) => return Ok(failed(NOT_FOUND, "no such object").into_pyobject(py)?.into_any()),
                 Err(code) => return Ok(code.into_pyobject(py)?.into_any()),
             };
-            // SAFETY: a new object of so many bytes that nobody else knows yet; an error is the null pointer.
+            // SAFETY: a new object of so many bytes that no other code refers to; an error is the null pointer.
             let value = unsafe {
                 let value = ffi::PyBytes_FromStringAndSize(std::ptr::null(), bytes as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, value)?
             };
             // SAFETY: it is such an object.
             let address = unsafe { ffi::PyBytes_AsString(value.as_ptr()) } as u64;
-            // SAFETY: `value` keeps the bytes until after the call, and nobody reads them before it has ended.
+            // SAFETY: `value` keeps the bytes until after the call, and no code reads them before it has ended.
             let Some(region) = (unsafe { adopt(address, bytes) }) else { break };
             let got = waiting(py, || self.get_whole(key, region, bytes))?;
             match got {
@@ -101,10 +101,10 @@ impl Store {
                 Err(code) => return Ok(code.into_pyobject(py)?.into_any()),
             }
         }
-        Ok(failed(-707, "the object was replaced again and again").into_pyobject(py)?.into_any())
+        Ok(failed(-707, "the object was replaced repeatedly").into_pyobject(py)?.into_any())
     }
 
-    /// A question about many keys; those that can be none have an outcome of their own.
+    /// Runs a query of many keys; invalid keys have an outcome of their own.
     pub(crate) fn ask(
         &self,
         py: Python<'_>,
@@ -128,12 +128,12 @@ impl Store {
         Ok(codes)
     }
 
-    /// Which of these keys have an object; or a number for each, where one at least is an error's.
+    /// Returns for each key whether there is an object; or a code for each, if one at least is an error.
     pub(crate) fn present(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<(Vec<bool>, Vec<i64>)> {
         let mut names = KeysOf::new(self.clients.tenant());
         let (mut digests, mut bad) = (Vec::with_capacity(keys.len().unwrap_or(0)), Vec::new());
         each_key(keys, |key| {
-            // A digest of what can be no key is asked for by nobody.
+            // The digest of an invalid key is not queried.
             if let Err(code) = check_key(key) {
                 bad.push((digests.len(), code));
             }
@@ -147,7 +147,7 @@ impl Store {
         Ok(asked.map_or_else(|code| (Vec::new(), vec![code; digests.len()]), |found| (found, Vec::new())))
     }
 
-    /// The same where some keys can be none.
+    /// Like [`Self::present`], where some keys are invalid.
     fn present_of_good(&self, py: Python<'_>, digests: &[Digest], bad: &[(usize, i64)]) -> PyResult<Vec<i64>> {
         let mut codes = vec![0; digests.len()];
         bad.iter().for_each(|(at, code)| codes[*at] = *code);
@@ -164,7 +164,7 @@ impl Store {
         Ok(codes)
     }
 
-    /// A removal of many: how many they were, or the number of an error.
+    /// Runs a removal of many objects. Returns their number, or an error code.
     pub(crate) fn count(
         &self,
         py: Python<'_>,

@@ -1,7 +1,7 @@
-//! Which of many keys have an object.
+//! Existence of many keys at once.
 //!
-//! A batch is one request to each owner, whose answer is a bit for each key. What such a request has no answer for, as
-//! the map has changed or a shard was lost, is asked for key by key.
+//! A batch is one request to each owner, which replies with one bit for each key. Keys that such a request leaves
+//! unanswered, because the map changed or a shard was lost, are queried one by one.
 
 use std::time::Instant;
 
@@ -12,15 +12,15 @@ use kvplane_proto::{Digest, Limits, Status};
 use crate::client::{Client, check_key};
 use crate::error::Error;
 
-/// Keys that are asked for at a time: of a longer list, shards look up the first ones while the rest is prepared.
+/// Keys per request. Shards look up the first ones of a longer list while the rest is prepared.
 const TOGETHER: usize = Limits::QUESTIONS_PER_FRAME;
 
 impl Client {
-    /// Which of these keys have an object. Counts as no access. Each owner gets one request, for every
-    /// 32,768 keys of a longer list.
+    /// Returns for each key whether there is an object. Does not count as an access. Each owner gets one request for
+    /// every 32,768 keys of the list.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub fn batch_exists(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         keys.iter().try_for_each(|key| check_key(key.as_ref()))?;
         let tenant = self.tenant.clone();
@@ -28,10 +28,10 @@ impl Client {
         self.ask(keys.len(), |at| names.digest(keys[at].as_ref()))
     }
 
-    /// As [`Self::batch_exists`], by what [`Self::digest`] says of the keys.
+    /// Like [`Self::batch_exists`], by digests as [`Self::digest`] returns them.
     ///
     /// # Errors
-    /// When an owner cannot be asked.
+    /// When an owner does not answer.
     pub fn batch_exists_by_digest(&mut self, digests: &[Digest]) -> Result<Vec<bool>, Error> {
         self.ask(digests.len(), |at| digests[at])
     }
@@ -70,7 +70,7 @@ impl Client {
         }
     }
 
-    /// Of objects that name stripes, whether these are there too.
+    /// Resolves stripe heads: an object exists if all of its stripes do.
     fn ask_for_stripes(
         &mut self,
         heads: &[usize],
@@ -87,7 +87,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks for what a request for many had no answer for.
+    /// Queries the keys that the batched requests left unanswered, one by one.
     fn ask_singly(
         &mut self,
         unanswered: &[(usize, Status)],

@@ -1,4 +1,4 @@
-//! Puts of large objects in stripes: the stripes, then the head; and what is left behind when something of it fails.
+//! Puts of striped objects: the stripes first, then the stripe head; and cleanup after a failure.
 
 use std::ops::Range;
 
@@ -13,24 +13,24 @@ use crate::client::stripes::{HEAD_BYTES, Head, STRIPE_LEAST_BYTES, STRIPES_MOST}
 use crate::client::{Client, Put, Slice};
 use crate::error::Error;
 
-/// How many digests are tried for one that belongs to a certain node.
+/// Attempts to draw a digest that belongs to a certain node.
 const DRAWS: usize = 4096;
-/// How often a put whose stripes are there already is begun anew.
+/// Attempts of a put whose stripes exist already.
 const TRIES: usize = 4;
-/// How often a put may lose stripes of its own: with shorter ones that lie elsewhere it may fit, but each attempt costs
-/// others their places.
+/// Limit of attempts that stored stripes of their own in vain: with shorter stripes, spread differently, the object may
+/// fit, but each attempt evicts other objects.
 const LOSSES: usize = 2;
 
 impl Client {
-    /// How many of the first `among` stripes of an object are not there.
+    /// Returns how many of the first `among` stripes of an object are missing.
     fn lost_stripes(&mut self, digest: Digest, head: &Head, among: usize) -> Result<u64, Error> {
         let requests: Vec<Request> = head.digests(digest).take(among).map(Request::Exists).collect();
         let there = self.run(&requests)?;
         Ok(there.iter().filter(|result| result.status == Status::NotFound).count() as u64)
     }
 
-    /// The head of the striped object that a put replaces, if it is one, and how it does; nothing where an object is
-    /// there that stays. What is left of one that lost stripes is in nobody's way.
+    /// Returns the stripe head of the striped object that a put replaces, if any, and the options of the put; `None` if
+    /// an existing object stays. The remains of an object that lost stripes are always replaced.
     fn replaced_by(
         &mut self,
         key: &[u8],
@@ -47,7 +47,7 @@ impl Client {
         Ok((!stays).then_some((former, PutOptions { replace, ..*options })))
     }
 
-    /// Stores one large object in stripes, which are shorter where shards take no longer ones.
+    /// Stores one large object in stripes, which are halved while shards refuse them as too long.
     pub(in crate::client) fn put_striped(
         &mut self,
         key: &[u8],
@@ -72,7 +72,7 @@ impl Client {
             if is(Status::Exists) && tries < TRIES {
                 continue;
             }
-            // What a shard refused for its length has cost nobody anything.
+            // A stripe that a shard refused for its length has evicted nothing.
             losses += usize::from(too_large && !self.is_striped(stripe_bytes));
             if !too_large || losses == LOSSES || stripe_bytes == STRIPE_LEAST_BYTES {
                 if let (Ok(Put::Stored(_)), Some(former)) = (&put, former) {
@@ -84,8 +84,8 @@ impl Client {
         }
     }
 
-    /// Stores one object as a single stripe on a node that its caller prefers, and a head where its key belongs.
-    /// Nothing where there is no such node, or it has no room.
+    /// Stores one object as a single stripe on a preferred node, and its stripe head with the owner of its key. Returns
+    /// `None` if there is no such node, or it has no room.
     pub(in crate::client) fn put_stripe_at(
         &mut self,
         key: &[u8],
@@ -96,7 +96,7 @@ impl Client {
         let digest = self.digest(key)?;
         let bytes = slice.local().bytes;
         let mut draw = Rng::new(random_u64()?, "stripe");
-        // Of a node that has a hundredth of all slots, one in a hundred draws is.
+        // A node that owns a hundredth of all slots is hit by one draw in a hundred.
         let head = (0..DRAWS)
             .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
             .find(|head| place(head.digest(digest, 0)));
@@ -119,7 +119,7 @@ impl Client {
         }
         let digest = self.digest(key)?;
         if let Err(why) = self.put_stripes(digest, head, slice, options) {
-            // None of it may stay. That it cannot be removed is not what went wrong first.
+            // Nothing of it may stay. The error of the put is reported, not that of the cleanup.
             let _ = self.remove_stripes(digest, head);
             return Err(why);
         }
@@ -127,15 +127,17 @@ impl Client {
         if let Ok(Put::Stored(_)) = put {
             return put;
         }
-        // The head may be there though: its first answer may have been lost, and what asked again was told that it
-        // exists, or nothing in time. Its node has heard by now that what was asked before is over.
+        // The stripe head may exist nevertheless: its first acknowledgement may have been lost, and the retry was
+        // answered `Exists`, or not in time. By now its node knows that the earlier request has ended.
         match self.heads_of(&[digest]).map(|mut heads| heads.pop().flatten()) {
-            // That it is in memory is not all that was to be waited for: it is put once more, in its own place.
+            // The stripe head is in memory, but the put may have to wait for more than that: it is repeated,
+            // replacing itself.
             Ok(Some((there, _))) if there == *head => {
                 return self.put_head(key, head, &PutOptions { replace: true, ..*options });
             }
             Ok(_) => {}
-            // Nobody knows. Stripes that nothing names are evicted in time; an object without them is lost at once.
+            // The outcome is unknown. Stripes without a stripe head are evicted in time; an object without its
+            // stripes is lost.
             Err(_) if put.is_err() => return put,
             Err(why) => return Err(why),
         }
@@ -164,8 +166,8 @@ impl Client {
         for begin in (0..requests.len()).step_by(wave) {
             let end = begin.saturating_add(wave).min(requests.len());
             self.put_wave(head, &requests, begin..end)?;
-            // Room for the last ones may have been made by evicting the first: the object is larger than the cluster,
-            // and what comes behind would only take more from others.
+            // The last stripes may have evicted the first ones: the object is larger than the cluster, and further
+            // stripes would only evict other objects.
             let lost = self.lost_stripes(digest, head, end)?;
             if lost > 0 {
                 let (bytes, stripes) = (head.bytes, head.stripes());
@@ -192,12 +194,13 @@ impl Client {
                         self.striping.refused(head.stripe_bytes);
                         return Err(self.stripe_problem(stripe, head, Status::TooLarge));
                     }
-                    // One that exists was stored by an attempt of this very put whose answer was lost, and may still
-                    // wait for an SSD that does not take it. So nothing is known of it, and the put begins anew.
+                    // A stripe that exists was stored by an attempt of this very put whose acknowledgement was lost,
+                    // and may still wait for an SSD that refuses it. Its state is unknown, so the put starts over.
                     status => return Err(self.stripe_problem(stripe, head, status)),
                 }
             }
-            // Its own stripes may have filled the pool while they were written; now that they are, they can make room.
+            // Stripes of this object filled the pool while they were in flight; committed, they can be evicted or
+            // demoted.
             if full.len() == waiting.len() {
                 return Err(self.stripe_problem(full[0], head, Status::NoSpace));
             }
@@ -216,7 +219,7 @@ impl Client {
         let options = PutOptions { part: Part::Head, ..*options };
         let mut outcomes = self.batch_put_whole(&[(key, room.slice(0, HEAD_BYTES))], &options)?;
         let put = outcomes.pop().unwrap_or(Ok(Put::Exists));
-        // What the caller put has another length than what names its stripes.
+        // The error names the object's length, not that of the stripe head.
         put.map_err(|why| match why.status() {
             Some(status) => self.problem(format!("put of {} bytes", head.bytes), status),
             None => why,

@@ -1,5 +1,5 @@
-//! Puts under keys at which something is left of a striped object that lost stripes. No get gives such an object and no
-//! `exists` says that it is there, so it is in nobody's way.
+//! Puts under keys that hold the remains of a striped object that lost stripes. Gets and existence queries treat such
+//! an object as missing, so a put replaces it.
 
 use kvplane_client::{Request, TaskResult};
 use kvplane_proto::{Digest, Status};
@@ -7,7 +7,7 @@ use kvplane_proto::{Digest, Status};
 use crate::client::Client;
 use crate::error::Error;
 
-/// The object that a put, or the begin of a session, makes.
+/// Returns the digest of the object that a put, or the opening of a put session, creates.
 const fn made_by(request: &Request) -> Option<Digest> {
     match request {
         Request::Put(digest, ..) | Request::PutAs(digest, ..) | Request::Begin(digest, ..) => Some(*digest),
@@ -16,15 +16,15 @@ const fn made_by(request: &Request) -> Option<Digest> {
 }
 
 impl Client {
-    /// As [`Self::run_puts`], and again for those that were refused because of what is left of a striped object.
+    /// Like [`Self::run_puts`], and repeats the puts that were refused because of the remains of a striped object.
     pub(in crate::client) fn run_new_puts(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
         let mut results = self.run_puts(requests)?;
         self.put_over_remains(requests, &mut results)?;
         Ok(results)
     }
 
-    /// Repeats the puts of the client's book that were answered `Exists` where no whole object is. Those whose owners
-    /// cannot be asked about that keep their answer.
+    /// Repeats those of the client's puts that were answered `Exists` where no complete object exists. If the owners do
+    /// not answer, the results stay unchanged.
     pub(in crate::client) fn put_over_remains(
         &mut self,
         requests: &[Request],
@@ -43,7 +43,7 @@ impl Client {
             return Ok(());
         }
         for (_, digest) in &gone {
-            // Where it cannot be removed, the put is answered as before.
+            // If the remains cannot be removed, the put is answered `Exists` again.
             let _ = self.remove_remains(*digest);
         }
         let again: Vec<Request> = gone.iter().map(|(at, _)| requests[*at]).collect();

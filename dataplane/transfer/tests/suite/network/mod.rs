@@ -1,8 +1,8 @@
-//! What the network of these tests is: TCP, or RDMA where `KVPLANE_TEST_TRANSPORT=rdma` asks for it.
+//! Network of these tests: TCP, or RDMA with `KVPLANE_TEST_TRANSPORT=rdma`.
 //!
-//! The same tests then run over RDMA. In the rig (docs/rig.md) that is the machine's own devices, the first half of
-//! them for one end and the rest for the other, so that all payload crosses the wire; elsewhere it is software devices,
-//! which are of one process. Whoever starts several processes needs the rig.
+//! The same tests then run over RDMA. In the rig (docs/rig.md) they use the machine's own devices, the first half for
+//! one end and the rest for the other, so that all payload crosses the wire; elsewhere they use software devices, which
+//! exist within one process. Tests that start several processes need the rig.
 
 #![allow(dead_code, reason = "several test programs share this file, and each uses a part")]
 
@@ -11,32 +11,32 @@ use std::sync::LazyLock;
 use kvplane_transfer::verbs::{Loopback, SoftPort, Verbs};
 use kvplane_transfer::{RdmaConfig, RdmaUse};
 
-/// Whether RDMA takes the place of TCP.
+/// Returns true if RDMA replaces TCP.
 pub(crate) fn over_rdma() -> bool {
     std::env::var("KVPLANE_TEST_TRANSPORT").is_ok_and(|name| name == "rdma")
 }
 
-/// The two ends of a connection, which have devices of their own.
+/// Ends of a connection, each with devices of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     Asks,
     Serves,
 }
 
-/// RDMA devices of this machine; none outside of the rig.
+/// Returns the number of RDMA devices of this machine; 0 outside of the rig.
 fn installed() -> usize {
     std::env::var("RIG_RXE").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Connections that this machine's devices gave up so far as the other end did not answer: emulated ones do when their
-/// machine stands still for half a second.
+/// Returns the number of connections that this machine's devices closed so far because the other end did not answer:
+/// emulated devices do when their machine stalls for half a second.
 pub(crate) fn connections_given_up() -> u64 {
     let counter = |number| format!("/sys/class/infiniband/rxe{number}/ports/1/hw_counters/retry_exceeded_err");
     let read = |number| std::fs::read_to_string(counter(number)).ok()?.trim().parse::<u64>().ok();
     (0..installed()).filter_map(read).sum()
 }
 
-/// What the machine's devices have counted, by device and name.
+/// Returns the counters of the machine's devices, by device and name.
 pub(crate) fn device_counters() -> std::collections::BTreeMap<String, u64> {
     let mut counters = std::collections::BTreeMap::new();
     for number in 0..installed() {
@@ -49,18 +49,18 @@ pub(crate) fn device_counters() -> std::collections::BTreeMap<String, u64> {
     counters
 }
 
-/// Where devices come from: `None` for the machine's own.
+/// Returns the provider of the devices: `None` for the machine's own.
 pub(crate) fn verbs() -> Option<Verbs> {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 4]));
     (!over_rdma() || installed() == 0).then(|| Verbs::loopback(&FABRIC))
 }
 
-/// Whether the devices are those of an emulated machine.
+/// Returns true if the devices are those of an emulated machine.
 pub(crate) fn on_emulated_devices() -> bool {
     over_rdma() && verbs().is_none()
 }
 
-/// The names of the devices of one end.
+/// Returns the names of the devices of one end.
 pub(crate) fn devices(end: End) -> Vec<String> {
     let (count, prefix) = if verbs().is_some() { (4, "loop") } else { (installed(), "rxe") };
     assert!(count >= 2, "two ends take two RDMA devices, and this machine has {count}");
@@ -68,7 +68,7 @@ pub(crate) fn devices(end: End) -> Vec<String> {
     numbers.map(|number| format!("{prefix}{number}")).collect()
 }
 
-/// The same for programs of their own: none where the network is TCP.
+/// Returns the same for separate programs: none where the network is TCP.
 pub(crate) fn installed_devices(end: End) -> Vec<String> {
     if !over_rdma() {
         return Vec::new();
@@ -77,12 +77,12 @@ pub(crate) fn installed_devices(end: End) -> Vec<String> {
     devices(end)
 }
 
-/// Settings of one end that has RDMA.
+/// Returns the settings of one end with RDMA.
 pub(crate) fn rdma(end: End, mode: RdmaUse) -> RdmaConfig {
     RdmaConfig { devices: devices(end), verbs: verbs(), ..RdmaConfig::of(mode) }
 }
 
-/// Settings of one end: RDMA in this mode where it takes the place of TCP, else none.
+/// Returns the settings of one end: RDMA in this mode if it replaces TCP, else none.
 pub(crate) fn instead_of_tcp(end: End, mode: RdmaUse) -> RdmaConfig {
     if over_rdma() { rdma(end, mode) } else { RdmaConfig::of(RdmaUse::Never) }
 }
