@@ -1,4 +1,4 @@
-"""The calls that inference engines make, on our wheel and on the original's, in one run and in turns.
+"""Benchmarks the calls of inference engines on our wheel and on Mooncake's, alternating within one run.
 
     python bench.py --ours PYTHON --stock PYTHON [--rounds 3]
 
@@ -18,12 +18,12 @@ STORE_CALLS = ("put 4K", "get 4K", "exist x1024", "put_batch 4K x512",
                "get_batch 4K x512", "put_from 64K x128", "get_into 64K x128", "put_from 1M x64",
                "get_into 1M x64", "put_multi 64K x128", "get_multi 64K x128", "put_multi 1M x64", "get_multi 1M x64")
 ENGINE_CALLS = ("write 4K x1024", "read 4K x1024", "write 64M", "read 64M", "batch write 64M", "batch read 64M")
-#: The same with shared memory switched off on our side; the original has no other way than TCP here.
+#: The same with shared memory disabled on our side; Mooncake can only use TCP here.
 OVER_TCP = {name: f"{name}, TCP" for name in ENGINE_CALLS}
 
 
 def pattern(numpy, size, seed):
-    """Bytes that differ everywhere."""
+    """Random bytes from a seed."""
     return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
@@ -38,7 +38,7 @@ def timed(call, most=12, longest=1.5):
 
 
 def store_side(master):
-    """Runs the store's calls; their times."""
+    """Runs the store's calls and returns their times."""
     import numpy
     from mooncake.store import MooncakeDistributedStore
 
@@ -105,7 +105,7 @@ def store_side(master):
 
 
 def owner_side(master):
-    """Gives memory to the cluster, and registers some with an engine, until standard input ends."""
+    """Provides memory to the cluster and registers memory with an engine, until end of standard input."""
     import numpy
     from mooncake.engine import TransferEngine
 
@@ -124,7 +124,7 @@ def owner_side(master):
 
 
 def engine_side(peer, there, way):
-    """Runs the transfer engine's calls; their times."""
+    """Runs the transfer engine's calls and returns their times."""
     import numpy
     from mooncake.engine import TransferEngine
 
@@ -160,7 +160,7 @@ def engine_side(peer, there, way):
 
 
 class Side:
-    """One wheel's processes."""
+    """Processes of one wheel."""
 
     def __init__(self, name, python, environment):
         self.name, self.python = name, python
@@ -170,14 +170,14 @@ class Side:
         self.children = []
 
     def start(self, *words, **keywords):
-        """Starts a process that ends with this one's standard input."""
+        """Starts a process that exits when its standard input closes."""
         child = subprocess.Popen(words, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                  stderr=subprocess.DEVNULL, **keywords)
         self.children.append(child)
         return child
 
     def run(self, *words):
-        """One measurement."""
+        """Runs one measurement."""
         command = [self.python, __file__, *map(str, words)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
@@ -185,7 +185,7 @@ class Side:
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def close(self):
-        """Ends its processes."""
+        """Stops the processes."""
         for child in reversed(self.children):
             child.kill()
             child.wait()
@@ -193,7 +193,7 @@ class Side:
 
 
 def measure(side, port):
-    """All calls of one side, once."""
+    """Measures all calls of one side once."""
     bin_ = os.path.dirname(side.python)
     side.start(os.path.join(bin_, "mooncake_master"), "--port", str(port), "--metrics_port", str(port + 1))
     time.sleep(2)
@@ -203,7 +203,7 @@ def measure(side, port):
     results = side.run("store", master)
     peer = f"127.0.0.1:{line[0]}"
     results.update(side.run("engine", peer, line[1], "any"))
-    # In this run too, as what else the machine does changes from run to run.
+    # Measured in the same run, because the load of the machine changes between runs.
     over_tcp = side.run("engine", peer, line[1], "tcp" if side.name == "ours" else "any")
     results.update({OVER_TCP[name]: taken for name, taken in over_tcp.items()})
     side.close()
@@ -211,7 +211,7 @@ def measure(side, port):
 
 
 def main():
-    """Measures both in turns and prints a table."""
+    """Measures both sides alternately and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True)
     parser.add_argument("--stock", required=True)

@@ -1,4 +1,4 @@
-"""Holds the packages' surface against the recorded one of the original, name by name.
+"""Compares the packages' interface with the recorded one of Mooncake, name by name.
 
     python surface.py            prints what is missing; exit status 1 when anything is
     python surface.py --write    writes docstrings' signatures and type stubs, from the recording
@@ -17,9 +17,9 @@ GOLDEN = HERE / "golden" / "mooncake-0.3.13.txt"
 PACKAGE = HERE / "package" / "mooncake"
 WRITTEN = PACKAGE / "_signatures.py"
 
-#: Of pybind11's own workings; nobody calls it.
+#: Internals of pybind11 that nobody calls.
 INTERNAL = {"_pybind11_conduit_v1_"}
-#: Calls that need CUDA or EFA: there, and they raise NotImplementedError with a reason.
+#: Calls that need CUDA or EFA: they exist and raise NotImplementedError with a reason.
 HARDWARE = {
     "mooncake.engine.TransferEngine.warmup_efa_segment",
     "mooncake.store.MooncakeDistributedStore.batch_get_tensor_into_cuda",
@@ -28,7 +28,7 @@ HARDWARE = {
 
 
 def recorded():
-    """Triples of a module, a path in it, and the signature or kind that was recorded."""
+    """Triples of module, path in it, and recorded signature or kind."""
     module, owner = "mooncake.engine", ""
     for line in GOLDEN.read_text(encoding="utf-8").splitlines():
         if line.startswith("class "):
@@ -50,14 +50,14 @@ def recorded():
 
 
 def find(module, path):
-    """The thing at a path, or LookupError."""
+    """Resolves a path; raises LookupError if it does not exist."""
     thing = importlib.import_module(module)
     for name in path.split("."):
         try:
             thing = getattr(thing, name)
         except AttributeError as error:
             cls = thing
-            # Set in `__init__`: only an instance has it.
+            # Set in `__init__`: only instances have it.
             try:
                 thing = getattr(next(iter(cls)) if issubclass(cls, enum.Enum) else cls(), name)
             except Exception:
@@ -66,14 +66,14 @@ def find(module, path):
 
 
 def parameters(signature):
-    """Names of parameters with a name of their own, without self."""
+    """Names of the named parameters, without self."""
     inside = re.sub(r"\w+\[[^()]*?\](?=[,)= ])", "", signature)
     names = re.findall(r"[(,] ?(\**\w+)(?=:|,|\))", inside.split(" -> ")[0])
     return [name for name in names if name != "self" and not re.fullmatch(r"arg\d+|\*+\w+", name)]
 
 
 def check():
-    """Prints what is missing; how much."""
+    """Prints the missing names and returns their number."""
     missing = same = 0
     for module, path, what in recorded():
         if path.split(".")[-1] in INTERNAL:
@@ -96,7 +96,7 @@ def check():
 
 
 def differs(module, path, what, thing):
-    """1 when a parameter's name is not taken, or the docstring does not begin with the signature."""
+    """1 if a parameter name is not accepted or the docstring does not begin with the signature."""
     import inspect
 
     try:
@@ -116,7 +116,7 @@ def differs(module, path, what, thing):
 
 
 def write():
-    """Writes the signatures' module."""
+    """Writes the module of signatures."""
     lines = [
         '"""Signatures of Mooncake that docstrings begin with: callers search for words in them.',
         "",
@@ -152,13 +152,13 @@ def write():
 
 
 def stub(text):
-    """A signature of pybind11's as a line of a stub."""
+    """Converts a pybind11 signature to a line of a stub."""
     name, _, rest = text.partition("(")
     inside, _, result = rest.rpartition(") -> ")
     inside = re.sub(r"\bself: [\w.]+", "self", inside)
     inside = re.sub(r" = <?[\w.() ]+>?(?=,|$)| = '[^']*'", " = ...", inside)
     inside = re.sub(r"\barg(\d+): ", r"__arg\1: ", inside)
-    # A parameter without a default after one that has one cannot be written so.
+    # Python does not allow a parameter without default after one with a default.
     if re.search(r"= \.\.\., \w+: [\w.\[\]]+(,|$)", inside) and "*args" not in inside:
         inside = re.sub(r"(\w+: [\w.\[\]]+)(?=,|$)", r"\1 = ...", inside)
     for module in ("mooncake.store.", "mooncake.engine.", "mooncake::"):
@@ -209,7 +209,7 @@ def write_stubs():
         place.write_text("\n".join(head + body) + "\n", encoding="utf-8")
 
 
-#: Attributes with types, which the recording has without.
+#: Types of attributes, which the recording lacks.
 ATTRIBUTES = {
     "ReplicateConfig": {
         "replica_num": "int",

@@ -1,4 +1,4 @@
-"""Packs the two wheels from what cargo built: `cargo x wheel` runs it.
+"""Packs the two wheels from the cargo build; run by `cargo x wheel`.
 
     python wheel.py --module FILE [--binary FILE] --out DIRECTORY     writes the wheels
     python wheel.py --module FILE --stage DIRECTORY                   lays the packages out for PYTHONPATH
@@ -21,7 +21,7 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGES = HERE / "package"
-#: The version of Mooncake whose interface is offered.
+#: The version of Mooncake whose interface is implemented.
 MOONCAKE = "0.3.13"
 LICENSE = "MIT OR Apache-2.0"
 SCRIPTS = {
@@ -35,20 +35,20 @@ SCRIPTS = {
 
 
 def version():
-    """The workspace's version."""
+    """Reads the workspace's version."""
     text = (HERE.parent.parent / "Cargo.toml").read_text(encoding="utf-8")
     return re.search(r'\[workspace\.package\]\s+version = "([^"]+)"', text).group(1)
 
 
 def platform_tag(module):
-    """The oldest C library that the module starts with, as wheels say it."""
+    """The oldest glibc that the module loads with, as a wheel platform tag."""
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(2\.\d+)", module)}
     newest = max(versions | {(2, 17)})
     return f"manylinux_{newest[0]}_{newest[1]}_x86_64"
 
 
 def sources(package):
-    """The files of a package, by their paths in a wheel."""
+    """Files of a package, by path in the wheel."""
     root = PACKAGES / package
     files = {}
     for path in sorted(root.rglob("*")):
@@ -60,7 +60,7 @@ def sources(package):
 
 
 def stripped(path):
-    """A program without what only debuggers read, where the machine can take it out."""
+    """A program without debug information, if a strip tool is available."""
     if shutil.which("strip") is None:
         return path.read_bytes()
     with tempfile.TemporaryDirectory() as directory:
@@ -70,7 +70,7 @@ def stripped(path):
 
 
 def metadata(name, number, summary, requires=()):
-    """A distribution's METADATA."""
+    """Builds the METADATA of a distribution."""
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {number}", f"Summary: {summary}"]
     lines += [f"License: {LICENSE}", "Requires-Python: >=3.9"]
     lines += [f"Requires-Dist: {one}" for one in requires]
@@ -78,7 +78,7 @@ def metadata(name, number, summary, requires=()):
 
 
 def pack(out, name, number, tag, files, meta, entry_points=None):
-    """Writes one wheel: the files, and what installers read."""
+    """Writes one wheel: the files and the installer metadata."""
     label = name.replace("-", "_")
     info = f"{label}-{number}.dist-info"
     pure = str(tag.startswith("py3-none-any")).lower()
@@ -102,7 +102,7 @@ def pack(out, name, number, tag, files, meta, entry_points=None):
 
 
 def write(archive, place, content, program):
-    """One file of a wheel, the same whenever it is packed."""
+    """Adds one file to a wheel, reproducibly."""
     entry = zipfile.ZipInfo(place, (2020, 1, 1, 0, 0, 0))
     entry.external_attr = (0o100755 if program else 0o100644) << 16
     entry.compress_type = zipfile.ZIP_DEFLATED
@@ -110,7 +110,7 @@ def write(archive, place, content, program):
 
 
 def wheels(module, binary, out):
-    """Both wheels."""
+    """Packs both wheels."""
     number = version()
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("kvplane*.whl"):
@@ -133,7 +133,7 @@ def wheels(module, binary, out):
 
 
 def stage(module, directory):
-    """The packages with the module, for a PYTHONPATH."""
+    """Lays out the packages with the module, for a PYTHONPATH."""
     if directory.exists():
         shutil.rmtree(directory)
     for package in ("kvplane", "mooncake"):
@@ -148,7 +148,7 @@ def stage(module, directory):
 
 
 def main():
-    """The command line."""
+    """Command line entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--module", type=pathlib.Path, required=True)
     parser.add_argument("--binary", type=pathlib.Path)

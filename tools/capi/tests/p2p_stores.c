@@ -1,6 +1,6 @@
-/* Two P2P stores in one program, through the C interface alone: an object goes from one to the other, and changes.
+/* Two P2P stores in one program, through the C interface alone: one fetches an object from the other, which updates it.
  * Arguments: a cluster and the runtime directory of its control plane. Prints one line for each check; the exit status
- * is the number that failed. */
+ * is the number of failed checks. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static void fill(unsigned char *bytes, size_t count, unsigned seed) {
     for (size_t i = 0; i < count; i++) bytes[i] = (unsigned char)((i * 2654435761u + seed) >> 13);
 }
 
-/* What two ranks wrote, 8 rows of 512 bytes each, is read by one that has 12 rows from the third on. */
+/* Two ranks write 8 rows of 512 bytes each; a reader fetches 12 rows beginning with the third. */
 static void reshard(p2p_store_t trainer, p2p_store_t engine) {
     const char *form = "{\"tensors\":[{\"tensor_id\":\"w\",\"global_shape\":[16,512],\"dtype\":\"uint8\"}],"
                        "\"parts\":[%s]}";
@@ -68,7 +68,7 @@ static void reshard(p2p_store_t trainer, p2p_store_t engine) {
     free(whole), free(into);
 }
 
-/* One rank of a job, in a thread of its own. */
+/* One rank of a job, in its own thread. */
 struct seat {
     p2p_store_t store;
     p2p_rank_t rank;
@@ -83,7 +83,7 @@ static void *take_seat(void *argument) {
     return NULL;
 }
 
-/* Two ranks fetch by a schedule, and what is no rank is refused. */
+/* Two ranks fetch by a schedule; invalid ranks are rejected. */
 static void ranks(const p2p_store_options_t *options, p2p_store_t trainer) {
     unsigned char *whole = malloc(FIRST);
     void *from = whole;
@@ -149,7 +149,7 @@ int main(int argc, char **argv) {
     check(p2pStoreList(engine, "d/", &list, &count) == 0 && count == 0, "nothing is listed elsewhere");
     p2pStoreFreeList(list, count);
 
-    /* The trainer goes, changes it and registers it anew: other bytes need force while somebody has the former ones. */
+    /* The trainer changes and re-registers the object: new bytes need force while a peer holds the old ones. */
     check(p2pStoreUnregister(trainer, "c/model") == 0, "it is unregistered");
     check(p2pStoreUnregister(trainer, "c/model") == P2P_ERR_PAYLOAD_NOT_OPENED, "and only once");
     first[5] ^= 1;
@@ -159,7 +159,7 @@ int main(int argc, char **argv) {
     check(p2pStoreDeleteReplica(engine, "c/model") == P2P_ERR_PAYLOAD_NOT_OPENED, "and only once");
     check(p2pStoreGetReplica(engine, "c/model", theirs, sizes, 2, 60) == 0 && into[5] == first[5], "the new one comes");
 
-    /* What cannot be. */
+    /* Invalid arguments. */
     uint64_t wrong[2] = {FIRST - 1, SECOND};
     check(p2pStoreRegister(engine, "c/overlap", theirs, wrong, 1, SHARD, 0) == P2P_ERR_ADDRESS_OVERLAPPED,
           "memory that overlaps is refused");

@@ -1,5 +1,5 @@
-/* Two engines in one program, through the C interface alone: what a plugin written for it does, and what it must be
- * refused. Prints one line for each check; the exit status is the number that failed. */
+/* Two engines in one program, through the C interface alone: the calls of a plugin written for it, and calls that must
+ * be rejected. Prints one line for each check; the exit status is the number of failed checks. */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ static void check(int holds, const char *what) {
     failures += !holds;
 }
 
-/* A word that follows from where it belongs. */
+/* A word derived from its position. */
 static uint64_t word_at(uint64_t seed, uint64_t index) {
     uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull ^ seed;
     return (x ^ x >> 29) * 0xbf58476d1ce4e5b9ull;
@@ -32,7 +32,7 @@ static int matches(const uint64_t *words, size_t count, uint64_t seed, uint64_t 
     return 1;
 }
 
-/* Waits for every task; the first state that is not COMPLETED, or COMPLETED. */
+/* Waits for every task; returns the first state other than COMPLETED, or COMPLETED. */
 static int wait_all(transfer_engine_t engine, batch_id_t batch, size_t tasks) {
     int outcome = STATUS_COMPLETED;
     for (size_t task = 0; task < tasks; task++) {
@@ -67,7 +67,7 @@ struct lane {
     int wrong;
 };
 
-/* One of several threads on one engine: writes and reads back ranges of its own. */
+/* One of several threads on one engine: writes and reads back its own ranges. */
 static void *hammer(void *argument) {
     struct lane *lane = argument;
     size_t share = WORDS / 8, first = share * (size_t)lane->number;

@@ -1,4 +1,4 @@
-"""What the tests run against: a `kvplane dev` of their own, with a runtime directory of its own."""
+"""Test bed: a `kvplane dev` with its own runtime directory, shared by the tests of a process."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ _LONGEST_S = 60
 
 
 def pattern(address, size):
-    """Bytes that say where they belong: no two offsets of an object look alike."""
+    """Bytes that depend on the address: no two offsets of an object hold the same pattern."""
     out = bytearray(size)
     for at in range(0, size, 8):
         word = ((address + at) * 0x9E3779B97F4A7C15) & (2**64 - 1)
@@ -22,7 +22,7 @@ def pattern(address, size):
 
 
 class Bed:
-    """A control plane and a node, found by XDG_RUNTIME_DIR; ended with this process, however that ends."""
+    """A control plane and a node, found by XDG_RUNTIME_DIR; they exit with this process, even if it is killed."""
 
     def __init__(self, memory="256m", cluster="dev", more=()):
         self.directory = tempfile.TemporaryDirectory(prefix="kvplane-python-")
@@ -50,7 +50,7 @@ class Bed:
         lines.put(None)
 
     def close(self):
-        """Ends it; once more does no harm."""
+        """Stops the bed; idempotent."""
         self.process.stdin.close()
         try:
             self.process.wait(20)
@@ -65,7 +65,7 @@ _BED = None
 
 
 def bed():
-    """The one that all tests of this process share."""
+    """The bed that all tests of this process share."""
     global _BED
     if _BED is None:
         _BED = Bed()
@@ -73,7 +73,7 @@ def bed():
 
 
 def close():
-    """Ends it, where there is one."""
+    """Stops the shared bed, if one was started."""
     global _BED
     if _BED is not None:
         _BED.close()
@@ -81,7 +81,7 @@ def close():
 
 
 def python(script, *arguments, timeout=60, **keywords):
-    """Runs a script in a Python of its own; what it printed. Fails when it does."""
+    """Runs a script in a separate interpreter and returns its output. Fails if the script fails."""
     here = str(pathlib.Path(__file__).resolve().parent)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([*filter(None, sys.path), here]))
     command = [sys.executable, "-c", script, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""As much of torch as the tensor calls use, for where torch is not installed: tensors in host memory, in a row."""
+"""The part of torch that the tensor calls use, for machines without torch: contiguous tensors in host memory."""
 
 import ctypes
 import math
@@ -6,7 +6,7 @@ import types
 
 
 class dtype:
-    """A type of elements."""
+    """An element type."""
 
     def __init__(self, name, size):
         self.name, self.itemsize = name, size
@@ -22,7 +22,7 @@ for _name, _size in _SIZES.items():
 
 
 class Tensor:
-    """A tensor over memory that something else keeps; `gaps` stands for one that is not contiguous."""
+    """A tensor over memory that another object owns; `gaps` marks one that is not contiguous."""
 
     def __init__(self, keeper, address, shape, kind, gaps=False, device="cpu"):
         self._keeper, self._address, self.shape, self.dtype, self._gaps = keeper, address, tuple(shape), kind, gaps
@@ -41,7 +41,7 @@ class Tensor:
         return self._address
 
     def raw(self):
-        """Its bytes."""
+        """The tensor's bytes."""
         return ctypes.string_at(self._address, self.numel() * self.element_size())
 
     def detach(self):
@@ -89,7 +89,7 @@ class Tensor:
 
 
 def of(raw, shape, kind):
-    """A tensor of these bytes."""
+    """Builds a tensor from bytes."""
     keeper = (ctypes.c_char * max(len(raw), 1)).from_buffer_copy(raw.ljust(1, b"\0"))
     return Tensor(keeper, ctypes.addressof(keeper), shape, kind)
 

@@ -1,4 +1,4 @@
-"""Runs the tests: all, or those named (`test_store`, `test_store.Puts.test_empty`)."""
+"""Runs all tests, or those named as arguments (`test_store`, `test_store.Puts.test_empty`)."""
 
 import pathlib
 import sys
@@ -11,7 +11,7 @@ import bed  # noqa: E402
 
 
 def main():
-    """Exit status 0 when all passed; what was skipped is printed."""
+    """Returns exit status 0 if all tests passed; prints the skipped ones."""
     loader = unittest.TestLoader()
     names = sys.argv[1:]
     suite = loader.loadTestsFromNames(names) if names else loader.discover(str(HERE))

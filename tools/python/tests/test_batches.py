@@ -1,4 +1,4 @@
-"""Many values in one batch, and stores that are opened before their cluster has a node."""
+"""Batches of many values, and stores that are opened before their cluster has a node."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from test_mooncake_store import Case, opened
 
 
 class Counted:
-    """A native store whose calls are counted by their names."""
+    """Wraps a native store and counts its calls by name."""
 
     def __init__(self, native):
         self._native = native
@@ -26,9 +26,9 @@ class Counted:
 
 
 class Batches(Case):
-    """Each is one call of the native half, however many values there are."""
+    """A batch is one native call, whatever the number of values."""
 
-    #: Short and long ones: those below 64 KiB travel together, others from where they are.
+    #: Values below 64 KiB are packed together; larger ones are sent from their own memory.
     SIZES = (1, 7, 4096, 65_535, 65_536, 65_537, 300_000, 64, 3, 1 << 20)
 
     def test_values_of_all_lengths_go_and_come_in_one_batch(self):
@@ -153,7 +153,7 @@ class WithoutNodes(unittest.TestCase):
         return store
 
     def test_the_first_call_waits_for_the_first_node(self):
-        # Longer than any node takes to join, so that it is the node that ends the wait.
+        # Longer than any node takes to join, so that the node and not the deadline ends the wait.
         store, joined = self.open(deadline=60), []
         starts = threading.Timer(0.3, lambda: joined.append(self.open(memory=16 << 20)))
         starts.start()
@@ -171,8 +171,8 @@ class WithoutNodes(unittest.TestCase):
         self.assertEqual(store.get("k"), b"value")
         begun = time.monotonic()
         store.close()
-        # Four seconds for its objects, one for a farewell, and what calls under way take to find out that nobody answers:
-        # five to eight in all. Calls of the control plane have ten, and come after the four.
+        # Four seconds for its objects, one to deregister, plus the time in which in-flight calls notice the silence:
+        # five to eight in all. Control plane calls have a deadline of ten seconds and start after the four.
         self.assertLess(time.monotonic() - begun, 13)
 
     def test_it_does_not_wait_for_ever_and_says_what_is_missing(self):
@@ -182,7 +182,7 @@ class WithoutNodes(unittest.TestCase):
                 store.put("k", b"value")
         with self.assertRaisesRegex(kvplane.NoSpace, "no node provides memory"):
             store.exists_many(["a", "b"])
-        # A node that comes after all serves the next call.
+        # A node that joins later serves the next call.
         member, until = self.open(memory=16 << 20), time.monotonic() + 60
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The examples in docs/python.md: every name in them is there, and the scheduler's runs as it stands."""
+"""The examples in docs/python.md: every name in them exists, and the scheduler example runs unchanged."""
 
 import ast
 import builtins
@@ -16,7 +16,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "python.md"
 
 
 def examples():
-    """The blocks of Python in the page: the number of each one's first line, and its text."""
+    """Python code blocks of the page: the line number and text of each."""
     found, block, begun = [], [], 0
     for number, line in enumerate(PAGE.read_text().splitlines(), 1):
         if line == "```python":
@@ -30,13 +30,13 @@ def examples():
 
 
 def tree_of(text, number):
-    """Its statements; `await` and `async with` may stand alone there."""
+    """Parses an example; `await` and `async with` are allowed at top level."""
     code = "\n" * (number - 1) + text
     return compile(code, str(PAGE), "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def unbound(tree):
-    """Names that are used and nowhere made."""
+    """Names that are used but never bound."""
     made, used = set(dir(builtins)), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -54,7 +54,7 @@ def unbound(tree):
 
 @unittest.skipIf(sys.version_info < (3, 10), "the examples have `match`, which Python 3.10 brought")
 class Examples(unittest.TestCase):
-    """What a reader copies works."""
+    """Examples work as copied from the page."""
 
     def test_every_name_is_made_or_imported(self):
         checked = 0
@@ -81,12 +81,12 @@ class Examples(unittest.TestCase):
                 for keyword in node.keywords:
                     self.assertIn(keyword.arg, known, f"line {node.lineno}: kvplane.{node.func.attr}")
                     seen.add(keyword.arg)
-        # Those that a cluster with tenants, certificates and sealed connections needs are shown.
+        # The page shows the keywords that a cluster with tenants, certificates and encrypted connections needs.
         self.assertLessEqual({"cluster", "certificates", "tenant", "data_tls"}, seen)
 
     def test_the_schedulers_example_runs(self):
         text = next(text for _, text in examples() if "with Scheduler() as scheduler" in text)
-        # It follows the table of instances for as long as there is one; once is enough here.
+        # The example watches the instance table without end; one iteration is enough here.
         text = re.sub(r"(scheduler\.watch\(\):[^\n]*\n +)\.\.\.", r"\1break", text)
         conductor = test_scheduler.Conductor()
         before = {name: os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "KVPLANE_CLUSTER")}

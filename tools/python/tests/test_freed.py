@@ -1,4 +1,4 @@
-"""Registered memory that was freed without being unregistered: a number below zero, on both sides, and no crash."""
+"""Registered memory freed without unregistering: both sides get a negative error number and do not crash."""
 
 import unittest
 
@@ -14,7 +14,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 SIZE = 8 << 20
 def mapped(number=0):
-    # Far from where the kernel puts what it is asked for without an address: what is freed stays free.
+    # Far from where the kernel places mappings without a fixed address, so that freed ranges stay unmapped.
     at = (16 + number) << 32
     assert libc.mmap(at, SIZE, 3, 0x100022, -1, 0) == at
     return at
@@ -28,7 +28,7 @@ def engine():
     return made
 """
 
-#: An engine of another process: says where its memory is, and reads and writes what it is told to.
+#: An engine of another process: prints its memory address, and reads and writes on command.
 PEER = (
     HEAD
     + """
@@ -62,7 +62,7 @@ def asked(size):
 
 
 class Freed(unittest.TestCase):
-    """What callers and peers see of it."""
+    """What callers and peers see when registered memory was freed."""
 
     def setUp(self):
         bed.bed()
@@ -108,7 +108,7 @@ peer.wait()
 print(asked(4096))
 freed(at)
 print({code < 0 for size in (16, 4096, 65536, SIZE // 2) for code in asked(size)})
-# The connection is as good as before.
+# The connection still works.
 other = mapped(1)
 assert us.unregister_memory(at) == 0 and us.register_memory(other, SIZE) == 0
 at = other

@@ -1,4 +1,4 @@
-"""Several hosts: network namespaces stand for them. Skipped where none can be made."""
+"""Several hosts, simulated by network namespaces. Skipped where namespaces cannot be created."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-#: Runs in a namespace of its own, which is host a; makes host b, and a control plane on a.
+#: Runs in its own namespace, which is host a; creates host b and starts a control plane on a.
 TWO_HOSTS = r"""
 import os, pathlib, subprocess, sys, time
 place, binary = pathlib.Path(sys.argv[1]), os.environ["KVPLANE_BINARY"]
@@ -62,7 +62,7 @@ from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
 assert store.setup("10.79.9.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "10.79.9.1:50051") == 0
 keys = [f"far-{index}" for index in range(64)]
-# Sockets in the file system are no other host's.
+# Sockets in the file system do not reach another host.
 import kvplane
 with kvplane.Store("10.79.9.1:50051", shared_memory=False) as far:
     far.put_many({key: key.encode() for key in keys})
@@ -102,7 +102,7 @@ except ConnectionError as error:
 
 
 class Hosts(unittest.TestCase):
-    """What works on one host works on two."""
+    """Features that work on one host work between two."""
 
     def setUp(self):
         programs = [name for name in ("ip", "unshare", "nsenter", "ss", "mount") if shutil.which(name) is None]
@@ -116,7 +116,7 @@ class Hosts(unittest.TestCase):
         self.place = directory.name
 
     def run_in(self, unshare, script):
-        """What a script prints, and what it says on standard error, in namespaces of its own."""
+        """Runs a script in new namespaces; returns its standard output and standard error."""
         path = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
         command = ["unshare", *unshare, "--fork", "--kill-child", sys.executable, "-c", script, self.place]
         done = subprocess.run(command, env=path, capture_output=True, text=True, timeout=120, check=False)

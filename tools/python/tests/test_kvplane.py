@@ -1,4 +1,4 @@
-"""Our own interface: `kvplane.Store`, `kvplane.AsyncStore`, `kvplane.TransferEngine`."""
+"""The kvplane interface: `kvplane.Store`, `kvplane.AsyncStore`, `kvplane.TransferEngine`."""
 
 import asyncio
 import unittest
@@ -77,7 +77,7 @@ class Stores(unittest.TestCase):
             self.store.register(memory)
         self.store.put_from([("twice", registered[0:1])])
         del registered
-        # Its memory may be freed, so it is not registered any more.
+        # The memory may be freed, so it is unregistered.
         self.store.register(memory).close()
 
     def test_closed(self):

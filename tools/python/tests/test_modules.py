@@ -21,7 +21,7 @@ from mooncake.store import EngramStore, EngramStoreConfig, MooncakeDistributedSt
 
 
 def opened():
-    """A store on the tests' cluster."""
+    """Opens a store on the tests' cluster."""
     bed.bed()
     store = MooncakeDistributedStore()
     assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
@@ -65,7 +65,7 @@ class Services(unittest.TestCase):
     """HTTP, and console scripts."""
 
     def serve(self, module, *arguments):
-        """Starts a service; its address."""
+        """Starts a service and returns its address."""
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
         command = [sys.executable, "-m", module, "--port", "0", *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -76,7 +76,7 @@ class Services(unittest.TestCase):
 
     @staticmethod
     def ask(method, url, body=None):
-        """Status and body."""
+        """Sends a request; returns status and body."""
         request = urllib.request.Request(url, data=body, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:

@@ -1,4 +1,4 @@
-"""`mooncake.engine` as its users call it, between two engines: one of this process, one of another."""
+"""`mooncake.engine` as its users call it, between an engine of this process and one of another."""
 
 import ctypes
 import json
@@ -37,7 +37,7 @@ for line in sys.stdin:
 
 
 class Peer:
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def __init__(self):
         import os
@@ -51,17 +51,17 @@ class Peer:
         self.name, self.at, self.managed = f"127.0.0.1:{port}", int(at), int(managed)
 
     def ask(self, *words):
-        """What it answers."""
+        """Sends a command and returns the answer."""
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
     def read(self, offset, size):
-        """Bytes of its memory."""
+        """Reads bytes of the peer's memory."""
         return bytes.fromhex(self.ask("read", offset, size))
 
     def close(self):
-        """Ends it."""
+        """Stops the process."""
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
@@ -69,7 +69,7 @@ class Peer:
 
 
 class Open(unittest.TestCase):
-    """Batches that nobody asks for."""
+    """Batches whose status is never queried."""
 
     def test_those_that_ended_make_room(self):
         engine = TransferEngine()
@@ -84,7 +84,7 @@ class Open(unittest.TestCase):
 
 
 class Pair(unittest.TestCase):
-    """An engine here and one there."""
+    """An engine of this process and a peer in another."""
 
     @classmethod
     def setUpClass(cls):
@@ -282,7 +282,7 @@ class Pair(unittest.TestCase):
 
 
 class Ends(unittest.TestCase):
-    """Peers that die, and engines that were not started."""
+    """Peers that die, and engines that are not initialized."""
 
     def test_a_killed_peer_is_an_error_and_not_a_wait(self):
         bed.bed()
@@ -300,14 +300,14 @@ class Ends(unittest.TestCase):
         self.assertEqual(engine.free_managed_buffer(at, 1 << 20), 0)
 
     def test_addresses_of_other_machines_are_announced(self):
-        # Behind NAT and in containers no interface has the address by which peers reach the engine.
+        # Behind NAT and in containers, no local interface has the address at which peers reach the engine.
         for host in ("203.0.113.7", "203.0.113.7:12345", "0.0.0.0", "0.0.0.0:12345", "no-such-host.invalid"):
             with self.subTest(host):
                 engine, peer = TransferEngine(), TransferEngine()
                 self.assertEqual(engine.initialize(host, "P2PHANDSHAKE", "tcp", ""), 0)
                 self.assertEqual(peer.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
                 self.assertGreater(engine.get_rpc_port(), 0)
-                # It is reached by an address that leads here, too, and moves bytes.
+                # The engine is reachable at another address of this machine, too, and transfers bytes.
                 at, there = peer.allocate_managed_buffer(4096), engine.allocate_managed_buffer(4096)
                 self.assertEqual(peer.write_bytes_to_buffer(at, b"x" * 4096, 4096), 0)
                 name = f"127.0.0.1:{engine.get_rpc_port()}"
@@ -333,7 +333,7 @@ class Ends(unittest.TestCase):
         self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
         self.assertEqual(engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}"), 0)
         self.assertNotEqual(engine.get_rpc_port(), first)
-        # One that cannot start leaves the one that is there.
+        # A failed initialization keeps the running engine.
         self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "carrier-pigeon", ""), -1)
         self.assertEqual(engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}"), 0)
 

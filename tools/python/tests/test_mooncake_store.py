@@ -1,4 +1,4 @@
-"""`mooncake.store` as its users call it: arguments, return values, and numbers of errors."""
+"""`mooncake.store` as its users call it: arguments, return values and error numbers."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ from mooncake.store import BufferLease, BufferPool, MooncakeDistributedStore, Re
 
 
 def opened(**kept):
-    """A store on the tests' cluster."""
+    """Opens a store on the tests' cluster."""
     store = MooncakeDistributedStore()
     code = store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "127.0.0.1:50051", **kept)
     assert code == 0, code
@@ -36,7 +36,7 @@ class Case(unittest.TestCase):
         self.assertEqual(self.store.register_buffer(self.at, len(self.buffer)), 0)
 
     def fill(self, offset, size):
-        """Puts a pattern into the buffer, and returns it."""
+        """Fills the buffer with a pattern and returns it."""
         value = bed.pattern(offset + 1, size)
         self.buffer[offset : offset + size] = value
         return value
@@ -194,7 +194,7 @@ class Puts(Case):
 
 
 class Memory(Case):
-    """Puts from and gets into memory of the caller's."""
+    """Puts from, and gets into, the caller's memory."""
 
     def test_registering(self):
         self.assertEqual(self.store.register_buffer(self.at, len(self.buffer)), -600)
@@ -267,7 +267,7 @@ class Memory(Case):
         self.assertEqual(self.store.is_exist("bad"), 0)
 
     def test_memory_that_was_freed(self):
-        # So much that nothing else can fill the hole.
+        # Large enough that no other allocation can fill the hole.
         size = 1 << 30
         mapped = mmap.mmap(-1, size)
         address = _native.buffer_address(mapped, True)[0]
@@ -415,7 +415,7 @@ class Parts(Case):
         self.assertEqual(self.store.batch_get_session_end(["layers"]), 0)
 
     def test_a_session_never_mixes_versions(self):
-        """Its ranges are those of the object that it began with; another one under the key begins another session."""
+        """A session reads only the object it started with; a new one under the key needs a new session."""
         get, at = self.store.batch_get_into_multi_buffer_ranges, self.at + 65536
         for old, new in ((b"a" * 100, b"b" * 100), (b"c" * 10, b"d" * 100)):
             self.store.upsert("versions", old)
@@ -462,7 +462,7 @@ class Parts(Case):
 
 
 class Others(Case):
-    """What is said of the cluster, pools, and closing."""
+    """Cluster information, buffer pools, and closing."""
 
     def test_replicas(self):
         self.store.put("k", b"value")
@@ -507,7 +507,7 @@ class Others(Case):
                 lease.release()
 
     def test_a_lease_that_no_pool_made(self):
-        # Neither the constructor that fails nor the end of what it left prints anything.
+        # Neither the failing constructor nor the finalizer of the partial object prints anything.
         problems = []
         with mock.patch.object(sys, "unraisablehook", problems.append):
             with self.assertRaises(TypeError):
@@ -560,7 +560,7 @@ class Others(Case):
     def test_a_segment_of_this_process(self):
         mounted = self.store.allocate_and_mount_segment(32 << 20)
         self.assertEqual((mounted["ret"], mounted["allocated_size"]), (0, 32 << 20))
-        # Where what another member left is still on its way, its slots come later.
+        # The segment gets its slots later while those of a departed member are still being moved.
         keys, owners, until = [], set(), time.monotonic() + 60
         while mounted["segment_ids"][0] not in owners and time.monotonic() < until:
             some = [f"spread-{len(keys) + index}" for index in range(200)]
@@ -576,7 +576,7 @@ class Others(Case):
 
 
 class Setup(unittest.TestCase):
-    """How the control plane is found, and what is said when it is not."""
+    """How the control plane is found, and the error if it is not."""
 
     def test_dictionaries(self):
         bed.bed()

@@ -1,4 +1,4 @@
-"""Objects that go from peer to peer by name; tensors that peers read, as checkpoint-engine's store has them."""
+"""P2P objects transferred by name, and tensors that peers read, in the interface of checkpoint-engine's store."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ def address(buffer):
 
 
 SHARD = 64 << 10
-# Neither of them a multiple of a shard.
+# Neither size is a multiple of the shard size.
 SIZES = [5 * SHARD + 9, 100]
 
 
@@ -46,7 +46,7 @@ class Objects(unittest.TestCase):
                 self.assertIn((7, 0), seen)
                 self.assertEqual(sorted(member.shards for member in first.members(name)), [7, 7])
                 self.assertTrue(any(one.name == name and one.members == 2 for one in first.list("py/")))
-                # What is served stays where it is.
+                # Memory that is served cannot be resized.
                 with self.assertRaises(BufferError):
                     theirs[0].append(1)
                 first.unregister(name)
@@ -123,7 +123,7 @@ class Objects(unittest.TestCase):
             memory = bytearray(reshard_bytes(one, "tp0"))
             read = reader.reshard(written, one, "tp0", parts, memory)
             self.assertEqual(memory, whole)
-            # But for the shard with what is no tensor's, all is compared with hashes.
+            # All shards are verified by hash except the one that also has bytes of no tensor.
             self.assertEqual(read, (24 * columns, 16 * columns + 4))
             memory = bytearray(8 * columns + 2)
             read = reader.reshard(json.dumps(written), three, "tp1", parts, memory, offsets=[2])
@@ -207,7 +207,7 @@ class Tensors(unittest.TestCase):
             engine.batch_transfer_sync_read(trainer.addr, pointers, remote, list(sizes.values()))
             self.assertEqual(bytes(ours), b"".join(bytes(tensor) for tensor in theirs.values()))
             engine.batch_transfer_sync_read(trainer.addr, [], [], [])
-            # What was taken back is not read, and the rest is.
+            # Unregistered tensors cannot be read; the others still can.
             self.assertEqual(trainer.unregister_named_tensors(["a"]), 1)
             self.assertEqual(sorted(trainer.named_tensors), ["b", "c"])
             with self.assertRaises(kvplane.Error):

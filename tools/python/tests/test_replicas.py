@@ -1,4 +1,4 @@
-"""Objects that two nodes have, as Mooncake's users meet them."""
+"""Objects replicated on two nodes, through Mooncake's interface."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ _LONGEST_S = 60
 
 
 class Replicas(unittest.TestCase):
-    """A control plane that gives slots two owners, and two nodes."""
+    """A control plane with replication factor two, and two nodes."""
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory(prefix="kvplane-python-")
@@ -47,7 +47,7 @@ class Replicas(unittest.TestCase):
         return [one.get_memory_descriptor().buffer_descriptor.transport_endpoint for one in described]
 
     def put_twice(self, key):
-        """Puts until two nodes have it: the first may come before they have heard of each other."""
+        """Puts until two nodes hold the object: a first put may come before the nodes know each other."""
         config = ReplicateConfig()
         config.replica_num = 2
         until = time.monotonic() + _LONGEST_S
@@ -70,9 +70,9 @@ class Replicas(unittest.TestCase):
         for key in keys:
             self.assertEqual(self.store.get(key), key.encode())
             self.assertEqual(self.ends(key), ends[key][:1] if key in second else ends[key])
-        # Again: what is there now is the first of two, and stays.
+        # Once more: the replicas left on this node are first replicas, and stay.
         self.assertEqual(self.store.batch_replica_clear(keys, there), [])
-        # Only ones go with their objects.
+        # Clearing the only replica removes the object.
         other = segments[1]
         alone = [key for key in keys if self.ends(key) == [other]]
         self.assertEqual(sorted(alone), sorted(second))

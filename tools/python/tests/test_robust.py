@@ -1,4 +1,4 @@
-"""Threads on one object, forks, signals, killed processes, the end of the interpreter, and memory over many calls."""
+"""Threads on one object, forks, signals, killed processes, interpreter shutdown, and memory use over many calls."""
 
 import ctypes
 import os
@@ -12,14 +12,14 @@ from mooncake.store import MooncakeDistributedStore
 
 
 def opened():
-    """A store on the tests' cluster."""
+    """Opens a store on the tests' cluster."""
     store = MooncakeDistributedStore()
     assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
     return store
 
 
 class Robust(unittest.TestCase):
-    """What frameworks do to a store."""
+    """Usage patterns of frameworks."""
 
     def setUp(self):
         bed.bed()
@@ -119,7 +119,7 @@ time.sleep(0.2)
 for _ in range(4):
     child = os.fork()
     if child == 0:
-        # Touches nothing of ours; the end of the interpreter waits for no call of the parent's.
+        # The child does not use the store; its interpreter shutdown does not wait for the parent's calls.
         sys.exit(0)
     until = time.monotonic() + 10
     while time.monotonic() < until and os.waitpid(child, os.WNOHANG)[0] == 0:
@@ -237,7 +237,7 @@ store.close()
 
         work(500)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # `cargo x python --nightly` has more.
+        # `cargo x python --nightly` runs more turns.
         turns = int(os.environ.get("KVPLANE_PYTHON_TURNS", "2500"))
         work(turns)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -255,7 +255,7 @@ print([name for name in ("torch", "numpy", "asyncio.events", "json") if name in 
 
 
 class Errors(unittest.TestCase):
-    """Our own interface says what is wrong."""
+    """Error messages of the kvplane interface."""
 
     def test_no_control_plane(self):
         with self.assertRaises(kvplane.Unreachable) as caught:

@@ -1,4 +1,4 @@
-"""`kvplane.Scheduler` against a live Conductor: booked, told, explained, and by the last table when it is gone."""
+"""`kvplane.Scheduler` against a live Conductor: booking, reports, explanations, and routing by the last table."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ def prompt(seed, blocks=200, model="m"):
 
 
 class Conductor:
-    """A bed with a Conductor, beside the one that other tests share."""
+    """A bed with a Conductor, separate from the one that other tests share."""
 
     def __init__(self):
         directory = os.environ.get("XDG_RUNTIME_DIR")
@@ -30,12 +30,12 @@ class Conductor:
             os.environ["XDG_RUNTIME_DIR"] = directory
 
     def line(self):
-        """A scheduler's line to it."""
+        """Opens a scheduler on this Conductor."""
         return kvplane.Scheduler(cluster="conductor", runtime_directory=self.runtime, budget=20)
 
 
 def wait_until(what):
-    """Waits until `what` is true."""
+    """Waits until `what` returns true."""
     end = time.monotonic() + _LONGEST_S
     while not what():
         if time.monotonic() > end:
@@ -64,7 +64,7 @@ class Schedulers(unittest.TestCase):
         holders, pooled = line.query(asked)
         self.assertEqual((holders, pooled), ([("one", 0, 80 * 16, 80 * 16, False)], 80 * 16))
 
-        # An engine may hold the last block of a prompt in part: no more tokens count than are in full blocks.
+        # An engine may hold a partial last block of a prompt: only tokens in full blocks count.
         for tokens, counted in ((40, 32), (33, 32), (48, 48), (15, 0)):
             short = asked._replace(tokens=tokens, hashes=asked.hashes[: -(-tokens // 16)])
             holders, pooled = line.query(short)
@@ -111,7 +111,7 @@ class Schedulers(unittest.TestCase):
             other = prompt(3, 2_000)
             waiting = threading.Thread(target=lambda: told.append(line.schedule("3", other, barred=["two"])))
             waiting.start()
-            # It holds neither the interpreter nor this object.
+            # A waiting call blocks neither the interpreter nor the scheduler.
             wait_until(lambda: any(model.waiting for model in line.table().models))
             self.assertEqual(told, [])
             line.ended(first)
@@ -121,7 +121,7 @@ class Schedulers(unittest.TestCase):
             booked = line.schedule("4", other)
             again = line.reschedule(booked, [booked.prefill], "4", other)
             self.assertEqual({booked.prefill, again.prefill}, {"one", "two"})
-            # Nobody is left.
+            # No instance is left.
             self.assertEqual(line.reschedule(again, [again.prefill], "4", other).why, "no instance")
 
     def test_bad_input_is_refused(self):
@@ -156,7 +156,7 @@ class Schedulers(unittest.TestCase):
         tokens = list(range(40))
         hashes = kvplane.Prompt.of_tokens("m", tokens, 16).hashes
         self.assertEqual(len(hashes), 2)
-        # A block's hash depends on all before it, the seed and the salt.
+        # A block's hash depends on all preceding blocks, the seed and the salt.
         self.assertEqual(kvplane.Prompt.of_tokens("m", tokens[:20], 16).hashes, hashes[:1])
         self.assertNotEqual(kvplane.Prompt.of_tokens("m", [9, *tokens[1:]], 16).hashes[1], hashes[1])
         self.assertNotEqual(kvplane.Prompt.of_tokens("m", tokens, 16, seed="1").hashes[0], hashes[0])

@@ -1,4 +1,4 @@
-"""The console scripts of the original: what their flags become, two ports of a master, dummy clients by a client's port."""
+"""Mooncake's console scripts: how flags are translated, a master's two ports, dummy clients on a client's port."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _SCRIPT = "import sys; from mooncake import cli; sys.argv[0] = {call!r}; sys.exi
 
 
 def environment(directory, **more):
-    """An environment with a runtime directory of its own."""
+    """An environment with its own runtime directory."""
     known = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     known.update(XDG_RUNTIME_DIR=directory, XDG_STATE_HOME=directory, PYTHONUNBUFFERED="1")
     for name in ("KVPLANE_CLUSTER", "KVPLANE_CERTS"):
@@ -25,7 +25,7 @@ def environment(directory, **more):
 
 
 def free_ports(count):
-    """Ports that nobody has for either kind of connection, all different."""
+    """Distinct ports that are free for both TCP and UDP."""
     held = []
     while len(held) < 2 * count:
         stream = socket.socket()
@@ -45,13 +45,13 @@ def free_ports(count):
 
 
 def ask(url):
-    """Status and body."""
+    """Sends a request; returns status and body."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         return answer.status, answer.read()
 
 
 class Flags(unittest.TestCase):
-    """What becomes of them, told by a program that prints its arguments."""
+    """Flag translation, observed through a program that prints its arguments."""
 
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
@@ -62,7 +62,7 @@ class Flags(unittest.TestCase):
         self.echo.chmod(0o755)
 
     def run_script(self, call, *words, **more):
-        """Exit status, what was printed, and what was said."""
+        """Runs a script; returns exit status, standard output and standard error."""
         known = environment(self.directory.name, KVPLANE_BINARY=str(self.echo), **more)
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT.format(call=call), *words],
@@ -145,10 +145,10 @@ class Flags(unittest.TestCase):
 
 
 class Masters(unittest.TestCase):
-    """Against the real program."""
+    """`mooncake_master` with the real program."""
 
     def start(self, directory, call, *words):
-        """Starts a script; its first line."""
+        """Starts a script and returns its first line."""
         process = subprocess.Popen(
             [sys.executable, "-c", _SCRIPT.format(call=call), *words],
             env=environment(directory), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -183,7 +183,7 @@ assert store.setup_dummy(1 << 20, 0, "127.0.0.1:{client}") == 0
 assert store.put("one", b"value") == 0 and store.get("one") == b"value"
 two = ReplicateConfig()
 two.replica_num = 2
-# One node: there is no second owner, and the put does not suffer.
+# With one node there is no second owner; the put succeeds all the same.
 assert store.put("two", b"value", two) == 0 and store.get("two") == b"value"
 pointer = store.alloc_from_mem_pool(65536)
 assert pointer and store.alloc_from_mem_pool(1 << 20) == 0
@@ -199,7 +199,7 @@ print("ok")
                 env=environment(directory), capture_output=True, text=True, timeout=60, check=False,
             )
             self.assertEqual(done.stdout, "ok\n", done.stderr)
-            # Another one cannot have the same port; a client that was killed leaves it free.
+            # A second client cannot use the same port; a killed client releases it.
             again = subprocess.run(
                 [sys.executable, "-c", _SCRIPT.format(call="client"), address, f"--port={client}",
                  "--global_segment_size=16MB"],
@@ -211,7 +211,7 @@ print("ok")
             giver.wait()
             _, line = self.start(directory, "client", address, f"--port={client}", "--global_segment_size=16MB")
             self.assertIn("ready", line)
-            # The metadata server ends with the control plane, however that ends.
+            # The metadata server exits with the control plane, even if that is killed.
             process.kill()
             process.wait()
             self.assertTrue(_goes(metadata))
@@ -229,7 +229,7 @@ print("ok")
             self.assertTrue(any("waits for the master" in line for line in process.stderr))
             self.start(directory, "master", f"--port={master}", "--metrics_port=0")
             self.assertIn("ready", process.stdout.readline())
-            # One that waits ends when it has to.
+            # A waiting process stops on a signal.
             other = subprocess.Popen(
                 [sys.executable, "-c", _SCRIPT.format(call="client"), f"--master_server_address=127.0.0.1:{client}"],
                 env=environment(directory), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -277,7 +277,7 @@ print(seen.status == TaskStatus.SUCCESS, seen.message)
 
 
 def _goes(port):
-    """Whether nobody listens at a port any more, now or soon."""
+    """Waits until nothing listens on a port; returns whether that came true."""
     import time
 
     for _ in range(200):
@@ -289,7 +289,7 @@ def _goes(port):
 
 
 class Clients(unittest.TestCase):
-    """What a client leaves for dummy clients."""
+    """Dummy clients connect through a client's port."""
 
     def test_only_what_runs_counts(self):
         script = """

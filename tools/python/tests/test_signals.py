@@ -1,4 +1,4 @@
-"""Signals during calls: a handler runs while the call waits; one that raises ends it, and nothing is in flight then."""
+"""Signals during calls: handlers run while a call waits; one that raises ends the call with nothing in flight."""
 
 import unittest
 
@@ -20,7 +20,7 @@ class Alarm:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 def raises(*_):
-    # Once: what ends the call may wait a moment, too.
+    # Only once: the cleanup of the call may wait for a moment, too.
     signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt
 
@@ -126,7 +126,7 @@ calls = [lambda: store.get("there"), lambda: store.put("new", value), lambda: st
 with Stopped(own.process):
     print([interrupted(call) for call in calls])
     memory[:] = bytes(len(memory))
-# Nothing of what was withdrawn arrives later, and the object is as good as before.
+# No cancelled transfer arrives later, and the object is still usable.
 print([store.get("there") == value for _ in range(20)] == [True] * 20, not any(memory), store.put("again", value))
 """,
                     way,
@@ -153,7 +153,7 @@ second = _native.Store(cluster="other")
 assert second.put("second", b"here") == 0
 seen = []
 def inner():
-    # A call of the handler's own ends with a signal, too; the one outside does not.
+    # A call made by the handler is ended by a signal, too; the outer call is not.
     seen.append(second.get("second"))
     stopped.go_on()
     seen.append(len(store.get("there")))
@@ -231,7 +231,7 @@ handlers = 0
 def count():
     global handlers
     handlers += 1
-# A handshake has a deadline of its own, so that the handler that runs during it is what can be seen.
+# A handshake has its own deadline, so the count of handler runs is all that can be observed.
 print(after(3, count, lambda: engine.probe(quiet)) < 0, interrupted(lambda: engine.probe(quiet)), handlers)
 print(interrupted(lambda: engine.transfer(quiet, True, [at], [there], [16])), read())
 """

@@ -1,4 +1,4 @@
-"""Type stubs say what the modules have: the same names, and parameters of the same names, order and defaults."""
+"""Type stubs match the modules: the same names, and the same parameter names, order and defaults."""
 
 import ast
 import importlib
@@ -15,22 +15,22 @@ STUBS = {
     "mooncake.store": (mooncake, "store.pyi"),
 }
 
-#: Names that only stubs have, to say what others are.
+#: Names that exist only in stubs, as types of other names.
 ALIASES = {"Buffer", "capsule"}
 
-#: What our modules have from one another, beside what the original has.
+#: Names that our modules import from one another and that Mooncake does not have.
 OURS = {"INTERNAL_ERROR", "INVALID_PARAMS", "NOT_SUPPORTED", "OBJECT_NOT_FOUND", "parse_size", "unknown_key"}
 
 
 def parsed(name):
-    """The statements of a stub."""
+    """Parses a stub into statements."""
     package, file = STUBS[name]
     path = pathlib.Path(package.__file__).parent / file
     return ast.parse(path.read_text(), str(path), feature_version=(3, 9)).body
 
 
 def declared(body):
-    """What a module or a class declares: name, and its statements."""
+    """Names that a module or class declares, each with its statements."""
     found = {}
     for item in body:
         if isinstance(item, (ast.FunctionDef, ast.ClassDef)):
@@ -38,18 +38,18 @@ def declared(body):
         elif isinstance(item, ast.AnnAssign):
             found.setdefault(item.target.id, []).append(item)
         elif isinstance(item, ast.Assign):
-            # An alias where it says what a type is, a member where it is one of an enumeration.
+            # A type alias, or a member of an enumeration.
             found.setdefault(item.targets[0].id, []).append(item)
     return found
 
 
 def row(name, optional, named):
-    """A parameter; one that only its place tells has no name that matters."""
+    """A parameter; the name of a positional-only one is ignored."""
     return (name if named else "", optional, named)
 
 
 def of_stub(function, bound):
-    """Parameters in a stub: name, whether it may be left out, whether it can be named."""
+    """Parameters in a stub: name, whether optional, whether it can be passed by keyword."""
     arguments = function.args
     several = [*arguments.posonlyargs, *arguments.args]
     left_out = [False] * (len(several) - len(arguments.defaults)) + [True] * len(arguments.defaults)
@@ -63,7 +63,7 @@ def of_stub(function, bound):
 
 
 def of_module(function, bound):
-    """The same as the module has it; None where it takes anything."""
+    """Parameters of the module's function in the same form; None if it takes any arguments."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
         return None
@@ -72,7 +72,7 @@ def of_module(function, bound):
 
 
 def imported(module):
-    """Names that a module has from others, and of other modules."""
+    """Names that a module imports, and names of modules."""
     found = set()
     for item in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(item, (ast.Import, ast.ImportFrom)):
@@ -88,9 +88,9 @@ class Stubs(unittest.TestCase):
     maxDiff = None
 
     def compare(self, name, functions, real, bound):
-        """One function or method."""
+        """Compares one function or method."""
         if len(functions) > 1:
-            # Forms of one call: the module tells them apart by itself.
+            # Overloads: the module dispatches at run time.
             self.assertTrue(callable(real), name)
             return
         theirs = of_module(real, bound)
@@ -102,7 +102,7 @@ class Stubs(unittest.TestCase):
         stub = declared(body)
         public = {one for one in vars(real) if not one.startswith("_")}
         for base in real.__mro__[1:]:
-            # What an enumeration or a tuple brings along is said by its base in the stub.
+            # Members inherited from an enumeration or tuple come from the base class in the stub.
             if base.__module__ == real.__module__:
                 public |= {one for one in vars(base) if not one.startswith("_")}
         inherited = [one.id for one in getattr(body, "bases", []) if isinstance(one, ast.Name)]
@@ -137,7 +137,7 @@ class Stubs(unittest.TestCase):
                         self.compare_class(f"{module}.{one}", items[0].body, getattr(real, one))
 
     def test_what_has_no_stub_is_annotated(self):
-        # Type checkers read these modules themselves.
+        # Type checkers read the source of these modules.
         modules = ["_store", "_engine", "_async", "_scheduler", "p2p"]
         for module in [f"kvplane.{one}" for one in modules]:
             real = importlib.import_module(module)

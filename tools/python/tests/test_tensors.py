@@ -1,4 +1,4 @@
-"""The tensor calls, with as much of torch as they use: `fake_torch`. With torch itself: `test_modules.Tables`."""
+"""The tensor calls, tested with `fake_torch`. `test_modules.Tables` tests them with torch itself."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ HEADER = 304
 
 
 def tensor(seed, *shape, kind=fake_torch.float32):
-    """A tensor whose bytes say where they belong."""
+    """A tensor whose bytes depend on their position."""
     count = kind.itemsize
     for extent in shape:
         count *= extent
@@ -75,7 +75,7 @@ class Tensors(unittest.TestCase):
                     self.same(self.store.get_tensor(key), one)
                     self.assertEqual(self.store.get_size(key), HEADER + len(one.raw()))
         other = tensor(9, 5, 5)
-        # What is there stays, until it is to be replaced.
+        # An existing tensor stays unless it is to be replaced.
         self.assertEqual(self.store.put_tensor("one-torch.float32-(2, 3, 4)", other), 0)
         self.same(self.store.get_tensor("one-torch.float32-(2, 3, 4)"), tensor(0, 2, 3, 4))
         self.assertEqual(self.store.upsert_tensor("one-torch.float32-(2, 3, 4)", other), 0)
@@ -101,7 +101,7 @@ class Tensors(unittest.TestCase):
             said = io.StringIO()
             with contextlib.redirect_stderr(said):
                 self.assertEqual(self.store.put_tensor("bad", unknown), -600)
-                # The others of a batch are stored, and have answers of their own.
+                # The other items of the batch are stored and have their own results.
                 codes = self.store.batch_upsert_tensor(["first", "bad", "last"], [tensor(1, 2), unknown, tensor(2, 2)])
             self.assertEqual(codes, [0, -600, 0])
             self.assertIn(why, said.getvalue())
@@ -153,7 +153,7 @@ class Tensors(unittest.TestCase):
         self.assertEqual(self.store.batch_upsert_tensor_from(["in-b", "in-c"], [at, at + 4096], sizes), [0, 0])
         got = self.store.get_tensor_into("in-b", at + 8192, 4096)
         self.same(got, one)
-        # The tensor is the memory: there is no copy.
+        # The tensor is a view of the memory, not a copy.
         self.assertEqual(got.data_ptr(), at + 8192 + HEADER)
         several = self.store.batch_get_tensor_into(["in-c", "no such"], [at + 16384, at + 20480], [4096, 4096])
         self.same(several[0], two)
@@ -189,7 +189,7 @@ class Tensors(unittest.TestCase):
                     key = f"held-{name}-{number}"
                     self.assertEqual(getattr(self.store, name)(key, place, count), -600)
                     keys, pointers, sizes = [f"{key}-bad", f"{key}-good"], [place, at], [count, size]
-                    # One that cannot be is all that cannot be.
+                    # One invalid item fails the whole batch.
                     codes = getattr(self.store, f"batch_{name}")(keys, pointers, sizes)
                     self.assertEqual(codes, [-600, -600])
                     self.assertEqual(self.store.batch_is_exist([key, *keys]), [0, 0, 0])
@@ -202,7 +202,7 @@ class Tensors(unittest.TestCase):
         one, two = tensor(4, 8, 6), tensor(5, 12, 3)
         pointers, sizes, free = self.registered(one, two)
         for rank in (0, 3):
-            # All parts are stored, whatever the rank of who calls.
+            # All parts are stored, whatever the rank of the caller.
             key = f"from-{rank}"
             self.assertEqual(self.store.put_tensor_with_tp_from(key, pointers[0], sizes[0], rank, 4, 0), 0)
             self.assertEqual(self.store.put_tensor_with_tp_from(f"{key}-1", pointers[0], sizes[0], rank, 2, 1), 0)
@@ -222,20 +222,20 @@ class Tensors(unittest.TestCase):
 
     def test_parts_are_read_by_others_than_those_they_were_made_for(self):
         whole, read = tensor(6, 8, 6), self.store.get_tensor_with_parallelism
-        # A call that knows one axis only says nothing beside the parts: the parts themselves do.
+        # A call with one axis writes no manifest beside the parts; the parts describe themselves.
         self.assertEqual(self.store.put_tensor_with_tp("quarters", whole, 0, 4, 0), 0)
         for size in (1, 2, 4, 8):
             for rank in range(size):
                 wanted = axes(axis("tp", rank, size, 0))
                 self.same(read("quarters", target("shard", wanted)), whole.tensor_split(size, 0)[rank])
                 self.same(read("quarters", target("full", wanted)), whole)
-        # A manifest that earlier parts left behind does not hide these.
+        # A manifest left by earlier parts does not hide these.
         for rank, part in enumerate(whole.tensor_split(3, 1)):
             self.assertEqual(self.store.put_tensor_with_parallelism("again", part, axes(axis("tp", rank, 3, 1))), 0)
         self.store.batch_remove([f"again_tp_{rank}" for rank in range(3)])
         self.assertEqual(self.store.put_tensor_with_tp("again", whole, 0, 2, 1), 0)
         self.same(read("again", target("full", axes(axis("tp", 0, 1, 1)))), whole)
-        # Nobody is given a part that others would cut elsewhere.
+        # A part that other ranks would split differently is not returned.
         for size in (3, 5, 16):
             self.assertIsNone(read("quarters", target("shard", axes(axis("tp", 0, size, 0)))))
             stage = axis("pp", 0, 2, None, 7)
@@ -243,9 +243,9 @@ class Tensors(unittest.TestCase):
                 several = axes(stage, axis("tp", rank, 2, 0))
                 self.assertEqual(self.store.upsert_tensor_with_parallelism("stage", whole, several), 0)
             self.assertIsNone(read("stage", target("shard", axes(stage, axis("tp", 0, size, 0)))))
-        # Along another axis there is nothing, and not the part that lies there.
+        # Along another axis nothing is found, not even the part stored under that key.
         self.assertIsNone(read("quarters", target("shard", axes(axis("tp", 1, 4, 1)))))
-        # The part of a writer is that of the rank in its place.
+        # A writer part belongs to the rank at its position.
         for rank in range(3):
             code = self.store.put_tensor_with_parallelism("by-writers", whole, writer_partition=axis("tp", rank, 3, 1))
             self.assertEqual(code, 0)
@@ -286,7 +286,7 @@ class Tensors(unittest.TestCase):
         self.same(read("tp", target("shard", several[1])), parts[1])
         self.same(read("tp", target("FULL", several[0])), whole)
         self.same(self.store.batch_get_tensor_with_parallelism(["tp"], [target("full", several[0])])[0], whole)
-        # Readers with another number of ranks get their part of the whole.
+        # Readers with a different number of ranks get their part of the whole tensor.
         for size in (1, 4):
             for rank in range(size):
                 wanted = whole.narrow(1, rank * 4 // size, 4 // size)
@@ -299,7 +299,7 @@ class Tensors(unittest.TestCase):
         self.same(self.store.get_tensor("tp_tp_0"), parts[1])
 
     def test_parts_of_several_axes(self):
-        # The tensor is the whole, and each rank stores its part of it.
+        # The argument is the whole tensor, and each rank stores its part.
         for name, shape, size, split, more in (
             ("dp-tp", (8, 8), 2, 0, [axis("dp", 1, 2)]),
             ("tp-ep", (6, 9), 3, 1, [axis("ep", 1, 4, None, 17)]),
@@ -320,7 +320,7 @@ class Tensors(unittest.TestCase):
                     self.same(self.store.get_tensor_with_parallelism(key, full), whole)
                     other = axes(*more, axis("tp", 0, 1, split))
                     self.same(self.store.get_tensor_with_parallelism(key, target("shard", other)), whole)
-                    # No other part of the job has stored anything.
+                    # No part with these axes has been stored.
                     alien = axes(axis("dp", 2, 3), axis("tp", 0, size, split))
                     self.assertIsNone(self.store.get_tensor_with_parallelism(key, target("full", alien)))
         stage = axes(axis("pp", 1, 2, None, 5), axis("dp", 0, 2))
@@ -411,7 +411,7 @@ class Tensors(unittest.TestCase):
             self.assertIsNone(self.store.load_tensor_from_safetensor("one", "empty"))
             self.same(self.store.load_tensor_from_safetensor("two", "several"), two)
             self.same(self.store.get_tensor("two"), two)
-            # A key that the file has not names the first of its tensors.
+            # A key that is missing in the file selects its first tensor.
             self.same(self.store.load_tensor_from_safetensor("three", "several"), one)
             self.same(self.store.get_tensor("three"), one)
             self.same(self.store.load_tensor_from_safetensor(None, "several"), one)

@@ -1,4 +1,4 @@
-"""What values the interface takes and gives: configurations, attributes, enumerations, names, HTTP bodies."""
+"""Values the interface accepts and returns: configurations, attributes, enumerations, names, HTTP bodies."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from mooncake.store import KVCACHE, MooncakeDistributedStore, ReplicateConfig, S
 
 
 class Attributes(unittest.TestCase):
-    """`ReplicateConfig` as pybind11 has it."""
+    """Attributes of `ReplicateConfig` behave as with pybind11."""
 
     def test_wrong_types_are_refused(self):
         config = ReplicateConfig()
@@ -120,7 +120,7 @@ class Names(unittest.TestCase):
         store.close()
         with self.assertRaises(OSError):
             ask("/health")
-        # The port is free again, and a child of a fork does not wait for its parent's thread.
+        # The port is released, and a forked child does not wait for its parent's thread.
         self.assertEqual(store.setup(config), 0)
         child = os.fork()
         if child == 0:
@@ -183,7 +183,7 @@ class Names(unittest.TestCase):
 
 
 class Configurations(unittest.TestCase):
-    """The environment's, and what is no configuration."""
+    """Configuration from the environment, and invalid configurations."""
 
     def test_the_environment(self):
         known = {
@@ -233,17 +233,17 @@ class Configurations(unittest.TestCase):
 
 
 class Rest(unittest.TestCase):
-    """The store service: every route, and bodies that are none."""
+    """The store service: every route, and malformed bodies."""
 
     @staticmethod
     def known(**more):
-        """The environment of a service."""
+        """Builds the environment of a service."""
         names = {name: value for name, value in os.environ.items() if not name.startswith("MOONCAKE_")}
         names["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         return dict(names, **more)
 
     def start(self, *words, **more):
-        """A connection to a service."""
+        """Opens a connection to a service."""
         command = [sys.executable, "-m", "mooncake.mooncake_store_service", "--port", "0", *words]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.known(**more)
@@ -257,7 +257,7 @@ class Rest(unittest.TestCase):
 
     @staticmethod
     def ask(asked, method, path, body=None, **more):
-        """Status and what the body says."""
+        """Sends a request; returns status and decoded body."""
         asked.request(method, path, body, **more)
         answer = asked.getresponse()
         raw = answer.read()
@@ -265,7 +265,7 @@ class Rest(unittest.TestCase):
 
     def test_routes(self):
         bed.bed()
-        # The environment's, where -D counts before one of its values.
+        # Configuration from the environment; -D overrides one of its values.
         asked = self.start("-Dglobal_segment_size=0", MOONCAKE_MASTER=bed.bed().control,
                            MOONCAKE_GLOBAL_SEGMENT_SIZE="no size")
         for body in (b"[]", b'"s"', b"7", b"{", b"", b'{"key": 1, "value": 2}', b'{"key": "k"}', b"\xff"):

@@ -1,4 +1,4 @@
-"""The wheels install into an environment of their own, and the first lines of the documentation run there."""
+"""The wheels install into a fresh environment, and the first examples of the documentation run there."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Wheels(unittest.TestCase):
-    """Packed, installed, used."""
+    """Builds, installs and uses the wheels."""
 
     def test_a_fresh_environment(self):
         import kvplane
@@ -39,7 +39,7 @@ class Wheels(unittest.TestCase):
             run(sys.executable, "-m", "venv", place / "venv")
             python = place / "venv" / "bin" / "python"
             run(python, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", *wheels)
-            # The README's lines, as they are there.
+            # The lines of the README, unchanged.
             readme = (HERE.parents[2] / "README.md").read_text(encoding="utf-8")
             quickstart = readme.split("```python\n", 1)[1].split("```", 1)[0]
             self.assertEqual(run(python, "-c", quickstart), "b'value'\n")
@@ -57,12 +57,12 @@ print(importlib.metadata.version("mooncake-transfer-engine"))
             self.assertTrue((place / "venv" / "bin" / "mooncake_master").exists())
 
     def test_the_pages_of_engines(self):
-        """Their lines in Python run as they are, with the configuration that stands before them."""
+        """Python examples run unchanged, with the configuration that precedes them."""
         control = bed.bed().control
         pages = sorted((HERE.parents[2] / "docs" / "integrations").glob("*.md"))
         self.assertEqual(len(pages), 4)
         for page in pages:
-            # The tests' cluster has a port of its own.
+            # The tests' cluster listens on a different port.
             text = page.read_text(encoding="utf-8").replace("127.0.0.1:50051", control)
             lines = text.split("```python\n", 1)[1].split("```", 1)[0]
             with tempfile.TemporaryDirectory() as directory:

@@ -27,7 +27,7 @@ _CHUNK = "it reads a tensor of which it put down the header's 304 bytes only: th
 _NAME = "members are named by address, not as their `setup` was told: the original fails too with P2PHANDSHAKE"
 _MOVE = "single keys are not moved: a node is emptied by draining it"
 _FAKE = "its fake store records a pair, and the test expects a list: the original fails too"
-#: Files, and in each the tests that differ, with the reason; those that differ now and then begin with `may: `.
+#: Per file, the tests whose result differs, with the reason; the reason of flaky ones starts with `may: `.
 FILES = {
     "test_import_structure.py": {},
     "test_cli.py": {},
@@ -85,9 +85,9 @@ FILES = {
     "test_upsert_api.py": {},
     "test_async_store.py": {},
 }
-#: Files of the checkout's `scripts`, which a folder of tests by itself lacks.
+#: Files of the checkout's `scripts`, which are missing in a bare folder of tests.
 _SCRIPTS = ("test_copy_move_api.py", "test_tensor_api.py", "test_upsert_api.py", "test_async_store.py")
-#: Packages that files import and this one does without: such files are skipped where one is missing.
+#: Packages that test files import but kvplane does not need: a file is skipped if one is missing.
 _NEEDS = {
     "test_fast_copy.py": ("numpy",),
     "test_put_get_tensor.py": ("torch", "numpy", "msgpack"),
@@ -99,11 +99,11 @@ _NEEDS = {
     "test_upsert_api.py": ("torch", "numpy"),
     "test_async_store.py": ("torch", "numpy"),
 }
-#: What one of them reads and writes, and over which metadata: `Cluster.pair` starts both.
+#: The transfer engine test, and the script of its peer, which `Cluster.pair` starts with a metadata server.
 _PAIR, _TARGET = "transfer_engine_initiator_test.py", "transfer_engine_target.py"
 
-#: Runs in an interpreter of its own: loads one file, runs its tests, prints one line of JSON. Without pytest, tests that are
-#: no methods of a class are left out. Our package is imported first: some files put the checkout before it.
+#: Runs in a separate interpreter: loads one file, runs its tests, prints one line of JSON. Without pytest, tests that
+#: are not methods of a class are left out. Our package is imported first: some files put the checkout before it.
 _ONE = """
 import importlib.util, json, pathlib, sys, unittest
 import mooncake.engine, mooncake.store
@@ -140,7 +140,7 @@ print("\\nRESULT " + json.dumps({"run": result.testsRun, "bad": bad, "skipped": 
 
 
 class Cluster:
-    """`mooncake_master`, and a `mooncake_client` where it is asked for, found by an environment of their own."""
+    """`mooncake_master` and, on request, a `mooncake_client`, with their own environment."""
 
     def __init__(self, directory):
         self.environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
@@ -158,12 +158,12 @@ class Cluster:
         self.environment.update(LOCAL_HOSTNAME="localhost", PROTOCOL="tcp", MC_METADATA_SERVER="P2PHANDSHAKE")
 
     def start(self, call, *words):
-        """Starts a console script, and waits for its first line."""
+        """Starts a console script and waits for its first line."""
         script = f"import sys; from mooncake import cli; sys.argv[0] = 'mooncake_{call}'; sys.exit(cli.{call}())"
         self.run(f"mooncake_{call}", "-c", script, *words)
 
     def run(self, name, *words, until=""):
-        """Starts an interpreter, and waits for a line with these words, which is returned."""
+        """Starts an interpreter, waits for a line that contains these words, and returns it."""
         process = subprocess.Popen(
             [sys.executable, "-u", *words], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -175,7 +175,7 @@ class Cluster:
         sys.exit(f"{name} ended with {process.wait()}")
 
     def pair(self, folder):
-        """The other side of the transfer engine's test; the addresses it is to use."""
+        """Starts the peer of the transfer engine's test and sets the addresses in the environment."""
         said = self.run("metadata server", "-m", "mooncake.http_metadata_server", "--port=0", until="metadata server on")
         ports = []
         for _ in range(2):
@@ -188,7 +188,7 @@ class Cluster:
         self.run(_TARGET, str(folder / _TARGET), until="Target server ready")
 
     def give(self, path):
-        """Starts the client whose port a file names. Other tests expect that only they have memory."""
+        """Starts the client whose port a file names. Other tests expect to be the only ones with memory."""
         if not self.client:
             self.client = True
             found = re.search(r"127\.0\.0\.1:(\d+)", path.read_text(encoding="utf-8"))
@@ -197,7 +197,7 @@ class Cluster:
             self.start("client", f"--port={port}", address, "--global_segment_size=1GB")
 
     def close(self):
-        """Ends them, the clients first."""
+        """Stops all processes, clients first."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
             try:
@@ -209,7 +209,7 @@ class Cluster:
 
 
 def one(path, environment, differs):
-    """Runs a file, and says how it went; how much was not as it should be."""
+    """Runs a file and prints the result; returns the number of unexpected outcomes."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ONE, str(path)], env=environment, cwd=path.parent, capture_output=True, text=True,
@@ -237,7 +237,7 @@ def one(path, environment, differs):
 
 
 def main():
-    """The command line."""
+    """Command line entry point."""
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     root = pathlib.Path(sys.argv[1]).resolve()
