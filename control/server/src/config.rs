@@ -94,7 +94,7 @@ pub enum StartError {
     Identity(IdentityError),
     /// The file of the ticket keys is damaged.
     TicketKeys(PathBuf),
-    /// The file of the epoch time is damaged.
+    /// The file of the ticket time is damaged.
     TicketTime(PathBuf),
     /// The state cannot be opened or read.
     Store(StoreError),
@@ -136,7 +136,7 @@ impl fmt::Display for StartError {
             }
             Self::TicketTime(path) => write!(
                 f,
-                "{} is damaged, which holds the epoch time in seconds: restore a copy, or remove it; the epoch \
+                "{} is damaged, which holds the ticket time in seconds: restore a copy, or remove it; the epoch \
                  time then restarts from this host's clock",
                 path.display()
             ),

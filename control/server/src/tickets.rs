@@ -1,6 +1,6 @@
 //! Data tickets: the control plane issues them, and gives nodes the keys to verify them.
 //!
-//! With a state directory, the keys and the epoch time outlive the process, in files that only the user can read; with
+//! With a state directory, the keys and the ticket time outlive the process, in files that only the user can read; with
 //! the state in etcd, they are stored there. So a restart changes nothing for a ticket's holder, whatever the host's
 //! clock shows by then ([`TicketTime`]).
 
@@ -21,7 +21,7 @@ use crate::store::etcd::Turn;
 
 /// Name of the file of the keys in the state directory.
 pub(crate) const KEYS_FILE: &str = "ticket.keys";
-/// Name of the file of the epoch time in the state directory.
+/// Name of the file of the ticket time in the state directory.
 pub(crate) const TIME_FILE: &str = "ticket-time";
 /// Most bytes of one of these files.
 const FILE_BYTES: u64 = 64 << 10;
@@ -64,12 +64,12 @@ pub(crate) enum Keep {
         turn: Turn,
         /// The stored keys.
         keys: Option<String>,
-        /// The stored epoch time, in seconds.
+        /// The stored ticket time, in seconds.
         time_s: Option<u64>,
     },
 }
 
-/// Returns the seconds of the host's wall clock. Only the very first epoch time derives from it.
+/// Returns the seconds of the host's wall clock. Only the very first ticket time derives from it.
 fn host_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -92,7 +92,7 @@ impl Keep {
         }
     }
 
-    /// Returns the durable epoch time, in seconds.
+    /// Returns the durable ticket time, in seconds.
     fn time_s(&self) -> Result<Option<u64>, StartError> {
         match self {
             Self::Nowhere => Ok(None),
@@ -155,15 +155,15 @@ impl Tickets {
         Ok(())
     }
 
-    /// Returns the epoch time in seconds. If no more of it can be made durable, it stands still: tickets last longer
+    /// Returns the ticket time in seconds. If no more of it can be made durable, it stands still: tickets last longer
     /// then, and none is rejected.
     fn now(&mut self) -> u64 {
         let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let outcome = self.reserve(now_ns);
         let stood = core::mem::replace(&mut self.stands, outcome.is_err());
         match outcome {
-            Err(reason) if !stood => tracing::error!("the epoch time cannot be saved and stands still: {reason}"),
-            Ok(()) if stood => tracing::info!("the epoch time advances again"),
+            Err(reason) if !stood => tracing::error!("the ticket time cannot be saved and stands still: {reason}"),
+            Ok(()) if stood => tracing::info!("the ticket time advances again"),
             _ => {}
         }
         self.time.now(now_ns)
@@ -307,7 +307,7 @@ impl Control {
     pub(crate) fn rotate_tickets_now(&self) -> Result<EmptyReply, Refusal> {
         self.with_mint(|tickets, now| match tickets {
             Some(tickets) => tickets.rotate(now, true).map(|()| EmptyReply),
-            None => Err(Refusal::new(RefusalCode::NotFound, "this control plane makes no tickets".to_owned())),
+            None => Err(Refusal::new(RefusalCode::NotFound, "this control plane issues no tickets".to_owned())),
         })
     }
 

@@ -94,7 +94,7 @@ statuses! {
     /// The shard does not have the key that the ticket was issued with.
     NoKey = 26, "the shard does not have the key of this ticket yet; if that lasts, its node cannot reach the \
                  control plane";
-    /// The ticket has expired by the epoch time that the shard's node last received.
+    /// The ticket has expired by the ticket time that the shard's node last received.
     TicketEnded = 27, "the ticket has expired and the client has not renewed it; if that lasts, the client cannot \
                        reach the control plane, or the shard's node follows another control plane";
     /// The put requests an acknowledgement from the SSD, and the object's owner has no SSD.

@@ -34,7 +34,7 @@ pub struct StoreConfig {
     /// Part of the pool that hard pinned objects may take; puts of more are refused.
     pub hard_pin_percent: u8,
     /// Longest soft pin; longer ones are shortened to this. 0: there are none.
-    pub soft_pin_most_ms: u32,
+    pub soft_pin_max_ms: u32,
     /// Limit on pins held at once, over all objects.
     pub max_pins: u32,
     /// Limit on reservations, counting the expired ones that are not aborted yet.
@@ -60,7 +60,7 @@ impl StoreConfig {
             high_watermark_percent: 100,
             low_watermark_percent: 100,
             hard_pin_percent: 25,
-            soft_pin_most_ms: Limits::SOFT_PIN_MS,
+            soft_pin_max_ms: Limits::SOFT_PIN_MS,
             max_pins: 16_384,
             max_reservations: 4096,
             hash_seed: 0,
@@ -94,7 +94,7 @@ impl StoreConfig {
         let high = self.high_watermark_percent.into();
         within("low_watermark_percent", self.low_watermark_percent.into(), 0, high)?;
         within("hard_pin_percent", self.hard_pin_percent.into(), 0, 90)?;
-        within("soft_pin_most_ms", self.soft_pin_most_ms.into(), 0, Limits::SOFT_PIN_MS.into())?;
+        within("soft_pin_max_ms", self.soft_pin_max_ms.into(), 0, Limits::SOFT_PIN_MS.into())?;
         within("max_pins", self.max_pins.into(), 1, MAX_HANDLES.into())?;
         within("max_reservations", self.max_reservations.into(), 1, MAX_HANDLES.into())
     }

@@ -18,7 +18,7 @@ pub struct TicketKey {
     /// Number of the key, drawn at random; tickets refer to it.
     pub id: u64,
     pub secret: [u8; SECRET_BYTES],
-    /// Expiry of the last ticket under this key, in seconds of the control plane's epoch time.
+    /// Expiry of the last ticket under this key, in seconds of the control plane's ticket time.
     pub until: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Adds keys that the control plane published, on the time line of its epoch time. Known keys that it does not list
+    /// Adds keys that the control plane published, on the time line of its ticket time. Known keys that it does not list
     /// stay, on their own time lines, as long as tickets under them may be valid, because a control plane that took
     /// over has keys of its own. Beyond [`MOST_KEYS`], the keys that expire first are dropped. `now` is the verifier's
     /// time in seconds.

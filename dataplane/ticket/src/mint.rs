@@ -37,7 +37,7 @@ pub struct Mint {
 }
 
 impl Mint {
-    /// Creates a mint with new keys. `draw` fills in random bytes. Times are in seconds, `now` in epoch time.
+    /// Creates a mint with new keys. `draw` fills in random bytes. Times are in seconds, `now` in ticket time.
     ///
     /// # Errors
     /// Returns the error of `draw`.

@@ -100,7 +100,7 @@ pub struct Ticket {
     pub incarnation: u64,
     /// First and last epoch of the cluster map for which the ticket is valid.
     pub epochs: (u64, u64),
-    /// First and last second in which the ticket is valid, in the control plane's epoch time.
+    /// First and last second in which the ticket is valid, in the control plane's ticket time.
     pub valid: (u64, u64),
 }
 

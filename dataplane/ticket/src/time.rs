@@ -1,4 +1,4 @@
-//! Epoch time, by which tickets are valid: seconds that only grow, whatever the clocks of hosts do.
+//! Ticket time, by which tickets are valid: seconds that only grow, whatever the clocks of hosts do.
 //!
 //! A control plane's [`TicketTime`] begins at its last durable value, and continues with the monotonic clock of the
 //! host. The host's wall clock gives the very first value and is never read again, so the time is moved neither by a
@@ -13,7 +13,7 @@
 
 /// Nanoseconds in a second.
 const SECOND_NS: u64 = 1_000_000_000;
-/// Time for which a verifier's epoch time runs on without news from the control plane, in nanoseconds.
+/// Time for which a verifier's ticket time runs on without news from the control plane, in nanoseconds.
 pub const UNHEARD_NS: u64 = 30 * SECOND_NS;
 /// Grace period: time for which a ticket is accepted after its expiry, in seconds, so that a newer one can arrive.
 pub const GRACE_S: u64 = 30;
@@ -22,7 +22,7 @@ const _: () = assert!(UNHEARD_NS <= GRACE_S * SECOND_NS);
 /// Least and most seconds that are reserved ahead.
 const RESERVE_S: (u64, u64) = (2, 60);
 
-/// Epoch time of a control plane. Its arguments `now_ns` are of a monotonic clock with any origin.
+/// Ticket time of a control plane. Its arguments `now_ns` are of a monotonic clock with any origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketTime {
     /// Value at the beginning, in seconds.
@@ -111,7 +111,7 @@ impl TimeLine {
     }
 }
 
-/// Epoch time as a verifier of tickets knows it. Its arguments `now_ns` are of a monotonic clock.
+/// Ticket time as a verifier of tickets knows it. Its arguments `now_ns` are of a monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeardTime {
     /// Time in seconds, and the monotonic clock at which it was received; `None` before the first.

@@ -37,7 +37,7 @@ impl World<'_> {
     }
 
     /// Begins the replications that pay off now.
-    pub(crate) fn copy_hot(&mut self) {
+    pub(crate) fn replicate_hot(&mut self) {
         let Some(mut copied) = self.copied.take() else { return };
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
         let mut all: Vec<PrefixFetch<u64>> = Vec::new();

@@ -207,7 +207,7 @@ impl<'a> World<'a> {
             Event::Sample => self.sample(),
             Event::Replicas => self.replicas(),
             Event::Wake => {}
-            Event::Copies => self.copy_hot(),
+            Event::Copies => self.replicate_hot(),
             Event::Copied { instance, key, chain } => self.copy_came(instance, key, &chain),
         }
     }
@@ -327,8 +327,8 @@ impl<'a> World<'a> {
         node.cache.touch(work, found);
         node.skip = if keep { 0..0 } else { fetched };
         let cached = (found as u32 * self.config.block_tokens).min(work.input_tokens);
-        let misjudged = 1.0 + self.config.faults.misjudged;
-        let factor = if misjudged > 1.0 { misjudged.powf(2.0 * self.rng.unit() - 1.0) } else { 1.0 };
+        let prefill_error = 1.0 + self.config.faults.prefill_error;
+        let factor = if prefill_error > 1.0 { prefill_error.powf(2.0 * self.rng.unit() - 1.0) } else { 1.0 };
         let took_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
         node.working = Some((id, cached, took_ns));
         node.computed_ns += took_ns;

@@ -91,7 +91,7 @@ fn default_policy_is_between_the_bound_and_cache_blind_policies() {
 #[test]
 fn faults_lose_no_request() {
     let trace = sessions(300, 9);
-    let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, misjudged: 0.3, death_ns: Some(40_000_000_000) };
+    let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, prefill_error: 0.3, death_ns: Some(40_000_000_000) };
     let config = SimConfig { prefill: 3, decode: 1, cache_tokens: 100_000, faults, ..SimConfig::default() };
     for policy in side_by_side() {
         let name = policy.name();

@@ -25,21 +25,31 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_corrupt_total", "Payloads that did not match their checksum.", |one| one.service.corrupt),
     ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
-    ("kvplane_shard_crowded_out_total", "Unauthenticated connections closed for others.", |one| one.host.crowded_out),
-    ("kvplane_shard_strangers_total", "Connections rejected for lack of a valid ticket.", |one| one.service.strangers),
-    ("kvplane_shard_tickets_ended_total", "Connections closed because their ticket ended.", |one| {
+    ("kvplane_shard_idle_connections_closed_total", "Unauthenticated connections closed for others.", |one| {
+        one.host.crowded_out
+    }),
+    ("kvplane_shard_unauthenticated_total", "Connections rejected for lack of a valid ticket.", |one| {
+        one.service.strangers
+    }),
+    ("kvplane_shard_tickets_expired_total", "Connections closed because their ticket ended.", |one| {
         one.service.tickets_ended
     }),
     ("kvplane_shard_unauthorized_total", "Requests that the ticket does not permit.", |one| one.service.unauthorized),
-    ("kvplane_shard_broken_total", "Frames that broke the protocol.", |one| one.host.broken),
-    ("kvplane_shard_copies_made_total", "Replicas written to replica owners.", |one| one.copies.made),
-    ("kvplane_shard_copied_bytes_total", "Bytes of those replicas.", |one| one.copies.made_bytes),
-    ("kvplane_shard_copies_hot_total", "Hot objects that were replicated automatically.", |one| one.copies.hot),
-    ("kvplane_shard_copies_failed_total", "Replicas that could not be written.", |one| one.copies.failed),
-    ("kvplane_shard_copies_dropped_total", "Replicas that replica owners reported as gone.", |one| one.copies.dropped),
-    ("kvplane_shard_copies_refused_total", "Refused: a replica was not removed in time.", |one| one.copies.refused),
-    ("kvplane_shard_copies_served_total", "Gets answered from a replica.", |one| one.copies.served),
-    ("kvplane_shard_copies_inherited_total", "Replicas taken over from owners that left.", |one| one.copies.inherited),
+    ("kvplane_shard_protocol_errors_total", "Frames that broke the protocol.", |one| one.host.broken),
+    ("kvplane_shard_replicas_made_total", "Replicas written to replica owners.", |one| one.copies.made),
+    ("kvplane_shard_replicated_bytes_total", "Bytes of those replicas.", |one| one.copies.made_bytes),
+    ("kvplane_shard_replicas_hot_total", "Hot objects that were replicated automatically.", |one| one.copies.hot),
+    ("kvplane_shard_replicas_failed_total", "Replicas that could not be written.", |one| one.copies.failed),
+    ("kvplane_shard_replicas_dropped_total", "Replicas that replica owners reported as gone.", |one| {
+        one.copies.dropped
+    }),
+    ("kvplane_shard_replica_drop_timeouts_total", "Refused: a replica was not removed in time.", |one| {
+        one.copies.refused
+    }),
+    ("kvplane_shard_replicas_served_total", "Gets answered from a replica.", |one| one.copies.served),
+    ("kvplane_shard_replicas_inherited_total", "Replicas taken over from owners that left.", |one| {
+        one.copies.inherited
+    }),
     ("kvplane_shard_parks_total", "Times that the shard parked.", |one| one.host.parks),
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
@@ -52,12 +62,12 @@ const GAUGES: [Number; 12] = [
     ("kvplane_shard_pins", "Pins held.", |one| store(one).pins),
     ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).kept.hard_bytes),
     ("kvplane_shard_soft_pins", "Objects with a soft pin.", |one| store(one).kept.soft),
-    ("kvplane_shard_copies", "Replicas of objects that other shards own.", |one| store(one).replicas.here),
-    ("kvplane_shard_objects_copied", "Objects that the replica owner may have a replica of.", |one| {
+    ("kvplane_shard_replicas", "Replicas of objects that other shards own.", |one| store(one).replicas.here),
+    ("kvplane_shard_objects_replicated", "Objects that the replica owner may have a replica of.", |one| {
         store(one).replicas.elsewhere
     }),
-    ("kvplane_shard_copies_owed", "Replicas that replica owners still have to remove.", |one| one.copies.owed),
-    ("kvplane_shard_second_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
+    ("kvplane_shard_replica_drops_owed", "Replicas that replica owners still have to remove.", |one| one.copies.owed),
+    ("kvplane_shard_replica_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 
@@ -101,13 +111,15 @@ const TIER_COUNTERS: [Number; 41] = [
     ("kvplane_tier_removals_unwritten_total", "Removals that a restart may undo.", |one| {
         tier(one).counters.removals_unwritten
     }),
-    ("kvplane_tier_slots_compared_total", "Slots in doubt that were reconciled.", |one| {
+    ("kvplane_tier_slots_reconciled_total", "Slots in doubt that were reconciled.", |one| {
         tier(one).counters.slots_compared
     }),
     ("kvplane_tier_slots_voided_total", "Slots in doubt whose records became void.", |one| {
         tier(one).counters.slots_voided
     }),
-    ("kvplane_tier_struck_total", "Objects dropped in reconciliation as outdated.", |one| tier(one).counters.struck),
+    ("kvplane_tier_reconciled_removals_total", "Objects dropped in reconciliation as outdated.", |one| {
+        tier(one).counters.struck
+    }),
     ("kvplane_tier_reclaimed_total", "Objects that reclaim evicted.", |one| tier(one).counters.reclaimed),
     ("kvplane_tier_reinserted_total", "Live records that reclaim rewrote.", |one| tier(one).stats.reinserted),
     ("kvplane_tier_damaged_total", "Records found damaged.", |one| tier(one).stats.harm.damaged),
@@ -154,7 +166,7 @@ const TIER_GAUGES: [Number; 24] = [
     ("kvplane_tier_flush_p99_nanoseconds", "99th percentile of the latency of flushes.", |one| {
         device(one).flush_latency.percentile_ns(99)
     }),
-    ("kvplane_tier_flush_most_nanoseconds", "The longest flush.", |one| device(one).flush_latency.most_ns),
+    ("kvplane_tier_flush_max_nanoseconds", "The longest flush.", |one| device(one).flush_latency.most_ns),
     ("kvplane_tier_in_flight_gets", "Operations for gets in flight.", |one| device(one).priorities[0].in_flight),
     ("kvplane_tier_in_flight_commits", "Writes in flight.", |one| device(one).priorities[1].in_flight),
     ("kvplane_tier_in_flight_background", "Operations of reclaim and recovery in flight.", |one| {
@@ -282,9 +294,6 @@ fn tenants(text: &mut Text, shards: &[ShardSnapshot]) {
 
 /// Appends the payloads that RDMA devices moved, by whether device and pool are on one NUMA node.
 fn devices(text: &mut Text, shards: &[ShardSnapshot]) {
-    if shards.iter().all(|shard| shard.rdma.is_empty()) {
-        return;
-    }
     text.counter(
         "kvplane_shard_payloads_by_node_total",
         "Payloads moved over RDMA, by whether pool and device are on one NUMA node.",

@@ -47,7 +47,7 @@ pub struct GetTicketKeys {
 /// The reply to [`GetTicketKeys`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TicketKeys {
-    /// The control plane's epoch time, in seconds.
+    /// The control plane's ticket time, in seconds.
     pub seconds: u64,
     /// Keys; at most [`KEYS_PER_REPLY`].
     pub keys: Vec<KeyOfTickets>,
@@ -64,7 +64,7 @@ pub const KEYS_PER_REPLY: usize = 16;
 pub struct KeyOfTickets {
     pub id: u64,
     pub secret: [u8; 32],
-    /// End of the last ticket under the key, in seconds of the control plane's epoch time.
+    /// End of the last ticket under the key, in seconds of the control plane's ticket time.
     pub until: u64,
 }
 

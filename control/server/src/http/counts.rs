@@ -91,7 +91,7 @@ fn describe() {
         ("kvplane_rpc_bad_frames_total", "Connections closed because of malformed messages."),
         ("kvplane_http_requests_total", "HTTP requests, by path and status."),
         ("kvplane_cluster_joins_total", "Incarnations of nodes that joined."),
-        ("kvplane_cluster_losses_total", "Members that failed and were expelled."),
+        ("kvplane_cluster_expulsions_total", "Members that failed and were expelled."),
         ("kvplane_cluster_suspicions_total", "Times that a member became suspect."),
         ("kvplane_cluster_rejections_total", "Inputs that the cluster refused."),
         ("kvplane_cluster_late_calls_total", "Times that the control plane itself was late."),
@@ -129,7 +129,7 @@ fn fill_cluster(view: &View) {
     view.members.iter().filter(|member| is_live(member)).for_each(fill_node);
     let counters = &view.counters;
     counter!("kvplane_cluster_joins_total").absolute(counters.joins);
-    counter!("kvplane_cluster_losses_total").absolute(counters.losses);
+    counter!("kvplane_cluster_expulsions_total").absolute(counters.losses);
     counter!("kvplane_cluster_suspicions_total").absolute(counters.suspicions);
     counter!("kvplane_cluster_rejections_total").absolute(counters.rejections);
     counter!("kvplane_cluster_late_calls_total").absolute(counters.late_calls);

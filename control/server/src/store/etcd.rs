@@ -8,7 +8,7 @@
 //! | `fence` | number of the turn and count of its changes: every change compares it with the value before |
 //! | `state` | format and identity of the cluster state |
 //! | `tickets` | the ticket keys |
-//! | `ticket-time` | epoch time in seconds, reserved ahead: no later time was ever published |
+//! | `ticket-time` | ticket time in seconds, reserved ahead: no later time was ever published |
 //! | `records/KEY` | the records of the cluster |
 //! | `batch`, `batch/N` | a change too large for one transaction, until it is carried out |
 //!
@@ -82,7 +82,7 @@ pub(crate) struct Takeover {
     pub(crate) state_id: u64,
     pub(crate) records: Vec<Record>,
     pub(crate) tickets: Option<String>,
-    /// Epoch time, in seconds.
+    /// Ticket time, in seconds.
     pub(crate) ticket_time_s: Option<u64>,
 }
 
@@ -180,7 +180,7 @@ impl Turn {
         self.send(vec![records::tickets_change(text)])
     }
 
-    /// Makes the epoch time durable, in seconds.
+    /// Makes the ticket time durable, in seconds.
     pub(crate) fn keep_ticket_time(&self, seconds: u64) -> Result<(), String> {
         self.send(vec![records::ticket_time_change(seconds)])
     }

@@ -43,7 +43,7 @@ fn config(eviction: Eviction) -> StoreConfig {
         max_object_bytes: 18 * KIB,
         protected_percent: 40,
         hard_pin_percent: 25,
-        soft_pin_most_ms: 0,
+        soft_pin_max_ms: 0,
         max_pins: 6,
         max_reservations: 4,
         hash_seed: 3,

@@ -1,4 +1,4 @@
-//! Epoch time under clock jumps, restarts, several control planes and lost state: it never goes back, new tickets are
+//! Ticket time under clock jumps, restarts, several control planes and lost state: it never goes back, new tickets are
 //! valid, and no ticket lasts longer than its lifetime and grace.
 
 use kvplane_ticket::{GRACE_S, HeardTime, TicketTime, TimeLine, UNHEARD_NS};

@@ -39,7 +39,7 @@ struct Conductor {
     policy: PolicyChoice,
     /// Memory budget for replicas of hot prefixes, in bytes: the Conductor replicates a prefix to a second node when
     /// requests wait for the first. 0: no prefix is replicated.
-    #[arg(long = "conductor-copies", default_value = "16G", value_parser = kvplane::parse_bytes, value_name = "BYTES",
+    #[arg(long = "conductor-replicas", default_value = "16G", value_parser = kvplane::parse_bytes, value_name = "BYTES",
         requires = "hosted")]
     copies: u64,
     /// Network bandwidth of a node, in bytes per second, from which the Conductor predicts transfer times.

@@ -126,7 +126,7 @@ pub(crate) struct Shape {
         default_value_t = 86_400_000,
         value_parser = clap::value_parser!(u64).range(0..=86_400_000)
     )]
-    soft_pin_most_ms: u64,
+    soft_pin_max_ms: u64,
     /// Use of RDMA.
     #[arg(long, value_enum, default_value = "auto")]
     rdma: RdmaChoice,
@@ -149,11 +149,11 @@ pub(crate) struct Shape {
     /// Bandwidth limit of background migration into this node, in bytes per second over all shards. 0: objects of
     /// migrating slots are fetched only on access.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size::parse)]
-    fetch_rate: u64,
+    migration_rate: u64,
     /// Read rate above which an object is replicated automatically, in bytes per second, if slots have two owners; gets
     /// are then spread over both replicas. 0: no object is replicated automatically.
-    #[arg(long, alias = "copy_hot", value_name = "BYTES", default_value = "256M", value_parser = size::parse)]
-    copy_hot: u64,
+    #[arg(long, alias = "replicate_hot", value_name = "BYTES", default_value = "256M", value_parser = size::parse)]
+    replicate_hot: u64,
     /// Time to drain this node on SIGTERM or SIGINT before it leaves, in seconds: its slots migrate to other nodes. 0:
     /// leave without draining.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -313,7 +313,7 @@ impl Shape {
             match node.drain(Duration::from_secs(self.drain)) {
                 Ok(0) => return announce!("drained: other nodes hold all objects"),
                 Ok(left) => {
-                    announce!("drain incomplete: other nodes did not fetch {left} objects within {} s", self.drain)
+                    announce!("drain incomplete: other nodes did not fetch {left} objects within {} s", self.drain);
                 }
                 Err(error) => eprintln!("kvplane: drain failed: {error}"),
             }
@@ -347,7 +347,7 @@ impl Shape {
             high_watermark_percent: self.watermarks.0,
             low_watermark_percent: self.watermarks.1,
             hard_pin_percent: self.hard_pins,
-            soft_pin_most: Duration::from_millis(self.soft_pin_most_ms),
+            soft_pin_most: Duration::from_millis(self.soft_pin_max_ms),
             huge: HugePages::Try,
             rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),
@@ -360,8 +360,8 @@ impl Shape {
             },
             tier: self.ssd.policy(),
             slow_after_ns: self.slow_ms * 1_000_000,
-            fetch_bytes_per_s: self.fetch_rate,
-            hot_bytes_per_s: self.copy_hot,
+            fetch_bytes_per_s: self.migration_rate,
+            hot_bytes_per_s: self.replicate_hot,
             ..NodeConfig::local(cluster, self.pool)
         };
         let Some(node) = start_when_there(&config, wait, stop)?.map(Arc::new) else { return Ok(None) };

@@ -135,7 +135,7 @@ fn a_stopping_node_waits_until_others_have_fetched_their_slots() {
     let place = Workplace::new("finish");
     let (_control, mut nodes, mut client) = cluster(&place, 1);
     // The transfer of its quarter takes half a second.
-    let _new = place.node(4, &["--pool", "32M", "--shards", "2", "--fetch-rate", "2M"]);
+    let _new = place.node(4, &["--pool", "32M", "--shards", "2", "--migration-rate", "2M"]);
     assert!(nodes[0].stop().success());
     nodes[0] = node(&place, 1);
     assert_all(&mut client, "was acknowledged");
@@ -227,7 +227,7 @@ fn replicas_are_restored_after_all_nodes_were_killed() {
         }
         nodes = (1..=3).map(|number| node(&place, number)).collect();
         let made = |nodes: &[Process]| -> f64 {
-            nodes.iter().map(|node| ssd::counted(node, "kvplane_shard_copies_made_total")).sum()
+            nodes.iter().map(|node| ssd::counted(node, "kvplane_shard_replicas_made_total")).sum()
         };
         let all = wait_until(|| (made(&nodes) >= KEYS as f64).then_some(()));
         assert_eq!(all, Some(()), "{} copies; given up: {given_up}", made(&nodes));

@@ -11,7 +11,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let place = Workplace::new("conductor");
     let _dev = place.dev(
         "16M",
-        &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-copies", "1M"],
+        &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-replicas", "1M"],
     );
     let control = Control::Local { cluster: place.cluster.clone(), runtime_directory: Some(place.runtime()) };
     let link = ControlLink::to(&control, Role::Client).unwrap();

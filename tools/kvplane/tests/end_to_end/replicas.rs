@@ -311,7 +311,7 @@ fn a_hot_object_is_read_from_both_nodes() {
 fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
     let place = Workplace::new("replicas-heat");
     let control = control(&place);
-    let start = |number| place.node(number, &["--pool", "64M", "--shards", "2", "--copy-hot", "1M"]);
+    let start = |number| place.node(number, &["--pool", "64M", "--shards", "2", "--replicate-hot", "1M"]);
     let _nodes: Vec<Process> = (1..=2).map(start).collect();
     members(&control, 2);
     let mut client = Client::connect(&place.client_config(Way::Tcp)).unwrap();

@@ -172,7 +172,7 @@ fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
     control.wait_for("metrics on");
     let start = |number: u64| {
         let ssd = format!("{}:256M", text(&place.path(&format!("ssd-{number}"))));
-        let words = ["--pool", "8M", "--shards", "1", "--fetch-rate", "0", "--ssd", &ssd];
+        let words = ["--pool", "8M", "--shards", "1", "--migration-rate", "0", "--ssd", &ssd];
         place.node(number, &words)
     };
     let mut nodes = [start(1), start(2)];

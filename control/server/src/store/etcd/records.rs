@@ -246,7 +246,7 @@ fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
                 b"batch" => whole = text.parse().map_err(|_| format!("{text:?} is not a number of parts"))?,
                 b"tickets" => stored.tickets = Some(text.into_owned()),
                 b"ticket-time" => {
-                    let damaged = |_| format!("the epoch time {text:?} is not a number of seconds");
+                    let damaged = |_| format!("the ticket time {text:?} is not a number of seconds");
                     stored.ticket_time_s = Some(text.parse().map_err(damaged)?);
                 }
                 b"state" => {

@@ -97,7 +97,7 @@ impl Shard {
             None if self.tenants.is_strict => return Err(Status::NoTenant),
             None => store.account_of_stranger(tenant),
         };
-        let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_most_ms);
+        let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_max_ms);
         let soft_pin_ns = u64::from(soft_pin_ms) * NS_PER_MS;
         Ok(Keep { account, group: options.group, soft_pin_ns, hard_pin: options.hard_pin })
     }

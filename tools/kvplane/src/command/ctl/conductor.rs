@@ -160,7 +160,7 @@ fn in_json(copies: &CopiesShown) -> serde_json::Value {
 /// Formats the state of replicas of hot prefixes as text.
 fn in_words(copies: &CopiesShown) -> String {
     match (copies.most_bytes, copies.possible) {
-        (0, _) => "hot prefixes are not replicated: --conductor-copies is 0".to_owned(),
+        (0, _) => "hot prefixes are not replicated: --conductor-replicas is 0".to_owned(),
         (_, false) => {
             "hot prefixes are not replicated: slots have one owner, see kvplane control --replicas".to_owned()
         }

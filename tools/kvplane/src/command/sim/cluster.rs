@@ -38,7 +38,7 @@ pub(super) struct Policies {
     lost: f64,
     /// Largest relative error of predicted prefill times, such as 0.3.
     #[arg(long, default_value_t = 0.0)]
-    misjudged: f64,
+    prefill_error: f64,
     /// Time after the start at which an instance dies, in seconds. Default: none dies.
     #[arg(long)]
     death_s: Option<u64>,
@@ -67,13 +67,13 @@ impl Policies {
         if self.load.iter().any(|load| !(0.01..=100.0).contains(load)) {
             return Err("--load takes factors from 0.01 to 100".into());
         }
-        if !(0.0..=1.0).contains(&self.lost) || !(0.0..=10.0).contains(&self.misjudged) {
-            return Err("--lost takes a part from 0 to 1, --misjudged a factor from 0 to 10".into());
+        if !(0.0..=1.0).contains(&self.lost) || !(0.0..=10.0).contains(&self.prefill_error) {
+            return Err("--lost takes a part from 0 to 1, --prefill-error a factor from 0 to 10".into());
         }
         let faults = Faults {
             stale_ns: self.stale_ms.saturating_mul(1_000_000),
             lost: self.lost,
-            misjudged: self.misjudged,
+            prefill_error: self.prefill_error,
             death_ns: self.death_s.map(|seconds| seconds.saturating_mul(1_000_000_000)),
         };
         let mut all = Vec::new();
