@@ -1,4 +1,5 @@
 //! What is measured: our benchmarks, and other engines and stores beside ours.
 
 pub mod bench;
+pub mod figures;
 pub mod peers;
