@@ -62,6 +62,7 @@ usage: cargo x COMMAND [...]
                        a stock Mooncake wheel and kvplane's read and write each other's segments, every byte compared;
                        --rdma: over RDMA in a virtual machine
   reference            regenerate docs/reference/: every flag, and every metric of a running node and control plane
+  figures              render docs/performance.md from docs/results/figures.toml
   wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
   python [--debug] [--nightly] [TEST...]
                        test them against a live cluster, all or by name (test_store); --debug: development build;
@@ -116,6 +117,8 @@ pub enum Task {
     Rig(Vec<String>),
     /// Write the reference pages anew.
     Reference,
+    /// Render the page of figures.
+    Figures,
     /// Pack the Python packages.
     Wheel,
     /// Test the Python packages with these arguments.
@@ -141,7 +144,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
         "seeds" | "nightly" | "deny" | "mutations" | "kills" | "cluster" | "silence" | "fuzz" | "setup" | "tidy"
-        | "ci" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference"
+        | "ci" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference" | "figures"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -151,6 +154,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "interop" => Ok(Task::Interop(rest.to_vec())),
         "wheel" => each(rest, "wheel", |_| None::<()>).map(|_| Task::Wheel),
         "reference" => each(rest, "reference", |_| None::<()>).map(|_| Task::Reference),
+        "figures" => each(rest, "figures", |_| None::<()>).map(|_| Task::Figures),
         "deny" => each(rest, "deny", |_| None::<()>).map(|_| Task::Deny),
         "python" => Ok(Task::Python(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
@@ -198,6 +202,7 @@ mod tests {
         assert_eq!(parsed("nightly 5000"), Ok(Task::Nightly(vec!["5000".to_string()])));
         assert_eq!(parsed("deny"), Ok(Task::Deny));
         assert_eq!(parsed("reference"), Ok(Task::Reference));
+        assert_eq!(parsed("figures"), Ok(Task::Figures));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
         let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();
         assert_eq!(parsed("rig --rxe 2 -- true"), Ok(Task::Rig(passed_on)));

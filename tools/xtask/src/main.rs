@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
-use xtask::measuring::{bench, peers};
+use xtask::measuring::{bench, figures, peers};
 use xtask::nightly::{self, deny, mutations, seeds};
 use xtask::process::Failure;
 use xtask::testing::{self, reference};
@@ -44,6 +44,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Nightly(arguments) => nightly::run(&workspace, &arguments),
         Task::Deny => deny::run(&workspace),
         Task::Reference => reference::run(&workspace),
+        Task::Figures => figures::run(&workspace),
         Task::Mutations(arguments) => mutations::run(&workspace, &arguments),
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),

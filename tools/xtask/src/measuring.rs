@@ -1,4 +1,5 @@
 //! Benchmarks: kvplane's own, and comparisons with other engines and stores.
 
 pub mod bench;
+pub mod figures;
 pub mod peers;

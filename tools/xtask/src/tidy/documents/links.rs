@@ -96,18 +96,24 @@ fn anchors(text: &str) -> BTreeSet<String> {
         if is_code || heading.len() == line.len() || !heading.starts_with(' ') {
             continue;
         }
-        let kept = |c: char| match c {
-            ' ' => Some('-'),
-            '-' | '_' => Some(c),
-            c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
-            _ => None,
-        };
-        let slug: String = heading.trim().chars().filter_map(kept).collect();
+        let slug = slug(heading);
         let count = counts.entry(slug.clone()).or_default();
         found.insert(if *count == 0 { slug } else { format!("{slug}-{count}") });
         *count += 1;
     }
     found
+}
+
+/// The anchor of a heading that no other heading of its page has.
+#[must_use]
+pub fn slug(heading: &str) -> String {
+    let kept = |c: char| match c {
+        ' ' => Some('-'),
+        '-' | '_' => Some(c),
+        c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
+        _ => None,
+    };
+    heading.trim().chars().filter_map(kept).collect()
 }
 
 #[cfg(test)]
