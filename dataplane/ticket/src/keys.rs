@@ -60,10 +60,10 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Adds keys that the control plane published, on the time line of its ticket time. Known keys that it does not list
-    /// stay, on their own time lines, as long as tickets under them may be valid, because a control plane that took
-    /// over has keys of its own. Beyond [`MOST_KEYS`], the keys that expire first are dropped. `now` is the verifier's
-    /// time in seconds.
+    /// Adds keys that the control plane published, on the time line of its ticket time. Known keys that it does not
+    /// list stay, on their own time lines, as long as tickets under them may be valid, because a control plane that
+    /// took over has keys of its own. Beyond [`MOST_KEYS`], the keys that expire first are dropped. `now` is the
+    /// verifier's time in seconds.
     pub fn learn(&mut self, keys: impl IntoIterator<Item = TicketKey>, line: TimeLine, now: u64) {
         for key in keys {
             self.keys.retain(|(known, _)| known.id != key.id);

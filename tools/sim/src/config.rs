@@ -95,8 +95,8 @@ pub struct Faults {
     pub stale_ns: u64,
     /// Fraction of those events that are lost.
     pub lost: f64,
-    /// Error of prefill predictions: each prefill takes up to a factor of `1 + prefill_error` more or less than the model
-    /// predicts.
+    /// Error of prefill predictions: each prefill takes up to a factor of `1 + prefill_error` more or less than the
+    /// model predicts.
     pub prefill_error: f64,
     /// Time at which an instance dies, if one does.
     pub death_ns: Option<u64>,

@@ -355,7 +355,7 @@ impl Ctl {
         match put {
             Put::Stored(version) => println!("stored {} bytes, version {version}{copies}", value.len()),
             Put::Exists => {
-                println!("an object with key {key:?} exists already and was left as it is; use --replace to replace it");
+                println!("an object with key {key:?} exists and was left as it is; use --replace to replace it");
             }
         }
         Ok(())

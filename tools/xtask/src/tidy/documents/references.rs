@@ -14,7 +14,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let flags: BTreeSet<&str> = words(&flags.text).filter(|word| word.starts_with("--")).collect();
     let metrics: BTreeSet<&str> = words(&metrics.text).filter(|word| word.starts_with("kvplane_")).collect();
     let pages = tree.files.iter().filter(|file| {
-        file.path.ends_with(".md") && !file.path.starts_with("docs/reference/") && !file.path.starts_with("docs/adr/")
+        file.path.ends_with(".md") && !file.path.starts_with("docs/reference/") && !file.is_dated_record()
     });
     for page in pages {
         for (index, line) in page.text.lines().enumerate() {

@@ -31,6 +31,12 @@ impl File {
         self.path.ends_with(".rs")
     }
 
+    /// Returns true for a dated record, which is not rewritten: a decision, or a page of the archive.
+    #[must_use]
+    pub fn is_dated_record(&self) -> bool {
+        self.path.starts_with("docs/adr/") || self.path.starts_with("docs/archive/")
+    }
+
     /// Returns true if the location marks the whole file as test code: in a `tests` or `benches` directory, or named
     /// `tests.rs`.
     #[must_use]

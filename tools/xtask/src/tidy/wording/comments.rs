@@ -78,7 +78,7 @@ fn is_product(file: &File) -> bool {
 }
 
 fn is_page(file: &File) -> bool {
-    file.path.ends_with(".md") && !file.path.starts_with("docs/adr/") && file.path != GLOSSARY
+    file.path.ends_with(".md") && !file.is_dated_record() && file.path != GLOSSARY
 }
 
 /// The words in code quotes of the last column of the glossary's tables.
