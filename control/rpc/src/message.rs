@@ -143,9 +143,9 @@ macro_rules! messages {
 
 messages! {
     Hello = 0x0001 small => Welcome, idempotent;
-    Join = 0x0002 small => JoinReply;
-    Heartbeat = 0x0003 small => Alive;
-    Leave = 0x0004 small => EmptyReply;
+    Join = 0x0002 small => JoinReply, idempotent;
+    Heartbeat = 0x0003 small => Alive, idempotent;
+    Leave = 0x0004 small => EmptyReply, idempotent;
     GetMap = 0x0005 small => MapReply, idempotent;
     WatchMap = 0x0006 small;
     RegisterSegment = 0x0007 small => EmptyReply;
@@ -166,22 +166,22 @@ messages! {
     AnswerOrder = 0x0013 small => EmptyReply;
     ReportEvents = 0x0014 large => EmptyReply;
     WatchEvents = 0x0015 small;
-    Drain = 0x001a small => EmptyReply;
-    AttachDevices = 0x001b small => DevicesKept;
-    SettleReport = 0x001c small => EmptyReply;
-    Undrain = 0x001d small => EmptyReply;
+    Drain = 0x001a small => EmptyReply, idempotent;
+    AttachDevices = 0x001b small => DevicesKept, idempotent;
+    SettleReport = 0x001c small => EmptyReply, idempotent;
+    Undrain = 0x001d small => EmptyReply, idempotent;
     CreateTask = 0x001e large => TaskCreated;
     ListTasks = 0x001f small => TaskList, idempotent;
     CancelTask = 0x0024 small => EmptyReply;
     AnswerCopies = 0x0025 small => EmptyReply;
     ReportSilence = 0x0026 small => EmptyReply;
     GetMoves = 0x0027 small => Moves, idempotent;
-    SetTenant = 0x0020 small => EmptyReply;
+    SetTenant = 0x0020 small => EmptyReply, idempotent;
     RemoveTenant = 0x0021 small => EmptyReply;
     ListTenants = 0x0022 small => TenantList, idempotent;
     SyncTenants = 0x0023 large => TenantLeases;
     GetTicket = 0x0040 small => TicketReply, idempotent;
-    GetTicketKeys = 0x0041 small => TicketKeys;
+    GetTicketKeys = 0x0041 small => TicketKeys, idempotent;
     RotateTickets = 0x0042 small => EmptyReply;
     RegisterInstance = 0x0030 small => InstanceRegistered;
     DeregisterInstance = 0x0031 small => EmptyReply;
@@ -211,7 +211,7 @@ messages! {
     LocateObject = 0x005a small => ObjectPlaces;
     JoinRanks = 0x005b small => RanksJoined;
     WantShards = 0x005c large => EmptyReply;
-    GetIncarnation = 0x0060 small => LastIncarnation;
+    GetIncarnation = 0x0060 small => LastIncarnation, idempotent;
     OfferMap = 0x0061 large => EmptyReply;
     Welcome = 0x8001 small;
     JoinReply = 0x8002 small;

@@ -22,12 +22,7 @@ const STEP: u64 = 1 << 40;
 /// # Errors
 /// When the control plane does not answer, or refuses.
 pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<u64, Error> {
-    let last = match link.call(GetIncarnation { node: node.0 }) {
-        Ok(known) => known.incarnation,
-        // A control plane of an earlier version does not know the call, and closes the connection.
-        Err(Error::Call(error)) if error.refusal().is_none() => 0,
-        Err(error) => return Err(error),
-    };
+    let last = link.call(GetIncarnation { node: node.0 })?.incarnation;
     Ok(after(last, clock_ns()))
 }
 
