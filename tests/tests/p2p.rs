@@ -134,7 +134,7 @@ fn a_source_whose_bytes_changed_is_excluded_and_named() {
     memory[0].copy_in(5 * SHARD + 7, &[byte(2, 0, (5 * SHARD + 7) as u64) ^ 1]);
     let object = receiver.find("o", None).expect("there");
     let error = get(&receiver, &object, &regions()).expect_err("a shard is nowhere").to_string();
-    assert!(error.contains("is not what its hash says") && error.contains(origin.name()), "{error}");
+    assert!(error.contains("does not match its hash") && error.contains(origin.name()), "{error}");
     // One member with the right bytes is enough; shards that were right before are not fetched again.
     let other = store(&bed, "c");
     other.register("o", &filled(2), &publish()).expect("the same object");
@@ -165,7 +165,7 @@ fn shards_of_several_pieces_are_checked_to_their_last_byte() {
         receiver.delete_replica(&name, None).expect("nobody reads");
         memory[0].copy_in(SIZES[0] - 1, &[byte(6, 0, SIZES[0] as u64 - 1) ^ 1]);
         let error = get(&receiver, &object, &regions()).expect_err("a byte has changed").to_string();
-        assert!(error.contains("shard 0 is not what its hash says"), "{error}");
+        assert!(error.contains("shard 0 does not match its hash"), "{error}");
     }
 }
 
@@ -210,7 +210,7 @@ fn versions_do_not_mix_and_invalid_calls_are_refused() {
     check(&other, 5);
     // The same version with other bytes, a version that is held, other sizes, and an unknown object.
     let again = PublishOptions { version: Some(1), ..publish() };
-    assert!(origin.register("o", &two, &again).unwrap_err().to_string().contains("objects do not change"));
+    assert!(origin.register("o", &two, &again).unwrap_err().to_string().contains("objects are immutable"));
     assert!(origin.register("o", &one, &again).unwrap_err().to_string().contains("held here already"));
     assert!(get(&receiver, &object, &memory[..1]).unwrap_err().to_string().contains("2 buffers, and 1 are given"));
     assert!(receiver.find("nobody's", None).is_err() && origin.unregister("nobody's", None).is_err());

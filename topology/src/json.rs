@@ -1,4 +1,5 @@
-//! Minimal JSON writer, so that this crate needs no dependency for it.
+//! JSON writer of the model: members in the order of fields, and control characters that terminals obey escaped (DEL
+//! and the C1 range, which `serde_json` writes as they are).
 //!
 //! Objects are built in a closure, so brackets always match. Whole numbers only: no value here has fractions, so none
 //! can be NaN. Numbers above 2^53 lose digits in readers that hold numbers as doubles; no figure of a machine comes

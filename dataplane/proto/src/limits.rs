@@ -57,15 +57,15 @@ impl Limits {
     /// nanoseconds: the lease, plus a fifth for clock drift and for the delay between granting and sending.
     pub const COPY_LAPSE_NS: u64 = 300_000_000;
     /// Put sessions of one shard. A client may hold at most as many as are free: half of all, if it is the only one.
-    pub const DRAFTS: usize = 2_048;
+    pub const PUT_SESSIONS: usize = 2_048;
     /// Disjoint written ranges of one put session.
-    pub const DRAFT_RANGES: usize = 4_096;
+    pub const PUT_SESSION_RANGES: usize = 4_096;
     /// Ranges that are being written or read, over all put sessions of a shard.
-    pub const DRAFT_TICKETS: u32 = 16_384;
+    pub const PUT_SESSION_TICKETS: u32 = 16_384;
     /// Default idle timeout of a put session, in milliseconds: a session without a write for so long is aborted.
-    pub const DRAFT_IDLE_MS: u32 = 30_000;
+    pub const PUT_SESSION_IDLE_MS: u32 = 30_000;
     /// Longest idle timeout that a client may set for a put session, in milliseconds.
-    pub const DRAFT_IDLE_MOST_MS: u32 = 600_000;
+    pub const PUT_SESSION_IDLE_MOST_MS: u32 = 600_000;
     /// Time for the handshake of a new connection, in nanoseconds.
     pub const HELLO_NS: u64 = 5_000_000_000;
     /// Time for the handshake of a new connection on one of several rails, in nanoseconds; doubled after attempts that

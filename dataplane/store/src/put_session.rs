@@ -172,7 +172,7 @@ struct PutSession {
     sealed: Option<Version>,
 }
 
-/// Put sessions of one shard, at most [`Limits::DRAFTS`].
+/// Put sessions of one shard, at most [`Limits::PUT_SESSIONS`].
 #[derive(Debug, Default)]
 pub struct PutSessionTable {
     sessions: Vec<PutSession>,
@@ -204,12 +204,12 @@ impl PutSessionTable {
     /// factor of 1).
     pub fn begin(&mut self, new: &NewPutSession, now_ns: u64) -> Option<PutSessionId> {
         let NewPutSession { client, digest, bytes, reservation, idle_ns } = *new;
-        if self.held.get(&client).is_some_and(|held| *held >= Limits::DRAFTS - self.len()) {
+        if self.held.get(&client).is_some_and(|held| *held >= Limits::PUT_SESSIONS - self.len()) {
             return None;
         }
         let index = match self.vacant.pop() {
             Some(index) => index,
-            None if self.sessions.len() < Limits::DRAFTS => {
+            None if self.sessions.len() < Limits::PUT_SESSIONS => {
                 self.sessions.push(PutSession {
                     generation: 0,
                     state: State::Vacant,
@@ -292,10 +292,10 @@ impl PutSessionTable {
         }
         // A range that touches a filled one adds no separate stretch.
         if !session.touches(offset, end) {
-            if session.filled.len() >= Limits::DRAFT_RANGES {
+            if session.filled.len() >= Limits::PUT_SESSION_RANGES {
                 return Err(FillError::TooMany);
             }
-            if session.filled.len() + session.filling.len() >= Limits::DRAFT_RANGES {
+            if session.filled.len() + session.filling.len() >= Limits::PUT_SESSION_RANGES {
                 return Err(FillError::Busy);
             }
         }

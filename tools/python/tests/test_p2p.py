@@ -171,7 +171,7 @@ class Objects(unittest.TestCase):
                 reader.get_replica("py/wrong", [bytes(SIZES[0]), bytearray(100)])
             with self.assertRaises(kvplane.InvalidArgument):
                 source.register("py/other", theirs[:1] + [bytearray()])
-            with self.assertRaisesRegex(kvplane.Error, "is not what its hash says"):
+            with self.assertRaisesRegex(kvplane.Error, "does not match its hash"):
                 theirs[0][SHARD] ^= 1
                 reader.get_replica("py/wrong", [bytearray(size) for size in SIZES])
             theirs[0][SHARD] ^= 1

@@ -4,6 +4,7 @@
 //! output of passing tests, so it goes through [`skips::Filter`], which picks those lines out. cargo-nextest is used if
 //! it is installed, `cargo test` otherwise.
 
+pub mod errors;
 pub mod load;
 pub mod reference;
 pub mod skips;

@@ -21,14 +21,14 @@ use crate::error::Error;
 pub struct PutSession {
     digest: Digest,
     incarnation: PeerIncarnation,
-    draft: u64,
+    number: u64,
     bytes: u64,
 }
 
 impl PutSession {
     /// Returns a second handle of the same session, for a call that outlives its caller's borrow.
     pub(crate) const fn twin(&self) -> Self {
-        Self { digest: self.digest, incarnation: self.incarnation, draft: self.draft, bytes: self.bytes }
+        Self { digest: self.digest, incarnation: self.incarnation, number: self.number, bytes: self.bytes }
     }
 
     /// Returns the length of the object.
@@ -113,8 +113,8 @@ impl Client {
         idle: Duration,
     ) -> Result<Vec<Result<BeginOutcome, Error>>, Error> {
         let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
-        if !(1..=Limits::DRAFT_IDLE_MOST_MS).contains(&idle_ms) {
-            let most = Limits::DRAFT_IDLE_MOST_MS;
+        if !(1..=Limits::PUT_SESSION_IDLE_MOST_MS).contains(&idle_ms) {
+            let most = Limits::PUT_SESSION_IDLE_MOST_MS;
             return Err(Error::Argument(format!("the idle limit of a session is 1 to {most} ms, not {idle_ms}")));
         }
         if items.is_empty() {
@@ -131,8 +131,8 @@ impl Client {
             let Request::Begin(digest, ..) = *request else { return Ok(BeginOutcome::Exists) };
             match result.status {
                 Status::Ok => {
-                    let (incarnation, draft) = (result.incarnation, result.version.0);
-                    Ok(BeginOutcome::Session(PutSession { digest, incarnation, draft, bytes: *bytes }))
+                    let (incarnation, number) = (result.incarnation, result.version.0);
+                    Ok(BeginOutcome::Session(PutSession { digest, incarnation, number, bytes: *bytes }))
                 }
                 Status::Exists => Ok(BeginOutcome::Exists),
                 status => Err(self.problem(format!("session of {bytes} bytes"), status)),
@@ -151,8 +151,8 @@ impl Client {
             return Ok(Vec::new());
         }
         let request = |fill: &Fill<'_>| {
-            let PutSession { digest, incarnation, draft, .. } = *fill.session;
-            Request::Fill(digest, incarnation, draft, fill.offset, fill.from.local())
+            let PutSession { digest, incarnation, number, .. } = *fill.session;
+            Request::Fill(digest, incarnation, number, fill.offset, fill.from.local())
         };
         let requests: Vec<Request> = fills.iter().map(request).collect();
         let results = self.run(&requests)?;
@@ -176,7 +176,7 @@ impl Client {
             return Ok(Vec::new());
         }
         let requests: Vec<Request> =
-            sessions.iter().map(|session| Request::Seal(session.digest, session.incarnation, session.draft)).collect();
+            sessions.iter().map(|session| Request::Seal(session.digest, session.incarnation, session.number)).collect();
         let results = self.run(&requests)?;
         let outcomes = results.into_iter().zip(sessions).map(|(result, session)| match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
@@ -205,7 +205,7 @@ impl Client {
         }
         let requests: Vec<Request> = sessions
             .iter()
-            .map(|session| Request::Discard(session.digest, session.incarnation, session.draft))
+            .map(|session| Request::Discard(session.digest, session.incarnation, session.number))
             .collect();
         let results = self.run(&requests)?;
         let present = |result: TaskResult| match result.status {

@@ -37,7 +37,7 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_unauthorized_total", "Requests that the ticket does not permit.", |one| one.service.unauthorized),
     ("kvplane_shard_protocol_errors_total", "Frames that broke the protocol.", |one| one.host.broken),
     ("kvplane_shard_replicas_made_total", "Replicas written to replica owners.", |one| one.copies.made),
-    ("kvplane_shard_replicated_bytes_total", "Bytes of those replicas.", |one| one.copies.made_bytes),
+    ("kvplane_shard_replicated_bytes_total", "Bytes that replica owners took.", |one| one.copies.made_bytes),
     ("kvplane_shard_replicas_hot_total", "Hot objects that were replicated automatically.", |one| one.copies.hot),
     ("kvplane_shard_replicas_failed_total", "Replicas that could not be written.", |one| one.copies.failed),
     ("kvplane_shard_replicas_dropped_total", "Replicas that replica owners reported as gone.", |one| {
@@ -101,7 +101,7 @@ const TIER_COUNTERS: [Number; 41] = [
     ("kvplane_tier_scrub_passes_total", "Completed scrub passes.", |one| tier(one).scrub.passes),
     ("kvplane_tier_log_bytes_total", "Bytes of records written, with reclaim.", |one| tier(one).stats.written_bytes),
     ("kvplane_tier_writes_total", "Objects written to the SSD.", |one| tier(one).counters.writes),
-    ("kvplane_tier_write_bytes_total", "Bytes of those objects.", |one| tier(one).counters.write_bytes),
+    ("kvplane_tier_write_bytes_total", "Bytes of objects given to the SSD.", |one| tier(one).counters.write_bytes),
     ("kvplane_tier_writes_skipped_total", "Objects not written for lack of space.", |one| {
         tier(one).counters.writes_skipped
     }),
@@ -153,9 +153,9 @@ const TIER_GAUGES: [Number; 24] = [
     ("kvplane_tier_day_bytes", "Bytes written in the last day.", |one| tier(one).day_bytes),
     ("kvplane_tier_budget_bytes", "Daily write budget in bytes; 0 without a limit.", |one| tier(one).bytes_per_day),
     ("kvplane_tier_scrub_records", "Records checked in the current scrub pass.", |one| tier(one).scrub.pass.records),
-    ("kvplane_tier_scrub_bytes", "Bytes of those records.", |one| tier(one).scrub.pass.bytes),
+    ("kvplane_tier_scrub_bytes", "Bytes checked in the running scrub pass.", |one| tier(one).scrub.pass.bytes),
     ("kvplane_tier_backlog_objects", "Objects queued for the SSD.", |one| tier(one).backlog),
-    ("kvplane_tier_backlog_bytes", "Bytes of those objects.", |one| tier(one).backlog_bytes),
+    ("kvplane_tier_backlog_bytes", "Bytes of objects that wait to be written.", |one| tier(one).backlog_bytes),
     ("kvplane_tier_reading", "Reads in flight.", |one| tier(one).reading),
     ("kvplane_tier_recovered", "1 once recovery is complete.", |one| tier(one).is_recovered.into()),
     ("kvplane_tier_degraded", "1 if the SSD takes no writes any more.", |one| tier(one).degraded.is_some().into()),

@@ -181,7 +181,7 @@ mod tests {
         };
         use serde_json::json;
         wrong("/resource_kind", json!("kv_cache"), &["\"kv_cache\""]);
-        wrong("/tensors/0/dtype", json!("int3"), &["tensor 0", "\"w\"", "\"int3\" is not known"]);
+        wrong("/tensors/0/dtype", json!("int3"), &["tensor 0", "\"w\"", "\"int3\" is unknown"]);
         wrong("/tensors/0/itemsize", json!(4), &["itemsize 4", "F16 has 2"]);
         wrong("/tensors/0/global_shape", json!([8, 0]), &["a length of 0 in dimension 1"]);
         wrong("/tensors/0/global_shape", json!([8, -1]), &["global_shape has -1"]);
@@ -194,9 +194,9 @@ mod tests {
         wrong("/parts/0/fragments/0/global_offset", json!([2, 0]), &["\"tp0\"", "\"tp1\"", "overlap"]);
         wrong("/parts/0/fragments/0/tensor_id", json!("v"), &["\"v\" is not among the tensors"]);
         wrong("/parts/0/participant_id", json!("tp1"), &["participant \"tp1\" is there twice"]);
-        wrong("/parts/0/participant_id", json!(1), &["participant_id is 1, and a text is meant"]);
+        wrong("/parts/0/participant_id", json!(1), &["participant_id is 1: it must be a text"]);
         wrong("/parts", json!({}), &["parts is not a list"]);
-        assert!(placement_from_json("{").unwrap_err().to_string().contains("no JSON"));
+        assert!(placement_from_json("{").unwrap_err().to_string().contains("invalid JSON"));
         assert!(placement_from_json("{}").unwrap_err().to_string().contains("tensors is missing"));
     }
 }

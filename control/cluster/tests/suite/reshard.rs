@@ -260,7 +260,7 @@ fn malformed_placements_are_rejected_with_their_cause() {
     let one = |offset: &[u64], shape: &[u64]| part("r", &[(0, area(offset, shape))]);
     refused(placement(vec![w()], vec![one(&[0, 4], &[4, 3])]), &["\"w\"", "[0:4, 4:7]", "\"r\"", "[4, 6]"]);
     refused(placement(vec![w()], vec![one(&[0], &[4])]), &["\"w\"", "1 dimensions", "has 2"]);
-    refused(placement(vec![w()], vec![part("r", &[(1, area(&[0], &[1]))])]), &["tensor 1, which is not"]);
+    refused(placement(vec![w()], vec![part("r", &[(1, area(&[0], &[1]))])]), &["tensor 1, which does not exist"]);
     refused(placement(vec![w(), w()], vec![]), &["tensor \"w\" is there twice"]);
     refused(placement(vec![w()], vec![part("r", &[]), part("r", &[])]), &["participant \"r\" is there twice"]);
     refused(placement(vec![tensor("w", &[4, 0], "F32")], vec![]), &["\"w\"", "a length of 0 in dimension 1"]);

@@ -43,7 +43,7 @@ impl Host {
             ("requests", "Queued and booked requests", sum(|model| model.requests)),
             ("index_blocks", "Blocks in the prefix indexes", sum(|model| model.blocks)),
             ("prefix_replicas", "Hot prefixes with a replica", copies.prefixes as u64),
-            ("prefix_replica_bytes", "Bytes of these replicas and of those in progress", copies.bytes),
+            ("prefix_replica_bytes", "Bytes of replicas of hot prefixes, finished and in progress", copies.bytes),
             ("mismatched_models", "Models whose hashes do not match", sum(|model| u64::from(model.mismatch))),
         ];
         let mut out = String::new();

@@ -112,7 +112,7 @@ fn invalid_bodies_are_rejected_with_the_reason() {
     let other = r#"{"endpoint":"tcp://127.0.0.1:8","type":"vLLM","modelname":"m","instance_id":"e0","block_size":4,
         "dp_rank":1}"#;
     for (path, body, status, what) in [
-        ("/register", other, "400 Bad Request", "otherwise"),
+        ("/register", other, "400 Bad Request", "another description"),
         ("/register", "{", "400 Bad Request", "not JSON"),
         ("/register", "[]", "400 Bad Request", "an object"),
         ("/register", r#"{"type":"vLLM"}"#, "400 Bad Request", "instance_id is missing"),

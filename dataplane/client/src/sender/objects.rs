@@ -21,7 +21,7 @@ use kvplane_proto::message::{
 use super::Sender;
 use crate::types::{Local, Path, Request};
 
-const _: () = assert!(Limits::DRAFT_IDLE_MOST_MS as u64 * 1000 <= u32::MAX as u64);
+const _: () = assert!(Limits::PUT_SESSION_IDLE_MOST_MS as u64 * 1000 <= u32::MAX as u64);
 
 impl Sender<'_> {
     /// Sends requests by digest from the head of the queue as one frame with one reply.
@@ -246,7 +246,7 @@ impl Sender<'_> {
         let header = Header::request(Kind::Request(Operation::Fill), RequestId::default());
         self.send_records(lane, header, |request, out| {
             let Request::Fill(_, _, session, offset, local) = *request else { return false };
-            FillItem { draft: session, offset, bytes: local.bytes }.encode(out);
+            FillItem { session, offset, bytes: local.bytes }.encode(out);
             true
         });
     }
@@ -265,7 +265,7 @@ impl Sender<'_> {
     /// Sends a range of a put session over a stream.
     pub(super) fn send_fill(&mut self, lane: u32, slice: u32, session: u64, offset: u64, local: Local) {
         let mut body = self.outbox().take_names();
-        FillItem { draft: session, offset, bytes: local.bytes }.encode(&mut body);
+        FillItem { session, offset, bytes: local.bytes }.encode(&mut body);
         self.send_payload(lane, slice, Operation::Fill, local, true, &body);
         self.outbox().give_names(body);
     }
@@ -295,7 +295,7 @@ impl Sender<'_> {
             self.join_wire(request, next.index);
             count += 1;
         }
-        header.deadline_us = idle_ms.min(Limits::DRAFT_IDLE_MOST_MS).saturating_mul(1000);
+        header.deadline_us = idle_ms.min(Limits::PUT_SESSION_IDLE_MOST_MS).saturating_mul(1000);
         self.outbox().writer().extend_from_slice(&names);
         self.outbox().give_names(names);
         let body = self.outbox().since(start);

@@ -322,7 +322,7 @@ records! {
     #[allow(missing_docs, reason = "the fields are named for what they hold")]
     FillItem {
         /// Number of the put session, from the reply to `Begin`.
-        draft: u64,
+        session: u64,
         /// Start of the range within the object.
         offset: u64,
         /// Length of the range.

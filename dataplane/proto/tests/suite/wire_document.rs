@@ -90,9 +90,9 @@ fn the_limits_are_those_of_the_code() {
     let limits: [(&str, u64); 16] = [
         ("items of a frame", Limits::ITEMS_PER_FRAME as u64),
         ("items of an `Exists`, `Size` or `Remove`", Limits::QUESTIONS_PER_FRAME as u64),
-        ("drafts of a shard", Limits::DRAFTS as u64),
-        ("ranges of a draft that do not touch each other", Limits::DRAFT_RANGES as u64),
-        ("milliseconds that a draft may be left alone, at most", Limits::DRAFT_IDLE_MOST_MS.into()),
+        ("put sessions of a shard", Limits::PUT_SESSIONS as u64),
+        ("separate ranges of a put session", Limits::PUT_SESSION_RANGES as u64),
+        ("longest time without a write to a put session, in milliseconds", Limits::PUT_SESSION_IDLE_MOST_MS.into()),
         ("ranges of a gathered request", Limits::RANGES_PER_FRAME as u64),
         ("bytes of all ranges of a gathered request", Limits::GATHER_BYTES),
         ("bytes of a body", Limits::BODY_BYTES as u64),

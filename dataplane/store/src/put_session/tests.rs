@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn drafts_are_as_their_twins_and_no_room_comes_back_while_it_is_used(
+    fn put_sessions_match_their_model_and_free_no_memory_in_use(
         ops in prop::collection::vec(op(), 1..200),
     ) {
         let mut both = Both::default();
@@ -214,7 +214,7 @@ proptest! {
 
 #[test]
 fn adjacent_ranges_are_accepted_at_the_limit_of_ranges() {
-    let most = Limits::DRAFT_RANGES as u64;
+    let most = Limits::PUT_SESSION_RANGES as u64;
     let mut sessions = PutSessionTable::default();
     let id = sessions.begin(&new_session(CLIENT, 1, 4 * most, room(1)), 0).expect("it is the first");
     let fill = |sessions: &mut PutSessionTable, offset| sessions.fill(CLIENT, id, offset, 1, 0);
@@ -281,16 +281,16 @@ fn a_client_with_many_put_sessions_leaves_room_for_others() {
         (0..4096).map_while(|key| begin(sessions, client, client << 32 | key)).collect::<Vec<_>>()
     };
     let first = taken(&mut sessions, 1);
-    assert_eq!(first.len(), Limits::DRAFTS / 2);
+    assert_eq!(first.len(), Limits::PUT_SESSIONS / 2);
     for client in 2..=8 {
         assert!(!taken(&mut sessions, client).is_empty(), "client {client} of those that came later");
     }
-    assert!(sessions.len() < Limits::DRAFTS);
+    assert!(sessions.len() < Limits::PUT_SESSIONS);
     let before = sessions.len();
     for id in first {
         assert!(sessions.end(id).is_some(), "nobody uses it");
     }
-    assert_eq!(sessions.len(), before - Limits::DRAFTS / 2);
+    assert_eq!(sessions.len(), before - Limits::PUT_SESSIONS / 2);
     // As many as are left then, less those of the other clients.
-    assert_eq!(taken(&mut sessions, 1).len(), (Limits::DRAFTS - (before - Limits::DRAFTS / 2)).div_ceil(2));
+    assert_eq!(taken(&mut sessions, 1).len(), (Limits::PUT_SESSIONS - (before - Limits::PUT_SESSIONS / 2)).div_ceil(2));
 }

@@ -10,7 +10,7 @@ use crate::eviction::EvictionPolicy;
 use crate::order::Reach;
 use crate::tail_pages::{PageId, TailPages, TailSlot};
 
-/// First owner word of a block that is a page of tails.
+/// Smallest owner word of a block that is a page of tails.
 const PAGE: u32 = 1 << 31;
 
 /// Memory for an object and its tail.

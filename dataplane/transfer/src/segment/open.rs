@@ -115,7 +115,7 @@ impl TransferEngine {
     /// Requests the present descriptions of all open segments from their owners.
     ///
     /// # Errors
-    /// The error of the first owner that does not answer; the others are asked nevertheless.
+    /// Error of the first segment owner that does not answer; the others are queried nevertheless.
     pub fn sync_segments(&self) -> Result<(), Error> {
         // The table is not locked during the requests.
         let handles = self.segments.read().handles();

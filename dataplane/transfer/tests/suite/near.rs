@@ -195,7 +195,7 @@ fn a_given_matrix_decides_and_a_malformed_one_is_rejected() {
     assert!(own.same == 0 && own.other > 0, "{own:?}");
     assert!(peer.other == 0 && peer.same == own.other, "the peer's own stays: {peer:?}");
     for (matrix, words) in [
-        (r#"{"cpu:0":[["loop9"],[]]}"#, &["loop9", "not there", "loop0, loop1"][..]),
+        (r#"{"cpu:0":[["loop9"],[]]}"#, &["loop9", "lacks", "loop0, loop1"][..]),
         (r#"{"cpu:7":[["loop0"],[]]}"#, &["cpu:7", "cpu:0, cpu:1"]),
         ("{", &["not JSON"]),
         ("/nowhere/rails.json", &["cannot read", "/nowhere/rails.json"]),

@@ -1,4 +1,4 @@
-//! Limits on unauthenticated connections ("strangers"): per address and in total, and with short frames only.
+//! Limits on unauthenticated connections: per address and in total, and with short frames only.
 //!
 //! At a limit, a new connection replaces the oldest unauthenticated one: of the same address, or of all. A flood of
 //! silent connections therefore costs a bounded amount of memory, and a peer that authenticates at once is accepted

@@ -333,7 +333,7 @@ mod tests {
             decode: DecodeModel::default(),
         };
         let heedless = conductor(PolicyChoice::Random, Some(1)).config();
-        assert!(heedless.is_err_and(|error| error.to_string().contains("random refuses nobody")));
+        assert!(heedless.is_err_and(|error| error.to_string().contains("random rejects no requests")));
         assert!(conductor(PolicyChoice::Random, None).config().is_ok_and(|config| config.is_some()));
         assert!(conductor(PolicyChoice::Local, Some(1)).config().is_ok_and(|config| config.is_some()));
     }

@@ -17,7 +17,7 @@ mod counted;
 mod data_tls;
 mod deploy;
 mod disks;
-mod drafts;
+
 mod etcd;
 mod fuse;
 mod fuzz;
@@ -34,6 +34,7 @@ mod network;
 mod p2p;
 mod peers;
 mod places;
+mod put_sessions;
 mod reference;
 mod replays;
 mod replicas;

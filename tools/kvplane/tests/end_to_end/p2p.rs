@@ -85,7 +85,7 @@ fn errors_of_put_and_get_give_the_reason() {
     let _dev = place.dev("16M", &[]);
     let missing = place.path("missing");
     finish(place.command(&["p2p", "put", "a", text(&missing)]), &[]).failed(1, &["missing", "No such file"]);
-    finish(place.command(&["p2p", "get", "nobody's", text(&missing)]), &[]).failed(1, &["nobody has an object"]);
+    finish(place.command(&["p2p", "get", "nobody's", text(&missing)]), &[]).failed(1, &["no member has an object"]);
     finish(place.command(&["p2p", "put", "", text(&place.file("f", b"x"))]), &[]).failed(1, &["a name of 0 bytes"]);
     let far = ["p2p", "get", "a", text(&missing), "--listen", "0.0.0.0:0"];
     finish(place.command(&far), &[]).failed(1, &["issues no tickets"]);
@@ -130,7 +130,7 @@ fn a_get_locks_its_directory_and_ends_when_it_cannot_write() {
     finish(place.command(&one), &[]).failed(1, &["of an interrupted get", "run that again, or rename it"]);
     let since = Instant::now();
     fs::remove_dir_all(&slow).unwrap();
-    first.wait_for("No such file or directory (os error 2): no more is fetched");
+    first.wait_for("No such file or directory (os error 2): the fetch was stopped");
     assert!(!first.ended().success());
     assert!(since.elapsed() < Duration::from_secs(30), "it did not go on to the end: {:?}", since.elapsed());
 }

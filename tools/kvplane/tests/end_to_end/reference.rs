@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::support::{Workplace, finish, http_get, wait_until};
+use crate::support::{Process, Workplace, finish, http_get, wait_until};
+use crate::transfers::tebench;
 
 /// Compares a page with its expected content, or writes it.
 fn hold(name: &str, wanted: &str) {
@@ -50,6 +51,14 @@ fn table(out: &mut String, families: &BTreeMap<String, (String, String)>, prefix
     }
 }
 
+/// Scrapes a process that served transfers.
+fn transfer_engine(place: &Workplace) -> BTreeMap<String, (String, String)> {
+    let target = Process::start(place.bare(&["tebench", "--total_buffer_size=4M", "--metrics_port=0"]));
+    let name = target.address("--target_seg_name=").to_string();
+    tebench(place, &name, &["--xport_type=tcp"]).text();
+    families(&http_get(target.http(), "/metrics").1)
+}
+
 #[test]
 fn the_reference_of_metrics_is_current() {
     let place = Workplace::new("metrics-reference");
@@ -76,7 +85,10 @@ fn the_reference_of_metrics_is_current() {
     table(&mut page, &node, "kvplane_tier_");
     page.push_str("\n## Of the control plane\n\n`/metrics` of its HTTP port.\n");
     table(&mut page, &control, "kvplane_");
-    page.push_str("\n### Under the names of Mooncake's master\n\nA metric without a counterpart here is 0.\n");
+    page.push_str("\n## Of a transfer engine\n\n`tebench --metrics_port=PORT`, and `MetricsServer` of the library.\n");
+    table(&mut page, &transfer_engine(&place), "kvplane_transfer_");
+    page.push_str("\n## Of the control plane, under the names of Mooncake's master\n\n");
+    page.push_str("A metric without a counterpart here is 0.\n");
     let others = control.into_iter().filter(|(name, _)| !name.starts_with("kvplane_")).collect();
     table(&mut page, &others, "");
     hold("metrics.md", &page);

@@ -344,7 +344,7 @@ fn a_device_is_one_nodes_and_says_so() {
     let mut dev = bed.start();
     assert!(dev.stop().success());
     std::fs::File::options().write(true).open(&ssd).and_then(|file| file.set_len(64 << 20)).unwrap();
-    again(&["--shards", "1"]).failed(1, &["if it was cut, what was there is lost", "remove the file"]);
+    again(&["--shards", "1"]).failed(1, &["if it was truncated, its objects are lost", "remove the file"]);
 }
 
 #[test]

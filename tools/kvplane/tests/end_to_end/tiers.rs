@@ -105,6 +105,6 @@ fn beyond_the_budget_only_promised_objects_are_written() {
     assert!(settled.is_some());
     assert!(counted("kvplane_tier_writes_over_budget_total") >= 1.0, "an eighth of the day's bytes is there at once");
     assert!(counted("kvplane_tier_writes_total") < 48.0);
-    assert!(dev.said().iter().any(|line| line.contains("may be written a day")), "{:?}", dev.said());
+    assert!(dev.said().iter().any(|line| line.contains("daily write budget")), "{:?}", dev.said());
     assert!(counted("kvplane_tier_admission") >= 1.0);
 }

@@ -82,7 +82,7 @@ fn an_initiator_that_dies_or_exceeds_the_segment_does_no_harm() {
     let place = Workplace::new("too-much");
     let (mut target, address) = target(&place);
     let beyond = ["--target_offset=4M", "--max_block_size=4096"];
-    initiate(&place, &address, Way::Tcp, &beyond).failed(1, &["4096 bytes", "has 0"]);
+    initiate(&place, &address, Way::Tcp, &beyond).failed(1, &["4096 bytes", "has only 0"]);
     for way in Way::BOTH {
         let arguments = [
             "tebench",

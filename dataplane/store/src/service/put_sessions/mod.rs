@@ -41,7 +41,7 @@ impl Tickets {
     fn add(&mut self, ticket: Ticket) -> Option<TicketId> {
         let index = match self.vacant.pop() {
             Some(index) => index,
-            None if self.places.len() < Limits::DRAFT_TICKETS as usize => {
+            None if self.places.len() < Limits::PUT_SESSION_TICKETS as usize => {
                 self.places.push((0, None));
                 self.places.len() as u32 - 1
             }

@@ -34,8 +34,8 @@ impl Puts {
     ) -> Result<(), CloseReason> {
         let puts = puts_of(header, body)?;
         let idle_ms = match header.deadline_us {
-            0 => Limits::DRAFT_IDLE_MS,
-            idle_us => (idle_us / 1000).clamp(1, Limits::DRAFT_IDLE_MOST_MS),
+            0 => Limits::PUT_SESSION_IDLE_MS,
+            idle_us => (idle_us / 1000).clamp(1, Limits::PUT_SESSION_IDLE_MOST_MS),
         };
         let client = client_of(&objects.local.shard, context.peer);
         let mut replies = Vec::with_capacity(puts.len());
@@ -68,7 +68,7 @@ impl Puts {
         item: &FillItem,
     ) -> Result<(TicketId, Place), Status> {
         let shard = &objects.local.shard;
-        let found = self.sessions.find(shard.ownership.key(), client_of(shard, context.peer), item.draft);
+        let found = self.sessions.find(shard.ownership.key(), client_of(shard, context.peer), item.session);
         let open = found.ok_or(Status::Stale)?;
         objects.local.may_ask(context, open.digest)?;
         let shard = &mut objects.local.shard;

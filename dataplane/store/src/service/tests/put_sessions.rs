@@ -19,7 +19,7 @@ impl Rig {
     }
 
     fn fill(&mut self, peer: PeerKey, put_session: u64, offset: u64, bytes: u64) -> Status {
-        let to = self.offer(peer, Operation::Fill, &body_of([FillItem { draft: put_session, offset, bytes }]), bytes);
+        let to = self.offer(peer, Operation::Fill, &body_of([FillItem { session: put_session, offset, bytes }]), bytes);
         if to != PayloadTo::Discard {
             pool_place(to);
         }
@@ -28,7 +28,7 @@ impl Rig {
     }
 
     fn fill_shared(&mut self, peer: PeerKey, put_session: u64) -> ReserveReply {
-        self.ask(peer, Operation::Fill, &body_of([FillItem { draft: put_session, offset: 0, bytes: BYTES }]), 1);
+        self.ask(peer, Operation::Fill, &body_of([FillItem { session: put_session, offset: 0, bytes: BYTES }]), 1);
         self.answer().items()[0]
     }
 

@@ -20,7 +20,7 @@ fn an_operator_learns_what_to_do() {
     let text = VerbsError::NoGid { device: "mlx5_0".to_owned(), port: 1 }.to_string();
     assert!(text.contains("IP address"), "{text}");
     let text = VerbsError::UnknownDevice { name: "mlx5_9".to_owned(), known: Vec::new() }.to_string();
-    assert!(text.contains("none at all"), "{text}");
+    assert!(text.contains("nor any other"), "{text}");
     assert!(Refusal::BatchFull.to_string().contains("flush"));
 }
 

@@ -19,6 +19,8 @@ pub(super) enum Host {
     HotObjects,
     /// Slots with two replicas and disks, while all nodes die at once.
     CopiesAgain,
+    /// All nodes leave within moments, and come back.
+    Departures,
     /// Shards that require tickets, and a control plane on hosts whose clocks differ and jump.
     Clocks,
     /// A control plane that loses its state.
@@ -311,5 +313,13 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "        if gains {\n            self.effects.note(Effect::SlotsServed);",
         replace: "        if gains && epoch == Epoch(0) {\n            self.effects.note(Effect::SlotsServed);",
         host: Host::CopiesAgain,
+    },
+    Mutation {
+        name: "importer-lists-an-ssd-in-recovery",
+        invariant: "what a node had on its SSD when a slot migrated is imported",
+        file: "dataplane/store/src/service/lists.rs",
+        find: "flags & ONE == 0 && (local.is_recovering() || !context.fetches && is_comparing())",
+        replace: "flags & ONE == 0 && !context.fetches && (local.is_recovering() || is_comparing())",
+        host: Host::Departures,
     },
 ];

@@ -41,9 +41,16 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 
 /// Returns true for a metric's name, of the families that the reference lists.
 fn has_family(word: &str) -> bool {
-    ["kvplane_shard_", "kvplane_tier_", "kvplane_cluster_", "kvplane_control_", "kvplane_conductor_"]
-        .iter()
-        .any(|family| word.starts_with(family) && word.len() > family.len())
+    [
+        "kvplane_shard_",
+        "kvplane_tier_",
+        "kvplane_cluster_",
+        "kvplane_control_",
+        "kvplane_conductor_",
+        "kvplane_transfer_",
+    ]
+    .iter()
+    .any(|family| word.starts_with(family) && word.len() > family.len())
 }
 
 /// Returns true for a metric, a series of a histogram, or a prefix that ends in `_`.

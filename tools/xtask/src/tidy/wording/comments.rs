@@ -101,7 +101,7 @@ fn check_source(file: &File, replaced: &[String]) -> Vec<Violation> {
         if kind != "//" && before != kind && FIRST_WORDS.contains(&first) {
             report(format!("a doc comment begins with `{first}`; begin with a noun or a verb"));
         }
-        for phrase in refused(text, replaced) {
+        for phrase in refused(&prose(text), replaced) {
             report(format!("`{phrase}`: name the subject, in the words of {GLOSSARY}"));
         }
         before = kind;
@@ -117,9 +117,7 @@ fn check_page(file: &File, replaced: &[String]) -> Vec<Violation> {
         if is_code {
             continue;
         }
-        // Names of tests, items and files are what they are.
-        let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join(" ");
-        for phrase in refused(&prose, replaced) {
+        for phrase in refused(&prose(line), replaced) {
             let message = format!("`{phrase}`: name the subject, in the words of {GLOSSARY}");
             found.push(Violation::new(&file.path, index + 1, message));
         }
@@ -131,6 +129,11 @@ fn check_page(file: &File, replaced: &[String]) -> Vec<Violation> {
 fn comment(line: &str) -> Option<(&'static str, &str)> {
     let line = line.trim_start();
     ["///", "//!", "//"].into_iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?.trim_start())))
+}
+
+/// Returns a line without its code spans: names of tests, items and files are what they are.
+fn prose(line: &str) -> String {
+    line.split('`').step_by(2).collect::<Vec<_>>().join(" ")
 }
 
 /// The refused phrases in a text.

@@ -22,7 +22,7 @@ fn filled(world: &mut World) -> u64 {
     assert_eq!(begun.status, Status::Ok);
     let put_session = begun.reservation.to_bits();
     let (request, sum) = (world.next_request(), payload_checksum(&[0; BYTES as usize]));
-    let body = body_of([FillItem { draft: put_session, offset: 0, bytes: BYTES }]);
+    let body = body_of([FillItem { session: put_session, offset: 0, bytes: BYTES }]);
     let header =
         Header::request(Kind::Request(Operation::Fill), request).with_body(&body, 1).with_payload(BYTES, Some(sum));
     assert!(matches!(world.service.request(PEER, &header, &body, world.now_ns), PayloadTo::Place(_)));

@@ -33,7 +33,7 @@ struct Writer {
 impl Writer {
     fn new(place: &Workplace, way: Way) -> Self {
         let mut client = place.client(way);
-        let memory = client.register(Region::allocate(&RegionOptions::new("drafts", 2 * BYTES)).unwrap());
+        let memory = client.register(Region::allocate(&RegionOptions::new("put-sessions", 2 * BYTES)).unwrap());
         memory.region().copy_in(0, &[b'A'; BYTES]);
         memory.region().copy_in(BYTES, &[b'B'; BYTES]);
         Self { client, memory }
@@ -80,7 +80,7 @@ impl Writer {
 
 #[test]
 fn a_put_session_of_a_restarted_node_harms_no_other() {
-    let place = Workplace::new("drafts-again");
+    let place = Workplace::new("sessions-again");
     let (control, mut nodes) = control(&place, 1);
     for way in Way::BOTH {
         let mut writer = Writer::new(&place, way);
@@ -101,7 +101,7 @@ fn a_put_session_of_a_restarted_node_harms_no_other() {
 
 #[test]
 fn a_put_session_whose_slot_migrates_harms_no_session_there() {
-    let place = Workplace::new("drafts-moved");
+    let place = Workplace::new("sessions-moved");
     let (control, nodes) = control(&place, 2);
     for way in Way::BOTH {
         let mut writer = Writer::new(&place, way);
