@@ -212,7 +212,7 @@ fn versions_do_not_mix_and_invalid_calls_are_refused() {
     let again = PublishOptions { version: Some(1), ..publish() };
     assert!(origin.register("o", &two, &again).unwrap_err().to_string().contains("objects are immutable"));
     assert!(origin.register("o", &one, &again).unwrap_err().to_string().contains("held here already"));
-    assert!(get(&receiver, &object, &memory[..1]).unwrap_err().to_string().contains("2 buffers, and 1 are given"));
+    assert!(get(&receiver, &object, &memory[..1]).unwrap_err().to_string().contains("2 buffers, but 1 are given"));
     assert!(receiver.find("nobody's", None).is_err() && origin.unregister("nobody's", None).is_err());
     assert!(receiver.find("o", Some(3)).unwrap_err().to_string().contains("version 3"));
     let empty = origin.register("empty", &[], &publish()).expect("an object of 0 bytes");

@@ -89,7 +89,7 @@ pub struct ClientConfig {
     /// spread over the cluster.
     pub stripe_bytes: u64,
     /// Upper bound of the hedge delay, 100 ms by default: a get that the owner has not answered by its 99th percentile
-    /// of latency (at least half of this bound, at most this bound) is sent to the replica owner as well. Zero: hedge
+    /// of latency (at least half of this bound, at most this bound) is sent to the replica owner. Zero: hedge
     /// only when the owner is unreachable. Not used over RDMA.
     pub hedge: Duration,
     /// Spread gets of whole objects with two replicas over both owners. Each replica has its own version.

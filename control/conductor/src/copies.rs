@@ -164,8 +164,8 @@ impl<K: Ord + Copy> Copies<K> {
         self.kept.get(key).map_or(0, |kept| kept.copies)
     }
 
-    /// Returns the seconds that one more replica saves the fetches of a prefix; with `less`, those that one fewer costs
-    /// them.
+    /// Returns the seconds of fetching that one more replica of a prefix saves; with `less`, those that one fewer
+    /// costs.
     fn saves_s(&self, all: &[PrefixFetch<K>], one: &PrefixFetch<K>, sources: Sources, less: bool) -> f64 {
         let other = other_load(all, one, sources);
         let places = one.places.max(1) + self.copies_of(&one.key);

@@ -194,6 +194,7 @@ impl Client {
             let (connection, _) = self.connection(until).await?;
             let outcome = self.exchange::<R>(&connection, &frame, until).await;
             if R::IDEMPOTENT && matches!(outcome, Err(CallError::Lost { .. })) && Instant::now() < until {
+                tokio::time::sleep(self.shared.limits.backoff_min).await;
                 continue;
             }
             // A call that was refused as not ready had no effect, so it can be retried.

@@ -85,7 +85,8 @@ pub use crate::message::tickets::{
 pub trait Request: Message {
     /// The reply when the call succeeds.
     type Reply: Message;
-    /// True if the call only reads, or reports present state: retrying it changes nothing more.
+    /// True if repeating the call changes nothing more, even if others called meanwhile: it only reads, or reports the
+    /// state of the caller's own incarnation.
     const IDEMPOTENT: bool;
 }
 
@@ -145,12 +146,12 @@ messages! {
     Hello = 0x0001 small => Welcome, idempotent;
     Join = 0x0002 small => JoinReply, idempotent;
     Heartbeat = 0x0003 small => Alive, idempotent;
-    Leave = 0x0004 small => EmptyReply, idempotent;
+    Leave = 0x0004 small => EmptyReply;
     GetMap = 0x0005 small => MapReply, idempotent;
     WatchMap = 0x0006 small;
-    RegisterSegment = 0x0007 small => EmptyReply;
+    RegisterSegment = 0x0007 small => EmptyReply, idempotent;
     RenewSegments = 0x0008 small => RenewReply, idempotent;
-    UnregisterSegment = 0x0009 small => EmptyReply;
+    UnregisterSegment = 0x0009 small => EmptyReply, idempotent;
     GetSegment = 0x000a small => SegmentReply, idempotent;
     ListSegments = 0x000b small => SegmentList, idempotent;
     Status = 0x000c small => StatusReply, idempotent;
@@ -166,24 +167,24 @@ messages! {
     AnswerOrder = 0x0013 small => EmptyReply;
     ReportEvents = 0x0014 large => EmptyReply;
     WatchEvents = 0x0015 small;
-    Drain = 0x001a small => EmptyReply, idempotent;
+    Drain = 0x001a small => EmptyReply;
     AttachDevices = 0x001b small => DevicesKept, idempotent;
     SettleReport = 0x001c small => EmptyReply, idempotent;
-    Undrain = 0x001d small => EmptyReply, idempotent;
+    Undrain = 0x001d small => EmptyReply;
     CreateTask = 0x001e large => TaskCreated;
     ListTasks = 0x001f small => TaskList, idempotent;
     CancelTask = 0x0024 small => EmptyReply;
     AnswerCopies = 0x0025 small => EmptyReply;
     ReportSilence = 0x0026 small => EmptyReply;
     GetMoves = 0x0027 small => Moves, idempotent;
-    SetTenant = 0x0020 small => EmptyReply, idempotent;
+    SetTenant = 0x0020 small => EmptyReply;
     RemoveTenant = 0x0021 small => EmptyReply;
     ListTenants = 0x0022 small => TenantList, idempotent;
     SyncTenants = 0x0023 large => TenantLeases;
     GetTicket = 0x0040 small => TicketReply, idempotent;
     GetTicketKeys = 0x0041 small => TicketKeys, idempotent;
     RotateTickets = 0x0042 small => EmptyReply;
-    RegisterInstance = 0x0030 small => InstanceRegistered;
+    RegisterInstance = 0x0030 small => InstanceRegistered, idempotent;
     DeregisterInstance = 0x0031 small => EmptyReply;
     ReportLoad = 0x0032 small => EmptyReply, idempotent;
     ReportCache = 0x0033 large => CacheTaken;
@@ -199,16 +200,16 @@ messages! {
     ShowCopies = 0x003b small => CopiesShown, idempotent;
     ShowPlacement = 0x003e small => Placement, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
-    FindObject = 0x0051 small => ObjectFound;
+    FindObject = 0x0051 small => ObjectFound, idempotent;
     HoldObject = 0x0052 large => ObjectHeld;
     ReportObject = 0x0053 large => EmptyReply;
-    RenewObjects = 0x0054 small => ObjectsRenewed;
+    RenewObjects = 0x0054 small => ObjectsRenewed, idempotent;
     ReleaseObject = 0x0055 small => ObjectReleased;
     ListObjects = 0x0056 small => ObjectList, idempotent;
     DescribeObject = 0x0057 small => ObjectMembers, idempotent;
     WatchFetches = 0x0058 small;
-    GetPeerKeys = 0x0059 small => TicketKeys;
-    LocateObject = 0x005a small => ObjectPlaces;
+    GetPeerKeys = 0x0059 small => TicketKeys, idempotent;
+    LocateObject = 0x005a small => ObjectPlaces, idempotent;
     JoinRanks = 0x005b small => RanksJoined;
     WantShards = 0x005c large => EmptyReply;
     GetIncarnation = 0x0060 small => LastIncarnation, idempotent;
@@ -384,7 +385,7 @@ impl<Context> Decode<Context> for MapReply {
     }
 }
 
-/// A member travels as a map of one.
+/// A member is encoded as a cluster map with one member.
 impl Encode for Join {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
         let map = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![self.member.clone()], former: None };

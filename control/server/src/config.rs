@@ -136,7 +136,7 @@ impl fmt::Display for StartError {
             }
             Self::TicketTime(path) => write!(
                 f,
-                "{} is damaged, which holds the ticket time in seconds: restore a copy, or remove it; the epoch \
+                "{} is damaged, which holds the ticket time in seconds: restore a copy, or remove it; the ticket \
                  time then restarts from this host's clock",
                 path.display()
             ),

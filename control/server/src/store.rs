@@ -67,7 +67,7 @@ impl fmt::Display for StoreError {
             ),
             Self::Record { path, reason } => write!(
                 f,
-                "the state file {} is damaged ({reason}): restore a copy, or remove it to start over",
+                "the state file {} is damaged ({reason}): remove it, and the members offer the map that they follow",
                 path.display()
             ),
             Self::Database { path, action, reason } => {

@@ -96,7 +96,9 @@ fn regions(addresses: &[u64], sizes: &[u64], written: bool) -> Result<Vec<Arc<Re
         // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
         // registering.
         let region = unsafe { adopt(address, bytes) };
-        region.ok_or_else(|| failed(INVALID, format!("{bytes} bytes at {address:#x}: invalid range")))
+        region.ok_or_else(|| {
+            failed(INVALID, format!("{bytes} bytes at {address:#x} are no range of memory: at least 1 byte"))
+        })
     };
     addresses.iter().zip(sizes).map(region).collect()
 }

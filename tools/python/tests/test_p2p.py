@@ -162,7 +162,7 @@ class Objects(unittest.TestCase):
     def test_what_cannot_be_is_said(self):
         theirs = filled(3)
         with ObjectStore() as source, ObjectStore() as reader:
-            with self.assertRaisesRegex(kvplane.NotFound, "nobody has an object"):
+            with self.assertRaisesRegex(kvplane.NotFound, "no member has an object"):
                 reader.find("py/nobody's")
             source.register("py/wrong", theirs, shard_bytes=SHARD)
             with self.assertRaisesRegex(kvplane.InvalidArgument, "buffer 0 has"):

@@ -25,7 +25,7 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_corrupt_total", "Payloads that did not match their checksum.", |one| one.service.corrupt),
     ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
-    ("kvplane_shard_idle_connections_closed_total", "Unauthenticated connections closed for others.", |one| {
+    ("kvplane_shard_unauthenticated_closed_total", "Unauthenticated connections closed for others.", |one| {
         one.host.crowded_out
     }),
     ("kvplane_shard_unauthenticated_total", "Connections rejected for lack of a valid ticket.", |one| {
@@ -146,7 +146,7 @@ const TIER_GAUGES: [Number; 24] = [
     ("kvplane_tier_free_segments", "Segments without records.", |one| tier(one).stats.free_segments.into()),
     ("kvplane_tier_bad_segments", "Segments with write errors.", |one| tier(one).stats.bad_segments.into()),
     ("kvplane_tier_segments", "Segments.", |one| tier(one).stats.segments.into()),
-    ("kvplane_tier_dead_bytes", "Bytes of used segments without live records.", |one| tier(one).stats.dead_bytes),
+    ("kvplane_tier_dead_bytes", "Bytes in used segments that no live record takes.", |one| tier(one).stats.dead_bytes),
     ("kvplane_tier_admission", "Admission to the SSD: 0 all, 1 selective, 2 promised only.", |one| {
         tier(one).admission as u64
     }),

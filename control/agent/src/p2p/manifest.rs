@@ -182,12 +182,12 @@ mod tests {
         use serde_json::json;
         wrong("/resource_kind", json!("kv_cache"), &["\"kv_cache\""]);
         wrong("/tensors/0/dtype", json!("int3"), &["tensor 0", "\"w\"", "\"int3\" is unknown"]);
-        wrong("/tensors/0/itemsize", json!(4), &["itemsize 4", "F16 has 2"]);
+        wrong("/tensors/0/itemsize", json!(4), &["itemsize is 4", "F16 has 2"]);
         wrong("/tensors/0/global_shape", json!([8, 0]), &["a length of 0 in dimension 1"]);
         wrong("/tensors/0/global_shape", json!([8, -1]), &["global_shape has -1"]);
         wrong("/tensors/0/global_shape", json!([8]), &["a box of 2 dimensions, and the tensor has 1"]);
         wrong("/tensors/0/shard_dims", json!([2]), &["dimension 2"]);
-        wrong("/parts/0/fragments/0/local_shape", json!([4, 17]), &["part 0", "fragment 0", "nbytes 128"]);
+        wrong("/parts/0/fragments/0/local_shape", json!([4, 17]), &["part 0", "fragment 0", "nbytes is 128"]);
         wrong("/parts/0/fragments/0/local_shape", json!([0, 16]), &["a length of 0"]);
         wrong("/parts/0/fragments/0/global_offset", json!([u64::MAX, 0]), &["beyond 2^64"]);
         wrong("/parts/0/fragments/0/global_offset", json!([6, 0]), &["[6:10, 0:16]", "not within its shape"]);

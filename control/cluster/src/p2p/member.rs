@@ -151,7 +151,7 @@ pub(super) struct Member {
     pub(super) retried: BTreeMap<u32, u32>,
     /// Fetches from this member: receiver and shard.
     pub(super) serving: BTreeSet<(u64, u32)>,
-    /// Number of those that are late.
+    /// Number of fetches from this member that take longer than usual.
     pub(super) serving_late: u32,
     pub(super) up: Rate,
     pub(super) down: Rate,

@@ -21,7 +21,7 @@ pub struct Piece {
 /// pieces that cover it from its first byte to its last. If bytes are copied to several places, one of these is used.
 ///
 /// `copies` must return the same tagged copies each time; parts of them beyond the buffer are ignored. It is called
-/// once, and once more for about every `most` pieces: so many are held in memory at a time, or those of one shard.
+/// once, and again for about every `most` pieces: at most `most` pieces, or those of one shard, are held in memory.
 pub fn whole_shards<I: Iterator<Item = (u32, Copy)>>(
     layout: &Layout,
     buffer: usize,

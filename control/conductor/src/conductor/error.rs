@@ -23,7 +23,7 @@ pub enum ConductorError {
     UnknownModel { model: String, tenant: String, block_tokens: u32 },
     /// The request conflicts with an existing entry.
     Conflict {
-        /// Description of both.
+        /// Text that describes the request and the entry that it conflicts with.
         what: String,
     },
     /// A limit is reached.

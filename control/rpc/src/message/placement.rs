@@ -24,7 +24,7 @@ pub struct InstanceHeld {
 pub enum PlacementPolicy {
     /// A random instance.
     Random,
-    /// The instances in turn.
+    /// Round robin over the instances.
     RoundRobin,
     /// The least loaded instance.
     LoadBalance,

@@ -33,7 +33,11 @@ impl Host {
             ("stale_reports", "Load reports that arrived late or twice", counts.stale_reports),
             ("prefix_replicas_made", "Hot prefixes replicated in the store", copies.counts.made),
             ("prefix_replicas_failed", "Hot prefixes that could not be replicated", copies.counts.failed),
-            ("cache_resets", "Instances that lacked blocks that they had reported", counts.disbelieved),
+            (
+                "cache_resets",
+                "Caches taken to be empty, because blocks that they had reported were missing",
+                counts.disbelieved,
+            ),
         ];
         let gauges = [
             ("instances", "Instances registered", table.instances.len() as u64),

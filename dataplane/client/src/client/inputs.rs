@@ -214,7 +214,7 @@ impl Client {
         Carrier::Send(Header::request(Kind::Request(Operation::Hello), RequestId::default()).with_body(&body, 1), body)
     }
 
-    /// Handles a frame that arrived on such a connection, before the host takes the connection over.
+    /// Handles a frame on the TCP connection over which an RDMA connection is set up, before the host takes it over.
     pub fn carrier_frame(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Carrier {
         let network = &mut self.router.traffic.network;
         if network.lanes.look(lane).is_none() {

@@ -132,8 +132,8 @@ impl Sender<'_> {
         if let Some(DeviceCopy { slice, segment, offset, local, write }) = copy {
             let id = self.lane(lane).id(lane);
             self.outbox().push(Output::CopySegment { lane: id, slice, via: Via::Rdma, segment, offset, local, write });
-            // The host may take the copies behind it with [`crate::Client::copies`]; those that are left are further
-            // outputs.
+            // The host may take the copies that follow at once with [`crate::Client::copies`]; otherwise each becomes
+            // an output of its own.
             self.traffic.network.lanes.mark_dirty(lane);
             return FlushOutcome::Nothing;
         }

@@ -229,7 +229,7 @@ impl Batches {
         self.table.at(index)
     }
 
-    /// Returns the batch at such a position, for reading.
+    /// Returns the live batch at a position, read-only.
     #[inline]
     pub(crate) fn peek(&self, index: u32) -> &Batch {
         self.table.peek(index)

@@ -88,7 +88,7 @@ impl<T> Table<T> {
         &mut entry.value
     }
 
-    /// Returns the entry at such a position, with its generation.
+    /// Returns the live entry at a position, with its generation.
     #[inline]
     pub(crate) fn named(&mut self, index: u32) -> (u32, &mut T) {
         let entry = &mut self.entries[index as usize];
@@ -96,7 +96,7 @@ impl<T> Table<T> {
         (entry.generation, &mut entry.value)
     }
 
-    /// Returns the entry at such a position, for reading.
+    /// Returns the live entry at a position, read-only.
     #[inline]
     pub(crate) fn peek(&self, index: u32) -> &T {
         let entry = &self.entries[index as usize];

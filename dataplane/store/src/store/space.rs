@@ -147,10 +147,10 @@ impl<P: EvictionPolicy> Store<P> {
         self.pin_limit(granules, account).is_none()
     }
 
-    /// Returns, if this many more granules may not be hard pinned: those that are, those that may be, and whether this
-    /// is the tenant's limit. All hard pinned objects together may take a share of the pool, those of a tenant with a
-    /// lease the same share of the lease: otherwise the tenant could fill its lease with them, and no later put of it
-    /// would ever find room.
+    /// Returns nothing if this many more granules may be hard pinned; otherwise the granules that are pinned, the
+    /// limit, and true if it is the tenant's limit. All hard pinned objects together may take a share of the pool,
+    /// those of a tenant with a lease the same share of the lease: otherwise the tenant could fill its lease with them,
+    /// and no later put of it would ever find room.
     pub(super) fn pin_limit(&self, granules: u64, account: u16) -> Option<(u64, u64, bool)> {
         let share_of = |granules: u64| granules * u64::from(self.config.hard_pin_percent) / 100;
         let (of_tenant, lease) = self.order.hard_pins_of(account);

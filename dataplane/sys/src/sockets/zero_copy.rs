@@ -1,4 +1,5 @@
-//! Zero-copy sends (MSG_ZEROCOPY): the kernel's notifications about memory that it no longer refers to.
+//! Zero-copy sends (MSG_ZEROCOPY): the kernel's notifications about memory that it no longer refers to. What is in
+//! flight is stopped by [`net::abort`](crate::net::abort).
 //!
 //! [`Gather::send_zero_copy`](crate::Gather::send_zero_copy) returns while the kernel still refers to the memory: it
 //! sends from there, and retransmits until the peer has acknowledged the bytes. Each call that accepted bytes has a

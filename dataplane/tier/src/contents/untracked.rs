@@ -94,7 +94,7 @@ impl UntrackedObjects {
         self.digests.clear();
     }
 
-    /// Notes a fault that leaves no records except those that are noted.
+    /// Notes that a fault happened; records that it may have left are noted separately, by digest.
     pub(crate) fn note_fault(&mut self) {
         self.any = true;
     }

@@ -19,7 +19,7 @@ pub struct SegmentHeader {
     pub segment: u32,
     /// Generation of the segment: greater than that of any segment begun before.
     pub generation: u64,
-    /// Least generation of segments with live records: segments of lesser generations are empty.
+    /// Least generation of segments with live records: segments of lesser generations have none.
     pub oldest_live: u64,
     /// Generation of the segment that was filled before this one in the same incarnation of the shard, or 0.
     pub previous: u64,

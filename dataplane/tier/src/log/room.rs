@@ -50,7 +50,7 @@ impl Need {
     }
 }
 
-/// Returns true if the payload of such a record is written from the caller's memory.
+/// Returns true if a payload of this length is written directly from the caller's memory.
 pub(super) const fn is_lent(shape: Shape, device: &Device) -> bool {
     shape.payload_bytes >= device.config().extent_bytes
 }

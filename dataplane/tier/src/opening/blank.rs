@@ -36,8 +36,7 @@ enum Step {
 #[derive(Debug)]
 pub(super) struct BlankCheck {
     step: Step,
-    /// Windows being read, by their place in the scan area: one at the ends of the device, later one of a block for
-    /// each place.
+    /// Windows being read, by position in the scan area: one for the ends of the device, then one block per position.
     windows: Vec<Window>,
 }
 

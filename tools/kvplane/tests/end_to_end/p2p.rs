@@ -97,7 +97,8 @@ fn errors_of_put_and_get_give_the_reason() {
     let many = place.path("many");
     fs::create_dir(&many).unwrap();
     (0..1_500).for_each(|number| fs::write(many.join(format!("{number:0>80}")), "").unwrap());
-    let said = ["the names of 1500 files take", "has 131072 for them", "put fewer files at a time, or pack them"];
+    let said =
+        ["the names of 1500 files take", "the limit of an object is 131072", "put fewer files at a time, or pack them"];
     finish(place.command(&["p2p", "put", "a", text(&many)]), &[]).failed(1, &said);
 }
 

@@ -127,7 +127,7 @@ pub const ALL: [Machine; 8] = [
             over_rdma("kvplane-tools", "end_to_end", Some("restarts::")),
             over_rdma("kvplane-tools", "end_to_end", Some("kills::")),
             over_rdma("kvplane-tools", "end_to_end", Some("ssd::")),
-            over_rdma("kvplane-tools", "end_to_end", Some("shards_are_scraped")),
+            over_rdma("kvplane-tools", "end_to_end", Some("shards_export_metrics")),
         ],
         limit_s: 1800,
         short: false,

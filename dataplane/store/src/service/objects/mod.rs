@@ -88,8 +88,8 @@ impl Objects {
         refused.is_none()
     }
 
-    /// Returns the digests of a request if this shard answers for all; otherwise the request is answered with a
-    /// failure.
+    /// Returns the digests of a request if this shard answers for all; otherwise the request is answered with
+    /// `WrongOwner`.
     fn owned_digests<'a>(
         &mut self,
         context: &RequestContext,

@@ -53,7 +53,7 @@ impl Wishes {
             let object = shard.peek(digest);
             let Some(object) = object.filter(|_| shard.ownership.owns(digest)) else { continue };
             let pause_ns = u128::from(object.extent.bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1));
-            // The pause is bounded, as background work may be off.
+            // At most 1 s an object: a rate of 0 turns background work off, and must not stop requested replicas.
             let pause_ns = u64::try_from(pause_ns).unwrap_or(u64::MAX).min(1_000_000_000);
             self.due_ns = shard.now_ns.saturating_add(pause_ns);
             return Some((digest, object.version));

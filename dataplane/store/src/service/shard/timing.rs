@@ -253,7 +253,8 @@ impl ServiceTimer {
         self.round = 0;
     }
 
-    /// Assigns the time until now to all requests that were answered in this round's kinds and not yet settled.
+    /// Records, for every kind of operation answered in this round, the time from the round's arrival until now, and
+    /// clears the round.
     #[cold]
     fn settle(&mut self, now_ns: u64) {
         let took_ns = now_ns.saturating_sub(self.round_arrived_ns);

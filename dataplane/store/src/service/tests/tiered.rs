@@ -189,7 +189,7 @@ fn a_restart_trusts_the_device_only_if_no_slot_changed_hands() {
     }
 }
 
-/// If there were only one copy of the ownership record, losing it would void the whole device.
+/// If there were only one copy of the ownership note, losing it would void the whole device.
 #[test]
 fn either_copy_of_the_ownership_record_suffices() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
@@ -261,7 +261,7 @@ fn void_records_stay_void_after_a_restart() {
             }
             world.restart();
             if world.service.inspect().tier().expect("a tier").snapshot().counters.slots_kept == 0 {
-                // The process ended before the ownership record of the last map was durable.
+                // The process ended before the ownership note of the last map was durable.
                 (0..KEYS as u8).for_each(|key| world.now_may(key, None));
             }
         }

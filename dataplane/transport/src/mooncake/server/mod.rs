@@ -266,7 +266,7 @@ impl Server {
         self.connections.free(id);
     }
 
-    /// Returns the period of deadline checks: only the idle timeout may be longer than it.
+    /// Returns the period of deadline checks: the shortest of the timeouts.
     fn sweep_period_ns(&self) -> u64 {
         self.options.stall_ns.min(self.options.drain_ns).min(self.options.idle_ns)
     }

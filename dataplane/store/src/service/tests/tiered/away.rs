@@ -332,7 +332,7 @@ fn a_first_map_of_the_former_incarnation_loses_no_object() {
     }
 }
 
-/// Returns a shard to which a map gave its slots back, and that does not serve them yet because the ownership record is
+/// Returns a shard to which a map gave its slots back, and that does not serve them yet because the ownership note is
 /// not durable.
 fn given_back(seed: u64) -> (World, Vec<u8>) {
     let (mut world, keys) = filled(seed);

@@ -183,7 +183,7 @@ impl World {
     }
 
     fn begin(&mut self) {
-        // The device first: its ownership record is evaluated with the first map.
+        // The device first: its ownership note is evaluated with the first map.
         self.settle();
         self.own();
         self.join(PEER, Path::Stream);

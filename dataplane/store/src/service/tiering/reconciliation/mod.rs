@@ -1,11 +1,11 @@
 //! Reconciliation: the slots that are served where there is an SSD. Records of a slot are valid only if no other shard
 //! can have owned that slot meanwhile, also across restarts.
 //!
-//! The tier keeps a durable record of the slots that are owned, with the epoch of the map (the ownership record). Lost
+//! The tier keeps a durable record of the slots that are owned, with the epoch of the map (the ownership note). Lost
 //! slots are closed at once. A gained slot is served when the record with it is durable: a later start then knows that
 //! its objects belong to this shard. At a start the record is trusted if the control plane states that no slot has
 //! changed hands since its map. If some have, the records on the device are in doubt until they are reconciled
-//! (`comparison.rs`). If the ownership record does not belong to this cluster's maps, or the node ran without the
+//! (`comparison.rs`). If the ownership note does not belong to this cluster's maps, or the node ran without the
 //! device, all records are void, and [`VoidCause`] gives the reason. A degraded device is not waited for: it gets no
 //! new records either.
 
@@ -26,7 +26,7 @@ use crate::service::types::MapStanding;
 /// until they are put again, so that no stale object is ever returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VoidCause {
-    /// The device was used before, but no ownership record can be read on it.
+    /// The device was used before, but no ownership note can be read on it.
     NoNote,
     /// It was written under another cluster state, whose epochs cannot be compared.
     OtherState,
@@ -68,19 +68,19 @@ impl fmt::Display for VoidCause {
     }
 }
 
-/// State of the slots, and of the ownership record that is being written.
+/// State of the slots, and of the ownership note that is being written.
 #[derive(Debug)]
 pub(in crate::service) struct Reconciliation {
     /// Cluster state that maps belong to.
     state: u64,
-    /// True once the device's ownership record was evaluated.
+    /// True once the device's ownership note was evaluated.
     restored: bool,
     /// Reason for which the device was not trusted, if so, and whether it is still to be reported.
     voided: Option<VoidCause>,
     untold: bool,
     /// Map that waits to be served.
     wanted: Option<(Epoch, SlotSet)>,
-    /// True if the ownership record is outdated.
+    /// True if the ownership note is outdated.
     dirty: bool,
     /// Ownership record being written: its epoch, and the slots that it regains.
     writing: Option<NoteWrite>,
@@ -141,7 +141,7 @@ impl Reconciliation {
         self.dirty = true;
     }
 
-    /// Decides, by the first map, which of the device's records can be trusted. Evaluates the device's ownership record
+    /// Decides, by the first map, which of the device's records can be trusted. Evaluates the device's ownership note
     /// once in an incarnation.
     pub(in crate::service) fn restore(
         &mut self,
@@ -206,7 +206,7 @@ impl Reconciliation {
         shard.serve_slots(epoch, &slots);
     }
 
-    /// Writes the ownership record, if it is outdated and can be expressed.
+    /// Writes the ownership note, if it is outdated and can be expressed.
     pub(in crate::service) fn write_note(&mut self, ssd: &mut Ssd, shard: &mut Shard, memory: &mut dyn Memory) -> bool {
         let Some(store) = &shard.store else { return false };
         if ssd.is_degraded() {
@@ -247,7 +247,7 @@ impl Reconciliation {
         true
     }
 
-    /// Serves the slots of an ownership record that is durable, if they are still wanted.
+    /// Serves the slots of an ownership note that is durable, if they are still wanted.
     pub(in crate::service) fn noted(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
         let Some(NoteWrite { epoch, regained }) = self.writing.take() else { return };
         let Some((_, owned)) = self.wanted.take_if(|(wanted, _)| *wanted == epoch) else { return };
@@ -257,7 +257,7 @@ impl Reconciliation {
     }
 }
 
-/// Returns the reason for which the records of a device with this ownership record are void; `None` if they are valid
+/// Returns the reason for which the records of a device with this ownership note are void; `None` if they are valid
 /// or are to be reconciled.
 fn distrust(note: &Note, epoch: Epoch, standing: MapStanding) -> Option<VoidCause> {
     let noted = note.epoch;

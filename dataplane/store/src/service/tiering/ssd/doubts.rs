@@ -1,7 +1,7 @@
 //! Slots in doubt: the SSD has objects of slots that other owners have had since, or may have had. Objects that are
 //! still the newest become visible when the slot is back; objects that were put or removed elsewhere meanwhile do not.
 //!
-//! A slot comes into doubt when a start cannot trust the device's record of ownership, when this shard's incarnation
+//! A slot comes into doubt when a start cannot trust the device's ownership note, when this shard's incarnation
 //! was declared dead, when it missed maps, or when it has no slots at all any more and the new owner cannot fetch from
 //! it. Until the doubt is resolved, its records from before are hidden: neither returned nor removed. This lasts while
 //! this shard owns nothing, as when it waits for its share.
@@ -13,7 +13,7 @@
 //!   and removed here are newer.
 //! * No shard knows the changes. The records are void, and are removed gradually.
 //!
-//! Objects of this incarnation have versions from `floor` on; they are never in doubt. The device's record of ownership
+//! Objects of this incarnation have versions from `floor` on; they are never in doubt. The device's ownership note
 //! names the slots in doubt until the removals are durable, so that a start in between does not trust the other
 //! records.
 
@@ -82,7 +82,7 @@ impl Doubts {
         view.version < self.floor && self.void.has(view.digest.slot())
     }
 
-    /// Returns the part of an ownership record that describes the slots in doubt.
+    /// Returns the part of an ownership note that describes the slots in doubt.
     pub(in crate::service::tiering) fn note(&self) -> Doubt {
         let Some(epoch) = self.epochs.values().min() else { return Doubt::none() };
         let mut slots = SlotSet::none();
@@ -104,7 +104,7 @@ impl Doubts {
         (self.floor, self.state) = (floor, state);
     }
 
-    /// Trusts the device's ownership record at a start; it belongs to this map.
+    /// Trusts the device's ownership note at a start; it belongs to this map.
     pub(in crate::service::tiering) const fn believe(&mut self, epoch: Epoch) {
         self.noted = epoch;
     }
