@@ -140,7 +140,7 @@ const TIER_COUNTERS: [Number; 41] = [
     ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
 ];
 
-const TIER_GAUGES: [Number; 24] = [
+const TIER_GAUGES: [Number; 25] = [
     ("kvplane_tier_objects", "Objects on the SSD.", |one| tier(one).stats.objects.into()),
     ("kvplane_tier_live_bytes", "Bytes of live records on the SSD.", |one| tier(one).stats.live_bytes),
     ("kvplane_tier_free_segments", "Segments without records.", |one| tier(one).stats.free_segments.into()),
@@ -158,6 +158,11 @@ const TIER_GAUGES: [Number; 24] = [
     ("kvplane_tier_backlog_bytes", "Bytes of objects that wait to be written.", |one| tier(one).backlog_bytes),
     ("kvplane_tier_reading", "Reads in flight.", |one| tier(one).reading),
     ("kvplane_tier_recovered", "1 once recovery is complete.", |one| tier(one).is_recovered.into()),
+    (
+        "kvplane_tier_reconciling_slots",
+        "Slots whose records wait to be reconciled with another owner's changes.",
+        |one| tier(one).reconciling_slots,
+    ),
     ("kvplane_tier_degraded", "1 if the SSD takes no writes any more.", |one| tier(one).degraded.is_some().into()),
     ("kvplane_tier_voided", "1 if the records found at the start were void.", |one| tier(one).voided.is_some().into()),
     ("kvplane_tier_get_p99_nanoseconds", "99th percentile of the latency of reads for gets.", |one| {

@@ -1,4 +1,4 @@
-//! Scheduling of changes of owners: a change that can wait begins once the migrations of the previous one are complete.
+//! Rebalancing: a change of owners that can wait begins once the migrations of the previous one are complete.
 //!
 //! A shard that gets a slot fetches its objects from the former owner. If the slot moved on to a third owner meanwhile,
 //! objects not yet fetched would be lost, because no owner would request them; and a shard that misses one of two

@@ -79,6 +79,8 @@ pub struct TierSnapshot {
     pub backlog_bytes: u64,
     /// Reads in flight.
     pub reading: u64,
+    /// Slots whose records are hidden until they are reconciled with another owner's changes.
+    pub reconciling_slots: u64,
     /// True once recovery has read every record.
     pub is_recovered: bool,
     /// Result of recovery, once it is complete.
@@ -113,6 +115,7 @@ impl Tiering {
             backlog: backlog as u64,
             backlog_bytes,
             reading: self.promotion.reads() as u64,
+            reconciling_slots: ssd.doubts.reconciling(),
             is_recovered: ssd.tier.is_recovered(),
             recovered: self.reports.recovered,
             degraded: ssd.tier.degraded(),

@@ -15,7 +15,7 @@ impl<'a> Entry<'a> {
     }
 
     /// The tables of an array, named by their ids.
-    pub(super) fn entries(&self, key: &str) -> Result<Vec<Entry<'a>>, String> {
+    pub(super) fn entries(&self, key: &str) -> Result<Vec<Self>, String> {
         let missing = || format!("{}: no `[[{key}]]`", self.name);
         let array = self.table.get(key).and_then(|value| value.get_ref().as_array()).ok_or_else(missing)?;
         let tables = array.iter().map(|value| value.get_ref().as_table().ok_or_else(missing));

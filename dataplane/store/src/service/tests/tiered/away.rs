@@ -202,9 +202,12 @@ fn a_shard_without_slots_keeps_its_slots_in_doubt() {
         let at = 10 + starts;
         world.service.follow(1, &owners(&[(5, ALONE), (6, AWAY), (at, ALONE)], at));
         world.settle();
+        let reconciling = |world: &World| world.service.inspect().tier().expect("a tier").snapshot().reconciling_slots;
+        assert!(reconciling(&world) > 0, "no shard has reported changes yet");
         let (changed, _) = keys.split_at(1);
         tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();
+        assert_eq!(reconciling(&world), 0);
         gone(&mut world, changed);
         check(&mut world, &keys);
         world.end();

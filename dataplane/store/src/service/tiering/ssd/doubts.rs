@@ -148,6 +148,11 @@ impl Doubts {
         self.epochs.contains_key(&slot)
     }
 
+    /// Returns the number of served slots whose records are hidden until they are reconciled.
+    pub(in crate::service::tiering) fn reconciling(&self) -> u64 {
+        self.comparing.count() + self.known.count()
+    }
+
     /// Returns true if records of served slots are hidden that reconciliation may yet make visible.
     pub(in crate::service::tiering) fn are_compared(&self) -> bool {
         !self.epochs.is_empty() && (!self.comparing.is_empty() || !self.known.is_empty())
