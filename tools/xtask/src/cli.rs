@@ -28,8 +28,7 @@ usage: cargo x COMMAND [...]
                        run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         all checks that a change must pass, or the steps named:
-                       fmt, tidy, clippy, test, seeds, kills, fuzz, release,
-                       linkage, interop, python, rig
+                       fmt, tidy, clippy, test, release, linkage, interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the World (simulation), on all cores; --tier: with shards on faulty disks
   seeds --nightly [COUNT] [--from SEED]
@@ -61,7 +60,7 @@ usage: cargo x COMMAND [...]
   interop [--rdma] [SEED]
                        a stock Mooncake wheel and kvplane's read and write each other's segments, every byte compared;
                        --rdma: over RDMA in a virtual machine
-  reference            regenerate docs/reference/: every flag, and every metric of a running node and control plane
+  reference            regenerate docs/reference/: every flag, metric and message
   figures              render docs/performance.md from docs/results/figures.toml
   wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
   python [--debug] [--nightly] [TEST...]

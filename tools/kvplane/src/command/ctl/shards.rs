@@ -115,7 +115,7 @@ fn show_shard(shard: &ShardFigures) {
     let copies = &shard.copies;
     if copies.second_slots > 0 || copies.elsewhere > 0 {
         println!(
-            "    replicas: {} of ours elsewhere, {} of others; {} made, {} failed, {} to go; {} served, {} inherited",
+            "    replicas: {} at replica owners, {} kept for other owners; {} made, {} failed, {} drops owed; {} gets served, {} taken over",
             copies.elsewhere, copies.here, copies.made, copies.failed, copies.owed, copies.served, copies.inherited
         );
     }
@@ -138,7 +138,7 @@ fn show_shard(shard: &ShardFigures) {
 fn show_slow(slow: &SlowFigures, names: &Names) {
     let object = slow.digest.map_or_else(String::new, |digest| format!(" of {}", names.object(digest)));
     println!(
-        "    slow: {}{object}, {} bytes, {} ago: {} = {} arriving + {} SSD + {} leaving + {} else; {}",
+        "    slow: {}{object}, {} bytes, {} ago: {} = {} receive + {} ssd + {} send + {} else; {}",
         slow.operation,
         slow.bytes,
         time(slow.age_ns),
