@@ -115,7 +115,8 @@ fn show_shard(shard: &ShardFigures) {
     let copies = &shard.copies;
     if copies.second_slots > 0 || copies.elsewhere > 0 {
         println!(
-            "    replicas: {} at replica owners, {} kept for other owners; {} made, {} failed, {} drops owed; {} gets served, {} taken over",
+            "    replicas: {} at replica owners, {} kept for other owners; {} made, {} failed, {} drops owed; {} gets \
+             served, {} taken over",
             copies.elsewhere, copies.here, copies.made, copies.failed, copies.owed, copies.served, copies.inherited
         );
     }
