@@ -19,7 +19,7 @@ use rings::{dependencies, purity, unsafe_code};
 use shape::{circles, folders, length, parameters, types};
 use sources::cores;
 use sources::tree::Tree;
-use wording::{comments, header, names, text};
+use wording::{behaviours, comments, header, names, text};
 
 /// Violation of a rule at one place of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +83,7 @@ impl Rule {
 ///
 /// A rule that the tree does not follow yet is advice. It becomes a failure when the last violation is fixed, and no
 /// rule has exceptions.
-pub const RULES: [Rule; 21] = [
+pub const RULES: [Rule; 22] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
     Rule::new("unsafe", Level::Failure, unsafe_code::check),
@@ -98,6 +98,7 @@ pub const RULES: [Rule; 21] = [
     Rule::new("links", Level::Failure, links::check),
     Rule::new("references", Level::Failure, references::check),
     Rule::new("comments", Level::Failure, comments::check),
+    Rule::new("behaviours", Level::Failure, behaviours::check),
     Rule::new("fields", Level::Advice, types::check_fields),
     Rule::new("methods", Level::Advice, types::check_methods),
     Rule::new("impl-files", Level::Advice, types::check_impl_files),
