@@ -359,7 +359,7 @@ fn a_member_survives_the_round_trip() {
 }
 
 #[test]
-fn wrong_headers_are_told_apart() {
+fn wrong_headers_are_distinguished() {
     let good = encode(&Leave { node: 1, incarnation: None }).expect("it fits");
     let with = |at: usize, byte: u8| {
         let mut frame = good.clone();
@@ -462,7 +462,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded(names in prop::collection::vec(".{0,20}", 0..20), bytes: u64, more: bool) {
+    fn encoded_list_decodes_to_itself(names in prop::collection::vec(".{0,20}", 0..20), bytes: u64, more: bool) {
         let segments = names.into_iter().map(|name| Segment { name, bytes, ..segment() }).collect();
         let list = SegmentList { segments, more };
         prop_assert_eq!(decode::<SegmentList>(&encode(&list).unwrap()), Ok(list));

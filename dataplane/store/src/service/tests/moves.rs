@@ -300,7 +300,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
+fn removal_for_an_earlier_epoch_is_fenced_after_another_migration() {
     let mut cluster = Cluster::new();
     let remove = |cluster: &mut Cluster, epoch| {
         let answers = cluster.ask(0, 1, epoch, Operation::Remove, &body_of([DigestItem { digest: digest(1) }]));
