@@ -244,7 +244,7 @@ fn show_shard_replies(show: Show<'_>) {
     assert!(!format!("{keys:?}").contains("5, 5"), "secrets are not shown");
     show("TicketKeys", encode(&keys));
     let full = TicketKeys { keys: vec![keys.keys[0].clone(); KEYS_PER_REPLY], ..keys };
-    encode(&full).expect("as many keys as there may be are a small message");
+    encode(&full).expect("the most keys of a reply fit into a small message");
 }
 
 fn show_tasks(show: Show<'_>) {

@@ -94,7 +94,7 @@ fn hits_stay_through_a_join_and_a_leave_in_order() {
     let newcomer = node(&place, 4);
     members(&control, 4);
     joined.sweep_until(&mut near, Duration::from_secs(3), || true);
-    assert!(client.size(name(7).as_bytes()).unwrap().is_some(), "the length of what moves is told");
+    assert!(client.size(name(7).as_bytes()).unwrap().is_some(), "the length of a migrating object is returned");
 
     // Objects removed or replaced meanwhile do not come back.
     for key in 0..20 {

@@ -209,7 +209,7 @@ fn objects_replicated_by_a_task_are_read_after_a_node_is_killed() {
     // The object is in stripes: all of them are replicated.
     let large: Vec<u8> = (0..(3u32 << 20)).map(|at| (at ^ at >> 9) as u8).collect();
     client.put(b"large", &large).unwrap();
-    assert_eq!(copied(&control, 1).1, 0, "nothing has a copy before it is asked for");
+    assert_eq!(copied(&control, 1).1, 0, "no object has a replica before the task");
     let keys: Vec<String> = (0..100).map(name).chain(["large".to_owned()]).collect();
     let (mut command, names) = (vec!["ctl", "copy"], keys.iter().map(String::as_str));
     command.extend(names);

@@ -298,7 +298,7 @@ fn object_without_second_access_is_not_written_under_selective() {
         (0..32).for_each(|key| assert!(is_there(&mut client, key)));
         (counted(&dev, "kvplane_tier_objects") >= 32.0).then_some(())
     });
-    assert!(written.is_some(), "all were asked for");
+    assert!(written.is_some(), "all were accessed again");
 }
 
 #[test]

@@ -485,7 +485,7 @@ proptest! {
             cluster.change(weights);
             (0..3).for_each(|shard| cluster.hear(shard));
             let first = cluster.map.epoch.0 % KEYS;
-            assert_eq!(cluster.get(first), Some(Some(100 + first)), "it is asked for at once");
+            assert_eq!(cluster.get(first), Some(Some(100 + first)), "an import is requested at once");
             for _ in 0..20 {
                 cluster.now_ns += 1_000_000_000;
                 (0..3).for_each(|shard| cluster.poll(shard));

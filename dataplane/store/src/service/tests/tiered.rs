@@ -181,7 +181,7 @@ fn a_restart_trusts_the_device_only_if_no_slot_changed_hands() {
         assert_eq!(
             (snapshot.voided, world.service.tier_mut().and_then(Tiering::poll_voided)),
             (voided, None),
-            "it is told once"
+            "the cause is reported once"
         );
         world.run(150);
         world.end();
