@@ -406,7 +406,7 @@ fn ranges_of_departed_members_are_not_accepted() {
     let each = |_| {
         if !gone.swap(true, Ordering::Relaxed) {
             for (near, memory) in near.iter().zip(&memory) {
-                near.unregister("o", None).expect("nobody is told to fetch there");
+                near.unregister("o", None).expect("no member has a grant to fetch from it");
                 memory[0].fill_with(0, memory[0].bytes(), &mut |_, part| part.fill(0xee));
                 near.register("other", memory, &publish()).expect("published");
             }
@@ -458,7 +458,7 @@ fn whole_shards_among_ranges_are_checked() {
     into.read_with(0, SIZES[0] - 1, &mut |offset, part| {
         assert!(part.iter().zip(offset..).all(|(&found, at)| found == byte(10, 0, at)), "from {offset} on");
     });
-    right.unregister("o", None).expect("nobody is told to fetch there");
+    right.unregister("o", None).expect("no member has a grant to fetch from it");
     let error = read_all(&reader, &object, &copies).expect_err("only the wrong one is left");
     assert!(error.contains("shard 3 from") && error.contains(wrong.name()), "{error}");
     // Without the shard's last byte it cannot be verified.

@@ -23,7 +23,7 @@ pub(crate) struct ChainIndexOf<'a> {
 impl<'a> ChainIndexOf<'a> {
     pub(crate) fn new(workers: usize, load: &'a Load) -> Self {
         let index = ChainIndex::with_max_workers(workers);
-        let ids = (0..workers).map(|at| index.intern_worker(&format!("w{at}")).expect("as many as asked for"));
+        let ids = (0..workers).map(|at| index.intern_worker(&format!("w{at}")).expect("room for all workers"));
         let ids = ids.collect();
         let maps = (0..workers).map(|_| ChainBlockMap::default()).collect();
         Self { load, index, maps, ids, blocks: Vec::new(), hashes: Vec::new() }

@@ -45,7 +45,7 @@ impl<'a> Ours<'a> {
         let mut index = PrefixIndex::new(config).expect("limits that can be");
         let key = ContextKey { tenant: "default".into(), model: "m".into(), block_tokens: 16, ..ContextKey::default() };
         let context = index.context(&key).expect("the first context");
-        let holders = (0..workers).map(|_| index.register().expect("as many as there may be")).collect();
+        let holders = (0..workers).map(|_| index.register().expect("room for all holders")).collect();
         Self { load, index, context, holders, found: PrefixMatches::default(), reversed: Vec::new() }
     }
 }

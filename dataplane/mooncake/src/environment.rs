@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_means_the_defaults() {
+    fn unset_variables_mean_the_defaults() {
         assert_eq!(read(&[]).expect("defaults"), Environment::default());
         assert_eq!(read(&[("MC_TCP_BIND_ADDRESS", "")]).expect("defaults"), Environment::default());
     }

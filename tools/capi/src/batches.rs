@@ -146,7 +146,7 @@ fn request(entry: &Entry) -> Result<TransferRequest, c_int> {
     })
 }
 
-/// See the header.
+/// Allocates a batch for up to `batch_size` transfers, or returns `INVALID_BATCH`.
 ///
 /// # Safety
 /// A live engine, or null.
@@ -163,7 +163,7 @@ pub(crate) unsafe extern "C" fn allocateBatchID(engine: *mut c_void, batch_size:
     id
 }
 
-/// See the header.
+/// Validates the requests of a batch as a whole and starts them.
 ///
 /// # Safety
 /// A live engine and an array of `count` requests, whose memory stays until they have ended.
@@ -184,7 +184,7 @@ pub(crate) unsafe extern "C" fn submitTransfer(
     positive(result)
 }
 
-/// See the header.
+/// Starts transfers like [`submitTransfer`], and notifies the first request's target when all have completed.
 ///
 /// # Safety
 /// As [`submitTransfer`]; the message's strings have a final zero.
@@ -208,7 +208,7 @@ pub(crate) unsafe extern "C" fn submitTransferWithNotify(
     positive(result)
 }
 
-/// See the header.
+/// Writes the state of one task of a batch to `status`.
 ///
 /// # Safety
 /// A live engine and a place for the answer.
@@ -233,7 +233,7 @@ pub(crate) unsafe extern "C" fn getTransferStatus(
     positive(result)
 }
 
-/// See the header.
+/// Frees a batch, unless one of its transfers is in flight.
 ///
 /// # Safety
 /// A live engine.

@@ -76,7 +76,7 @@ unsafe fn allow_files(engine: *mut c_void, transport: &str, allowed: bool) {
     }
 }
 
-/// See the header. A failure is reported on standard error.
+/// Starts an engine, or returns null. A failure is reported on standard error.
 ///
 /// # Safety
 /// Strings with a final zero, or null.
@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
     })
 }
 
-/// See the header.
+/// Destroys an engine and cancels its transfers; null is ignored.
 ///
 /// # Safety
 /// An engine without further users, or null.
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
     });
 }
 
-/// See the header.
+/// Refreshes the descriptions of all open segments.
 ///
 /// # Safety
 /// A live engine.
@@ -141,7 +141,7 @@ pub(crate) unsafe extern "C" fn discoverTopology(engine: *mut c_void) -> c_int {
     }
 }
 
-/// See the header.
+/// Writes the address by which peers open the engine to `buf_out`, truncated to `buf_len`.
 ///
 /// # Safety
 /// A live engine and `buf_len` writable bytes.
@@ -182,7 +182,7 @@ unsafe fn announce_rdma(engine: *mut c_void, args: *mut *mut c_void) -> bool {
     unsafe { with_engine(engine, announce) == 0 }
 }
 
-/// See the header.
+/// Installs a transport, or returns null: `file` allows files, `rdma` announces RDMA, others have no effect.
 ///
 /// # Safety
 /// A live engine, a string with a final zero, and arguments as the header says.
@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn installTransport(
     engine
 }
 
-/// See the header. The transport is not removed: transfers would lose a path without need.
+/// Forbids files, for the transport `file`. No transport is removed: transfers would lose a path without need.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.
@@ -218,7 +218,7 @@ pub(crate) unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *
     0
 }
 
-/// See the header.
+/// Removes the engine from the metadata store when the process receives SIGTERM or SIGINT.
 ///
 /// # Safety
 /// A live engine.

@@ -14,7 +14,7 @@ fn device(rail: &RailSnapshot) -> String {
     format!("{}:{}/{}", rail.transport.name(), rail.peer, rail.number)
 }
 
-/// See the header.
+/// Writes the load of up to `count` rails to `stats` and the number of all rails to `count`.
 ///
 /// # Safety
 /// A live engine, a count, and as many places as it says.
@@ -42,7 +42,7 @@ pub(crate) unsafe extern "C" fn getNicLoadStats(engine: *mut c_void, stats: *mut
     }
 }
 
-/// See the header.
+/// Describes the paths to all peers in `buf_out`, as text or JSON, truncated to `buf_len`.
 ///
 /// # Safety
 /// A live engine and `buf_len` writable bytes.

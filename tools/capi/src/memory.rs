@@ -29,7 +29,7 @@ fn register(engine: &Engine, regions: &[Arc<Region>], location: &str, remote_acc
     Ok(0)
 }
 
-/// See the header.
+/// Registers a range for transfers, and for peers if `remote_accessible` is not 0.
 ///
 /// # Safety
 /// As the header says: a live engine, a range that stays mapped, a string with a final zero or null.
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn registerLocalMemory(
     }
 }
 
-/// See the header.
+/// Unregisters the range that begins at `addr`; after a result of 0, no peer accesses it any more.
 ///
 /// # Safety
 /// A live engine.
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn unregisterLocalMemory(engine: *mut c_void, addr:
     }
 }
 
-/// See the header.
+/// Registers all ranges for transfers and for peers, or none.
 ///
 /// # Safety
 /// As [`registerLocalMemory`], and an array of `buffer_len` entries.
@@ -86,7 +86,7 @@ pub(crate) unsafe extern "C" fn registerLocalMemoryBatch(
     }
 }
 
-/// See the header.
+/// Unregisters all ranges, or none.
 ///
 /// # Safety
 /// A live engine and an array of `addr_len` addresses.

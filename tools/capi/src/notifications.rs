@@ -24,7 +24,7 @@ fn give(text: &str) -> *mut c_char {
     CString::new(bytes).map_or(ptr::null_mut(), CString::into_raw)
 }
 
-/// See the header.
+/// Returns the messages received since the last call and writes their number to `size`; null if there are none.
 ///
 /// # Safety
 /// A live engine and a place for the count.
@@ -53,10 +53,10 @@ pub(crate) unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *
     first
 }
 
-/// See the header.
+/// Frees the messages that [`getNotifsFromEngine`] returned; null is ignored.
 ///
 /// # Safety
-/// What [`getNotifsFromEngine`] gave, with its count, once.
+/// `msg` and `size` come from one call of [`getNotifsFromEngine`], and are freed once.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut NotifyMessage, size: c_int) -> c_int {
     let Ok(count) = usize::try_from(size) else { return INVALID_ARGUMENT };
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut NotifyMessage, size: 
     })
 }
 
-/// See the header.
+/// Sends a message to the engine of an open segment.
 ///
 /// # Safety
 /// A live engine; the message's strings have a final zero.

@@ -188,7 +188,7 @@ unsafe fn regions(addresses: *const *mut c_void, sizes: *const u64, count: usize
     addresses.iter().zip(sizes).map(region).collect()
 }
 
-/// See the header.
+/// Creates a store, or returns null.
 ///
 /// # Safety
 /// As the header says: null, or options whose strings have a final zero.
@@ -208,7 +208,7 @@ pub(crate) unsafe extern "C" fn p2pStoreCreate(options: *const Options) -> *mut 
     })
 }
 
-/// See the header.
+/// Destroys a store; null is ignored.
 ///
 /// # Safety
 /// A store without further users, or null.
@@ -220,7 +220,7 @@ pub(crate) unsafe extern "C" fn p2pStoreDestroy(store: *mut c_void) {
     }
 }
 
-/// See the header.
+/// Publishes ranges of memory as the buffers of an object, and serves it.
 ///
 /// # Safety
 /// A live store, a string with a final zero, arrays of `count` elements, and ranges that stay mapped.
@@ -271,7 +271,7 @@ unsafe fn leave(store: *mut c_void, name: *const c_char) -> c_int {
     }
 }
 
-/// See the header.
+/// Stops serving an object that was registered or fetched.
 ///
 /// # Safety
 /// A live store and a string with a final zero.
@@ -281,7 +281,7 @@ pub(crate) unsafe extern "C" fn p2pStoreUnregister(store: *mut c_void, name: *co
     unsafe { leave(store, name) }
 }
 
-/// See the header.
+/// Stops serving an object that was fetched.
 ///
 /// # Safety
 /// A live store and a string with a final zero.
@@ -291,7 +291,7 @@ pub(crate) unsafe extern "C" fn p2pStoreDeleteReplica(store: *mut c_void, name: 
     unsafe { leave(store, name) }
 }
 
-/// See the header.
+/// Lists the objects whose names begin with `name_prefix`, each in its newest version.
 ///
 /// # Safety
 /// A live store, a string with a final zero, and room for a pointer and a number.
@@ -338,10 +338,10 @@ fn told(listed: (String, ObjectSummary, Vec<u64>)) -> Option<PayloadInfo> {
     Some(PayloadInfo { name, version, max_shard_size, total_size, size_list, size_list_len })
 }
 
-/// See the header.
+/// Frees the list that [`p2pStoreList`] returned; null is ignored.
 ///
 /// # Safety
-/// The result of `p2pStoreList`, once.
+/// `list` and `count` come from one call of [`p2pStoreList`], and are freed once.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn p2pStoreFreeList(list: *mut PayloadInfo, count: usize) {
     if list.is_null() {
@@ -409,7 +409,7 @@ unsafe fn get_replica(
     }
 }
 
-/// See the header.
+/// Fetches the newest version of an object into memory, verifies it, and serves it from then on.
 ///
 /// # Safety
 /// As [`p2pStoreRegister`].
@@ -426,7 +426,7 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplica(
     unsafe { get_replica(store, name, addr_list, size_list, count, deadline_seconds, None) }
 }
 
-/// See the header.
+/// Fetches an object like [`p2pStoreGetReplica`], from the other ranks of its job by a schedule.
 ///
 /// # Safety
 /// As [`p2pStoreRegister`]; a rank whose job is null or a string with a final zero.
@@ -448,7 +448,7 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplicaAsRank(
     unsafe { get_replica(store, name, addr_list, size_list, count, deadline_seconds, Some(rank)) }
 }
 
-/// See the header.
+/// Writes the message of this thread's last failure to `buf_out`, truncated to `buf_len`.
 ///
 /// # Safety
 /// `buf_out` points to `buf_len` writable bytes, or is null.

@@ -29,7 +29,7 @@ unsafe fn segment(engine: &Engine, name: *const c_char) -> Result<&str, c_int> {
     if allowed { Ok(name) } else { Err(INVALID_ARGUMENT) }
 }
 
-/// See the header.
+/// Opens a peer's segment, or a file, by name and returns its handle, or a negative code.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn openSegment(engine: *mut c_void, segment_name: *
     }
 }
 
-/// See the header.
+/// Opens a segment like [`openSegment`], and requests its description from the peer even if it is open.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.
@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_
     }
 }
 
-/// See the header.
+/// Closes a segment.
 ///
 /// # Safety
 /// A live engine.
@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn closeSegment(engine: *mut c_void, segment_id: i3
     }
 }
 
-/// See the header. Opening connects, which is all the warm-up there is.
+/// Opens a segment, and returns 0 or a negative code. Opening connects, which is all the warm-up there is.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn warmupEfaSegment(engine: *mut c_void, segment_na
     opened.min(0)
 }
 
-/// See the header.
+/// Removes the engine's own descriptor from the metadata store, whatever name is passed.
 ///
 /// # Safety
 /// A live engine and a string with a final zero.
@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn removeLocalSegment(engine: *mut c_void, segment_
     }
 }
 
-/// See the header.
+/// Refreshes the descriptions of all open segments.
 ///
 /// # Safety
 /// A live engine.

@@ -44,7 +44,7 @@ static void reshard(p2p_store_t trainer, p2p_store_t engine) {
           "two ranks register what they have");
     p2p_part_t parts[2] = {{.participant = "tp0", .name = "r/tp0", .offset_list = &none, .offset_list_len = 1},
                            {.participant = "tp1", .name = "r/tp1", .version = 1}};
-    check(p2pStoreReshardSize(target, "one", &size) == 0 && size == 12 * 512, "the size is told");
+    check(p2pStoreReshardSize(target, "one", &size) == 0 && size == 12 * 512, "the size is returned");
     check(p2pStoreReshard(engine, source, target, "one", parts, 2, into, size, NULL, 0, 60, &checked) == 0 &&
               !memcmp(into, whole + 2 * 512, size) && checked == size,
           "it is read and checked");

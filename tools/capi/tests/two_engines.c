@@ -150,7 +150,7 @@ static void refusals(void) {
 static void files(void) {
     char name[128];
     snprintf(name, sizeof name, "file:///tmp/kvplane-c-%d?create=%d", (int)getpid(), 65536);
-    check(openSegment(source_engine, name) == -1, "a file is refused before it was asked for");
+    check(openSegment(source_engine, name) == -1, "a file is refused before the transport is installed");
     check(installTransport(source_engine, "file", NULL) != NULL, "files are there");
     int segment = openSegment(source_engine, name);
     check(segment >= 1, "a file opens");

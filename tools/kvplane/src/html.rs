@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_escaped_fits_in_an_attribute(text: String) {
+        fn escaped_text_fits_in_an_attribute(text: String) {
             prop_assume!(!text.contains("NaN") && !text.contains("inf"));
             well_formed::check(&format!("<a title=\"{0}\">{0}</a>", escape(&text)));
         }

@@ -161,7 +161,7 @@ fn restart_of_a_member_during_adoption_is_accepted() {
 
 /// A member whose reply was lost requests to join, after other members have offered the map that contains it.
 #[test]
-fn who_is_in_an_adopted_map_may_join_in_the_incarnation_that_it_has_there() {
+fn member_of_an_adopted_map_may_join_again_in_its_incarnation() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     let again = || member(2, 1, before.member(NodeId(2)).expect("a member").shards[0].tcp.port());

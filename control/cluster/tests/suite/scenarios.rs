@@ -125,7 +125,7 @@ fn second_live_node_with_the_same_id_is_rejected() {
 }
 
 #[test]
-fn who_is_unknown_must_join() {
+fn unknown_member_must_join() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     let unknown =

@@ -359,7 +359,7 @@ fn incarnation_without_a_heartbeat_is_not_proven_alive() {
 }
 
 #[test]
-fn a_probe_ends_when_nobody_is_left_to_own_slots() {
+fn a_probe_ends_when_no_member_is_left_to_own_slots() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     drain(&mut driver, 1);

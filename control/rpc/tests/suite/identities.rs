@@ -115,7 +115,7 @@ fn a_key_that_others_may_read_is_refused() {
 }
 
 #[test]
-fn what_is_published_is_found_and_works() {
+fn published_identities_are_discovered_and_work() {
     let scratch = Scratch::new();
     let directory = RuntimeDirectory::at(scratch.path().join("run"));
     run(async {
@@ -143,7 +143,7 @@ fn what_is_published_is_found_and_works() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_stale() {
+fn publication_of_a_dead_process_is_stale() {
     let scratch = Scratch::new();
     let directory = RuntimeDirectory::at(scratch.path().join("run"));
     let authority = Authority::generate(&cluster()).unwrap();

@@ -244,7 +244,7 @@ fn show_shard_replies(show: Show<'_>) {
     assert!(!format!("{keys:?}").contains("5, 5"), "secrets are not shown");
     show("TicketKeys", encode(&keys));
     let full = TicketKeys { keys: vec![keys.keys[0].clone(); KEYS_PER_REPLY], ..keys };
-    encode(&full).expect("as many keys as there may be are a small message");
+    encode(&full).expect("the most keys of a reply fit into a small message");
 }
 
 fn show_tasks(show: Show<'_>) {
@@ -359,7 +359,7 @@ fn a_member_survives_the_round_trip() {
 }
 
 #[test]
-fn wrong_headers_are_told_apart() {
+fn wrong_headers_are_distinguished() {
     let good = encode(&Leave { node: 1, incarnation: None }).expect("it fits");
     let with = |at: usize, byte: u8| {
         let mut frame = good.clone();
@@ -462,7 +462,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded(names in prop::collection::vec(".{0,20}", 0..20), bytes: u64, more: bool) {
+    fn encoded_list_decodes_to_itself(names in prop::collection::vec(".{0,20}", 0..20), bytes: u64, more: bool) {
         let segments = names.into_iter().map(|name| Segment { name, bytes, ..segment() }).collect();
         let list = SegmentList { segments, more };
         prop_assert_eq!(decode::<SegmentList>(&encode(&list).unwrap()), Ok(list));

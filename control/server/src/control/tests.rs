@@ -26,7 +26,7 @@ fn join() -> Join {
 }
 
 #[test]
-fn what_cannot_be_made_durable_is_not_published() {
+fn map_that_cannot_be_made_durable_is_not_published() {
     let cluster = Cluster::new(ClusterConfig::new("test"), [], 0).expect("defaults are valid");
     let control = Control::new(cluster, Store::in_memory(1), Instant::now()).expect("no disk");
     let address = SocketAddr::from(([127, 0, 0, 1], 1));

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_need_the_token_and_nobody_needs_it_for_health() {
+    fn remote_callers_need_the_token_except_for_health() {
         let (here, mapped) = (IpAddr::from(Ipv4Addr::LOCALHOST), Ipv4Addr::LOCALHOST.to_ipv6_mapped().into());
         let there = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
         let none = HeaderMap::new();

@@ -154,7 +154,7 @@ fn operators_hold_instances_and_set_the_placement_policy() {
 }
 
 #[test]
-fn who_waits_is_told_over_its_stream_also_when_that_begins_late() {
+fn assignment_of_a_queued_request_reaches_a_stream_that_opens_late() {
     let control = start();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;

@@ -139,7 +139,7 @@ fn a_lost_state_is_adopted_from_members() {
         node.call(&beat(1, 1)).await.expect("a member goes on without joining again");
         let (after, same_state) = map(&local).await;
         assert_eq!((&after.members, same_state), (&before.members, state_id));
-        assert!(after.epoch > before.epoch, "no epoch is told twice");
+        assert!(after.epoch > before.epoch, "no epoch is published twice");
         while watch.state().map.is_none_or(|map| map.epoch != after.epoch) {
             watch.changed().await;
         }

@@ -97,7 +97,7 @@ fn limits_are_answered() {
 }
 
 #[test]
-fn it_is_off_unless_asked_for_and_needs_http() {
+fn it_is_off_by_default_and_needs_http() {
     let (_control, http) = start(None);
     let (status, body) = get(http, "/metadata?key=a");
     assert!(status.contains("404") && !body.contains("/metadata"), "{status} {body}");

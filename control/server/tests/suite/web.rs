@@ -57,7 +57,7 @@ fn health_metrics_and_segments_show_the_cluster() {
 }
 
 #[test]
-fn what_is_not_served_is_refused() {
+fn unserved_paths_and_malformed_requests_are_refused() {
     let (_control, http) = start();
     let (status, body) = get(http, "/secret");
     assert_eq!(status, "HTTP/1.1 404 Not Found");

@@ -1,9 +1,9 @@
 //! Replica reads: hedging and failover of gets to the replica owner, and spreading gets over both owners.
 //!
-//! A get whose owner is unreachable, or silent for the hedging delay ([`hedge_ns`](crate::Config::hedge_ns)), is sent
-//! to the replica owner, within its deadline and its budget of attempts. Any reply of the replica owner other than the
-//! object itself decides nothing: the get then goes back to the owner, and only there. An owner that is merely slow
-//! keeps its connection; its late reply is dropped.
+//! A get is sent to the replica owner if its owner is unreachable (*failover*) or silent for the hedging delay
+//! ([`hedge_ns`](crate::Config::hedge_ns); *hedge*), within its deadline and its budget of attempts. Any reply of the
+//! replica owner other than the object itself decides nothing: the get then goes back to the owner, and only there. An
+//! owner that is merely slow keeps its connection; its late reply is dropped.
 //!
 //! The hedging delay follows from the slowest of the peer's gets. A connection on which any other request is answered
 //! meanwhile is not silent. Hedged gets whose owner answered after all are charged to a budget, which limits the added

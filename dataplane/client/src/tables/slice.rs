@@ -227,7 +227,7 @@ pub(crate) enum ReplicaUse {
     No,
     /// Spread: the get was sent to the replica owner because both owners have the object.
     Chosen,
-    /// Failover or hedge: the get was sent to the replica owner because the owner did not reply.
+    /// The get was sent to the replica owner because the owner is unreachable (failover) or did not reply (hedge).
     Asked,
     /// The replica owner was tried without success.
     Missed,
@@ -252,7 +252,7 @@ impl Slice {
         matches!(self.tries.replica, ReplicaUse::No) && readable(&self.request).is_some()
     }
 
-    /// Handles a failed attempt: decides whether the next one uses the replica owner.
+    /// Handles a failed attempt: a get whose owner is unreachable fails over to the replica owner, once.
     pub(crate) fn turn_to_replica(&mut self, status: Status) {
         if status != Status::Unreachable || readable(&self.request).is_none() {
             return;

@@ -212,7 +212,7 @@ const OPERATIONS: [Operation; 2] = [Operation::Write, Operation::WriteMany];
 const ENDS: [End; 3] = [End::Silent, End::Reset, End::Closed];
 
 #[test]
-fn what_was_given_up_never_lands_over_what_is_newer() {
+fn abandoned_write_never_overwrites_newer_bytes() {
     for operation in OPERATIONS {
         for begun in [OldWrite::No, OldWrite::Half] {
             for end in ENDS {

@@ -326,7 +326,7 @@ fn lanes_keep_their_bounds_under_load() {
     assert_eq!(peer.seen.connections.load(Ordering::SeqCst), 3, "connections are kept");
     // Each write exactly once; before the first write over each new lane there may be a probe of the peer's version.
     let extra = peer.seen.requests.load(Ordering::SeqCst) - 3000;
-    assert!(extra <= 3, "{extra} more requests than asked for");
+    assert!(extra <= 3, "{extra} more requests than transfers");
     assert!(peer.written.lock().expect("not poisoned").values().all(|&times| times == 1));
 }
 
@@ -444,6 +444,6 @@ fn a_version_1_server_with_a_stale_descriptor_is_detected() {
         (0..100).map(|i| Request::Write(target(peer, i * 10_000), asker.local(i * 10_000, 10_000))).collect();
     assert_eq!(asker.run(&writes, PATIENCE), vec![Status::Ok; 100]);
     assert!(store.lock().expect("not poisoned")[..1_000_000] == bytes_at(4, 0, 1_000_000));
-    let problem = asker.initiator.last_problem().expect("it is told").to_owned();
+    let problem = asker.initiator.last_problem().expect("the problem is reported").to_owned();
     assert!(problem.contains("version 1"), "{problem}");
 }

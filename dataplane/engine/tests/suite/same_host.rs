@@ -230,7 +230,7 @@ fn closed_ways_lead_to_the_stream() {
     assert_eq!((asker.moved(), owner.streamed()), ([0; 3], 2 * EXCHANGED));
     let mut only = Asker::new(owner.address(), config(|config| (config.cma, config.stream) = (false, false)));
     let (from, to) = (only.at(segment, 0, false), only.local(0, 100));
-    assert_eq!(only.run(&[Request::Read(from, to)]), [Status::Unsupported], "never a way that was not asked for");
+    assert_eq!(only.run(&[Request::Read(from, to)]), [Status::Unsupported], "disabled ways are not used");
     // Without mappings, memory that could be mapped is copied by the kernel, or goes over the stream.
     let shared = memory(true, BYTES);
     let segment = owner.register(&shared, |_| ());

@@ -121,7 +121,7 @@ fn other_protocols_are_rejected() {
 /// Neighbours that are idle, half-open or send garbage: all other peers are served meanwhile. The time that this takes
 /// is printed, not checked: machines differ.
 #[test]
-fn blocked_neighbours_delay_nobody() {
+fn blocked_neighbours_do_not_delay_other_peers() {
     let (daemon, _, name) = start(any_port());
     let alone = probe_all(&name);
     let idle: Vec<TcpStream> = (0..100).map(|_| connect(&name)).collect();

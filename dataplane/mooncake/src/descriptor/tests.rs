@@ -156,7 +156,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(descriptor in any_descriptor()) {
+    fn encoded_descriptor_decodes_to_itself(descriptor in any_descriptor()) {
         let text = descriptor.encode(LIMIT).expect("a good one");
         prop_assert_eq!(decode(&text).expect("our own"), descriptor);
     }

@@ -75,7 +75,7 @@ fn builders_state_body_payload_and_argument() {
 }
 
 #[test]
-fn other_protocols_and_versions_are_told_apart_from_damage() {
+fn other_protocols_and_versions_are_distinguished_from_damage() {
     let mut bytes = golden().encode();
     bytes[..4].copy_from_slice(b"GET ");
     assert_eq!(Header::decode(&bytes), Err(FrameError::Magic(u32::from_le_bytes(*b"GET "))));

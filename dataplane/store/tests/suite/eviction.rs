@@ -171,7 +171,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_asked_for_twice_outlives_a_scan() {
+fn object_accessed_twice_outlives_a_scan() {
     let mut pair = segmented(20, 20);
     let hot = pair.insert(2, 0);
     pair.access(hot);

@@ -238,7 +238,7 @@ mod tests {
 
     /// A peer has the same eventfd: it makes it blocking, and full or empty. Neither side may hang.
     #[test]
-    fn a_hostile_eventfd_blocks_nobody() {
+    fn a_hostile_eventfd_blocks_neither_side() {
         let event = event_fd().expect("eventfd");
         let bell = SharedDoorbell::new(shared_word(), 0, event.try_clone().expect("duplicate"));
         let full = (u64::MAX - 1).to_ne_bytes();

@@ -183,7 +183,7 @@ fn work(world: &mut World, rng: &mut Rng, turns: u64) {
 /// Removals that a power failure took before they were durable are not counted as lost by the start after the next, if
 /// the one in between ended before it had written its findings to the device.
 #[test]
-fn what_the_power_took_is_not_missed_two_incarnations_later() {
+fn removals_lost_in_a_power_failure_are_not_counted_two_starts_later() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed, "two incarnations");
         let config = TierConfig { segment_bytes: 64 << 10, segments: 64, max_object_bytes: 4 << 10, ..small(512) };

@@ -112,7 +112,7 @@ fn a_missing_segment_is_counted() {
 /// A record that turns out to be damaged during recovery had replaced an older one, which recovery reads later: that
 /// one does not become visible in its place. Seed 8260 of the simulated tiers found it.
 #[test]
-fn what_a_damaged_record_replaced_stays_away_while_recovery_goes_on() {
+fn record_replaced_by_a_damaged_one_stays_hidden_during_recovery() {
     let (key, mut met) = (digest(7), 0);
     for seed in 0..20 {
         let mut world =

@@ -74,7 +74,7 @@ fn work(world: &mut World, actions: u64) {
 }
 
 #[test]
-fn nothing_is_lost_or_comes_back_over_crashes() {
+fn no_promised_object_is_lost_and_no_removed_one_returns_over_crashes() {
     for seed in seeds() {
         let mut rng = Rng::new(seed, "scenario");
         let config = config(&mut rng);

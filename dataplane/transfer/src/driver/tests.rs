@@ -66,7 +66,7 @@ fn everybody_is_told(progress: bool, drill: impl Fn(&Driver) + Sync) {
         }
         assert!(scope.spawn(|| drill(&rig.driver)).join().is_err(), "the drill panics");
         for one in waiting {
-            assert_eq!(one.join().expect("no panic of theirs").expect("it is told").state, TaskState::Failed);
+            assert_eq!(one.join().expect("no panic of theirs").expect("the wait ends").state, TaskState::Failed);
         }
     });
     for batch in &batches {

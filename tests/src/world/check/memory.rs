@@ -136,7 +136,7 @@ mod tests {
         let mut memory = Memory::new(2, 64);
         let at = memory.lend(Loan::Get(16), Digest(1)).unwrap().unwrap();
         memory.write(at, &[1; 16]).unwrap();
-        assert!(memory.write(at, &[1; 17]).is_err(), "past the end of what was asked for");
+        assert!(memory.write(at, &[1; 17]).is_err(), "past the end of the requested bytes");
         assert!(memory.take_back(at).is_err(), "and still visible at the end");
         let other = memory.lend(Loan::Get(64), Digest(1)).unwrap().unwrap();
         memory.take_back(other).unwrap();

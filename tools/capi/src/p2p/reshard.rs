@@ -44,7 +44,7 @@ unsafe fn named(part: &PartPlace) -> Result<NamedPart, c_int> {
     }
 }
 
-/// See the header.
+/// Writes the number of bytes of a rank of a manifest to `size`.
 ///
 /// # Safety
 /// Strings with a final zero or null, and room for a number or null.
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn p2pStoreReshardSize(
     })
 }
 
-/// See the header.
+/// Reads the fragments of a rank of the target's manifest into memory, from the bytes that the source's ranks wrote.
 ///
 /// # Safety
 /// A live store; strings with a final zero; arrays as long as it says; memory that stays mapped while this runs.

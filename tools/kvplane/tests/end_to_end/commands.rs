@@ -65,7 +65,7 @@ fn caches_are_simulated_in_three_forms() {
 }
 
 #[test]
-fn a_node_is_told_what_goes() {
+fn eviction_flags_are_accepted_and_invalid_ones_refused() {
     let place = Workplace::new("evict");
     let mut dev = place.dev("32M", &["--eviction", "s3fifo", "--watermarks", "90,80", "--max-objects", "5000"]);
     let file = place.file("value", &[7; 1000]);

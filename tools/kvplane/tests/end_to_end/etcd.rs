@@ -204,7 +204,7 @@ fn members_stay_while_etcd_is_away() {
     cluster.etcd.signal("CONT");
     cluster.assert_member();
     cluster.assert_has("meanwhile", "3");
-    assert!(cluster.epoch() >= before, "no epoch is told twice");
+    assert!(cluster.epoch() >= before, "no epoch is published twice");
     cluster.node.assert_alive();
 }
 

@@ -48,7 +48,7 @@ fn pinned_objects_stay_for_as_long_as_their_puts_asked() {
         assert!(!client.exists(format!("brief-{run}").as_bytes()).unwrap(), "its time is over");
         let page = client.list(None).unwrap();
         let pinned = page.keys.iter().filter(|key| key.hard_pin && key.data_type == 3).count();
-        assert!(pinned > 0, "lists say what puts asked for");
+        assert!(pinned > 0, "listed keys have the options of their puts");
         // Hard-pinned objects are freed only by removal.
         assert_eq!(client.remove_matching("^hard-").unwrap(), stored as u64);
         put(client, "one-more", 0, hard).expect("there is room for pins again");
@@ -78,7 +78,7 @@ fn objects_of_a_group_go_together() {
     for (group, parts) in there.chunks(3).enumerate() {
         let count = parts.iter().filter(|part| **part).count();
         partly += usize::from(count % 3 != 0);
-        assert!(group > 0 || count == 3, "{count} parts of the group that is asked for");
+        assert!(group > 0 || count == 3, "{count} parts of the group that is accessed");
     }
     assert_eq!(partly, 0, "groups that are there in part");
     assert!(there.iter().filter(|there| !**there).count() > 150, "memory holds far less");

@@ -94,7 +94,7 @@ fn hits_stay_through_a_join_and_a_leave_in_order() {
     let newcomer = node(&place, 4);
     members(&control, 4);
     joined.sweep_until(&mut near, Duration::from_secs(3), || true);
-    assert!(client.size(name(7).as_bytes()).unwrap().is_some(), "the length of what moves is told");
+    assert!(client.size(name(7).as_bytes()).unwrap().is_some(), "the length of a migrating object is returned");
 
     // Objects removed or replaced meanwhile do not come back.
     for key in 0..20 {
@@ -174,7 +174,7 @@ fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
 }
 
 #[test]
-fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
+fn drain_jobs_are_created_queried_and_cancelled_as_by_mooncakes_tools() {
     let place = Workplace::new("jobs");
     let (control, _nodes, mut client) = two_with_objects(&place);
     let ask = |method: &str, path: &str, body: &str| {

@@ -21,7 +21,7 @@ fn value(key: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wanted_near_lies_there() {
+fn objects_are_placed_on_preferred_nodes_or_together() {
     let place = Workplace::new("places");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));

@@ -49,7 +49,7 @@ fn put_twice(client: &mut Client, key: u64, turn: u64) {
 }
 
 #[test]
-fn what_two_nodes_had_is_read_when_one_is_killed() {
+fn objects_with_two_replicas_are_read_after_a_node_is_killed() {
     let place = Workplace::new("replicas");
     let control = control(&place);
     let mut nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
@@ -195,7 +195,7 @@ fn task_of(place: &Workplace, name: &str) -> serde_json::Value {
 
 /// Objects that were put with one replica get a second by a task, and are read when the node with the first dies.
 #[test]
-fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
+fn objects_replicated_by_a_task_are_read_after_a_node_is_killed() {
     let place = Workplace::new("replicas-tasks");
     let control = control(&place);
     let mut nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
@@ -209,7 +209,7 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     // The object is in stripes: all of them are replicated.
     let large: Vec<u8> = (0..(3u32 << 20)).map(|at| (at ^ at >> 9) as u8).collect();
     client.put(b"large", &large).unwrap();
-    assert_eq!(copied(&control, 1).1, 0, "nothing has a copy before it is asked for");
+    assert_eq!(copied(&control, 1).1, 0, "no object has a replica before the task");
     let keys: Vec<String> = (0..100).map(name).chain(["large".to_owned()]).collect();
     let (mut command, names) = (vec!["ctl", "copy"], keys.iter().map(String::as_str));
     command.extend(names);
@@ -308,7 +308,7 @@ fn a_hot_object_is_read_from_both_nodes() {
 
 /// An object with many readers is replicated automatically by its shard, and then both nodes serve it.
 #[test]
-fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
+fn hot_object_is_replicated_automatically() {
     let place = Workplace::new("replicas-heat");
     let control = control(&place);
     let start = |number| place.node(number, &["--pool", "64M", "--shards", "2", "--replicate-hot", "1M"]);

@@ -296,7 +296,7 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
 /// A node dies while its control plane is away: its objects are misses soon after the control plane is back, and new
 /// puts have an owner, long before the grace of a restart is over.
 #[test]
-fn what_a_node_had_that_died_while_the_control_plane_was_away_is_a_miss_soon() {
+fn objects_of_a_node_that_died_without_a_control_plane_are_soon_misses() {
     let place = Workplace::new("died-meanwhile");
     let mut first = control(&place, "127.0.0.1:0");
     let address = first.quic().to_string();

@@ -285,7 +285,7 @@ fn much_more_than_memory_holds_is_served_by_every_policy() {
 }
 
 #[test]
-fn what_nobody_asks_for_again_is_not_written_where_that_is_wanted() {
+fn object_without_second_access_is_not_written_under_selective() {
     let bed = Bed::new("selective", &["--ssd-write", "selective"]);
     let dev = bed.start();
     let mut client = bed.client(Way::Tcp);
@@ -298,11 +298,11 @@ fn what_nobody_asks_for_again_is_not_written_where_that_is_wanted() {
         (0..32).for_each(|key| assert!(is_there(&mut client, key)));
         (counted(&dev, "kvplane_tier_objects") >= 32.0).then_some(())
     });
-    assert!(written.is_some(), "all were asked for");
+    assert!(written.is_some(), "all were accessed again");
 }
 
 #[test]
-fn what_somebody_asks_about_is_read_ahead_where_that_is_wanted() {
+fn exists_prefetches_with_ssd_prefetch_on_exists() {
     let bed = Bed::new("ahead", &["--ssd-ack", "buffered", "--ssd-prefetch", "40", "--ssd-prefetch-on-exists"]);
     let mut dev = bed.start();
     let mut client = bed.client(Way::Tcp);

@@ -99,7 +99,7 @@ fn each_object_of_a_batch_has_its_own_outcome() {
 }
 
 #[test]
-fn nothing_of_a_batch_with_a_key_that_cannot_be_is_stored() {
+fn batch_with_an_invalid_key_stores_no_object() {
     let place = Workplace::new("badkeys");
     let _cluster = cluster(&place, &["32M", "160M"]);
     let client = &mut place.client(Way::Tcp);
@@ -118,7 +118,7 @@ fn nothing_of_a_batch_with_a_key_that_cannot_be_is_stored() {
 }
 
 #[test]
-fn what_never_fits_takes_nobodys_place() {
+fn object_larger_than_the_pool_is_refused_and_evicts_no_other() {
     const OBJECTS: usize = 50;
     let place = Workplace::new("toobig");
     let dev = place.dev("64M", &["--shards", "1"]);

@@ -62,7 +62,7 @@ fn records_are_checked_while_the_node_serves_and_room_is_made() {
 }
 
 #[test]
-fn what_is_prefetched_is_in_memory_and_leaves_it_when_nobody_asks() {
+fn prefetched_object_is_evicted_from_memory_without_an_access() {
     let bed = Bed::new("prefetch", &["--ssd-ack", "buffered", "--ssd-prefetch", "40"]);
     let mut dev = bed.start();
     let mut client = bed.client(Way::Tcp);

@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
                 answer = self._run(work)
         except ValueError as error:
             answer = reply(400, error=str(error))
-        except Exception as error:  # Whatever it was, who asked is told, and the connection goes on.
+        except Exception as error:  # The caller gets a reply, whatever the error; the connection continues.
             answer = reply(500, error=f"{type(error).__name__}: {error}")
         if not self._read and (self.headers.get("Content-Length", "0") != "0" or self._chunked()):
             # An unread body would be parsed as the next request.

@@ -313,7 +313,7 @@ Share of a core.
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn malformed_figures_are_refused() {
         for (there, instead, wanted) in [
             ("id = \"second\"", "id = \"first\"", "another figure"),
             ("title = \"Idle\"", "title = \"A stream 1 MiB\"", "another figure"),

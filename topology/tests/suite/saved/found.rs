@@ -69,7 +69,7 @@ fn gpus_but_not_boot_screens() {
 }
 
 #[test]
-fn what_is_missing_is_unknown_and_said() {
+fn missing_facts_are_unknown_and_noted() {
     let machine = machine(HOLES);
     assert_eq!(machine.numa_nodes[2].kind, NodeKind::MemoryOnly);
     assert!(machine.numa_nodes[1].distances.is_empty() && machine.nvme_controllers.is_empty());

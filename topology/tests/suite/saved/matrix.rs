@@ -53,7 +53,7 @@ fn memory_behind_cxl_takes_the_nearest_node() {
 }
 
 #[test]
-fn mixed_speeds_are_said_and_the_slow_stand_behind() {
+fn mixed_speeds_are_noted_and_slow_rails_rank_last() {
     let machine = machine(CXL);
     let matrix = rail_matrix(&machine);
     let note = matrix.notes.iter().find(|note| note.starts_with("Rails differ in speed (")).unwrap();
@@ -134,7 +134,7 @@ fn a_topology_of_tent_is_read_in_three_tiers() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_what_is_there() {
+fn given_matrix_that_does_not_fit_is_refused_with_the_rails_found() {
     let matrix = rail_matrix(&machine(HGX));
     let refused = |text: &str| given(&matrix, text).unwrap_err();
     let gone = refused(r#"{"cpu:0": [["mlx5_0", "mlx5_12"], []]}"#).to_string();

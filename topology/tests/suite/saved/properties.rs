@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_for_mooncake_is_accepted_again(machine in any_machine()) {
+    fn matrix_written_for_mooncake_is_accepted_again(machine in any_machine()) {
         let matrix = rail_matrix(&machine);
         let again = matrix.with_given(&GivenMatrix::parse(&matrix.to_mooncake()).unwrap()).unwrap();
         prop_assert_eq!(matrix.differences(&again), Vec::<String>::new());

@@ -227,7 +227,7 @@ fn objects_are_immutable_and_versions_grow() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_says_why() {
+fn malformed_publications_and_holds_are_refused_with_a_reason() {
     let mut objects = objects();
     let long = "n/".repeat(2048);
     assert_eq!(

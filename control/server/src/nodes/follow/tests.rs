@@ -43,7 +43,7 @@ fn nodes_report_events_while_there_are_subscribers() {
 }
 
 #[test]
-fn who_does_not_keep_up_loses_the_stream_and_the_others_go_on() {
+fn subscriber_that_does_not_keep_up_loses_the_stream_alone() {
     let mut follow = Follow::default();
     let mut slow = follow.watch(0).expect("room");
     let mut quick = follow.watch(0).expect("room");

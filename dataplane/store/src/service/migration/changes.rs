@@ -1,10 +1,10 @@
 //! Changes in slots whose former owners are absent: the objects that an owner that comes back, with an SSD, must not
 //! return any more.
 //!
-//! A shard that gains a slot whose former owner is gone has none of its objects. From then on it records the digests of
-//! all objects that are put and removed there: the *changes* since that owner's *absence* began. When the slot goes
-//! back, the owner fetches the changes and removes those objects from its SSD; all its other records of the slot are
-//! still the newest.
+//! A shard that gains a slot whose former owner is gone has none of its objects: it is the slot's *interim owner*. From
+//! then on it records the digests of all objects that are put and removed there: the *changes* since that owner's
+//! *absence* began. When the slot goes back, the owner fetches the changes from the interim owner and removes those
+//! objects from its SSD; all its other records of the slot are still the newest.
 //!
 //! Correctness:
 //! * An absence means: every object of the slot that any other owner put or removed, under a map of this epoch or a
@@ -12,8 +12,8 @@
 //!   an incarnation that has existed since that map's layout began: no earlier incarnation can have served the slot.
 //! * The epoch is the one since which that owner had the slot without interruption, as far as this shard knows: no
 //!   other shard changed the slot between then and the absence.
-//! * The changes migrate with a slot: the next owner fetches them too, and takes an absence as known only when all of
-//!   them were received.
+//! * The changes migrate with a slot: the next interim owner fetches them too, and takes an absence as known only when
+//!   all of them were received.
 //! * Changes are kept in memory and are bounded. A slot with too many changes is forgotten as a whole, and so are all
 //!   changes of a shard that missed maps: the objects of an absent owner cannot be trusted then, and are void.
 

@@ -224,7 +224,7 @@ mod tests {
         assert!(owed.has(digest(1, 5)) && !owed.has(digest(1, 6)) && owed.is_due(0));
         let next = owed.next(7, |_| Some(OWNER), |_, _| true);
         assert_eq!(next, Some((OWNER, vec![digest(1, 5)])));
-        assert_eq!(owed.next(8, |_| Some(OWNER), |_, _| true), None, "it is asked for already");
+        assert_eq!(owed.next(8, |_| Some(OWNER), |_, _| true), None, "its request is in flight");
         assert_eq!(owed.answered(digest(1, 5), 8, true, 0), None, "that was another question");
         assert_eq!(owed.answered(digest(1, 5), 7, false, 0), None);
         assert!(owed.has(digest(1, 5)));
@@ -249,7 +249,7 @@ mod tests {
         let mut owed = OwedRemovals::default();
         owed.lapse(digest(1, 1), 100, Vec::new());
         assert_eq!(owed.poll_timeout(), Some(100));
-        assert_eq!(owed.next(1, |_| Some(OWNER), |_, _| true), None, "nobody is asked for it");
+        assert_eq!(owed.next(1, |_| Some(OWNER), |_, _| true), None, "no request is sent for it");
         owed.expire(99);
         assert!(owed.has(digest(1, 1)));
         owed.expire(100);

@@ -300,7 +300,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
+fn removal_for_an_earlier_epoch_is_fenced_after_another_migration() {
     let mut cluster = Cluster::new();
     let remove = |cluster: &mut Cluster, epoch| {
         let answers = cluster.ask(0, 1, epoch, Operation::Remove, &body_of([DigestItem { digest: digest(1) }]));
@@ -485,7 +485,7 @@ proptest! {
             cluster.change(weights);
             (0..3).for_each(|shard| cluster.hear(shard));
             let first = cluster.map.epoch.0 % KEYS;
-            assert_eq!(cluster.get(first), Some(Some(100 + first)), "it is asked for at once");
+            assert_eq!(cluster.get(first), Some(Some(100 + first)), "an import is requested at once");
             for _ in 0..20 {
                 cluster.now_ns += 1_000_000_000;
                 (0..3).for_each(|shard| cluster.poll(shard));

@@ -15,7 +15,7 @@ fn hold_of(answer: &Answer) -> Hold {
 }
 
 #[test]
-fn what_was_put_is_there_until_it_is_removed() {
+fn object_exists_from_commit_until_removal() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     assert!(!rig.exists(peer, 1));

@@ -86,7 +86,7 @@ fn a_put_in_flight_fails_when_its_slot_is_lost() {
 }
 
 #[test]
-fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
+fn a_new_incarnation_starts_empty_and_refuses_hellos_to_the_old() {
     let mut rig = Rig::new();
     let (stream, shared, silent) = (rig.join(Path::Stream), rig.join(Path::Shared), rig.connect(Path::Stream));
     rig.put(stream, 1, 100);

@@ -142,7 +142,7 @@ fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
 }
 
 #[test]
-fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
+fn replica_lease_of_a_former_replica_owner_is_waited_out() {
     // Another shard is the replica owner, or none is.
     for nodes in [3, 1] {
         let mut rig = Rig::new();
@@ -220,7 +220,7 @@ fn drop_copies(rig: &mut Rig, keys: &[u8], gone: bool) {
 }
 
 #[test]
-fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_one() {
+fn removed_replica_is_created_again_only_on_a_new_request() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let key = copied(&mut rig, peer, 3);

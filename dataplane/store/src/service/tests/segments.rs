@@ -58,7 +58,7 @@ fn ranges_are_read_and_written_in_place() {
     assert_eq!(rig.answer().status(), Status::Ok);
     let answer = read(&mut rig, peer, segment, 96, 4000);
     assert_eq!((answer.status(), answer.payload.unwrap().0), (Status::Ok, place));
-    assert_eq!(answer.header.checksum(), None, "nobody asked for it");
+    assert_eq!(answer.header.checksum(), None, "no checksum was requested");
     rig.service.sent(hold_of(&answer));
     assert_eq!(
         (rig.service.inspect().counters().read_bytes, rig.service.inspect().counters().write_bytes),
@@ -304,7 +304,7 @@ fn a_stale_segment_id_does_not_name_its_successor() {
     let unknown = SegmentId { index: 77, generation: new.generation };
     assert_eq!(read(&mut rig, peer, unknown, 0, 10).status(), Status::Stale);
     rig.service.unregister(old);
-    assert_eq!(unregistered(&mut rig), [old], "who waits for it is told at once");
+    assert_eq!(unregistered(&mut rig), [old], "a second unregistration is reported at once");
     assert!(
         rig.service.inspect().segments().is_accessible(new) && !rig.service.inspect().segments().is_accessible(old)
     );

@@ -16,7 +16,7 @@ fn store_one(rig: &mut Rig, peer: crate::service::PeerKey, key: u8, bytes: u64) 
 }
 
 #[test]
-fn what_was_committed_is_found_where_it_was_written() {
+fn committed_object_is_found_at_its_reserved_extent() {
     let mut rig = Rig::new();
     let (writer, reader) = (rig.join(Path::Shared), rig.join(Path::Shared));
     let reserved = rig.reserve(writer, 1, 300);
@@ -83,7 +83,7 @@ fn an_abort_frees_the_space() {
 }
 
 #[test]
-fn what_another_holds_cannot_be_given_back() {
+fn pins_and_reservations_of_another_peer_cannot_be_given_back() {
     let mut rig = Rig::new();
     let holder = rig.join(Path::Shared);
     store_one(&mut rig, holder, 1, 100);

@@ -33,7 +33,7 @@ fn policies() -> [TierPolicy; 5] {
 }
 
 #[test]
-fn what_is_given_is_what_was_put_last_and_nothing_that_must_stay_is_lost() {
+fn gets_return_the_last_put_and_no_promised_object_is_lost() {
     for (seed, policy) in policies().into_iter().cycle().take(12).enumerate() {
         let mut world = World::new(seed as u64, policy);
         world.run(600);
@@ -181,7 +181,7 @@ fn a_restart_trusts_the_device_only_if_no_slot_changed_hands() {
         assert_eq!(
             (snapshot.voided, world.service.tier_mut().and_then(Tiering::poll_voided)),
             (voided, None),
-            "it is told once"
+            "the cause is reported once"
         );
         world.run(150);
         world.end();
@@ -272,7 +272,7 @@ fn void_records_stay_void_after_a_restart() {
 
 /// Records that were unreadable when their slots were found to be void may be readable after the next start.
 #[test]
-fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
+fn unreadable_void_records_stay_void_when_readable_again() {
     let mut given_up = 0;
     for (seed, policy) in policies().into_iter().take(2).cycle().take(6).enumerate() {
         let mut world = World::on(3 * DEVICE_BYTES, 700 + seed as u64, policy);
@@ -300,7 +300,7 @@ fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
 
 /// A segment with an unreadable part may lack removals, also at later starts.
 #[test]
-fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
+fn removed_objects_stay_removed_after_a_start_with_unreadable_parts() {
     let mut lost = 0;
     for (seed, policy) in policies().into_iter().take(2).cycle().take(8).enumerate() {
         let mut world = World::on(3 * DEVICE_BYTES, 800 + seed as u64, policy);
@@ -348,7 +348,7 @@ fn a_put_whose_slot_was_lost_during_the_write_is_refused() {
 /// A removal that the device could not take leaves a record there that this incarnation does not know any more. The
 /// object is not replaced by one in memory alone: a restart would bring the record back.
 #[test]
-fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
+fn object_that_a_degraded_tier_may_still_have_is_not_replaced() {
     let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };
     let mut world = World::new(700, policy);
     world.put(3);

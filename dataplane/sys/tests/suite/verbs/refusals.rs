@@ -11,7 +11,7 @@ const ROLE: &str = "KVPLANE_TEST_AS_NOBODY";
 
 /// Role of the other user: opens the first device, registers a megabyte and prints the result.
 #[test]
-fn as_nobody() {
+fn unprivileged_user_registers_memory() {
     if std::env::var_os(ROLE).is_none() {
         return eprintln!("skipped: the other user's part of the cases on real devices");
     }
@@ -30,7 +30,7 @@ fn run_as_nobody(limit_kib: &str) -> String {
     let this = std::env::current_exe().expect("this program");
     let script = format!(
         "ulimit -l {limit_kib} && exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all \
-         --bounding-set=-all {} --exact verbs::refusals::as_nobody --nocapture",
+         --bounding-set=-all {} --exact verbs::refusals::unprivileged_user_registers_memory --nocapture",
         this.display()
     );
     let output = Command::new("sh").args(["-c", &script]).env(ROLE, "1").output().expect("run");

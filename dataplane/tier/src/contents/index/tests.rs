@@ -59,7 +59,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_long_walk_sees_everything_that_is_there_all_the_while(
+    fn a_long_walk_sees_every_entry_that_stays_in_the_index(
         seed in any::<u64>(),
         stays in 1..40u64,
         ops in prop::collection::vec((0..3u8, 0..40u64), 0..300),

@@ -213,7 +213,7 @@ fn serve_version_1(peer: &mut Raw, requests: usize, seed: u64) {
 }
 
 #[test]
-fn a_version_1_server_said_to_speak_version_2_is_found_out_before_anything_is_written() {
+fn version_1_server_announced_as_version_2_is_detected_before_a_write() {
     let (address, script) = peer(|listening| {
         for _ in 0..2 {
             let mut peer = listening.accept();
@@ -315,7 +315,7 @@ fn nonsense_ends_the_lane() {
 }
 
 #[test]
-fn nobody_listens() {
+fn connection_to_a_closed_port_is_refused() {
     let address = {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.local_addr().expect("bound")

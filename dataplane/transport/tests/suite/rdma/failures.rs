@@ -193,7 +193,7 @@ fn a_removed_device_ends_all_of_its_connections() {
         fabric.pause(0, true);
         bed.round();
         fabric.remove(0);
-        bed.until("the end is told", |bed| bed.asking.gone.len() == 1 && bed.asking.copied.len() == 10);
+        bed.until("the end is reported", |bed| bed.asking.gone.len() == 1 && bed.asking.copied.len() == 10);
         assert_eq!(bed.asking.holds.len(), 10);
         let error = bed.asking.rdma.offer(0, 0).expect_err("the device is gone").to_string();
         assert!(error.contains("loop0"), "{error}");
@@ -221,7 +221,7 @@ fn an_unresponsive_peer_is_explained_by_the_path_mtu() {
     bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
     fabric.set_port(1, false);
     start(&mut bed, 1);
-    bed.until("the end is told", |bed| !bed.asking.gone.is_empty());
+    bed.until("the end is reported", |bed| !bed.asking.gone.is_empty());
     let why = bed.asking.gone[0].1.to_string();
     assert!(why.contains("does not answer") && why.contains("MTU of 4096 bytes"), "{why}");
 }

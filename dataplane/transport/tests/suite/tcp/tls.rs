@@ -82,7 +82,7 @@ fn hello() -> Header {
 }
 
 #[test]
-fn a_plaintext_peer_is_told_to_use_tls() {
+fn a_plaintext_peer_is_refused_where_tls_is_required() {
     let (_, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, None, node);
     join(&mut sender, &mut receiver, address, 1);
@@ -94,7 +94,7 @@ fn a_plaintext_peer_is_told_to_use_tls() {
 }
 
 #[test]
-fn an_offering_client_uses_tls_when_told_to() {
+fn an_offering_client_reconnects_with_tls_where_it_is_required() {
     let (client, node) = keys((DataTls::Offer, DataTls::Require));
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, node);
     join(&mut sender, &mut receiver, address, 1);

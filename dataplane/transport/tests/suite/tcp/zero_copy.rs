@@ -225,9 +225,9 @@ fn in_own_network(test: &str, script: &str) -> bool {
 
 /// Without room for notifications the kernel refuses, and everything is sent with a copy.
 #[test]
-fn what_the_kernel_refuses_to_hold_is_copied() {
+fn payload_is_copied_when_the_kernel_refuses_zero_copy() {
     let network = "echo 1 > /proc/sys/net/core/optmem_max";
-    if can_lend() && in_own_network("what_the_kernel_refuses_to_hold_is_copied", network) {
+    if can_lend() && in_own_network("payload_is_copied_when_the_kernel_refuses_zero_copy", network) {
         let (mut sender, mut receiver) = lending_pair(1, 40, lengths_at_the_receiver, ALWAYS);
         send_all(&mut sender, &mut receiver);
         let counters = *sender.tcp.zero_copy();

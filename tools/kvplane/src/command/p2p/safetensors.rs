@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_header_is_read_and_malformed_ones_are_refused() {
         let tensors = [("a", "F32", &[2u64, 3][..], 24), ("b", "U8", &[5][..], 5)];
         let head = head(tensors.into_iter()).unwrap();
         let file = head.len() as u64 + 29;

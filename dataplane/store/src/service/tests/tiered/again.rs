@@ -133,7 +133,7 @@ fn an_object_in_memory_alone_is_written_for_a_put_that_waits_for_the_ssd() {
         let selective = policy(WritePolicy::Selective { times: 9 });
         let mut world = World::new(1260, TierPolicy { backlog_percent: 90, ..selective });
         assert_eq!(put(&mut world, None), Status::Ok);
-        assert!(world.service.objects.local.on_ssd(digest(3)).is_none(), "nobody asked for it");
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_none(), "one access is too few for selective");
         assert_eq!(put(&mut world, None), Status::Exists);
         world.failing_writes = 1;
         assert_eq!(put(&mut world, Some(ack)), Status::Busy);

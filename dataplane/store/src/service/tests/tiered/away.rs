@@ -347,7 +347,7 @@ fn given_back(seed: u64) -> (World, Vec<u8>) {
 }
 
 #[test]
-fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
+fn slots_lost_before_they_are_served_are_exported_and_return_empty() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2000 + seed);
         world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY)], 7));

@@ -17,7 +17,7 @@ use crate::service::tiering::ssd::{Ssd, Strike, break_off_events};
 const WAITING_MOST: usize = 256;
 
 impl Reconciliation {
-    /// Puts a slot in doubt that is not served any more, or that others had in between. False if its records cannot be
+    /// Puts a slot in doubt that is not served any more, or that had an interim owner. False if its records cannot be
     /// kept.
     pub(in crate::service) fn doubt(&self, ssd: &mut Ssd, shard: &Shard, slot: Slot) -> bool {
         let Some(store) = &shard.store else { return false };

@@ -1,13 +1,13 @@
-//! Reconciliation: the slots that are served where there is an SSD. Records of a slot are valid only if no other shard
-//! can have owned that slot meanwhile, also across restarts.
+//! Reconciliation: the slots that are served where there is an SSD. Records of a slot are valid only if the slot cannot
+//! have had an interim owner meanwhile, also across restarts.
 //!
 //! The tier keeps a durable record of the slots that are owned, with the epoch of the map (the ownership note). Lost
 //! slots are closed at once. A gained slot is served when the record with it is durable: a later start then knows that
 //! its objects belong to this shard. At a start the record is trusted if the control plane states that no slot has
-//! changed hands since its map. If some have, the records on the device are in doubt until they are reconciled
-//! (`comparison.rs`). If the ownership note does not belong to this cluster's maps, or the node ran without the
-//! device, all records are void, and [`VoidCause`] gives the reason. A degraded device is not waited for: it gets no
-//! new records either.
+//! changed hands since its map. If some have, the records on the device are in doubt until they are reconciled with the
+//! changes of the interim owners (`comparison.rs`). If the ownership note does not belong to this cluster's maps, or
+//! the node ran without the device, all records are void, and [`VoidCause`] gives the reason. A degraded device is not
+//! waited for: it gets no new records either.
 
 pub(in crate::service) mod changes;
 mod comparison;
@@ -37,7 +37,7 @@ pub enum VoidCause {
         /// Newest epoch of the control plane.
         known: Epoch,
     },
-    /// Since the map that it recorded, all its slots have belonged to other owners, and no shard knows what they
+    /// Since the map that it recorded, all its slots have had interim owners, and no shard knows what these
     /// changed; or the node ran without this device.
     Moved {
         /// Newest epoch recorded on the device.

@@ -28,7 +28,7 @@ pub(in crate::service) struct Ssd {
     pub(super) removals: Removals,
     /// Slots that went to other owners.
     pub(super) sweep: Sweep,
-    /// Slots that may have belonged to other owners in between.
+    /// Slots that may have had interim owners.
     pub(super) doubts: Doubts,
     pub(super) counters: TierCounters,
     tokens: u64,
