@@ -308,7 +308,7 @@ impl AsyncClient {
     /// Reads ranges of objects into registered memory: see [`Client::get_ranges`].
     ///
     /// # Errors
-    /// The same as [`Client::get_ranges`].
+    /// Errors of [`Client::get_ranges`].
     pub async fn get_ranges(&self, ranges: &[ObjectRange<'_>]) -> Result<Vec<Result<Option<Version>, Error>>, Error> {
         let request =
             |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local()));

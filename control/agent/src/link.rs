@@ -130,7 +130,7 @@ impl ControlLink {
     /// Like [`Self::to`], and waits up to `within` for a control plane that is away: it may restart.
     ///
     /// # Errors
-    /// The same as [`Self::to`]; also when the process is interrupted meanwhile.
+    /// Errors of [`Self::to`]; also an interruption of the process during the wait.
     pub fn to_within(control: &Control, role: Role, within: Duration) -> Result<Self, Error> {
         until_there(within, Error::may_restart, || Self::to(control, role))
     }
@@ -306,7 +306,7 @@ impl ControlLink {
     /// Like [`Self::call`], with a time limit of `budget`; the call may take effect after that.
     ///
     /// # Errors
-    /// The same as [`Self::call`]; a missed deadline when it takes longer.
+    /// Errors of [`Self::call`]; also a missed deadline when the call takes longer.
     pub fn call_within<R>(&self, request: R, budget: Duration) -> Result<R::Reply, Error>
     where
         R: Request + Send + 'static,
@@ -323,7 +323,7 @@ impl ControlLink {
     /// Like [`Self::call`], and returns soon after `stop` is set: for threads that are joined.
     ///
     /// # Errors
-    /// The same as [`Self::call_within`].
+    /// Errors of [`Self::call_within`].
     pub(crate) fn call_unless<R>(&self, stop: &AtomicBool, request: R) -> Result<R::Reply, Error>
     where
         R: Request + Send + 'static,

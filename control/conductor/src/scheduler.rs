@@ -290,7 +290,7 @@ impl Scheduler {
     /// A request that no instance accepts stays in the queue, and does not block the requests behind it.
     ///
     /// # Errors
-    /// As for [`Self::commit`].
+    /// Errors of [`Self::commit`].
     pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, SchedulerError> {
         self.expire(now_ns);
         if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {

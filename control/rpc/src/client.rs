@@ -154,7 +154,7 @@ impl Client {
     /// here.
     ///
     /// # Errors
-    /// As [`Self::new`], and the first exchange's.
+    /// Errors of [`Self::new`], and of the first exchange.
     pub async fn connect(config: &ClientConfig, rng: Rng) -> Result<(Self, Welcome), ConnectError> {
         let client = Self::new(config, rng)?;
         let welcome = client.welcome().await.map_err(ConnectError::Call)?;

@@ -141,7 +141,7 @@ impl TransferEngine {
     /// [`Self::learn_keys`].
     ///
     /// # Errors
-    /// The same as [`Self::start`].
+    /// Errors of [`Self::start`].
     pub fn start_guarded(config: TransferEngineConfig, challenges: Challenges) -> Result<Self, Error> {
         let config = TransferEngineConfig { stock_peers: false, native: true, ..config };
         Self::start_with(config, Some(challenges))

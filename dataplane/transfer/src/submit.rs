@@ -71,7 +71,7 @@ impl TransferEngine {
     /// Starts sets of ranges as one batch, with one task and one result for each set.
     ///
     /// # Errors
-    /// The same as [`Self::submit`]; requests are counted over all sets.
+    /// Errors of [`Self::submit`]; requests are counted over all sets.
     pub fn submit_scatter(&self, requests: &[ScatterRequest<'_>], options: &SubmitOptions) -> Result<Batch, Error> {
         let ranges = requests.iter().try_fold(0u64, |sum, one| sum.checked_add(one.count()));
         let ranges = ranges.unwrap_or(u64::MAX);

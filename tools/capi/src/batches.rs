@@ -187,7 +187,7 @@ pub(crate) unsafe extern "C" fn submitTransfer(
 /// Starts transfers like [`submitTransfer`], and notifies the first request's target when all have completed.
 ///
 /// # Safety
-/// As [`submitTransfer`]; the message's strings have a final zero.
+/// Conditions of [`submitTransfer`]; the message's strings have a final zero.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn submitTransferWithNotify(
     engine: *mut c_void,

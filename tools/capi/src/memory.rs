@@ -32,7 +32,7 @@ fn register(engine: &Engine, regions: &[Arc<Region>], location: &str, remote_acc
 /// Registers a range for transfers, and for peers if `remote_accessible` is not 0.
 ///
 /// # Safety
-/// As the header says: a live engine, a range that stays mapped, a string with a final zero or null.
+/// Conditions of the header: a live engine, a range that stays mapped, a string with a final zero or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn registerLocalMemory(
     engine: *mut c_void,
@@ -68,7 +68,7 @@ pub(crate) unsafe extern "C" fn unregisterLocalMemory(engine: *mut c_void, addr:
 /// Registers all ranges for transfers and for peers, or none.
 ///
 /// # Safety
-/// As [`registerLocalMemory`], and an array of `buffer_len` entries.
+/// Conditions of [`registerLocalMemory`], and an array of `buffer_len` entries.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn registerLocalMemoryBatch(
     engine: *mut c_void,

@@ -191,7 +191,7 @@ unsafe fn regions(addresses: *const *mut c_void, sizes: *const u64, count: usize
 /// Creates a store, or returns null.
 ///
 /// # Safety
-/// As the header says: null, or options whose strings have a final zero.
+/// Conditions of the header: null, or options whose strings have a final zero.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn p2pStoreCreate(options: *const Options) -> *mut c_void {
     guarded(ptr::null_mut(), || {
@@ -387,7 +387,7 @@ unsafe fn ranks_of(rank: &RankOf) -> Result<Ranks, c_int> {
 /// Fetches an object, as a rank of a job or alone.
 ///
 /// # Safety
-/// As [`p2pStoreRegister`]; the rank's job is null or a string with a final zero.
+/// Conditions of [`p2pStoreRegister`]; the rank's job is null or a string with a final zero.
 unsafe fn get_replica(
     store: *mut c_void,
     name: *const c_char,
@@ -412,7 +412,7 @@ unsafe fn get_replica(
 /// Fetches the newest version of an object into memory, verifies it, and serves it from then on.
 ///
 /// # Safety
-/// As [`p2pStoreRegister`].
+/// Conditions of [`p2pStoreRegister`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn p2pStoreGetReplica(
     store: *mut c_void,
@@ -429,7 +429,7 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplica(
 /// Fetches an object like [`p2pStoreGetReplica`], from the other ranks of its job by a schedule.
 ///
 /// # Safety
-/// As [`p2pStoreRegister`]; a rank whose job is null or a string with a final zero.
+/// Conditions of [`p2pStoreRegister`]; a rank whose job is null or a string with a final zero.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn p2pStoreGetReplicaAsRank(
     store: *mut c_void,

@@ -74,7 +74,7 @@ impl ControlArguments {
     /// Discovers the control plane, within the deadline of a setup.
     ///
     /// # Errors
-    /// The same as [`Self::find`], or that a name was not resolved in time.
+    /// Errors of [`Self::find`]; also a name that was not resolved in time.
     pub(crate) fn found(&self) -> Result<Control, String> {
         let (wanted, shown) = (self.clone(), self.shown());
         let late = format!("the address of {shown} was not found within {} s", CONNECT.as_secs_f64());

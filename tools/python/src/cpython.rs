@@ -153,7 +153,7 @@ impl Keys {
 /// Calls `each` with each key of a sequence.
 ///
 /// # Errors
-/// The same as [`Keys::many`].
+/// Errors of [`Keys::many`].
 pub(crate) fn each_key(list: &Bound<'_, PyAny>, mut each: impl FnMut(&[u8])) -> PyResult<()> {
     if list.is_instance_of::<PyString>() || list.is_instance_of::<PyBytes>() {
         return Err(PyTypeError::new_err("keys is a single key: pass a list of keys"));
@@ -192,7 +192,7 @@ fn key_bytes<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
 /// Returns views of a sequence of objects with the buffer protocol.
 ///
 /// # Errors
-/// The same as [`View::of`].
+/// Errors of [`View::of`].
 pub(crate) fn views<'py>(list: &Bound<'py, PyAny>, writable: bool) -> PyResult<Vec<View<'py>>> {
     list.try_iter()?.map(|object| View::of(&object?, writable)).collect()
 }
@@ -217,7 +217,7 @@ pub(crate) fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
 /// Converts sequences of numbers.
 ///
 /// # Errors
-/// The same as [`numbers`].
+/// Errors of [`numbers`].
 pub(crate) fn number_lists(lists: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u64>>> {
     lists.try_iter()?.map(|list| numbers(&list?)).collect()
 }
@@ -225,7 +225,7 @@ pub(crate) fn number_lists(lists: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u64>>> 
 /// Converts a number that is an address, a length or an offset.
 ///
 /// # Errors
-/// The same as [`numbers`].
+/// Errors of [`numbers`].
 pub(crate) fn number_of(number: &Bound<'_, PyAny>) -> PyResult<u64> {
     number.extract::<u64>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(number.py()) {

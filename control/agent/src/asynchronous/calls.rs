@@ -66,7 +66,7 @@ impl AsyncClient {
     /// Returns the next page of all objects: see [`Client::list`].
     ///
     /// # Errors
-    /// The same as [`Client::list`].
+    /// Errors of [`Client::list`].
     pub async fn list(&self, cursor: Option<ListCursor>) -> Result<ListPage, Error> {
         self.with(move |client| client.list(cursor)).await?
     }
@@ -74,7 +74,7 @@ impl AsyncClient {
     /// Removes the objects whose keys match a pattern: see [`Client::remove_matching`].
     ///
     /// # Errors
-    /// The same as [`Client::remove_matching`].
+    /// Errors of [`Client::remove_matching`].
     pub async fn remove_matching(&self, pattern: &str) -> Result<u64, Error> {
         let pattern = pattern.to_owned();
         self.with(move |client| client.remove_matching(&pattern)).await?
@@ -83,7 +83,7 @@ impl AsyncClient {
     /// Removes all objects: see [`Client::remove_all`].
     ///
     /// # Errors
-    /// The same as [`Client::remove_all`].
+    /// Errors of [`Client::remove_all`].
     pub async fn remove_all(&self, of_all: bool) -> Result<u64, Error> {
         self.with(move |client| client.remove_all(of_all)).await?
     }
@@ -91,7 +91,7 @@ impl AsyncClient {
     /// Stores a copy of these bytes: see [`Client::put_with`].
     ///
     /// # Errors
-    /// The same as [`Client::put_with`].
+    /// Errors of [`Client::put_with`].
     pub async fn put_with(&self, key: &[u8], value: Vec<u8>, options: &PutOptions) -> Result<Put, Error> {
         let (key, options) = (key.to_vec(), *options);
         self.with(move |client| client.put_with(&key, &value, &options)).await?
@@ -100,7 +100,7 @@ impl AsyncClient {
     /// Returns a copy of the object under a key: see [`Client::get`].
     ///
     /// # Errors
-    /// The same as [`Client::get`].
+    /// Errors of [`Client::get`].
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let key = key.to_vec();
         self.with(move |client| client.get(&key)).await?
@@ -109,7 +109,7 @@ impl AsyncClient {
     /// Returns for each key whether there is an object, and prefetches it: see [`Client::batch_exists_ahead`].
     ///
     /// # Errors
-    /// The same as [`Client::batch_exists_ahead`].
+    /// Errors of [`Client::batch_exists_ahead`].
     pub async fn batch_exists_ahead(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let keys = own(keys);
         self.with(move |client| client.batch_exists_ahead(&keys)).await?
@@ -118,7 +118,7 @@ impl AsyncClient {
     /// Prefetches objects into `tier`: see [`Client::prefetch`].
     ///
     /// # Errors
-    /// The same as [`Client::prefetch`].
+    /// Errors of [`Client::prefetch`].
     pub async fn prefetch(
         &self,
         keys: &[impl AsRef<[u8]>],
@@ -132,7 +132,7 @@ impl AsyncClient {
     /// Stores many objects, each from several pieces of registered memory: see [`Client::batch_put_parts`].
     ///
     /// # Errors
-    /// The same as [`Client::batch_put_parts`].
+    /// Errors of [`Client::batch_put_parts`].
     pub async fn batch_put_parts(
         &self,
         items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)],
@@ -145,7 +145,7 @@ impl AsyncClient {
     /// Reads many objects, each into several pieces of registered memory: see [`Client::batch_get_into_parts`].
     ///
     /// # Errors
-    /// The same as [`Client::batch_get_into_parts`].
+    /// Errors of [`Client::batch_get_into_parts`].
     pub async fn batch_get_into_parts(
         &self,
         items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)],
@@ -157,7 +157,7 @@ impl AsyncClient {
     /// Opens put sessions: see [`Client::put_sessions`].
     ///
     /// # Errors
-    /// The same as [`Client::put_sessions`].
+    /// Errors of [`Client::put_sessions`].
     pub async fn put_sessions(
         &self,
         items: &[(impl AsRef<[u8]>, u64)],
@@ -172,7 +172,7 @@ impl AsyncClient {
     /// Writes ranges of sessions: see [`Client::fill`].
     ///
     /// # Errors
-    /// The same as [`Client::fill`].
+    /// Errors of [`Client::fill`].
     pub async fn fill(&self, fills: &[Fill<'_>]) -> Result<Vec<Result<(), Error>>, Error> {
         let fills: Vec<(PutSession, u64, Slice)> =
             fills.iter().map(|fill| (fill.session.twin(), fill.offset, fill.from)).collect();
@@ -187,7 +187,7 @@ impl AsyncClient {
     /// Commits sessions: see [`Client::commit_sessions`].
     ///
     /// # Errors
-    /// The same as [`Client::commit_sessions`].
+    /// Errors of [`Client::commit_sessions`].
     pub async fn commit_sessions(&self, sessions: &[&PutSession]) -> Result<Vec<Result<Put, Error>>, Error> {
         let sessions: Vec<PutSession> = sessions.iter().map(|session| session.twin()).collect();
         self.with(move |client| client.commit_sessions(&sessions.iter().collect::<Vec<_>>())).await?
@@ -196,7 +196,7 @@ impl AsyncClient {
     /// Aborts sessions: see [`Client::abort_sessions`].
     ///
     /// # Errors
-    /// The same as [`Client::abort_sessions`].
+    /// Errors of [`Client::abort_sessions`].
     pub async fn abort_sessions(&self, sessions: &[&PutSession]) -> Result<Vec<bool>, Error> {
         let sessions: Vec<PutSession> = sessions.iter().map(|session| session.twin()).collect();
         self.with(move |client| client.abort_sessions(&sessions.iter().collect::<Vec<_>>())).await?
@@ -205,7 +205,7 @@ impl AsyncClient {
     /// Reads ranges, also of objects that are being written: see [`Client::get_ranges_as_they_come`].
     ///
     /// # Errors
-    /// The same as [`Client::get_ranges_as_they_come`].
+    /// Errors of [`Client::get_ranges_as_they_come`].
     pub async fn get_ranges_as_they_come(
         &self,
         ranges: &[ObjectRange<'_>],
@@ -217,7 +217,7 @@ impl AsyncClient {
     /// Opens a get session: see [`Client::get_session`].
     ///
     /// # Errors
-    /// The same as [`Client::get_session`].
+    /// Errors of [`Client::get_session`].
     pub async fn get_session(&self, key: &[u8]) -> Result<Option<GetSession>, Error> {
         let key = key.to_vec();
         self.with(move |client| client.get_session(&key)).await?
@@ -226,7 +226,7 @@ impl AsyncClient {
     /// Reads ranges of a session's object: see [`Client::read_session`].
     ///
     /// # Errors
-    /// The same as [`Client::read_session`].
+    /// Errors of [`Client::read_session`].
     pub async fn read_session(&self, session: &mut GetSession, ranges: &[ObjectRange<'_>]) -> Result<bool, Error> {
         let (mut read, ranges) = (*session, OwnRange::all(ranges));
         let (read, outcome) = self

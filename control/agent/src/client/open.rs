@@ -65,7 +65,7 @@ impl Client {
     /// that fails with [`Status::TooLarge`] and needs [`Self::batch_put_from`].
     ///
     /// # Errors
-    /// The same as [`Self::start_gets`].
+    /// Errors of [`Self::start_gets`].
     pub fn start_puts(&mut self, items: &[(impl AsRef<[u8]>, Slice)], options: &PutOptions) -> Result<Open, Error> {
         check_options(options)?;
         let (mut puts, mut requests) = (PutBook::new(), Vec::with_capacity(items.len()));

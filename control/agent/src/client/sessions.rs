@@ -219,7 +219,7 @@ impl Client {
     /// complete.
     ///
     /// # Errors
-    /// The same as [`Self::get_ranges`].
+    /// Errors of [`Self::get_ranges`].
     pub fn get_ranges_as_they_come(
         &mut self,
         ranges: &[ObjectRange<'_>],

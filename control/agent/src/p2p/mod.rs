@@ -379,7 +379,7 @@ impl P2pStore {
     /// Stops serving an object that was fetched. The same as [`Self::unregister`].
     ///
     /// # Errors
-    /// The same as [`Self::unregister`].
+    /// Errors of [`Self::unregister`].
     pub fn delete_replica(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
         self.unregister(name, version)
     }

@@ -59,7 +59,7 @@ impl P2pStore {
     /// packed and fill the memory.
     ///
     /// # Errors
-    /// The same as [`Self::reshard`]; also when a manifest is invalid, or an object does not exist or differs in size
+    /// Errors of [`Self::reshard`]; also an invalid manifest, or an object that does not exist or differs in size
     /// from its rank.
     pub fn reshard_named(
         &self,

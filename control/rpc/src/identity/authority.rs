@@ -124,7 +124,7 @@ impl Authority {
     /// Generates a new key, which signs from now on, and keeps trusting the former one.
     ///
     /// # Errors
-    /// As [`Self::load`], and when an earlier rotation was not retired yet.
+    /// Errors of [`Self::load`]; also an earlier rotation that was not retired yet.
     pub fn rotate(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
         let old = Self::load(directory, cluster)?;
         if old.trust.authorities() > 1 {
@@ -147,7 +147,7 @@ impl Authority {
     /// Ends the trust in all authorities but the signing one.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// Errors of [`Self::load`].
     pub fn retire(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
         let authority = Self::load(directory, cluster)?;
         let certificate_path = directory.join("ca.pem");

@@ -28,7 +28,7 @@ impl TransferEngine {
     /// Registers several regions, or none of them when one is rejected.
     ///
     /// # Errors
-    /// The same as [`Self::register`].
+    /// Errors of [`Self::register`].
     pub fn register_batch(&self, regions: &[Arc<Region>], options: &RegisterOptions) -> Result<(), Error> {
         options.check()?;
         let changing = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,7 +106,7 @@ impl TransferEngine {
     /// Unregisters several regions, or none when nothing is registered at one of the addresses.
     ///
     /// # Errors
-    /// The same as [`Self::unregister`].
+    /// Errors of [`Self::unregister`].
     pub fn unregister_batch(&self, addresses: &[u64]) -> Result<(), Error> {
         let changing = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
         let buffers = {

@@ -58,7 +58,7 @@ impl TransferEngine {
     /// Like [`Self::open_segment`], and requests the description from its owner in any case.
     ///
     /// # Errors
-    /// The same as [`Self::open_segment`].
+    /// Errors of [`Self::open_segment`].
     pub fn open_segment_no_cache(&self, name: &str) -> Result<SegmentHandle, Error> {
         let name = name.trim_start_matches('/');
         if is_file(name) {

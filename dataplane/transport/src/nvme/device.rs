@@ -55,7 +55,7 @@ impl Ssd {
     /// Claims a file or device for this process alone. See [`ClaimedFile::open`].
     ///
     /// # Errors
-    /// As [`ClaimedFile::open`], and when the device holds foreign data: names the path and the next step.
+    /// Errors of [`ClaimedFile::open`]; also foreign data on the device: names the path and the next step.
     pub fn open(path: &Path, bytes: Option<u64>, io: IoChoice) -> io::Result<Self> {
         let claimed = ClaimedFile::open(path, bytes)?;
         if let Some(error) = somebody_elses(&claimed) {

@@ -61,7 +61,7 @@ pub struct Probe {
 /// [`SETUP_DEADLINE`].
 ///
 /// # Errors
-/// As [`Shm::connect`], and when the shard does not answer in time.
+/// Errors of [`Shm::connect`]; also a shard that does not answer in time.
 pub fn probe(path: &str) -> io::Result<Probe> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("shared memory at {path}: {error}"));
     let socket = setup::call(path).map_err(|why| io::Error::other(why.to_string()))?;

@@ -75,7 +75,7 @@ impl LentPlaces {
     /// Unregisters the places; with `received`, copies short values to their places, as far as they were received.
     ///
     /// # Safety
-    /// As for [`Self::new`], with the same places.
+    /// Conditions of [`Self::new`], with the same places.
     unsafe fn give_back(self, client: &mut Client, places: &[Place], received: Option<&[i64]>) {
         self.buffers.into_iter().for_each(|buffer| client.unregister(buffer));
         let mut at = 0;
@@ -146,7 +146,7 @@ impl Store {
     /// Runs a batch of the valid keys with non-empty places.
     ///
     /// # Safety
-    /// The same as for its callers.
+    /// The conditions of its callers hold for `places`.
     unsafe fn at_places(
         &self,
         keys: &Keys,

@@ -90,10 +90,10 @@ fn replaced_words(glossary: &str) -> Vec<String> {
 
 fn check_source(file: &File, replaced: &[String]) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut before = "";
+    let (mut before, mut after_heading) = ("", false);
     for (index, line) in file.text.lines().enumerate() {
         let Some((kind, text)) = comment(line) else {
-            before = "";
+            (before, after_heading) = ("", false);
             continue;
         };
         let mut report = |message: String| found.push(Violation::new(&file.path, index + 1, message));
@@ -101,10 +101,13 @@ fn check_source(file: &File, replaced: &[String]) -> Vec<Violation> {
         if kind != "//" && before != kind && FIRST_WORDS.contains(&first) {
             report(format!("a doc comment begins with `{first}`; begin with a noun or a verb"));
         }
+        if kind != "//" && after_heading && (first == "As" || text.starts_with("The same")) {
+            report("a section begins with `As` or `The same`; begin with a noun: errors of, conditions of".to_owned());
+        }
         for phrase in refused(&prose(text), replaced) {
             report(format!("`{phrase}`: name the subject, in the words of {GLOSSARY}"));
         }
-        before = kind;
+        (before, after_heading) = (kind, text.starts_with("# "));
     }
     found
 }
@@ -172,6 +175,15 @@ mod tests {
         let found = messages(&[("a.rs", source), ("tests/a.rs", source), ("b.rs", "//! Members.\n")]);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].starts_with("a.rs:1 ") && found[1].starts_with("a.rs:3 "), "{found:?}");
+    }
+
+    #[test]
+    fn sections_that_refer_to_another_item_begin_with_nouns() {
+        let source = "/// Lists.\n///\n/// # Errors\n/// As [`b`].\nfn a() {}\n\n/// Lists.\n///\n/// # Safety\n\
+            /// The same as [`b`].\nfn b() {}\n\n/// Lists.\n///\n/// # Errors\n/// Errors of [`b`].\nfn c() {}\n";
+        let found = messages(&[("a.rs", source)]);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].starts_with("a.rs:4 ") && found[1].starts_with("a.rs:10 "), "{found:?}");
     }
 
     #[test]
