@@ -14,7 +14,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let folders: BTreeSet<&str> = tree.files.iter().flat_map(|file| above(&file.path)).collect();
     let mut leads: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (path, file) in &pages {
-        for (line, target) in targets(&file.text) {
+        for (line, target) in targets(file) {
             if target.contains("://") || target.starts_with("mailto:") {
                 continue;
             }
@@ -25,7 +25,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
                 out.push(Violation::new(path, line, format!("{target} does not exist; remove or fix the link")));
                 continue;
             }
-            let has = |anchor: &str| pages.get(to.as_str()).is_none_or(|page| anchors(&page.text).contains(anchor));
+            let has = |anchor: &str| pages.get(to.as_str()).is_none_or(|page| anchors(page).contains(anchor));
             if anchor.is_some_and(|anchor| !has(anchor)) {
                 out.push(Violation::new(path, line, format!("{target}: the page has no such heading")));
             }
@@ -69,31 +69,22 @@ fn joined(page: &str, to: &str) -> String {
 }
 
 /// Returns the targets of links with their lines, outside code.
-fn targets(text: &str) -> Vec<(usize, &str)> {
+fn targets(page: &File) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
-    let mut is_code = false;
-    for (index, line) in text.lines().enumerate() {
-        is_code ^= line.trim_start().starts_with("```");
-        if is_code {
-            continue;
-        }
+    for (number, line) in page.prose_lines() {
         let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        found.extend(
-            links.filter(|target| !target.is_empty() && !target.contains(' ')).map(|target| (index + 1, target)),
-        );
+        found.extend(links.filter(|target| !target.is_empty() && !target.contains(' ')).map(|target| (number, target)));
     }
     found
 }
 
 /// Returns the anchors of a page's headings, as GitHub generates them.
-fn anchors(text: &str) -> BTreeSet<String> {
-    let mut is_code = false;
+fn anchors(page: &File) -> BTreeSet<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut found = BTreeSet::new();
-    for line in text.lines() {
-        is_code ^= line.trim_start().starts_with("```");
+    for (_, line) in page.prose_lines() {
         let heading = line.trim_start_matches('#');
-        if is_code || heading.len() == line.len() || !heading.starts_with(' ') {
+        if heading.len() == line.len() || !heading.starts_with(' ') {
             continue;
         }
         let slug = slug(heading);

@@ -2,8 +2,8 @@
 //!
 //! The section `## Walks` follows requests through the code. Each `###` below it is a walk; a section without any is
 //! one walk. In a walk, a link to a source is a stop, and so is `` `path/file.rs` `` where it names one file, from the
-//! root or from any folder. Names in backticks directly behind a stop, `` `function` ``, `` `Type::function` `` or ``
-//! `Type` ``, are defined in that file. A walk has at most nine different files, so that it stays short enough to
+//! root or from any folder. Names in backticks directly behind a stop, `` `function` ``, `` `Type::function` `` or
+//! `` `Type` ``, are defined in that file. A walk has at most nine different files, so that it stays short enough to
 //! follow.
 
 use std::collections::BTreeSet;

@@ -45,6 +45,15 @@ impl File {
         let name = parts.pop().unwrap_or_default();
         name.ends_with("tests.rs") || parts.iter().any(|part| matches!(*part, "tests" | "benches"))
     }
+
+    /// Returns the lines of a page outside its blocks of code, with their numbers from 1.
+    pub fn prose_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        let mut is_code = false;
+        (1..).zip(self.text.lines()).filter(move |(_, line)| {
+            is_code ^= line.trim_start().starts_with("```");
+            !is_code
+        })
+    }
 }
 
 /// All text files, sorted by path.

@@ -114,15 +114,10 @@ fn check_source(file: &File, replaced: &[String]) -> Vec<Violation> {
 
 fn check_page(file: &File, replaced: &[String]) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut is_code = false;
-    for (index, line) in file.text.lines().enumerate() {
-        is_code ^= line.trim_start().starts_with("```");
-        if is_code {
-            continue;
-        }
+    for (number, line) in file.prose_lines() {
         for phrase in refused(&prose(line), replaced) {
             let message = format!("`{phrase}`: name the subject, in the words of {GLOSSARY}");
-            found.push(Violation::new(&file.path, index + 1, message));
+            found.push(Violation::new(&file.path, number, message));
         }
     }
     found
