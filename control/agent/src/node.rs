@@ -93,7 +93,7 @@ pub struct NodeConfig {
     /// Limit of memory for hard-pinned objects, in percent; beyond it, puts with a hard pin are refused. At most 90.
     pub hard_pin_percent: u8,
     /// Longest soft pin; longer requests are shortened. 0 disables soft pins.
-    pub soft_pin_most: Duration,
+    pub soft_pin_max: Duration,
     /// Page size to use for the pools.
     pub huge: HugePages,
     /// Mode of RDMA, and the devices to use.
@@ -141,7 +141,7 @@ impl NodeConfig {
             high_watermark_percent: 100,
             low_watermark_percent: 100,
             hard_pin_percent: 25,
-            soft_pin_most: Duration::from_millis(Limits::SOFT_PIN_MS as u64),
+            soft_pin_max: Duration::from_millis(Limits::SOFT_PIN_MS as u64),
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             ssds: Vec::new(),

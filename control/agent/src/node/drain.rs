@@ -14,54 +14,60 @@ use super::Node;
 use crate::error::Error;
 
 /// Polling interval of the shards' state.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval of the drain requests to the control plane, and the deadline of its replies once it has accepted the drain:
 /// a missed one shows that it is away.
-const ASK: Duration = Duration::from_secs(1);
+const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which a drain continues while the control plane does not answer and no objects are fetched either: other
 /// nodes learn from the control plane that they own the slots, so without it waiting is futile.
-const ALONE: Duration = Duration::from_secs(5);
+const SILENCE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Interval at which the control plane is notified that the node ends and queried for migrations in flight, and the
 /// deadline of its reply.
-const ASK_MOVES: Duration = Duration::from_millis(200);
+const MOVES_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
 struct DrainWait {
     until: Instant,
-    alone: Duration,
+    silence_limit: Duration,
     /// Time of the control plane's last reply, or of the last objects that were fetched.
-    sign: Instant,
+    last_progress: Instant,
     /// True once the control plane has accepted the drain.
-    told: bool,
-    least: u64,
+    accepted: bool,
+    fewest_left: u64,
 }
 
 impl DrainWait {
     fn new(now: Instant, within: Duration) -> Self {
-        Self { until: now + within, alone: within.min(ALONE), sign: now, told: false, least: u64::MAX }
+        Self {
+            until: now + within,
+            silence_limit: within.min(SILENCE_LIMIT),
+            last_progress: now,
+            accepted: false,
+            fewest_left: u64::MAX,
+        }
     }
 
-    const fn answered(&mut self, now: Instant) {
-        (self.told, self.sign) = (true, now);
+    const fn record_reply(&mut self, now: Instant) {
+        (self.accepted, self.last_progress) = (true, now);
     }
 
-    fn is_alone(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.sign) >= self.alone
+    fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_progress) >= self.silence_limit
     }
 
     /// Returns true when the drain ends with `left` objects still here. Unless `all` is set, more objects may be found
     /// on the SSD or may still arrive.
     fn is_over(&mut self, left: u64, all: bool, now: Instant) -> bool {
-        if left < self.least {
+        if left < self.fewest_left {
             // The first count shows no progress: there is none to compare it with.
-            if self.least != u64::MAX {
-                self.sign = now;
+            if self.fewest_left != u64::MAX {
+                self.last_progress = now;
             }
-            self.least = left;
+            self.fewest_left = left;
         }
-        self.told && left == 0 && all || now >= self.until || self.is_alone(now)
+        self.accepted && left == 0 && all || now >= self.until || self.is_silent(now)
     }
 }
 
@@ -78,27 +84,27 @@ impl Node {
         let mut asked: Option<Instant> = None;
         loop {
             let mut silence = None;
-            if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
-                silence = match self.tell_drain(if wait.told { ASK } else { wait.alone }) {
+            if asked.is_none_or(|asked| asked.elapsed() >= REQUEST_INTERVAL) {
+                silence = match self.request_drain(if wait.accepted { REQUEST_INTERVAL } else { wait.silence_limit }) {
                     // The slots have migrated away, and the node that fetches them is draining too: it waits for them.
-                    Err(error) if wait.told && is_last_owner(&error) && self.is_exporting()? => None,
+                    Err(error) if wait.accepted && is_last_owner(&error) && self.is_exporting()? => None,
                     said => said?,
                 };
                 asked = Some(Instant::now());
                 if silence.is_none() {
-                    wait.answered(Instant::now());
+                    wait.record_reply(Instant::now());
                 }
             }
             let snapshots = self.snapshots()?;
             let (left, all) = (snapshots.iter().map(objects_of).sum(), snapshots.iter().all(knows_all));
             let now = Instant::now();
             if wait.is_over(left, all, now) {
-                return match silence.filter(|_| !wait.told) {
+                return match silence.filter(|_| !wait.accepted) {
                     Some(error) => Err(error),
                     None => Ok(left),
                 };
             }
-            if !interrupt::sleep(LOOK) {
+            if !interrupt::sleep(POLL_INTERVAL) {
                 return Err(Error::interrupted());
             }
         }
@@ -122,11 +128,11 @@ impl Node {
         let mut wait = MovesWait::new(0, nanos(patience), nanos(most));
         let (mut asked, mut news): (Option<Instant>, Option<MovesNews>) = (None, None);
         loop {
-            if asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
+            if asked.is_none_or(|asked| asked.elapsed() >= MOVES_INTERVAL) {
                 let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
                 // Without a reply, the last known state stays valid.
-                let answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES);
-                news = answer.ok().map(news_of).or(news);
+                let answer = self.link.call_within(GetMoves { node: self.node.0, ends }, MOVES_INTERVAL);
+                news = answer.ok().map(to_news).or(news);
                 asked = Some(Instant::now());
             }
             let snapshots = self.snapshots()?;
@@ -141,7 +147,7 @@ impl Node {
             if let Some(left) = wait.is_over(left, news, nanos(begun.elapsed())) {
                 return Ok(left);
             }
-            if !interrupt::sleep(LOOK) {
+            if !interrupt::sleep(POLL_INTERVAL) {
                 return Err(Error::interrupted());
             }
         }
@@ -152,23 +158,23 @@ impl Node {
     }
 
     /// Sends the drain request. Returns the error if the control plane did not answer, or is about to be replaced.
-    fn tell_drain(&self, patience: Duration) -> Result<Option<Error>, Error> {
+    fn request_drain(&self, patience: Duration) -> Result<Option<Error>, Error> {
         let incarnation = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
         let Err(error) = self.link.call_within(Drain { node: self.node.0, incarnation }, patience) else {
             return Ok(None);
         };
-        let refused = match &error {
+        let is_refused = match &error {
             // A control plane that shuts down, or cannot write, is replaced by another, or recovers.
             Error::Call(call) => call.refusal().is_some_and(|code| {
                 !matches!(code, RefusalCode::Storage | RefusalCode::ShuttingDown | RefusalCode::UnknownMember)
             }),
             _ => error.status() == Some(Status::Cancelled),
         };
-        if refused { Err(error) } else { Ok(Some(error)) }
+        if is_refused { Err(error) } else { Ok(Some(error)) }
     }
 }
 
-fn news_of(moves: Moves) -> MovesNews {
+fn to_news(moves: Moves) -> MovesNews {
     MovesNews { unsettled: u64::from(moves.unsettled), behind: moves.behind }
 }
 
@@ -204,25 +210,25 @@ mod tests {
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(0, true, at(0)), "nobody knows yet that it goes");
-        wait.answered(at(1));
+        wait.record_reply(at(1));
         assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
         assert!(wait.is_over(0, true, at(1)));
         // While the control plane answers, the whole time is available.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
-            wait.answered(at(second));
+            wait.record_reply(at(second));
             assert!(!wait.is_over(7, true, at(second)));
         }
         assert!(wait.is_over(7, true, at(30)));
         // Without replies, the drain continues while objects are fetched, and ends soon after that.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
-        wait.answered(at(0));
+        wait.record_reply(at(0));
         for second in 0..8 {
             assert!(!wait.is_over(100 - second, true, at(second)));
         }
         assert!(!wait.is_over(93, true, at(11)) && wait.is_over(93, true, at(12)));
         // A control plane that never answered is not waited for any longer.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
-        assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.told);
+        assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.accepted);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> R
         low_watermark_percent: config.low_watermark_percent,
         hard_pin_percent: config.hard_pin_percent,
         // A soft pin longer than the protocol allows cannot be requested.
-        soft_pin_max_ms: config.soft_pin_most.as_millis().min(Limits::SOFT_PIN_MS.into()) as u32,
+        soft_pin_max_ms: config.soft_pin_max.as_millis().min(Limits::SOFT_PIN_MS.into()) as u32,
         hash_seed: random_u64()?,
         ..usual
     })

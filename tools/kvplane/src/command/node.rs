@@ -347,7 +347,7 @@ impl Shape {
             high_watermark_percent: self.watermarks.0,
             low_watermark_percent: self.watermarks.1,
             hard_pin_percent: self.hard_pins,
-            soft_pin_most: Duration::from_millis(self.soft_pin_max_ms),
+            soft_pin_max: Duration::from_millis(self.soft_pin_max_ms),
             huge: HugePages::Try,
             rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),
