@@ -156,7 +156,7 @@ impl World {
             left.objects += service.store().map_or(0, |store| store.stats().objects);
             left.imported += moves.imported;
             let tier = service.inspect().tier().map(Tiering::snapshot);
-            left.recovering |= tier.is_some_and(|tier| !tier.is_recovered && tier.degraded.is_none());
+            left.recovering |= tier.is_some_and(|tier| tier.is_recovering());
         }
         left
     }

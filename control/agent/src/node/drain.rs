@@ -196,8 +196,7 @@ fn knows_all(shard: &ShardSnapshot) -> bool {
 
 /// Returns true for a shard whose SSD is recovered, or degraded and never will be.
 fn is_recovered(shard: &ShardSnapshot) -> bool {
-    let is_known = |tier: &TierSnapshot| tier.is_recovered || tier.degraded.is_some();
-    shard.tier.as_ref().is_none_or(is_known)
+    !shard.tier.as_ref().is_some_and(TierSnapshot::is_recovering)
 }
 
 #[cfg(test)]

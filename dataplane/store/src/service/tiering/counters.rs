@@ -103,6 +103,15 @@ pub struct TierSnapshot {
     pub bytes_per_day: u64,
 }
 
+impl TierSnapshot {
+    /// Returns true while recovery may still find objects: it is incomplete, and the SSD is not degraded, which would
+    /// end it.
+    #[must_use]
+    pub const fn is_recovering(&self) -> bool {
+        !self.is_recovered && self.degraded.is_none()
+    }
+}
+
 impl Tiering {
     /// Returns the state of the tier. Walks its segments.
     #[must_use]
