@@ -138,3 +138,17 @@ impl Tiering {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_degraded_ssd_is_not_recovering() {
+        let state = |is_recovered, degraded| TierSnapshot { is_recovered, degraded, ..TierSnapshot::default() };
+        assert!(state(false, None).is_recovering());
+        assert!(!state(true, None).is_recovering());
+        assert!(!state(false, Some(Reason::Gone)).is_recovering());
+        assert!(!state(true, Some(Reason::Gone)).is_recovering());
+    }
+}
