@@ -16,7 +16,7 @@ use crate::process::Failure;
 use crate::workspace::Workspace;
 use documents::{adr, code_map, links, parity, references, walks};
 use rings::{dependencies, purity, unsafe_code};
-use shape::{circles, folders, length, parameters, types};
+use shape::{circles, errors, folders, length, parameters, types};
 use sources::cores;
 use sources::tree::Tree;
 use wording::{behaviours, comments, header, names, text};
@@ -83,7 +83,7 @@ impl Rule {
 ///
 /// A rule that the tree does not follow yet is advice. It becomes a failure when the last violation is fixed, and no
 /// rule has exceptions.
-pub const RULES: [Rule; 22] = [
+pub const RULES: [Rule; 23] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
     Rule::new("unsafe", Level::Failure, unsafe_code::check),
@@ -104,6 +104,7 @@ pub const RULES: [Rule; 22] = [
     Rule::new("impl-files", Level::Advice, types::check_impl_files),
     Rule::new("parameters", Level::Failure, parameters::check),
     Rule::new("folders", Level::Failure, folders::check),
+    Rule::new("string-errors", Level::Advice, errors::check),
     Rule::new("circles", Level::Advice, circles::check),
     // Lengths stay advice: see `shape::length`.
     Rule::new("length", Level::Advice, length::check),

@@ -34,6 +34,8 @@ pub struct Outline {
     pub imports: Vec<Import>,
     /// Paths that are written out in code, except those of `use`.
     pub mentions: Vec<Mention>,
+    /// Lines outside tests of results whose errors are texts: `Result<_, String>`, or a trait's `type Err = String`.
+    pub text_errors: Vec<usize>,
 }
 
 /// Declaration `mod name;`.
@@ -247,6 +249,32 @@ mod tests {
             assert!(paths.contains(&path), "{path} in {paths:?}");
         }
         assert!(!paths.iter().any(|path| path.starts_with('p') || *path == "r"), "{paths:?}");
+    }
+
+    #[test]
+    fn results_with_texts_as_errors_are_found() {
+        for source in [
+            "fn f() -> Result<(), String> {}",
+            "fn f(a: &dyn Fn() -> Option<io::Result<u8, std::string::String>>) {}",
+            "fn f() -> Result<(), &'static str> {}",
+            "struct S { a: Sender<Result<(), String>> }",
+            "type R<T> = Result<T, String>;",
+            "fn f() { g(|| Ok::<_, String>(1)); }",
+            "impl FromStr for S { type Err = String; }",
+            "impl TryFrom<u8> for S { type Error = &'static str; }",
+        ] {
+            assert_eq!(of(source).text_errors, [1], "{source}");
+        }
+        for source in [
+            "fn f() -> Result<String, E> {}",
+            "fn f() -> Result<(), Vec<String>> {}",
+            "fn f() -> io::Result<String> {}",
+            "fn f() -> Pair<(), String> {}",
+            "impl T for S { type Output = String; }",
+            "#[cfg(test)]\nfn f() -> Result<(), String> {}",
+        ] {
+            assert!(of(source).text_errors.is_empty(), "{source}");
+        }
     }
 
     #[test]

@@ -65,6 +65,19 @@ fn holds_mutable_reference(ty: &Type) -> bool {
     })
 }
 
+/// Returns true for `String`, `str` and references to them.
+fn is_text(ty: &Type) -> bool {
+    target(ty).rsplit("::").next().is_some_and(|name| matches!(name, "String" | "str"))
+}
+
+/// Returns true for a result whose error is a text, or a value of one: `Result<_, String>`, `Ok::<_, String>`.
+fn has_text_error(path: &syn::Path) -> bool {
+    let Some(last) = path.segments.last() else { return false };
+    let PathArguments::AngleBracketed(list) = &last.arguments else { return false };
+    let is_result = ["Result", "Ok", "Err"].iter().any(|name| last.ident == name);
+    is_result && matches!(list.args.iter().nth(1), Some(GenericArgument::Type(ty)) if is_text(ty))
+}
+
 /// Returns true if the pattern destructures its value.
 fn takes_apart(pattern: &Pat) -> bool {
     match pattern {
@@ -154,6 +167,12 @@ impl Reader {
     fn mention(&mut self, path: String, line: usize) {
         let (scope, in_test) = (self.scope.clone(), self.in_test);
         self.outline.mentions.push(Mention { scope, path, line, in_test });
+    }
+
+    fn text_error(&mut self, line: usize) {
+        if !self.in_test {
+            self.outline.text_errors.push(line);
+        }
     }
 
     /// Adds the imports of a `use` below `prefix`.
@@ -284,6 +303,9 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_impl_item_type(&mut self, item: &'ast syn::ImplItemType) {
         self.define(&item.ident, Kind::AssociatedType);
+        if (item.ident == "Err" || item.ident == "Error") && is_text(&item.ty) {
+            self.text_error(line(item.ident.span()));
+        }
         visit::visit_impl_item_type(self, item);
     }
 
@@ -312,6 +334,9 @@ impl<'ast> Visit<'ast> for Reader {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if let Some(first) = path.segments.first() {
             self.mention(joined(path), line(first.ident.span()));
+            if has_text_error(path) {
+                self.text_error(line(first.ident.span()));
+            }
         }
         visit::visit_path(self, path);
     }
