@@ -216,7 +216,9 @@ pub fn rail_matrix(machine: &Machine) -> RailMatrix {
     for device in &machine.rdma_devices {
         match usable_port(device) {
             Ok(port) => matrix.rails.push(rail(device, port)),
-            Err(reason) => matrix.excluded.push(ExcludedDevice { name: device.name.clone(), reason }),
+            Err(reason) => {
+                matrix.excluded.push(ExcludedDevice { name: device.name.clone(), reason: reason.to_string() });
+            }
         }
     }
     matrix.rails.sort_by_cached_key(|rail| natural_key(&rail.name));
@@ -238,28 +240,46 @@ fn rail(device: &RdmaDevice, port: &RdmaPort) -> Rail {
     }
 }
 
+/// Reason for which no port of a device can be used.
+#[derive(Clone, Copy, Debug)]
+enum PortError<'a> {
+    /// The device has no port.
+    None,
+    /// None of its ports is active; the state of the first one tells what to check.
+    Inactive { first: &'a RdmaPort, ports: &'a [RdmaPort] },
+}
+
+impl fmt::Display for PortError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Inactive { first, ports } = self else {
+            return f.write_str("it has no port: check that its driver is loaded completely");
+        };
+        let state = |port: &RdmaPort| {
+            let physical = port.physical_state.as_deref().map_or(String::new(), |state| format!(" ({state})"));
+            format!("port {} is {}{physical}", port.number, port.state.word())
+        };
+        let states: Vec<String> = ports.iter().map(state).collect();
+        let help = match (first.state, first.link_layer) {
+            (PortState::Down, _) => "check the cable, the switch, and that its interface is up",
+            (PortState::Initializing | PortState::Armed, LinkLayer::InfiniBand) => {
+                "a subnet manager has to configure it"
+            }
+            (PortState::Initializing | PortState::Armed, _) => "its link is coming up",
+            _ => "its state cannot be read",
+        };
+        write!(f, "no active port: {}; {help}", states.join(", "))
+    }
+}
+
 /// Returns the port to use, or the reason for which there is none.
-fn usable_port(device: &RdmaDevice) -> Result<&RdmaPort, String> {
+fn usable_port(device: &RdmaDevice) -> Result<&RdmaPort, PortError<'_>> {
     let active = device.ports.iter().filter(|port| port.state == PortState::Active);
     // `min_by_key` returns the first of equals, so the lowest number.
     if let Some(port) = active.min_by_key(|port| std::cmp::Reverse(port.speed_mbps)) {
         return Ok(port);
     }
-    let state = |port: &RdmaPort| {
-        let physical = port.physical_state.as_deref().map_or(String::new(), |state| format!(" ({state})"));
-        format!("port {} is {}{physical}", port.number, port.state.word())
-    };
-    let states: Vec<String> = device.ports.iter().map(state).collect();
-    let Some(first) = device.ports.first() else {
-        return Err("it has no port: check that its driver is loaded completely".to_owned());
-    };
-    let help = match (first.state, first.link_layer) {
-        (PortState::Down, _) => "check the cable, the switch, and that its interface is up",
-        (PortState::Initializing | PortState::Armed, LinkLayer::InfiniBand) => "a subnet manager has to configure it",
-        (PortState::Initializing | PortState::Armed, _) => "its link is coming up",
-        _ => "its state cannot be read",
-    };
-    Err(format!("no active port: {}; {help}", states.join(", ")))
+    let first = device.ports.first().ok_or(PortError::None)?;
+    Err(PortError::Inactive { first, ports: &device.ports })
 }
 
 /// Splits a name so that `mlx5_2` sorts before `mlx5_10`.

@@ -5,6 +5,8 @@
 //! instances: recursive weighted least squares with exponential forgetting, regularised toward the initial values, and
 //! solved every few reports. An instance that is slower or faster than the others has a factor of its own.
 
+use core::fmt;
+
 /// Tokens by which features are scaled, so that all are close to one.
 const SCALE: f64 = 10_000.0;
 /// Number of reports between two fits.
@@ -170,14 +172,31 @@ impl DecodeModel {
     }
 }
 
+/// Error of a text that is no [`DecodeModel`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeModelError {
+    /// The whole text.
+    pub text: String,
+    /// Part of it that is no number, out of range, or one too many.
+    pub part: String,
+}
+
+impl fmt::Display for DecodeModelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { text, part } = self;
+        write!(f, "{part:?} in {text:?}: BASE_MS[,TOKEN_NS[,REQUEST_US]], from 0 to 1000000 each")
+    }
+}
+
+impl core::error::Error for DecodeModelError {}
+
 impl core::str::FromStr for DecodeModel {
-    type Err = String;
+    type Err = DecodeModelError;
 
     /// Parses `BASE_MS[,TOKEN_NS[,REQUEST_US]]`: milliseconds per step, nanoseconds per resident token, microseconds
     /// per request of the batch. Omitted parts are 0.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            |part: &str| format!("{part:?} in {text:?}: BASE_MS[,TOKEN_NS[,REQUEST_US]], from 0 to 1000000 each");
+    fn from_str(text: &str) -> Result<Self, DecodeModelError> {
+        let wrong = |part: &str| DecodeModelError { text: text.to_owned(), part: part.to_owned() };
         let mut parts = [0.0; 3];
         for (at, part) in text.split(',').enumerate() {
             let place = parts.get_mut(at).ok_or_else(|| wrong(part))?;
@@ -212,7 +231,7 @@ mod tests {
         assert_eq!(step("5, 0, 100"), Ok(6_000_000));
         assert_eq!(step("7"), Ok(7_000_000));
         for wrong in ["", "a", "1,2,3,4", "-1", "nan", "inf", "1,,2", "1e9"] {
-            assert!(step(wrong).is_err_and(|why| why.contains("BASE_MS")), "{wrong}");
+            assert!(step(wrong).is_err_and(|why| why.to_string().contains("BASE_MS")), "{wrong}");
         }
     }
 

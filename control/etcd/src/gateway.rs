@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use base64::{DecodeError, Engine as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -140,19 +140,42 @@ struct OperationAnswer {
     response_range: RangeAnswer,
 }
 
+/// Reason why an answer cannot be decoded.
+#[derive(Debug)]
+enum AnswerError {
+    /// The answer is not the expected JSON.
+    Json(serde_json::Error),
+    /// A key or a value is not in base64.
+    Base64(DecodeError),
+    /// A number is none.
+    NotNumber(String),
+}
+
+impl fmt::Display for AnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(error) => error.fmt(f),
+            Self::Base64(error) => write!(f, "not base64: {error}"),
+            Self::NotNumber(text) => write!(f, "{text:?} is not a number"),
+        }
+    }
+}
+
+impl std::error::Error for AnswerError {}
+
 impl EntryAnswer {
-    fn read(self) -> Result<Entry, String> {
-        let bytes = |text: &str| STANDARD.decode(text).map_err(|error| format!("not base64: {error}"));
+    fn read(self) -> Result<Entry, AnswerError> {
+        let bytes = |text: &str| STANDARD.decode(text).map_err(AnswerError::Base64);
         let modified = number(&self.mod_revision)?;
         Ok(Entry { key: bytes(&self.key)?, value: bytes(&self.value)?, modified })
     }
 }
 
-fn number(text: &str) -> Result<i64, String> {
-    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| format!("{text:?} is not a number")) }
+fn number(text: &str) -> Result<i64, AnswerError> {
+    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| AnswerError::NotNumber(text.to_owned())) }
 }
 
-fn entries(answers: Vec<EntryAnswer>) -> Result<Vec<Entry>, String> {
+fn entries(answers: Vec<EntryAnswer>) -> Result<Vec<Entry>, AnswerError> {
     answers.into_iter().map(EntryAnswer::read).collect()
 }
 
@@ -210,10 +233,10 @@ impl Gateway {
     }
 
     fn read<T: for<'a> Deserialize<'a>>(&self, answer: &[u8]) -> Result<T, GatewayError> {
-        serde_json::from_slice(answer).map_err(|error| self.nonsense(&error.to_string()))
+        serde_json::from_slice(answer).map_err(|error| self.nonsense(&AnswerError::Json(error)))
     }
 
-    fn nonsense(&self, reason: &str) -> GatewayError {
+    fn nonsense(&self, reason: &AnswerError) -> GatewayError {
         let endpoint = self.urls.get(self.first.load(Ordering::Relaxed)).cloned().unwrap_or_default();
         GatewayError { endpoint, reason: format!("cannot decode its answer: {reason}") }
     }
@@ -234,7 +257,7 @@ impl Gateway {
             request["revision"] = range.revision.to_string().into();
         }
         let answer: RangeAnswer = self.read(&self.call("kv/range", &request, deadline)?)?;
-        let nonsense = |reason: String| self.nonsense(&reason);
+        let nonsense = |reason: AnswerError| self.nonsense(&reason);
         let revision = number(&answer.header.revision).map_err(nonsense)?;
         Ok(RangeResult { entries: entries(answer.kvs).map_err(nonsense)?, more: answer.more, revision })
     }

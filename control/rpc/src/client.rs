@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_proto::rng::Rng;
-use quinn::{Connection, Endpoint, ReadToEndError};
+use quinn::{ClosedStream, Connection, ConnectionError, Endpoint, ReadError, ReadToEndError, WriteError};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -320,7 +320,7 @@ impl Client {
         let answer = timeout_at(until, round_trip(connection, frame, limit_bytes)).await;
         let reply = match answer {
             Ok(Ok(reply)) => reply,
-            Ok(Err(reason)) => return Err(self.broken(connection, reason).await),
+            Ok(Err(error)) => return Err(self.broken(connection, error.to_string()).await),
             Err(_) => {
                 connection.close(CloseCode::Deadline.wire(), b"an answer is overdue");
                 return Err(CallError::Deadline { address, waited: started.elapsed() });
@@ -355,14 +355,40 @@ impl fmt::Debug for Client {
     }
 }
 
+/// Reason why a round trip on a stream failed.
+enum StreamError {
+    /// No stream could be opened.
+    Open(ConnectionError),
+    /// The request could not be sent.
+    Write(WriteError),
+    /// The peer has stopped reading the stream.
+    Closed(ClosedStream),
+    /// The answer is above this limit.
+    TooLong { limit_bytes: usize },
+    /// The answer could not be received.
+    Read(ReadError),
+}
+
+impl fmt::Display for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(error) => error.fmt(f),
+            Self::Write(error) => error.fmt(f),
+            Self::Closed(error) => error.fmt(f),
+            Self::TooLong { limit_bytes } => write!(f, "an answer is above {limit_bytes} bytes"),
+            Self::Read(error) => error.fmt(f),
+        }
+    }
+}
+
 /// Sends `frame` on a new stream and reads the reply.
-async fn round_trip(connection: &Connection, frame: &[u8], limit_bytes: usize) -> Result<Vec<u8>, String> {
-    let (mut send, mut receive) = connection.open_bi().await.map_err(|e| e.to_string())?;
-    send.write_all(frame).await.map_err(|e| e.to_string())?;
-    send.finish().map_err(|e| e.to_string())?;
+async fn round_trip(connection: &Connection, frame: &[u8], limit_bytes: usize) -> Result<Vec<u8>, StreamError> {
+    let (mut send, mut receive) = connection.open_bi().await.map_err(StreamError::Open)?;
+    send.write_all(frame).await.map_err(StreamError::Write)?;
+    send.finish().map_err(StreamError::Closed)?;
     receive.read_to_end(limit_bytes).await.map_err(|error| match error {
-        ReadToEndError::TooLong => format!("an answer is above {limit_bytes} bytes"),
-        ReadToEndError::Read(error) => error.to_string(),
+        ReadToEndError::TooLong => StreamError::TooLong { limit_bytes },
+        ReadToEndError::Read(error) => StreamError::Read(error),
     })
 }
 

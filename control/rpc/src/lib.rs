@@ -35,7 +35,7 @@ pub use identity::authority::{Authority, Grant};
 pub use identity::role::{ClusterName, Role, Scope};
 pub use identity::{Identity, IdentityError, Trust};
 pub use limits::Limits;
-pub use local::{LocalCluster, LocalError, Publication, RuntimeDirectory};
+pub use local::{FormatError, LocalCluster, LocalError, Publication, RuntimeDirectory};
 pub use message::tickets::random_bytes;
 pub use message::{conductor, p2p, placement};
 pub use quic::reset::ResetSecret;

@@ -90,8 +90,37 @@ pub enum LocalError {
     /// The file is left over from a process that has ended.
     Stale { cluster: ClusterName, path: PathBuf },
     /// The file is not in the format of this version.
-    Malformed { path: PathBuf, reason: String },
+    Malformed { path: PathBuf, reason: FormatError },
 }
+
+/// Reason why a published file is malformed.
+#[derive(Debug)]
+pub enum FormatError {
+    /// It begins with another line than [`FIRST_LINE`].
+    FirstLine,
+    /// A line or a part is missing.
+    Missing(&'static str),
+    /// It names a role that does not exist.
+    UnknownRole(String),
+    /// The cluster's name, an identity or the authority's certificate is unusable.
+    Identity(IdentityError),
+    /// The control plane's address is invalid.
+    Address(String),
+}
+
+impl fmt::Display for FormatError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FirstLine => write!(f, "its first line is not {FIRST_LINE:?}"),
+            Self::Missing(what) => f.write_str(what),
+            Self::UnknownRole(role) => write!(f, "an unknown role {role:?}"),
+            Self::Identity(error) => error.fmt(f),
+            Self::Address(text) => write!(f, "{text:?} is not an address"),
+        }
+    }
+}
+
+impl std::error::Error for FormatError {}
 
 impl fmt::Display for LocalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -154,29 +183,32 @@ impl LocalCluster {
         text
     }
 
-    fn from_text(text: &str) -> Result<Self, String> {
+    fn from_text(text: &str) -> Result<Self, FormatError> {
         let mut sections = text.split("\nrole ");
         let head = sections.next().unwrap_or_default();
         let mut lines = head.splitn(4, '\n');
         if lines.next() != Some(FIRST_LINE) {
-            return Err(format!("its first line is not {FIRST_LINE:?}"));
+            return Err(FormatError::FirstLine);
         }
-        let cluster = lines.next().and_then(|l| l.strip_prefix("cluster ")).ok_or("no cluster")?;
-        let control = lines.next().and_then(|l| l.strip_prefix("control ")).ok_or("no control")?;
-        let authority = lines.next().ok_or("no authority")?;
+        let cluster =
+            lines.next().and_then(|l| l.strip_prefix("cluster ")).ok_or(FormatError::Missing("no cluster"))?;
+        let control =
+            lines.next().and_then(|l| l.strip_prefix("control ")).ok_or(FormatError::Missing("no control"))?;
+        let authority = lines.next().ok_or(FormatError::Missing("no authority"))?;
         let mut identities = Vec::new();
         for section in sections {
-            let (role, pem) = section.split_once('\n').ok_or("an empty role")?;
-            let role = Role::from_name(role).ok_or_else(|| format!("an unknown role {role:?}"))?;
-            let key_at = pem.find("-----BEGIN PRIVATE KEY-----").ok_or("a role without a key")?;
+            let (role, pem) = section.split_once('\n').ok_or(FormatError::Missing("an empty role"))?;
+            let role = Role::from_name(role).ok_or_else(|| FormatError::UnknownRole(role.to_owned()))?;
+            let key_at = pem.find("-----BEGIN PRIVATE KEY-----");
+            let key_at = key_at.ok_or(FormatError::Missing("a role without a key"))?;
             let (certificate, key) = pem.split_at(key_at);
-            let identity = Identity::from_pem(certificate, key, role.name()).map_err(|e| e.to_string())?;
+            let identity = Identity::from_pem(certificate, key, role.name()).map_err(FormatError::Identity)?;
             identities.push((role, identity));
         }
         Ok(Self {
-            cluster: ClusterName::new(cluster).map_err(|e| e.to_string())?,
-            control: control.parse().map_err(|_| format!("{control:?} is not an address"))?,
-            trust: Trust::from_pem(&format!("{authority}\n"), "its authority").map_err(|e| e.to_string())?,
+            cluster: ClusterName::new(cluster).map_err(FormatError::Identity)?,
+            control: control.parse().map_err(|_| FormatError::Address(control.to_owned()))?,
+            trust: Trust::from_pem(&format!("{authority}\n"), "its authority").map_err(FormatError::Identity)?,
             identities,
         })
     }

@@ -22,15 +22,16 @@ pub mod sockets;
 
 pub use buffers::{Buffer, Slice};
 pub use host::{
-    ClientHost, DeviceSnapshot, FetchConfig, Handshake, HostConfig, HostFiles, NearDevices, PART_LEAST_BYTES,
-    PlaceName, RdmaDevices, ServedSegments, ShardHost, StockAnswer, StockEngines, TierDevice, TierNotice, TierSetup,
-    node_of_region,
+    ClientHost, DeviceSnapshot, FetchConfig, Handshake, HandshakeError, HostConfig, HostFiles, NearDevices,
+    PART_LEAST_BYTES, PlaceName, RdmaDevices, ServedSegments, ShardHost, StockAnswer, StockEngines, TierDevice,
+    TierNotice, TierOpenError, TierSetup, node_of_region,
 };
 pub use initiator::Initiator;
 pub use machine::{discover_machine, scheduler_affinity};
 pub use pacing::Pacing;
 pub use shard::{
-    Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys,
+    Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardEnd, ShardError, ShardHandle, ShardSnapshot,
+    ShardStartError, StockKeys,
 };
 
 pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};

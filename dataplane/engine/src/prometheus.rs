@@ -2,7 +2,7 @@
 //!
 //! Nothing is registered and nothing is kept: each component passes its counters, family by family (ADR 0005).
 
-use core::fmt::Write;
+use core::fmt::{self, Write};
 use std::collections::BTreeMap;
 
 use kvplane_proto::histogram::Histogram;
@@ -97,30 +97,63 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+/// Line that a scraper would reject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParseError {
+    /// A family is declared without its type.
+    NoType(String),
+    /// A family is declared a second time.
+    DeclaredTwice(String),
+    /// A series has no value.
+    NoValue(String),
+    /// A series belongs to no declared family.
+    NoFamily(String),
+    /// A value is not a number.
+    NotNumber(String),
+    /// A series is listed a second time.
+    ListedTwice(String),
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (line, why) = match self {
+            Self::NoType(line) => (line, "the family has no type"),
+            Self::DeclaredTwice(line) => (line, "the family is declared twice"),
+            Self::NoValue(line) => (line, "the series has no value"),
+            Self::NoFamily(line) => (line, "the series has no family"),
+            Self::NotNumber(line) => (line, "the value is not a number"),
+            Self::ListedTwice(line) => (line, "the series is listed twice"),
+        };
+        write!(f, "{line:?}: {why}")
+    }
+}
+
+impl core::error::Error for ParseError {}
+
 /// Parses such a text: samples by their names and labels.
 ///
 /// # Errors
 /// The first line that a scraper would reject, and the reason.
-pub fn parse(text: &str) -> Result<BTreeMap<String, f64>, String> {
+pub fn parse(text: &str) -> Result<BTreeMap<String, f64>, ParseError> {
     let (mut samples, mut types) = (BTreeMap::new(), BTreeMap::new());
     for line in text.lines().filter(|line| !line.starts_with("# HELP ")) {
-        let wrong = |why: &str| format!("{line:?}: {why}");
+        let own = || line.to_owned();
         if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').ok_or_else(|| wrong("the family has no type"))?;
+            let (name, kind) = rest.split_once(' ').ok_or_else(|| ParseError::NoType(own()))?;
             if types.insert(name, kind).is_some() {
-                return Err(wrong("the family is declared twice"));
+                return Err(ParseError::DeclaredTwice(own()));
             }
             continue;
         }
-        let (series, value) = line.rsplit_once(' ').ok_or_else(|| wrong("the series has no value"))?;
+        let (series, value) = line.rsplit_once(' ').ok_or_else(|| ParseError::NoValue(own()))?;
         let name = series.split('{').next().unwrap_or_default();
         let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| types.get(name.strip_suffix(end)?));
         if !types.contains_key(name) && family != Some(&"histogram") {
-            return Err(wrong("the series has no family"));
+            return Err(ParseError::NoFamily(own()));
         }
-        let value: f64 = value.parse().map_err(|_| wrong("the value is not a number"))?;
+        let value: f64 = value.parse().map_err(|_| ParseError::NotNumber(own()))?;
         if samples.insert(series.to_owned(), value).is_some() {
-            return Err(wrong("the series is listed twice"));
+            return Err(ParseError::ListedTwice(own()));
         }
     }
     Ok(samples)

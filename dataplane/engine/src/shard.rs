@@ -22,7 +22,7 @@ use std::sync::mpsc::sync_channel;
 use kvplane_sys::{Doorbell, spsc};
 
 pub use config::{Listen, ShardConfig};
-pub use error::ShardError;
+pub use error::{ShardEnd, ShardError, ShardStartError};
 pub use follow::{ObjectPlaces, PlacedName};
 pub use handle::ShardHandle;
 use limits::MAILBOX_ENTRIES;
@@ -39,7 +39,7 @@ impl Shard {
     /// If the port is taken, the memory cannot be allocated, or the kernel refuses a resource: the text names it and
     /// the next step.
     pub fn start(config: ShardConfig) -> Result<ShardHandle, ShardError> {
-        let doorbell = Doorbell::new().map_err(|error| ShardError::Start(error.to_string()))?;
+        let doorbell = Doorbell::new().map_err(ShardStartError::Resource)?;
         let (producer, consumer) = spsc::channel(MAILBOX_ENTRIES);
         let (started, wait) = sync_channel(1);
         let name = format!("kvp-shard-{}", config.identity.shard.0);
@@ -47,11 +47,8 @@ impl Shard {
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || thread::run(config, consumer, bell, &started))
-            .map_err(|error| ShardError::Start(error.to_string()))?;
-        match wait.recv() {
-            Ok(Ok(facts)) => Ok(ShardHandle::new(producer, doorbell, thread, facts, shm)),
-            Ok(Err(why)) => Err(ShardError::Start(why)),
-            Err(_) => Err(ShardError::Start("its thread ended before it listened".to_owned())),
-        }
+            .map_err(ShardStartError::Resource)?;
+        let facts = wait.recv().unwrap_or(Err(ShardStartError::Ended))?;
+        Ok(ShardHandle::new(producer, doorbell, thread, facts, shm))
     }
 }

@@ -1,6 +1,7 @@
 //! Central metadata: the stores where Mooncake's engines publish their segments, behind one trait.
 
 use std::fmt;
+use std::str::Utf8Error;
 use std::time::Duration;
 
 mod etcd;
@@ -187,9 +188,21 @@ pub(crate) fn excerpt(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).trim().to_owned()
 }
 
+/// Error of a value that is no text.
+#[derive(Debug)]
+pub(crate) struct NotText(Utf8Error);
+
+impl fmt::Display for NotText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the value is not UTF-8: {}", self.0)
+    }
+}
+
+impl std::error::Error for NotText {}
+
 /// Converts a value to text.
-pub(crate) fn text(bytes: Vec<u8>) -> Result<String, String> {
-    String::from_utf8(bytes).map_err(|error| format!("the value is not UTF-8: {}", error.utf8_error()))
+pub(crate) fn text(bytes: Vec<u8>) -> Result<String, NotText> {
+    String::from_utf8(bytes).map_err(|error| NotText(error.utf8_error()))
 }
 
 #[cfg(test)]

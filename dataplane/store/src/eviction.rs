@@ -13,7 +13,7 @@ mod s3_fifo;
 mod segment;
 mod segmented_lru;
 
-pub use choice::{ChosenPolicy, Eviction};
+pub use choice::{ChosenPolicy, Eviction, UnknownEviction};
 pub use s3_fifo::S3Fifo;
 pub(crate) use segment::Segment;
 pub use segmented_lru::SegmentedLru;

@@ -50,13 +50,28 @@ impl fmt::Display for DataTls {
     }
 }
 
-impl FromStr for DataTls {
-    type Err = String;
+/// Error of a word that is no TLS mode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownMode {
+    /// The word.
+    pub word: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl fmt::Display for UnknownMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a TLS mode: use off, offer or require", self.word)
+    }
+}
+
+impl core::error::Error for UnknownMode {}
+
+impl FromStr for DataTls {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
         let all = [Self::Off, Self::Offer, Self::Require];
         let found = all.into_iter().find(|one| one.name() == text);
-        found.ok_or_else(|| format!("{text:?} is not a TLS mode: use off, offer or require"))
+        found.ok_or_else(|| UnknownMode { word: text.to_owned() })
     }
 }
 

@@ -57,7 +57,7 @@ fn info(file: &DirectFile) -> FileInfo {
         path: file.path().to_owned(),
         bytes: file.bytes(),
         writable: file.writable(),
-        buffered_because: file.direct().err().map(str::to_owned),
+        buffered_because: file.direct().err().map(ToString::to_string),
     }
 }
 

@@ -71,7 +71,7 @@ fn part(entry: &Map<String, Value>, by_name: &BTreeMap<&str, usize>, tensors: &[
         let of = |why: String| format!("of {name:?}: {why}");
         let (offset, shape) =
             (numbers(entry, "global_offset").map_err(of)?, numbers(entry, "local_shape").map_err(of)?);
-        let area = TensorBox::new(offset, shape).map_err(of)?;
+        let area = TensorBox::new(offset, shape).map_err(|error| of(error.to_string()))?;
         if let Some(said) = optional(entry, "nbytes", Value::as_u64, "a number").map_err(of)? {
             let bytes = area.elements().checked_mul(tensors[tensor].dtype.bytes());
             if bytes != Some(said) {

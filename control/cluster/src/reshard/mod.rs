@@ -21,5 +21,5 @@ pub use dtype::Dtype;
 pub use error::ReshardError;
 pub use placement::{Fragment, MAX_DIMENSIONS, MAX_FRAGMENTS, Part, Placement, Tensor};
 pub use plan::Plan;
-pub use tensor_box::TensorBox;
+pub use tensor_box::{BoxError, TensorBox};
 pub use whole::{Piece, whole_shards};

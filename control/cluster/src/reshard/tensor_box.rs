@@ -9,22 +9,50 @@ pub struct TensorBox {
     shape: Vec<u64>,
 }
 
+/// Reason why offsets and lengths make no box.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum BoxError {
+    /// Offset and shape have different numbers of dimensions.
+    Dimensions { offset: usize, shape: usize },
+    /// A length is 0.
+    Empty { dimension: usize },
+    /// An end, or the number of elements, does not fit into 64 bits.
+    TooLarge { offset: Vec<u64>, shape: Vec<u64> },
+}
+
+impl fmt::Display for BoxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dimensions { offset, shape } => {
+                write!(f, "an offset of {offset} dimensions for a shape of {shape}")
+            }
+            Self::Empty { dimension } => {
+                write!(f, "a length of 0 in dimension {dimension}: leave out what is empty")
+            }
+            Self::TooLarge { offset, shape } => write!(f, "{shape:?} from {offset:?} on is beyond 2^64"),
+        }
+    }
+}
+
+impl std::error::Error for BoxError {}
+
 impl TensorBox {
     /// Creates a box from its offset and length in each dimension.
     ///
     /// # Errors
     /// When the numbers of dimensions differ, a length is 0, or a number does not fit into 64 bits.
-    pub fn new(offset: Vec<u64>, shape: Vec<u64>) -> Result<Self, String> {
+    pub fn new(offset: Vec<u64>, shape: Vec<u64>) -> Result<Self, BoxError> {
         if offset.len() != shape.len() {
-            return Err(format!("an offset of {} dimensions for a shape of {}", offset.len(), shape.len()));
+            return Err(BoxError::Dimensions { offset: offset.len(), shape: shape.len() });
         }
-        if let Some(at) = shape.iter().position(|&length| length == 0) {
-            return Err(format!("a length of 0 in dimension {at}: leave out what is empty"));
+        if let Some(dimension) = shape.iter().position(|&length| length == 0) {
+            return Err(BoxError::Empty { dimension });
         }
         if offset.iter().zip(&shape).any(|(&offset, &length)| offset.checked_add(length).is_none())
             || shape.iter().try_fold(1u64, |product, &length| product.checked_mul(length)).is_none()
         {
-            return Err(format!("{shape:?} from {offset:?} on is beyond 2^64"));
+            return Err(BoxError::TooLarge { offset, shape });
         }
         Ok(Self { offset, shape })
     }

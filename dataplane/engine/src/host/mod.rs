@@ -31,7 +31,7 @@ mod tier;
 
 pub use client_host::ClientHost;
 pub use client_side::files::HostFiles;
-pub use client_side::foreign::{Handshake, StockAnswer, StockEngines};
+pub use client_side::foreign::{Handshake, HandshakeError, StockAnswer, StockEngines};
 pub use config::HostConfig;
 pub use fetch::FetchConfig;
 pub use reactor::devices::RdmaDevices;
@@ -39,7 +39,7 @@ pub use reactor::near::{NearDevices, PlaceName, node_of_region};
 pub use reports::HostCounters;
 pub use service_side::served::DeviceSnapshot;
 pub use shard_host::{ServedSegments, ShardHost};
-pub use tier::{PART_LEAST_BYTES, TierDevice, TierNotice, TierSetup};
+pub use tier::{PART_LEAST_BYTES, TierDevice, TierNotice, TierOpenError, TierSetup};
 
 /// Any thread may drive a host.
 const _: () = {

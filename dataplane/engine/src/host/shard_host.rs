@@ -25,7 +25,7 @@ use super::reactor::pass::{Arrival, Pass};
 use super::reports::{HostCounters, Reports};
 use super::service_side::ServiceSide;
 use super::service_side::served::DeviceSnapshot;
-use super::tier::{STEP, TierDevice};
+use super::tier::{STEP, TierDevice, TierOpenError};
 
 /// Host with a service.
 pub struct ShardHost {
@@ -329,20 +329,19 @@ impl ShardHost {
     ///
     /// # Errors
     /// If the device belongs to another owner, is damaged, or does not answer: the text gives the next step.
-    pub fn open_tier(&mut self, longest: Duration) -> Result<(), String> {
+    pub fn open_tier(&mut self, longest: Duration) -> Result<(), TierOpenError> {
         let until = Instant::now() + longest;
         while let Some(tier) = &mut self.tier {
             let service = self.service.service();
             let driven = tier.drive(service, &mut self.reports, cpu::monotonic_ns());
-            driven.map_err(|error| format!("{}: {error}", tier.path()))?;
+            driven.map_err(|source| TierOpenError::Device { path: tier.path_buf(), source })?;
             if tier.take_opening(service, &self.reports)?.is_some() {
                 return Ok(());
             }
             if Instant::now() >= until {
-                let seconds = longest.as_secs();
-                return Err(format!("{} did not answer within {seconds} s: check the device", tier.path()));
+                return Err(TierOpenError::Silent { path: tier.path_buf(), waited: longest });
             }
-            self.wait_for_device().map_err(|error| error.to_string())?;
+            self.wait_for_device().map_err(TierOpenError::Wait)?;
         }
         Ok(())
     }

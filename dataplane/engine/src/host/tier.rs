@@ -1,7 +1,10 @@
 //! SSD tier of the store: operations of the service's tier on their way to its device, and their completions.
 
 use std::collections::VecDeque;
+use std::error::Error;
+use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +44,56 @@ const SHORTER: &str = "restore its former size, and start with as many shards an
                        its objects are lost: remove the file, or wipe the device (blkdiscard -z), to start anew";
 /// Advice for a device that was formatted for other shards or another size.
 const OTHERWISE: &str = "start with as many shards and SSDs as it was formatted for, and with the same size";
+
+/// Reason why the device of a tier was not opened.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum TierOpenError {
+    /// The ring to the device failed.
+    Device { path: PathBuf, source: io::Error },
+    /// The host cannot wait for the device.
+    Wait(io::Error),
+    /// The device belongs to another owner, is of another format, or is damaged.
+    Refused { path: PathBuf, source: OpenError },
+    /// The device did not answer in time.
+    Silent {
+        path: PathBuf,
+        /// Time that the caller waited.
+        waited: Duration,
+    },
+}
+
+impl fmt::Display for TierOpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device { path, source } => write!(f, "{}: {source}", path.display()),
+            Self::Wait(source) => source.fmt(f),
+            Self::Refused { path, source } => {
+                write!(f, "{}: {source}", path.display())?;
+                match source {
+                    OpenError::OtherLayout { field: "segments", found, expected } if expected < found => {
+                        write!(f, "; {SHORTER}")
+                    }
+                    OpenError::OtherLayout { .. } => write!(f, "; {OTHERWISE}"),
+                    _ => Ok(()),
+                }
+            }
+            Self::Silent { path, waited } => {
+                write!(f, "{} did not answer within {} s: check the device", path.display(), waited.as_secs())
+            }
+        }
+    }
+}
+
+impl Error for TierOpenError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Device { source, .. } | Self::Wait(source) => Some(source),
+            Self::Refused { source, .. } => Some(source),
+            Self::Silent { .. } => None,
+        }
+    }
+}
 
 /// Device of a host's tier.
 pub struct TierDevice {
@@ -165,21 +218,20 @@ impl TierDevice {
     ///
     /// # Errors
     /// If the device belongs to another owner or is damaged: the text gives the next step.
-    pub(crate) fn take_opening(&mut self, service: &mut Service, reports: &Reports) -> Result<Option<()>, String> {
+    pub(crate) fn take_opening(
+        &mut self,
+        service: &mut Service,
+        reports: &Reports,
+    ) -> Result<Option<()>, TierOpenError> {
         while let Some(event) = service.tier_mut().and_then(Tiering::poll_notice) {
-            let path = self.path();
             match event {
-                Event::Refused(error @ OpenError::OtherLayout { field, found, expected }) => {
-                    let shorter = field == "segments" && expected < found;
-                    return Err(format!("{path}: {error}; {}", if shorter { SHORTER } else { OTHERWISE }));
-                }
                 // A device that fails does not keep the node from serving from memory.
                 Event::Refused(error) if error.is_fault() => {
                     self.note(&event, reports);
                     self.is_open = true;
                     return Ok(Some(()));
                 }
-                Event::Refused(error) => return Err(format!("{path}: {error}")),
+                Event::Refused(source) => return Err(TierOpenError::Refused { path: self.path_buf(), source }),
                 Event::Opened { uuid, .. } => {
                     (self.is_open, self.device) = (true, Some(uuid));
                     return Ok(Some(()));
@@ -257,6 +309,11 @@ impl TierDevice {
     /// Returns the path of the device, for people.
     pub(crate) fn path(&self) -> String {
         self.nvme.part().path().display().to_string()
+    }
+
+    /// Returns the path of the whole device, for errors.
+    pub(crate) fn path_buf(&self) -> PathBuf {
+        self.nvme.part().path().to_owned()
     }
 
     /// Returns the uuid of the device, once it is open.

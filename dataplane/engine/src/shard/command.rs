@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvplane_proto::SegmentId;
 use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
-use kvplane_store::service::SegmentInfo;
+use kvplane_store::service::{RegisterError, SegmentInfo};
 use kvplane_sys::Region;
 
 use super::error::ShardError;
@@ -17,7 +17,7 @@ use crate::host::ShardHost;
 
 /// Command to a shard's thread.
 pub(super) enum Command {
-    Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
+    Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, RegisterError>> },
     Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
     ListenShm { listener: UnixListener },
     BeginIncarnation { incarnation: Incarnation },
@@ -29,7 +29,7 @@ pub(super) enum Command {
 pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<QuietWaiter>) {
     match command {
         Command::Register { info, region, answer } => {
-            let registered = host.service().segments_mut().register(info).map_err(|error| error.to_string());
+            let registered = host.service().segments_mut().register(info);
             if let Ok(segment) = registered {
                 host.segments().add(segment, region);
             }

@@ -1,22 +1,116 @@
 //! Errors of starting a shard and of commands to it.
 
+use std::io;
 use std::time::Duration;
 
+use kvplane_proto::ConfigError;
+use kvplane_store::service::RegisterError;
+use kvplane_sys::RegionError;
+use kvplane_transport::RdmaError;
+
+use crate::host::TierOpenError;
+
 use super::limits::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
+
+/// Reason why a shard could not be set up.
+#[derive(Debug)]
+pub enum ShardStartError {
+    /// The kernel refused a socket, a thread or another resource.
+    Resource(io::Error),
+    /// The memory of its pool could not be allocated.
+    Memory(RegionError),
+    /// The limits of its store are invalid.
+    Store(ConfigError),
+    /// The device of its tier was not opened.
+    Tier(TierOpenError),
+    /// Its thread ended before it listened.
+    Ended,
+}
+
+impl core::fmt::Display for ShardStartError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Resource(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
+            Self::Store(error) => error.fmt(f),
+            Self::Tier(error) => error.fmt(f),
+            Self::Ended => f.write_str("its thread ended before it listened"),
+        }
+    }
+}
+
+impl std::error::Error for ShardStartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Resource(error) => Some(error),
+            Self::Memory(error) => Some(error),
+            Self::Store(error) => Some(error),
+            Self::Tier(error) => Some(error),
+            Self::Ended => None,
+        }
+    }
+}
+
+impl From<io::Error> for ShardStartError {
+    fn from(error: io::Error) -> Self {
+        Self::Resource(error)
+    }
+}
+
+impl From<RegionError> for ShardStartError {
+    fn from(error: RegionError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl From<ConfigError> for ShardStartError {
+    fn from(error: ConfigError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<TierOpenError> for ShardStartError {
+    fn from(error: TierOpenError) -> Self {
+        Self::Tier(error)
+    }
+}
+
+/// Way in which the thread of a shard has ended.
+#[derive(Debug)]
+pub enum ShardEnd {
+    /// Its host failed.
+    Failed(io::Error),
+    /// It panicked.
+    Panicked,
+    /// Its handle was stopped.
+    Stopped,
+}
+
+impl core::fmt::Display for ShardEnd {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Failed(error) => error.fmt(f),
+            Self::Panicked => f.write_str("its thread panicked"),
+            Self::Stopped => f.write_str("it was stopped"),
+        }
+    }
+}
 
 /// Reason why a shard did not start, or did not execute a command.
 #[derive(Debug)]
 pub enum ShardError {
-    /// The shard could not be set up; with the reason.
-    Start(String),
+    /// The shard could not be set up.
+    Start(ShardStartError),
     /// Backpressure: its mailbox is full.
     Busy,
     /// The shard did not answer in time.
     Timeout,
-    /// Its thread has ended; with the reason.
-    Ended(String),
-    /// The shard refused the command; with the reason.
-    Refused(String),
+    /// Its thread has ended.
+    Ended(ShardEnd),
+    /// The service refused to register memory.
+    Register(RegisterError),
+    /// An RDMA device refused a connection.
+    Rdma(RdmaError),
     /// Peers still use memory that was unregistered.
     Held {
         /// Processes on this host that are copying; 0 for one that is not visible from here.
@@ -33,7 +127,8 @@ impl core::fmt::Display for ShardError {
             Self::Busy => write!(f, "the mailbox of the shard is full ({MAILBOX_ENTRIES} commands): retry"),
             Self::Timeout => write!(f, "the shard did not answer within {} s", ANSWER_DEADLINE.as_secs()),
             Self::Ended(why) => write!(f, "the shard has ended: {why}"),
-            Self::Refused(why) => f.write_str(why),
+            Self::Register(error) => error.fmt(f),
+            Self::Rdma(error) => error.fmt(f),
             Self::Held { pids, waited } => held(f, pids, *waited),
         }
     }
@@ -55,4 +150,20 @@ fn held(f: &mut core::fmt::Formatter<'_>, pids: &[i32], waited: Duration) -> cor
     )
 }
 
-impl std::error::Error for ShardError {}
+impl std::error::Error for ShardError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Start(error) => Some(error),
+            Self::Ended(ShardEnd::Failed(error)) => Some(error),
+            Self::Register(error) => Some(error),
+            Self::Rdma(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<ShardStartError> for ShardError {
+    fn from(error: ShardStartError) -> Self {
+        Self::Start(error)
+    }
+}

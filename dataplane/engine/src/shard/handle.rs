@@ -16,7 +16,7 @@ use kvplane_sys::{Doorbell, PageKind, Producer, Region};
 use kvplane_ticket::{Credential, TicketKey};
 
 use super::command::Command;
-use super::error::ShardError;
+use super::error::{ShardEnd, ShardError, ShardStartError};
 use super::limits::ANSWER_DEADLINE;
 use super::listeners::{listen_unix, when_free};
 use super::snapshot::{self, ShardSnapshot};
@@ -78,7 +78,7 @@ impl ShardHandle {
     pub fn register(&self, info: SegmentInfo, region: Arc<Region>) -> Result<SegmentId, ShardError> {
         let (answer, wait) = sync_channel(1);
         self.send(Command::Register { info, region, answer })?;
-        self.wait_for(&wait, ANSWER_DEADLINE)?.map_err(ShardError::Refused)
+        self.wait_for(&wait, ANSWER_DEADLINE)?.map_err(ShardError::Register)
     }
 
     /// Unregisters memory; returns when it is no longer in use. See [`Self::unregister_within`].
@@ -120,7 +120,7 @@ impl ShardHandle {
     /// # Errors
     /// If another process listens there, or the shard's mailbox is full.
     pub fn listen_shm(&self, path: PathBuf) -> Result<(), ShardError> {
-        let listener = when_free(|| listen_unix(&path)).map_err(|error| ShardError::Start(error.to_string()))?;
+        let listener = when_free(|| listen_unix(&path)).map_err(ShardStartError::Resource)?;
         *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
         self.send(Command::ListenShm { listener })
     }
@@ -188,7 +188,7 @@ impl ShardHandle {
 
     pub(super) fn send(&self, command: Command) -> Result<(), ShardError> {
         let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
-        let producer = mailbox.as_mut().ok_or_else(|| ShardError::Ended("it was stopped".to_owned()))?;
+        let producer = mailbox.as_mut().ok_or(ShardError::Ended(ShardEnd::Stopped))?;
         if producer.peer_gone() {
             drop(mailbox);
             return Err(ShardError::Ended(self.end()));
@@ -226,12 +226,12 @@ impl ShardHandle {
         finished.then(|| ShardError::Ended(self.end()))
     }
 
-    fn end(&self) -> String {
+    fn end(&self) -> ShardEnd {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         match thread.map(JoinHandle::join) {
-            Some(Ok(Err(error))) => error.to_string(),
-            Some(Err(_)) => "its thread panicked".to_owned(),
-            Some(Ok(Ok(()))) | None => "it was stopped".to_owned(),
+            Some(Ok(Err(error))) => ShardEnd::Failed(error),
+            Some(Err(_)) => ShardEnd::Panicked,
+            Some(Ok(Ok(()))) | None => ShardEnd::Stopped,
         }
     }
 

@@ -38,13 +38,11 @@ impl ShardHandle {
     /// Connects a stock engine's device of this name to a device of ours.
     ///
     /// # Errors
-    /// [`ShardError::Refused`] if the device fails; any other error if the shard does not answer.
+    /// [`ShardError::Rdma`] if the device fails; any other error if the shard does not answer.
     pub fn accept_stock(&self, device: &str, from: &str, half: &ForeignHalf) -> Result<ForeignHalf, ShardError> {
         let (device, from, half) = (device.to_owned(), from.to_owned(), half.clone());
-        let accepted = self.ask(HANDSHAKE_DEADLINE, move |host| {
-            host.rdma().accept_foreign(&device, &from, &half).map_err(|error| error.to_string())
-        })?;
-        accepted.map_err(ShardError::Refused)
+        let accepted = self.ask(HANDSHAKE_DEADLINE, move |host| host.rdma().accept_foreign(&device, &from, &half))?;
+        accepted.map_err(ShardError::Rdma)
     }
 
     /// Returns true if a stock engine is connected from its device of this name with these queue pairs.

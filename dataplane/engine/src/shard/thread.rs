@@ -10,6 +10,7 @@ use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
 
 use super::command::{Command, obey};
 use super::config::ShardConfig;
+use super::error::ShardStartError;
 use super::leaving::{QuietWaiter, see_off};
 use super::listeners::{listen_unix, when_free};
 use super::tables;
@@ -37,7 +38,7 @@ pub(super) fn run(
     config: ShardConfig,
     mut mailbox: Consumer<Command>,
     doorbell: Doorbell,
-    started: &SyncSender<Result<StartFacts, String>>,
+    started: &SyncSender<Result<StartFacts, ShardStartError>>,
 ) -> io::Result<()> {
     let mut pacer = Pacer::new(config.pacing, cpu::preemptions);
     let name = format!("shard {}", config.identity.shard.0);
@@ -85,36 +86,34 @@ pub(super) fn run(
     }
 }
 
-fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFacts), String> {
+fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFacts), ShardStartError> {
     if let Some(core) = config.core {
         // A refusal (for example after a change of the cpuset) costs speed, not correctness.
         let _ = cpu::pin_current_thread(core);
     }
-    let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024)).map_err(|error| error.to_string())?;
-    let address = tcp.local_addr().map_err(|error| error.to_string())?;
-    let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose();
-    let shm = shm.map_err(|error| error.to_string())?;
-    let pool = config.pool.map(|options| Region::allocate(&options)).transpose().map_err(|error| error.to_string())?;
+    let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024))?;
+    let address = tcp.local_addr()?;
+    let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose()?;
+    let pool = config.pool.map(|options| Region::allocate(&options)).transpose()?;
     let store = pool
         .as_ref()
         .map(|pool| tables::store(config.store, config.host.tier.is_some(), pool.bytes() as u64, config.first_version))
-        .transpose()
-        .map_err(|error| error.to_string())?;
+        .transpose()?;
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
     let service = Service::new(config.identity, store);
-    let mut host = ShardHost::new(&config.host, service, pool.as_ref()).map_err(|error| error.to_string())?;
+    let mut host = ShardHost::new(&config.host, service, pool.as_ref())?;
     host.open_tier(TIER_OPEN)?;
-    host.listen(tcp, shm).map_err(|error| error.to_string())?;
-    let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose();
-    let mooncake = match stock.map_err(|error| error.to_string())? {
+    host.listen(tcp, shm)?;
+    let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose()?;
+    let mooncake = match stock {
         Some(listener) => {
-            let address = listener.local_addr().map_err(|error| error.to_string())?;
-            host.listen_mooncake(listener).map_err(|error| error.to_string())?;
+            let address = listener.local_addr()?;
+            host.listen_mooncake(listener)?;
             Some(address)
         }
         None => None,
     };
-    host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
+    host.watch_mailbox(doorbell)?;
     let device = host.tier().and_then(|tier| tier.device());
     Ok((host, StartFacts { address, mooncake, page_kind, device }))
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_etcd::{Gateway, GatewayError, Http, Range};
 
-use super::{MetadataStore, StoreError, text};
+use super::{MetadataStore, NotText, StoreError, text};
 use crate::names::Peer;
 
 /// Client of an etcd cluster. Endpoints are tried in order and share the deadline.
@@ -38,7 +38,8 @@ impl MetadataStore for Etcd {
         let found = self.gateway.range(&range, self.by(limit)).map_err(|error| failed(key, error))?;
         let Some(entry) = found.entries.into_iter().next() else { return Ok(None) };
         let store = "etcd://".to_owned();
-        text(entry.value).map(Some).map_err(|reason| StoreError { store, key: key.to_owned(), reason })
+        let failed = |error: NotText| StoreError { store, key: key.to_owned(), reason: error.to_string() };
+        text(entry.value).map(Some).map_err(failed)
     }
 
     fn put(&self, key: &str, value: &str) -> Result<(), StoreError> {

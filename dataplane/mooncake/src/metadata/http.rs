@@ -59,7 +59,7 @@ impl HttpStore {
 impl MetadataStore for HttpStore {
     fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError> {
         match self.call_within(Method::Get, key, &[], limit)? {
-            (200, body) => text(body).map(Some).map_err(|reason| self.failed(key, reason)),
+            (200, body) => text(body).map(Some).map_err(|error| self.failed(key, error.to_string())),
             (404, _) => Ok(None),
             (status, body) => Err(self.refused(key, status, &body)),
         }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
-use super::{MetadataStore, StoreError, excerpt, text};
+use super::{MetadataStore, NotText, StoreError, excerpt, text};
 use crate::environment::Environment;
 use crate::names::Peer;
-use crate::timed::TimedStream;
+use crate::timed::{Stage, TimedStream};
 
 /// Longest line of an answer; values are not lines.
 const LINE_BYTES: u64 = 4096;
@@ -37,6 +37,52 @@ enum Answer {
     Value(Option<Vec<u8>>),
 }
 
+/// Failure of a command.
+#[derive(Debug)]
+enum CommandError {
+    /// The server cannot be reached in time.
+    Connect { stage: Stage, source: io::Error },
+    /// The connection failed.
+    Lost(io::Error),
+    /// A setup command failed.
+    Setup { command: String, error: Box<Self> },
+    /// The answer is not one of redis' protocol.
+    NotRedis {
+        /// Beginning of the line.
+        line: String,
+    },
+    /// The server refused, with this text.
+    Refused(String),
+    /// The value is longer than allowed.
+    TooLong { bytes: usize, max_bytes: usize },
+    /// The connection ended within the value.
+    CutOff { read_bytes: usize, bytes: usize },
+    /// The value is no text.
+    NotText(NotText),
+    /// The answer is not of the kind that the command has.
+    OtherAnswer { answer: Answer, command: &'static str },
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect { stage, source } => write!(f, "{stage}: {source}"),
+            Self::Lost(error) => error.fmt(f),
+            Self::Setup { command, error } => write!(f, "{command}: {error}"),
+            Self::NotRedis { line } => write!(f, "it does not answer as redis does: {line:?}"),
+            Self::Refused(text) => f.write_str(text),
+            Self::TooLong { bytes, max_bytes } => {
+                write!(f, "the value has {bytes} bytes, more than {max_bytes}: raise MC_HANDSHAKE_MAX_LENGTH")
+            }
+            Self::CutOff { read_bytes, bytes } => write!(f, "the value ends after {read_bytes} of {bytes} bytes"),
+            Self::NotText(error) => error.fmt(f),
+            Self::OtherAnswer { answer, command } => write!(f, "it answers {answer:?} to {command}"),
+        }
+    }
+}
+
+impl std::error::Error for CommandError {}
+
 impl Redis {
     pub(crate) fn new(peer: Peer, timeout: Duration, environment: &Environment) -> Self {
         Self {
@@ -50,7 +96,7 @@ impl Redis {
     }
 
     /// Sends the command, with the setup commands before it, and reads the answers in order; returns the last one.
-    fn call(&self, command: &[&str], limit: Duration) -> Result<Answer, String> {
+    fn call(&self, command: &[&str], limit: Duration) -> Result<Answer, CommandError> {
         let database = self.database.to_string();
         let mut commands: Vec<Vec<&str>> = Vec::new();
         if !self.password.is_empty() {
@@ -66,18 +112,19 @@ impl Redis {
         }
         commands.push(command.to_vec());
         let deadline = Instant::now() + limit.min(self.timeout);
-        let mut stream =
-            TimedStream::connect(&self.peer, deadline).map_err(|(stage, error)| format!("{stage}: {error}"))?;
+        let mut stream = TimedStream::connect(&self.peer, deadline)
+            .map_err(|(stage, source)| CommandError::Connect { stage, source })?;
         let request: Vec<u8> = commands.iter().flat_map(|command| encode(command)).collect();
-        stream.write_all(&request).map_err(|error| error.to_string())?;
+        stream.write_all(&request).map_err(CommandError::Lost)?;
         let mut answers = BufReader::new(stream);
         for setup in &commands[..commands.len() - 1] {
-            decode(&mut answers, self.max_bytes).map_err(|reason| format!("{}: {reason}", setup[0]))?;
+            let failed = |error| CommandError::Setup { command: setup[0].to_owned(), error: Box::new(error) };
+            decode(&mut answers, self.max_bytes).map_err(failed)?;
         }
         decode(&mut answers, self.max_bytes)
     }
 
-    fn run<T>(&self, command: &[&str], read: impl Fn(Answer) -> Result<T, String>) -> Result<T, StoreError> {
+    fn run<T>(&self, command: &[&str], read: impl Fn(Answer) -> Result<T, CommandError>) -> Result<T, StoreError> {
         self.run_within(command, self.timeout, read)
     }
 
@@ -85,10 +132,11 @@ impl Redis {
         &self,
         command: &[&str],
         limit: Duration,
-        read: impl Fn(Answer) -> Result<T, String>,
+        read: impl Fn(Answer) -> Result<T, CommandError>,
     ) -> Result<T, StoreError> {
         let key = command.get(1).copied().unwrap_or_default().to_owned();
-        let failed = |reason| StoreError { store: format!("redis://{}", self.peer), key, reason };
+        let store = || format!("redis://{}", self.peer);
+        let failed = |error: CommandError| StoreError { store: store(), key, reason: error.to_string() };
         self.call(command, limit).and_then(read).map_err(failed)
     }
 }
@@ -105,32 +153,29 @@ fn encode(command: &[&str]) -> Vec<u8> {
 }
 
 /// Decodes one answer; errors of redis are returned as errors.
-fn decode(from: &mut impl BufRead, max_bytes: usize) -> Result<Answer, String> {
-    let lost = |error: io::Error| error.to_string();
+fn decode(from: &mut impl BufRead, max_bytes: usize) -> Result<Answer, CommandError> {
     let mut line = Vec::new();
-    from.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line).map_err(lost)?;
+    from.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line).map_err(CommandError::Lost)?;
     let Some(line) = line.strip_suffix(b"\r\n") else {
-        return Err(format!("it does not answer as redis does: {:?}", excerpt(&line)));
+        return Err(CommandError::NotRedis { line: excerpt(&line) });
     };
-    let odd = || format!("it does not answer as redis does: {:?}", excerpt(line));
+    let odd = || CommandError::NotRedis { line: excerpt(line) };
     let (kind, rest) = line.split_first().ok_or_else(odd)?;
     let rest = std::str::from_utf8(rest).map_err(|_| odd())?;
     match kind {
         b'+' => Ok(Answer::Simple(rest.to_owned())),
-        b'-' => Err(excerpt(rest.as_bytes())),
+        b'-' => Err(CommandError::Refused(excerpt(rest.as_bytes()))),
         b':' => rest.parse().map(Answer::Number).map_err(|_| odd()),
         b'$' if rest == "-1" => Ok(Answer::Value(None)),
         b'$' => {
             let bytes: usize = rest.parse().map_err(|_| odd())?;
             if bytes > max_bytes {
-                return Err(format!(
-                    "the value has {bytes} bytes, more than {max_bytes}: raise MC_HANDSHAKE_MAX_LENGTH"
-                ));
+                return Err(CommandError::TooLong { bytes, max_bytes });
             }
             let mut value = Vec::new();
-            from.by_ref().take(bytes as u64 + 2).read_to_end(&mut value).map_err(lost)?;
+            from.by_ref().take(bytes as u64 + 2).read_to_end(&mut value).map_err(CommandError::Lost)?;
             if value.len() != bytes + 2 || !value.ends_with(b"\r\n") {
-                return Err(format!("the value ends after {} of {bytes} bytes", value.len().min(bytes)));
+                return Err(CommandError::CutOff { read_bytes: value.len().min(bytes), bytes });
             }
             value.truncate(bytes);
             Ok(Answer::Value(Some(value)))
@@ -143,22 +188,22 @@ impl MetadataStore for Redis {
     fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError> {
         self.run_within(&["GET", key], limit, |answer| match answer {
             Answer::Value(None) => Ok(None),
-            Answer::Value(Some(value)) => text(value).map(Some),
-            other => Err(format!("it answers {other:?} to GET")),
+            Answer::Value(Some(value)) => text(value).map(Some).map_err(CommandError::NotText),
+            answer => Err(CommandError::OtherAnswer { answer, command: "GET" }),
         })
     }
 
     fn put(&self, key: &str, value: &str) -> Result<(), StoreError> {
         self.run(&["SET", key, value], |answer| match answer {
             Answer::Simple(text) if text == "OK" => Ok(()),
-            other => Err(format!("it answers {other:?} to SET")),
+            answer => Err(CommandError::OtherAnswer { answer, command: "SET" }),
         })
     }
 
     fn remove(&self, key: &str) -> Result<bool, StoreError> {
         self.run(&["DEL", key], |answer| match answer {
             Answer::Number(count) => Ok(count > 0),
-            other => Err(format!("it answers {other:?} to DEL")),
+            answer => Err(CommandError::OtherAnswer { answer, command: "DEL" }),
         })
     }
 }
@@ -170,7 +215,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn read(mut bytes: &[u8]) -> Result<Answer, String> {
-        decode(&mut bytes, 10)
+        decode(&mut bytes, 10).map_err(|error| error.to_string())
     }
 
     #[test]

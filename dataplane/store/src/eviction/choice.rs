@@ -41,12 +41,27 @@ impl fmt::Display for Eviction {
     }
 }
 
-impl FromStr for Eviction {
-    type Err = String;
+/// Error of a name that is no eviction policy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownEviction {
+    /// The name.
+    pub name: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl fmt::Display for UnknownEviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is no eviction policy: use slru, s3fifo or lru", self.name)
+    }
+}
+
+impl core::error::Error for UnknownEviction {}
+
+impl FromStr for Eviction {
+    type Err = UnknownEviction;
+
+    fn from_str(text: &str) -> Result<Self, UnknownEviction> {
         let found = Self::ALL.into_iter().find(|policy| policy.name() == text);
-        found.ok_or_else(|| format!("{text:?} is no eviction policy: use slru, s3fifo or lru"))
+        found.ok_or_else(|| UnknownEviction { name: text.to_owned() })
     }
 }
 

@@ -3,6 +3,8 @@
 //! Direct I/O moves whole blocks between the device and aligned memory. If it is refused, or the length is not a whole
 //! number of blocks, the file is opened through the page cache instead, and [`DirectFile::direct`] returns the reason.
 
+use std::error::Error;
+use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,6 +28,42 @@ pub struct FileOptions {
     pub direct: bool,
 }
 
+/// Reason why I/O goes through the page cache.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum BufferedReason {
+    /// The options do not request direct I/O.
+    NotRequested,
+    /// The length is not a whole number of blocks.
+    PartialBlock { bytes: u64 },
+    /// The file system refuses to open the file for direct I/O.
+    Refused { source: io::Error },
+    /// The file system opens the file for direct I/O and fails to read it.
+    ReadFailed { source: io::Error },
+}
+
+impl fmt::Display for BufferedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRequested => f.write_str("direct I/O was not requested"),
+            Self::PartialBlock { bytes } => {
+                write!(f, "its length of {bytes} bytes is not a multiple of {BLOCK_BYTES}")
+            }
+            Self::Refused { source } => write!(f, "the file system refuses direct I/O: {source}"),
+            Self::ReadFailed { source } => write!(f, "direct reads fail: {source}"),
+        }
+    }
+}
+
+impl Error for BufferedReason {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Refused { source } | Self::ReadFailed { source } => Some(source),
+            Self::NotRequested | Self::PartialBlock { .. } => None,
+        }
+    }
+}
+
 /// An open file of fixed length.
 #[derive(Debug)]
 pub struct DirectFile {
@@ -33,7 +71,7 @@ pub struct DirectFile {
     path: PathBuf,
     bytes: u64,
     writable: bool,
-    buffered_because: Option<String>,
+    buffered_because: Option<BufferedReason>,
 }
 
 impl DirectFile {
@@ -98,9 +136,9 @@ impl DirectFile {
     /// Returns Ok if I/O bypasses the page cache; the error gives the reason why not.
     ///
     /// # Errors
-    /// A description of the reason.
-    pub fn direct(&self) -> Result<(), &str> {
-        self.buffered_because.as_deref().map_or(Ok(()), Err)
+    /// The reason.
+    pub fn direct(&self) -> Result<(), &BufferedReason> {
+        self.buffered_because.as_ref().map_or(Ok(()), Err)
     }
 
     /// Returns the identity of the file, independent of its name: its device and its number there.
@@ -191,22 +229,22 @@ fn length(file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
-fn direct(path: &Path, how: &OpenOptions, wanted: bool, bytes: u64) -> Result<File, String> {
+fn direct(path: &Path, how: &OpenOptions, wanted: bool, bytes: u64) -> Result<File, BufferedReason> {
     if !wanted {
-        return Err("direct I/O was not requested".to_owned());
+        return Err(BufferedReason::NotRequested);
     }
     if !bytes.is_multiple_of(BLOCK_BYTES as u64) {
-        return Err(format!("its length of {bytes} bytes is not a multiple of {BLOCK_BYTES}"));
+        return Err(BufferedReason::PartialBlock { bytes });
     }
     let mut how = how.clone();
     let opened = how.custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path);
-    let file = opened.map_err(|error| format!("the file system refuses direct I/O: {error}"))?;
+    let file = opened.map_err(|source| BufferedReason::Refused { source })?;
     // Some file systems accept the flag and reject the I/O: one aligned read tests it.
     let mut probe = vec![0u8; 2 * BLOCK_BYTES];
     let skip = probe.as_ptr().align_offset(BLOCK_BYTES);
     match file.read_at(&mut probe[skip..skip + BLOCK_BYTES], 0) {
         Ok(_) => Ok(file),
-        Err(error) => Err(format!("direct reads fail: {error}")),
+        Err(source) => Err(BufferedReason::ReadFailed { source }),
     }
 }
 

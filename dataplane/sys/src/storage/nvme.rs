@@ -4,6 +4,8 @@
 //! its page cache, other processes that have it open. So commands are used only behind a device that this process has
 //! claimed, the start of a partition is added, and any unexpected property disables them.
 
+mod error;
+
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -12,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use crate::claim::ClaimedFile;
 use crate::file::BLOCK_BYTES;
+
+pub use error::NamespaceError;
 
 /// `NVME_IOCTL_ID`: `_IO('N', 0x40)`.
 const NAMESPACE_ID: libc::Ioctl = 0x4e40;
@@ -71,38 +75,40 @@ impl NvmeNamespace {
     /// Returns the namespace behind a claimed device; `None` if it is not an NVMe drive.
     ///
     /// # Errors
-    /// A description of the reason why commands cannot be used.
-    pub fn behind(claimed: &ClaimedFile) -> Result<Option<Self>, String> {
+    /// The reason why commands cannot be used.
+    pub fn behind(claimed: &ClaimedFile) -> Result<Option<Self>, NamespaceError> {
         if !claimed.is_device() {
             return Ok(None);
         }
         let (major, minor) = claimed.device();
         let Some(place) = Place::of(Path::new("/sys"), major, minor)? else { return Ok(None) };
         if !claimed.file().writable() {
-            return Err("the device is read-only".to_owned());
+            return Err(NamespaceError::ReadOnly);
         }
         Self::open(claimed, &place).map(Some)
     }
 
-    fn open(claimed: &ClaimedFile, place: &Place) -> Result<Self, String> {
+    fn open(claimed: &ClaimedFile, place: &Place) -> Result<Self, NamespaceError> {
         let path = Path::new("/dev").join(&place.generic);
-        let said = |what: &str, error: io::Error| format!("{}: {what}: {error}", path.display());
-        let device = File::options().read(true).write(true).open(&path).map_err(|error| said("opening", error))?;
-        let metadata = device.metadata().map_err(|error| said("examining", error))?;
+        let failed = |action| {
+            let path = path.clone();
+            move |source| NamespaceError::Device { path, action, source }
+        };
+        let device = File::options().read(true).write(true).open(&path).map_err(failed("opening"))?;
+        let metadata = device.metadata().map_err(failed("examining"))?;
         if !metadata.file_type().is_char_device() || number(metadata.rdev()) != place.number {
-            return Err(format!("{} is not the device {}", path.display(), place.number));
+            return Err(NamespaceError::OtherDevice { path, number: place.number.clone() });
         }
-        let id = namespace_id(device.as_fd()).map_err(|error| said("querying its namespace", error))?;
-        let block_id = namespace_id(claimed.file().fd())
-            .map_err(|error| format!("querying the namespace of the block device: {error}"))?;
+        let id = namespace_id(device.as_fd()).map_err(failed("querying its namespace"))?;
+        let block_id = namespace_id(claimed.file().fd()).map_err(|source| NamespaceError::BlockDevice { source })?;
         if id != block_id {
-            return Err(format!("{} is namespace {id}, the block device {block_id}", path.display()));
+            return Err(NamespaceError::OtherNamespace { path, id, block_id });
         }
-        let described = describe(&identify(&device, id).map_err(|error| said("identifying", error))?);
+        let described = describe(&identify(&device, id).map_err(failed("identifying"))?);
         let (first_block, blocks) = place.check(&described, claimed.file().bytes())?;
         let command_bytes_most = place.command_bytes_most(described.block_bytes);
         if command_bytes_most < COMMAND_BYTES_LEAST {
-            return Err(format!("a command moves at most {command_bytes_most} bytes"));
+            return Err(NamespaceError::SmallCommands { bytes: command_bytes_most });
         }
         Ok(Self {
             device,
@@ -169,9 +175,9 @@ struct Place {
 
 impl Place {
     /// Reads the properties of the block device with this number; `None` if it is not an NVMe drive.
-    fn of(sys: &Path, major: u64, minor: u64) -> Result<Option<Self>, String> {
+    fn of(sys: &Path, major: u64, minor: u64) -> Result<Option<Self>, NamespaceError> {
         let link = sys.join(format!("dev/block/{major}:{minor}"));
-        let device = fs::canonicalize(&link).map_err(|error| format!("{}: {error}", link.display()))?;
+        let device = fs::canonicalize(&link).map_err(|source| NamespaceError::Property { path: link, source })?;
         let is_part = device.join("partition").exists();
         let (whole, start) = match (is_part, device.parent()) {
             (true, Some(whole)) => (whole.to_owned(), read(&device.join("start"))?),
@@ -183,10 +189,10 @@ impl Place {
         // Both belong to the same controller, or to the same subsystem of several.
         let parent = |of: PathBuf| fs::canonicalize(of.join("device")).ok();
         if parent(entry.clone()).is_none() || parent(entry.clone()) != parent(whole.clone()) {
-            return Err(format!("{name} has no passthrough device {generic}"));
+            return Err(NamespaceError::NoGeneric { name, generic });
         }
         if fs::read_to_string(whole.join("queue/zoned")).is_ok_and(|zoned| zoned.trim() != "none") {
-            return Err(format!("{name} has zones"));
+            return Err(NamespaceError::Zoned { name });
         }
         Ok(Some(Self {
             number: text(&entry.join("dev"))?,
@@ -200,19 +206,19 @@ impl Place {
     }
 
     /// Returns the first block of the claimed device in the namespace, and the number of its blocks.
-    fn check(&self, described: &NamespaceInfo, bytes: u64) -> Result<(u64, u64), String> {
+    fn check(&self, described: &NamespaceInfo, bytes: u64) -> Result<(u64, u64), NamespaceError> {
         let NamespaceInfo { blocks, block_bytes, metadata_bytes, protection } = *described;
         if metadata_bytes != 0 || protection != 0 {
-            return Err(format!("its blocks have {metadata_bytes} bytes of metadata, protection type {protection}"));
+            return Err(NamespaceError::Metadata { metadata_bytes, protection });
         }
         if block_bytes != self.block_bytes || !(512..=BLOCK_BYTES as u64).contains(&block_bytes) {
-            return Err(format!("its blocks have {block_bytes} bytes, the block device's {}", self.block_bytes));
+            return Err(NamespaceError::BlockBytes { bytes: block_bytes, device_bytes: self.block_bytes });
         }
         let start = self.start * SECTOR_BYTES;
         let same = blocks.checked_mul(block_bytes) == Some(self.sectors * SECTOR_BYTES);
         if !same || !start.is_multiple_of(block_bytes) || start + bytes > blocks * block_bytes {
             let (sectors, start) = (self.sectors, self.start);
-            return Err(format!("{blocks} blocks of {block_bytes} bytes are not {sectors} sectors, from {start} on"));
+            return Err(NamespaceError::Size { blocks, block_bytes, sectors, start });
         }
         Ok((start / block_bytes, bytes / block_bytes))
     }
@@ -232,14 +238,14 @@ fn generic_of(name: &str) -> Option<String> {
     (digits(controller) && digits(namespace)).then(|| format!("ng{controller}n{namespace}"))
 }
 
-fn text(path: &Path) -> Result<String, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(text.trim().to_owned())
+fn text(path: &Path) -> Result<String, NamespaceError> {
+    let property = |source| NamespaceError::Property { path: path.to_owned(), source };
+    Ok(fs::read_to_string(path).map_err(property)?.trim().to_owned())
 }
 
-fn read(path: &Path) -> Result<u64, String> {
+fn read(path: &Path) -> Result<u64, NamespaceError> {
     let text = text(path)?;
-    text.parse().map_err(|_| format!("{}: {text:?} is not a number", path.display()))
+    text.parse().map_err(|_| NamespaceError::NotNumber { path: path.to_owned(), text })
 }
 
 fn number(device: u64) -> String {
@@ -308,17 +314,19 @@ mod tests {
     fn whole_namespaces_and_partitions_are_accepted() {
         let whole = describe(&answer(1 << 18, 4, 12, 0, 0));
         let bytes = 1 << 30;
-        assert_eq!(place(0, bytes / 512, 4096).check(&whole, bytes), Ok((0, 1 << 18)));
-        assert_eq!(place(2048, bytes / 512, 4096).check(&whole, bytes - (1 << 20)), Ok((256, (1 << 18) - 256)));
+        let accepted = |place: Place, info, bytes| place.check(info, bytes).expect("accepted");
+        assert_eq!(accepted(place(0, bytes / 512, 4096), &whole, bytes), (0, 1 << 18));
+        assert_eq!(accepted(place(2048, bytes / 512, 4096), &whole, bytes - (1 << 20)), (256, (1 << 18) - 256));
         // Format numbers above 15 are split into two fields.
         let short = describe(&answer(1 << 21, 33, 9, 0, 0));
-        assert_eq!(place(1, bytes / 512, 512).check(&short, 512), Ok((1, 1)));
+        assert_eq!(accepted(place(1, bytes / 512, 512), &short, 512), (1, 1));
     }
 
     #[test]
     fn unexpected_namespaces_are_rejected() {
         let bytes: u64 = 1 << 30;
-        let why = |place: Place, answer: Vec<u8>| place.check(&describe(&answer), bytes).expect_err("refused");
+        let why =
+            |place: Place, answer: Vec<u8>| place.check(&describe(&answer), bytes).expect_err("refused").to_string();
         let sectors = bytes / 512;
         let metadata = why(place(0, sectors, 4096), answer(1 << 18, 0, 12, 8, 0));
         assert!(metadata.contains("8 bytes of metadata"), "{metadata}");

@@ -10,7 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use kvplane_client::LaneId;
-use kvplane_engine::{ForeignBuffer, ForeignHalf, ForeignPeer, Gid, Handshake, StockAnswer, StockEngines};
+use kvplane_engine::{
+    ForeignBuffer, ForeignHalf, ForeignPeer, Gid, Handshake, HandshakeError, StockAnswer, StockEngines,
+};
 use kvplane_mooncake::{Caller, Descriptor, Environment, MetadataStore, RdmaHandshake, nic_path};
 
 use crate::directory::daemon_of;
@@ -147,7 +149,7 @@ impl Line {
                 }
             };
             let answer = self.ask(&handshake);
-            handshake.answer(answer);
+            handshake.answer(answer.map_err(|why| HandshakeError::Failed(why.into())));
         }
     }
 

@@ -1,5 +1,8 @@
 //! State machine of one file transfer: which part is moved next, and how.
 
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvplane_proto::{SegmentId, Status};
@@ -22,6 +25,37 @@ pub struct FileTransfer {
     /// True: memory to file. False: file to memory.
     pub write: bool,
 }
+
+/// Failure of an operation of a transfer.
+#[derive(Debug)]
+pub(super) enum MoveError {
+    /// The file ended before the range did.
+    Ended {
+        path: PathBuf,
+        /// Position in the file, in bytes.
+        at: u64,
+        /// Length of the file when it was opened.
+        bytes: u64,
+    },
+    /// Operation after operation moved less than a block.
+    Short { path: PathBuf, at: u64, moved: usize },
+    /// The kernel refused the operation.
+    Refused { path: PathBuf, at: u64, source: io::Error },
+}
+
+impl fmt::Display for MoveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended { path, at, bytes } => {
+                write!(f, "{} ended at {at} although it had {bytes} bytes when opened", path.display())
+            }
+            Self::Short { path, at, moved } => write!(f, "{} moves only {moved} bytes at {at}", path.display()),
+            Self::Refused { path, at, source } => write!(f, "{} at {at}: {source}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for MoveError {}
 
 /// Next action of a job.
 pub(super) enum Next {
@@ -177,15 +211,15 @@ impl Job {
     /// Handles the result of an operation: a byte count, or a negative errno.
     ///
     /// # Errors
-    /// A description of the failure; the job then ends with a status.
-    pub(super) fn moved(&mut self, result: i32) -> Result<(), String> {
+    /// The failure; the job then ends with a status.
+    pub(super) fn moved(&mut self, result: i32) -> Result<(), MoveError> {
         let moved = match result {
             bytes @ 1.. => bytes as usize,
             0 => {
                 self.fail(Status::OutOfRange);
                 self.step = Step::Between;
-                let (path, at) = (self.file.path().display(), self.position());
-                return Err(format!("{path} ended at {at} although it had {} bytes when opened", self.file.bytes()));
+                let (path, at) = self.place();
+                return Err(MoveError::Ended { path, at, bytes: self.file.bytes() });
             }
             errno => return self.refused(-errno),
         };
@@ -218,7 +252,7 @@ impl Job {
     }
 
     /// Resumes a partly moved window: the next operation starts at the last block boundary.
-    fn resume(&mut self, step: fn(usize) -> Step, at: usize, moved: usize) -> Result<(), String> {
+    fn resume(&mut self, step: fn(usize) -> Step, at: usize, moved: usize) -> Result<(), MoveError> {
         let to = (at + moved) / BLOCK_BYTES * BLOCK_BYTES;
         if to > at || self.may_retry() {
             self.step = step(to.max(at));
@@ -226,7 +260,13 @@ impl Job {
         }
         self.fail(Status::OutOfRange);
         self.step = Step::Between;
-        Err(format!("{} moves only {moved} bytes at {}", self.file.path().display(), self.position()))
+        let (path, at) = self.place();
+        Err(MoveError::Short { path, at, moved })
+    }
+
+    /// Returns the file's path and the position in it, for errors.
+    fn place(&self) -> (PathBuf, u64) {
+        (self.file.path().to_owned(), self.position())
     }
 
     const fn may_retry(&mut self) -> bool {
@@ -234,20 +274,20 @@ impl Job {
         self.idle_operations <= IDLE_OPERATIONS_MOST
     }
 
-    fn refused(&mut self, errno: i32) -> Result<(), String> {
-        let error = std::io::Error::from_raw_os_error(errno);
-        let passing = matches!(error.kind(), std::io::ErrorKind::Interrupted | std::io::ErrorKind::WouldBlock);
+    fn refused(&mut self, errno: i32) -> Result<(), MoveError> {
+        let source = io::Error::from_raw_os_error(errno);
+        let passing = matches!(source.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
         if passing && self.may_retry() {
             return Ok(());
         }
-        self.fail(match error.kind() {
-            std::io::ErrorKind::StorageFull => Status::NoSpace,
-            std::io::ErrorKind::PermissionDenied => Status::Unauthorized,
+        self.fail(match source.kind() {
+            io::ErrorKind::StorageFull => Status::NoSpace,
+            io::ErrorKind::PermissionDenied => Status::Unauthorized,
             _ => Status::Corrupt,
         });
         self.step = Step::Between;
-        let (path, at) = (self.file.path().display(), self.position());
-        Err(format!("{path} at {at}: {error}"))
+        let (path, at) = self.place();
+        Err(MoveError::Refused { path, at, source })
     }
 }
 

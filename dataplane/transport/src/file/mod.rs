@@ -258,7 +258,7 @@ impl Files {
         let index = completion.token as usize;
         let Some(job) = self.jobs.get_mut(index) else { return };
         if let Err(problem) = job.moved(completion.result) {
-            self.last_problem = Some(problem);
+            self.last_problem = Some(problem.to_string());
         }
         if job.is_between_windows() {
             self.table.unlock(job.file_id(), index);

@@ -149,7 +149,7 @@ fn a_read_only_file_is_not_written_and_bad_paths_are_named() {
     let mut files = Files::new();
     let how = FileOptions { writable: false, create_bytes: None, direct: true };
     let file = files.open(&scratch.0, how).expect("a file");
-    let why = files.get(file).expect("open").direct().expect_err("5,000 bytes are no whole blocks").to_owned();
+    let why = files.get(file).expect("open").direct().expect_err("5,000 bytes are no whole blocks").to_string();
     assert!(why.contains("5000"), "{why}");
     let local = memory(8192);
     let write = FileTransfer { token: 1, file, offset: 0, buffer: local.slice(0, 10), write: true };

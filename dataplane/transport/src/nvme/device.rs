@@ -10,6 +10,8 @@ use kvplane_sys::{ClaimedFile, NvmeNamespace};
 use kvplane_tier::format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockFound};
 use kvplane_tier::{ENDS_BYTES, OpenError};
 
+use super::passthrough::PassthroughError;
+
 /// Alignment of parts, in bytes.
 const PART_BYTES: u64 = 1 << 20;
 
@@ -190,14 +192,11 @@ fn holds_superblock(head: &[u8]) -> bool {
 }
 
 /// Opens the NVMe namespace for passthrough commands.
-fn namespace_of(claimed: &ClaimedFile, io: IoChoice) -> Result<Option<NvmeNamespace>, String> {
+fn namespace_of(claimed: &ClaimedFile, io: IoChoice) -> Result<Option<NvmeNamespace>, PassthroughError> {
     match io {
         IoChoice::Uring | IoChoice::Polled => Ok(None),
-        IoChoice::Auto => NvmeNamespace::behind(claimed),
-        IoChoice::Passthrough => {
-            let namespace = NvmeNamespace::behind(claimed)?;
-            namespace.map(Some).ok_or_else(|| "it is no NVMe drive".to_owned())
-        }
+        IoChoice::Auto => Ok(NvmeNamespace::behind(claimed)?),
+        IoChoice::Passthrough => NvmeNamespace::behind(claimed)?.map(Some).ok_or(PassthroughError::NotNvme),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rings of one driver: a plain ring, a polled ring, and a ring of passthrough commands.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -42,12 +43,13 @@ impl Rings {
         let mut plain = Ring::shared(RING_ENTRIES)?;
         let fd = part.ssd.claimed().file().fd();
         let file = plain.register_file(fd)?;
-        let commands = match part.ssd.namespace() {
-            Some(_) => Commands::new(part, &mut plain, file, polling).map_err(|why| refused(&why)),
-            None => Err(String::new()),
-        };
-        remarks.extend(commands.as_ref().err().filter(|why| !why.is_empty()).cloned());
-        let mut commands = commands.ok();
+        let mut commands = None;
+        if part.ssd.namespace().is_some() {
+            match Commands::new(part, &mut plain, file, polling) {
+                Ok(made) => commands = Some(made),
+                Err(why) => remarks.push(refused(&why)),
+            }
+        }
         let mut polled = None;
         if polling {
             let made = Ring::polled(RING_ENTRIES).and_then(|mut ring| Ok((ring.register_file(fd)?, ring)));
@@ -154,7 +156,7 @@ impl Rings {
         }
         commands.is_used = false;
         let (error, bytes) = (io::Error::from_raw_os_error(-result), op.bytes);
-        Some(refused(&format!("one of {bytes} bytes: {error}")))
+        Some(refused(&format_args!("one of {bytes} bytes: {error}")))
     }
 
     /// Returns true if an operation is in flight whose completion arrives only when its ring is polled.
@@ -178,6 +180,6 @@ impl Rings {
     }
 }
 
-fn refused(why: &str) -> String {
+fn refused(why: &dyn fmt::Display) -> String {
     format!("the drive takes no commands, io_uring is used: {why}")
 }

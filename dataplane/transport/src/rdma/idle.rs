@@ -49,7 +49,7 @@ impl IdleWatch {
             {
                 match link.probe(now_ns) {
                     Ok(()) => books.counters.keepalives += 1,
-                    Err(why) => links.close(id, CloseCause::Rdma(why)),
+                    Err(why) => links.close(id, why),
                 }
             }
         }

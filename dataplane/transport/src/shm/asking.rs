@@ -11,7 +11,7 @@ use kvplane_proto::SegmentId;
 use kvplane_sys::{Interest, Poller, Region};
 
 use super::channel::Channel;
-use super::{SETUP_DEADLINE, Shm, setup};
+use super::{SETUP_DEADLINE, ShareError, Shm, setup};
 use crate::token::{Source, Token};
 use crate::types::{CloseCause, ConnectionId, Event};
 
@@ -33,7 +33,7 @@ struct SegmentRequest {
 }
 
 /// Reply to a request for a segment: its memory, or why there is none.
-type SegmentAnswer = (ConnectionId, SegmentId, Result<Arc<Region>, String>);
+type SegmentAnswer = (ConnectionId, SegmentId, Result<Arc<Region>, ShareError>);
 
 /// A client's outstanding requests, and replies that were not taken yet.
 pub(super) struct Questions {
@@ -90,14 +90,14 @@ impl Questions {
     /// Returns a connection attempt that has timed out, if any, with the close cause.
     fn late_call(&self, now_ns: u64) -> Option<(ConnectionId, CloseCause)> {
         let call = self.calls.iter().find(|call| call.until_ns <= now_ns)?;
-        Some((call.id, CloseCause::Setup(format!("shared memory at {}: {}", call.path, late()))))
+        Some((call.id, CloseCause::Setup(format!("shared memory at {}: {}", call.path, ShareError::Late))))
     }
 
     /// Answers the segment requests that have timed out.
     fn expire_segments(&mut self, now_ns: u64) {
         while let Some(at) = self.segments.iter().position(|asked| asked.until_ns <= now_ns) {
             let asked = self.segments.swap_remove(at);
-            self.answers.push_back((asked.id, asked.segment, Err(late())));
+            self.answers.push_back((asked.id, asked.segment, Err(ShareError::Late)));
         }
     }
 
@@ -106,11 +106,6 @@ impl Questions {
         let calls = self.calls.iter().map(|call| call.until_ns);
         calls.chain(self.segments.iter().map(|asked| asked.until_ns)).min()
     }
-}
-
-fn late() -> String {
-    let seconds = SETUP_DEADLINE.as_secs();
-    format!("no answer within {seconds} s: the process may be stopped, or is very busy")
 }
 
 impl Shm {
@@ -162,7 +157,7 @@ impl Shm {
     }
 
     /// Returns the next outcome of a segment request: its memory, or why there is none.
-    pub fn poll_mapped(&mut self) -> Option<(ConnectionId, SegmentId, Result<Arc<Region>, String>)> {
+    pub fn poll_mapped(&mut self) -> Option<(ConnectionId, SegmentId, Result<Arc<Region>, ShareError>)> {
         self.questions.answers.pop_front()
     }
 

@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use acceptor::Acceptor;
 use asking::Questions;
@@ -39,14 +39,12 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{CrossError, Interest, IoBuf, Poller, Readiness, Region, unix};
 use one_sided::Owner;
+pub use setup::{SETUP_DEADLINE, ShareError};
 
 use crate::table::Table;
 use crate::token::{Source, Token};
 use crate::turns::Turns;
 use crate::types::{CloseCause, ConnectionId, Event, Input, Target};
-
-/// Timeout for setting up a connection, or mapping a segment.
-pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Result of probing a shard's Unix socket as a client.
 #[derive(Debug)]

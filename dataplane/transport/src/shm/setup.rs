@@ -1,17 +1,23 @@
 //! Setup protocol over the Unix socket: the offer of a new channel, and segments to map.
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_proto::SegmentId;
-use kvplane_sys::{Region, RegionOptions, cpu, doorbell, unix};
+use kvplane_sys::{Region, RegionError, RegionOptions, cpu, doorbell, unix};
 
 use super::channel::{CHANNEL_BYTES, Channel, Side};
 use super::fence::{Fence, TABLE_BYTES, View};
 use crate::types::CloseCause;
+
+/// Timeout for setting up a connection, or mapping a segment.
+pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
 
 /// First word of every message; the last byte is the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x02");
@@ -19,6 +25,43 @@ const WORDS: usize = 5;
 const MESSAGE_BYTES: usize = 8 + WORDS * 8;
 /// `EMFILE`: this process has no free descriptor at the moment.
 const OUT_OF_DESCRIPTORS: i32 = 24;
+
+/// Reason why the memory of a peer's segment is not available.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum ShareError {
+    /// The peer does not share the segment, or not this way.
+    NotShared,
+    /// The segment is larger than the address space.
+    TooLarge { bytes: u64 },
+    /// The memory cannot be mapped.
+    Map(RegionError),
+    /// The peer did not answer within [`SETUP_DEADLINE`].
+    Late,
+}
+
+impl fmt::Display for ShareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotShared => f.write_str("the peer does not share this segment"),
+            Self::TooLarge { bytes } => write!(f, "a segment of {bytes} bytes cannot be mapped"),
+            Self::Map(error) => error.fmt(f),
+            Self::Late => {
+                let seconds = SETUP_DEADLINE.as_secs();
+                write!(f, "no answer within {seconds} s: the process may be stopped, or is very busy")
+            }
+        }
+    }
+}
+
+impl Error for ShareError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Map(error) => Some(error),
+            Self::NotShared | Self::TooLarge { .. } | Self::Late => None,
+        }
+    }
+}
 
 /// Encodes a message: magic, then five words.
 fn message(words: [u64; WORDS]) -> [u8; MESSAGE_BYTES] {
@@ -215,10 +258,10 @@ impl SharedSegment {
     ///
     /// # Errors
     /// When the peer does not share it, or it cannot be mapped.
-    pub(super) fn map(self) -> Result<Arc<Region>, String> {
-        let memory = self.memory.ok_or("the peer does not share this segment")?;
-        let bytes = usize::try_from(self.bytes).map_err(|error| error.to_string())?;
-        Region::map_shared(memory, bytes, self.writable).map_err(|error| error.to_string())
+    pub(super) fn map(self) -> Result<Arc<Region>, ShareError> {
+        let memory = self.memory.ok_or(ShareError::NotShared)?;
+        let bytes = usize::try_from(self.bytes).map_err(|_| ShareError::TooLarge { bytes: self.bytes })?;
+        Region::map_shared(memory, bytes, self.writable).map_err(ShareError::Map)
     }
 }
 

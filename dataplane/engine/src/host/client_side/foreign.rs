@@ -4,6 +4,7 @@
 //! and takes the answer when it arrives, on any thread. Nothing here blocks.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,9 +55,36 @@ pub struct StockAnswer {
     pub wants_ready: bool,
 }
 
+/// Reason why there is no answer of a stock engine.
+#[derive(Debug)]
+pub enum HandshakeError {
+    /// The handshake was dropped unsent.
+    Dropped,
+    /// The engine could not be reached, or its answer is unusable.
+    Failed(Box<dyn Error + Send + Sync>),
+}
+
+impl fmt::Display for HandshakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dropped => f.write_str("the handshake was dropped before it was sent to the peer"),
+            Self::Failed(source) => source.fmt(f),
+        }
+    }
+}
+
+impl Error for HandshakeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Dropped => None,
+            Self::Failed(source) => Some(&**source),
+        }
+    }
+}
+
 impl Handshake {
     /// Delivers the peer's answer, or the error, to the host. May be called on any thread.
-    pub fn answer(mut self, answer: Result<StockAnswer, String>) {
+    pub fn answer(mut self, answer: Result<StockAnswer, HandshakeError>) {
         if let Some((id, answers)) = self.to.take() {
             answers.put(id, answer);
         }
@@ -66,7 +94,7 @@ impl Handshake {
 impl Drop for Handshake {
     fn drop(&mut self) {
         if let Some((id, answers)) = self.to.take() {
-            answers.put(id, Err("the handshake was dropped before it was sent to the peer".to_owned()));
+            answers.put(id, Err(HandshakeError::Dropped));
         }
     }
 }
@@ -74,13 +102,13 @@ impl Drop for Handshake {
 /// Answers that have arrived and were not handled yet.
 #[derive(Debug)]
 struct Answers {
-    arrived: Mutex<Vec<(ConnectionId, Result<StockAnswer, String>)>>,
+    arrived: Mutex<Vec<(ConnectionId, Result<StockAnswer, HandshakeError>)>>,
     any: AtomicBool,
     bell: Doorbell,
 }
 
 impl Answers {
-    fn put(&self, id: ConnectionId, answer: Result<StockAnswer, String>) {
+    fn put(&self, id: ConnectionId, answer: Result<StockAnswer, HandshakeError>) {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push((id, answer));
         self.any.store(true, Ordering::Release);
         self.bell.ring();
@@ -168,7 +196,7 @@ impl StockOffers {
                         self.engines.ask(confirmation);
                     }
                 }
-                Err(why) => driver.close(id, CloseCause::Setup(why)),
+                Err(why) => driver.close(id, CloseCause::Setup(why.to_string())),
             }
         }
         true

@@ -275,7 +275,7 @@ impl ClientSide {
                 self.segment_copied(reactor, reports, lane, &copy, result, now_ns);
             }
             if let Err(why) = mapped {
-                reports.problem(why);
+                reports.problem(why.to_string());
             }
         }
         progress

@@ -137,7 +137,7 @@ impl Link {
     }
 
     /// Sends a keepalive probe on an idle link.
-    pub(super) fn probe(&mut self, now_ns: u64) -> Result<(), String> {
+    pub(super) fn probe(&mut self, now_ns: u64) -> Result<(), CloseCause> {
         self.idle_since_ns = Some(now_ns);
         self.sends.probe()
     }

@@ -152,11 +152,11 @@ impl SendQueue {
     }
 
     /// Sends a keepalive probe: a zero-byte write that the peer's device acknowledges.
-    pub(super) fn probe(&mut self) -> Result<(), String> {
+    pub(super) fn probe(&mut self) -> Result<(), CloseCause> {
         let nothing = Operation::Write { to: Remote { address: 0, key: 0 } };
         let request = Request::new(Work::Nothing.to_bits(), nothing, Payload::Pieces(&[]));
-        self.queue_pair.push(&request).map_err(|refusal| refusal.to_string())?;
+        self.queue_pair.push(&request).map_err(|refusal| CloseCause::Rdma(refusal.to_string()))?;
         // Bypasses [`Self::flush`], which would mark the endpoint as used and keep it from being evicted.
-        self.queue_pair.flush(true).map(drop).map_err(|error| error.to_string())
+        self.queue_pair.flush(true).map(drop).map_err(|error| CloseCause::Rdma(error.to_string()))
     }
 }

@@ -1,6 +1,6 @@
 //! Shared receive queue of a device: receives are granted to peers, consumed by messages, and reposted.
 
-use kvplane_sys::verbs::{Completion, ProtectionDomain, RetiredRequest, SharedReceiveQueue, VerbsError};
+use kvplane_sys::verbs::{Completion, PostError, ProtectionDomain, RetiredRequest, SharedReceiveQueue, VerbsError};
 
 use super::arena::Arena;
 
@@ -53,7 +53,7 @@ impl Receives {
 
     /// Posts all free receives with one call. Receives that the queue refuses are retried; an error means that the
     /// device has failed.
-    pub(super) fn post(&mut self, arena: &Arena) -> Result<(), String> {
+    pub(super) fn post(&mut self, arena: &Arena) -> Result<(), PostError> {
         if self.reposts.is_empty() && self.queue.unsent() == 0 {
             return Ok(());
         }
@@ -64,6 +64,6 @@ impl Receives {
                 break;
             }
         }
-        self.queue.flush().map(drop).map_err(|error| error.to_string())
+        self.queue.flush().map(drop)
     }
 }
