@@ -1,6 +1,8 @@
 //! Engine of the C interface, its start and its end.
 
+use std::error::Error;
 use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
 use std::net::SocketAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +38,20 @@ impl Drop for Engine {
     }
 }
 
+/// Error of a port that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PortError {
+    port: u64,
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "port {} is above 65535", self.port)
+    }
+}
+
+impl Error for PortError {}
+
 /// Returns the settings for the arguments from C. With a loopback address, only this host can reach the engine.
 fn config(
     metadata: &str,
@@ -43,8 +59,8 @@ fn config(
     host: Option<&str>,
     port: u64,
     environment: Environment,
-) -> Result<TransferEngineConfig, String> {
-    let port = u16::try_from(port).map_err(|_| format!("port {port} is above 65535"))?;
+) -> Result<TransferEngineConfig, PortError> {
+    let port = u16::try_from(port).map_err(|_| PortError { port })?;
     let p2p = metadata == "P2PHANDSHAKE";
     // With handshakes the name is an address too, `host:port`, whose port is ignored.
     let wanted = host.filter(|host| !host.is_empty()).unwrap_or(if p2p { server_name } else { "" });
@@ -93,11 +109,11 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
         let texts = unsafe { (text(metadata_conn_string), text(local_server_name), text(ip_or_host_name)) };
         let (Some(metadata), Some(name), host) = texts else { return ptr::null_mut() };
         // An engine beyond loopback prints a warning to standard error.
-        let environment = Environment::of_process().map_err(|error| error.to_string());
-        let started = environment
-            .and_then(|environment| config(metadata, name, host, rpc_port, environment))
-            .and_then(|config| TransferEngine::start(config).map_err(|error| error.to_string()));
-        match started {
+        let start = || -> Result<TransferEngine, Box<dyn Error>> {
+            let config = config(metadata, name, host, rpc_port, Environment::of_process()?)?;
+            Ok(TransferEngine::start(config)?)
+        };
+        match start() {
             Ok(engine) => {
                 Box::into_raw(Box::new(Engine { engine, batches: Batches::default(), files: AtomicBool::new(false) }))
                     .cast()

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::fmt;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::ptr;
@@ -88,15 +90,44 @@ pub(crate) struct PayloadInfo {
 const _: () = assert!(size_of::<Options>() == 64);
 const _: () = assert!(size_of::<PayloadInfo>() == 48);
 
+/// Reason why a store was not created.
+#[derive(Debug)]
+enum CreateError {
+    /// An option is not UTF-8.
+    NotText,
+    /// Only one of the control plane's addresses and the certificates is set.
+    HalfRemote,
+    /// The address to listen on is malformed.
+    Listen { text: String },
+    /// An address of the control plane cannot be resolved.
+    Resolve { text: String, source: io::Error },
+    /// The store cannot join the cluster.
+    Connect(Error),
+}
+
+impl fmt::Display for CreateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotText => f.write_str("an option is not UTF-8"),
+            Self::HalfRemote => f.write_str("control and certificates must be set together, or neither"),
+            Self::Listen { text } => write!(f, "listen: {text:?} is not ip:port"),
+            Self::Resolve { text, source } => write!(f, "control: {text:?}: {source}"),
+            Self::Connect(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CreateError {}
+
 /// # Safety
 /// Null, or strings with a final zero, or null ones.
-unsafe fn config(options: *const Options) -> Result<P2pConfig, String> {
+unsafe fn config(options: *const Options) -> Result<P2pConfig, CreateError> {
     // SAFETY: by the caller's promise.
     let options = unsafe { options.as_ref() };
-    let word = |field: fn(&Options) -> *const c_char| -> Result<Option<String>, String> {
+    let word = |field: fn(&Options) -> *const c_char| -> Result<Option<String>, CreateError> {
         let Some(pointer) = options.map(field).filter(|pointer| !pointer.is_null()) else { return Ok(None) };
         // SAFETY: by the caller's promise.
-        let word = unsafe { text(pointer) }.ok_or("an option is not UTF-8")?;
+        let word = unsafe { text(pointer) }.ok_or(CreateError::NotText)?;
         Ok(Some(word.to_owned()).filter(|word| !word.is_empty()))
     };
     let cluster = word(|options| options.cluster)?.unwrap_or_else(|| "dev".to_owned());
@@ -107,13 +138,13 @@ unsafe fn config(options: *const Options) -> Result<P2pConfig, String> {
         (Some(addresses), Some(identity)) => {
             Control::Remote(Remote { cluster, addresses: resolve(&addresses)?, identity: PathBuf::from(identity) })
         }
-        _ => return Err("control and certificates must be set together, or neither".to_owned()),
+        _ => return Err(CreateError::HalfRemote),
     };
     let mut config = P2pConfig::new(control);
     let listen = word(|options| options.listen)?;
     config.by_route = listen.is_none();
     if let Some(listen) = listen {
-        let listen: SocketAddr = listen.parse().map_err(|_| format!("listen: {listen:?} is not ip:port"))?;
+        let listen: SocketAddr = listen.parse().map_err(|_| CreateError::Listen { text: listen })?;
         config.engine.listen = SocketAddr::new(listen.ip(), 0);
         config.engine.data_port = listen.port();
     }
@@ -124,10 +155,11 @@ unsafe fn config(options: *const Options) -> Result<P2pConfig, String> {
     Ok(config)
 }
 
-fn resolve(addresses: &str) -> Result<Vec<SocketAddr>, String> {
+fn resolve(addresses: &str) -> Result<Vec<SocketAddr>, CreateError> {
     let mut all = Vec::new();
     for one in addresses.split(',').map(str::trim).filter(|one| !one.is_empty()) {
-        all.extend(one.to_socket_addrs().map_err(|error| format!("control: {one:?}: {error}"))?);
+        let found = one.to_socket_addrs();
+        all.extend(found.map_err(|source| CreateError::Resolve { text: one.to_owned(), source })?);
     }
     Ok(all)
 }
@@ -197,11 +229,11 @@ pub(crate) unsafe extern "C" fn p2pStoreCreate(options: *const Options) -> *mut 
     guarded(ptr::null_mut(), || {
         // SAFETY: by the caller's promise.
         let started =
-            unsafe { config(options) }.and_then(|config| P2pStore::connect(config).map_err(|error| error.to_string()));
+            unsafe { config(options) }.and_then(|config| P2pStore::connect(config).map_err(CreateError::Connect));
         match started {
             Ok(store) => Box::into_raw(Box::new(store)).cast(),
             Err(why) => {
-                failed(CONTROL_PLANE, why);
+                failed(CONTROL_PLANE, why.to_string());
                 ptr::null_mut()
             }
         }

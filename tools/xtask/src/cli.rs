@@ -4,6 +4,8 @@
 //! `interop`, `python` and `rig` pass their arguments on untouched, and the callee checks them. For the other commands
 //! an unknown word is an error with the usage text and exit status 2.
 
+use std::fmt;
+
 use crate::ci::Step;
 use crate::setup::packages::Group;
 
@@ -124,10 +126,38 @@ pub enum Task {
     Python(Vec<String>),
 }
 
-/// Parses the arguments after `cargo x`. The error is a sentence that names the unknown word.
-pub fn parse(arguments: &[String]) -> Result<Task, String> {
+/// Error of the arguments after `cargo x`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UsageError {
+    /// There is no argument.
+    NoCommand,
+    /// No command has this name.
+    UnknownCommand(String),
+    /// The command does not know a word.
+    UnknownWord {
+        /// The command.
+        command: String,
+        /// The word.
+        word: String,
+    },
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoCommand => f.write_str("no command given"),
+            Self::UnknownCommand(command) => write!(f, "unknown command `{command}`"),
+            Self::UnknownWord { command, word } => write!(f, "`{word}` is unknown to `cargo x {command}`"),
+        }
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Parses the arguments after `cargo x`. The error names the unknown word.
+pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
     let Some((command, rest)) = arguments.split_first() else {
-        return Err("no command given".to_string());
+        return Err(UsageError::NoCommand);
     };
     let asks_help = rest.iter().any(|word| word == "-h" || word == "--help");
     match command.as_str() {
@@ -163,12 +193,12 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
             Ok(Task::Tidy { write_map: !rest.is_empty() })
         }
         "help" | "-h" | "--help" => Ok(Task::Help),
-        other => Err(format!("unknown command `{other}`")),
+        other => Err(UsageError::UnknownCommand(other.to_string())),
     }
 }
 
-fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
-    let unknown = |word: &String| format!("`{word}` is unknown to `cargo x {command}`");
+fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, UsageError> {
+    let unknown = |word: &String| UsageError::UnknownWord { command: command.to_string(), word: word.clone() };
     words.iter().map(|word| parse(word).ok_or_else(|| unknown(word))).collect()
 }
 
@@ -177,7 +207,7 @@ mod tests {
     use super::*;
     use crate::measuring::peers::install::Peer;
 
-    fn parsed(line: &str) -> Result<Task, String> {
+    fn parsed(line: &str) -> Result<Task, UsageError> {
         let words: Vec<String> = line.split_whitespace().map(str::to_string).collect();
         parse(&words)
     }
@@ -212,11 +242,11 @@ mod tests {
 
     #[test]
     fn unknown_words_are_named() {
-        assert_eq!(parsed(""), Err("no command given".to_string()));
-        assert_eq!(parsed("dmeo"), Err("unknown command `dmeo`".to_string()));
+        assert_eq!(parsed("").unwrap_err().to_string(), "no command given");
+        assert_eq!(parsed("dmeo").unwrap_err().to_string(), "unknown command `dmeo`");
         for line in ["tidy --fix", "deny --fix", "ci lint", "setup gpu"] {
             let word = line.split_whitespace().last().unwrap();
-            assert!(parsed(line).unwrap_err().contains(&format!("`{word}`")), "{line}");
+            assert!(parsed(line).unwrap_err().to_string().contains(&format!("`{word}`")), "{line}");
         }
     }
 

@@ -3,6 +3,8 @@
 //!
 //! They are read from the file itself, so that the check runs on machines without binutils.
 
+use std::fmt;
+
 use object::Endianness;
 use object::elf::{DT_NEEDED, FileHeader64, PT_DYNAMIC};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -34,11 +36,33 @@ fn forbidden(needed: &[String]) -> Option<&String> {
     needed.iter().find(|library| OPTIONAL_LIBRARIES.iter().any(|optional| library.starts_with(optional)))
 }
 
+/// Reason why the libraries that a file needs cannot be read.
+#[derive(Debug)]
+pub enum LinkageError {
+    /// The file is no ELF file of 64 bits, or damaged.
+    Format(object::Error),
+    /// The file has no section table.
+    Stripped,
+}
+
+impl fmt::Display for LinkageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Format(error) => error.fmt(f),
+            Self::Stripped => {
+                f.write_str("its section table is stripped, so the libraries that it needs cannot be read")
+            }
+        }
+    }
+}
+
+impl std::error::Error for LinkageError {}
+
 /// Returns the `DT_NEEDED` names of a 64-bit file in order; empty for a static one.
-pub fn needed_libraries(file: &[u8]) -> Result<Vec<String>, String> {
-    let (is_stripped, needed) = read(file).map_err(|error| error.to_string())?;
+pub fn needed_libraries(file: &[u8]) -> Result<Vec<String>, LinkageError> {
+    let (is_stripped, needed) = read(file).map_err(LinkageError::Format)?;
     if is_stripped {
-        return Err("its section table is stripped, so the libraries that it needs cannot be read".to_string());
+        return Err(LinkageError::Stripped);
     }
     Ok(needed)
 }
@@ -84,7 +108,7 @@ mod tests {
         // Offset and size of the section table.
         stripped[0x28..0x30].fill(0);
         stripped[0x3c..0x40].fill(0);
-        assert!(needed_libraries(&stripped).unwrap_err().contains("stripped"));
+        assert!(needed_libraries(&stripped).unwrap_err().to_string().contains("stripped"));
         for length in 6..200 {
             assert!(needed_libraries(&file[..length]).is_err(), "cut at {length}");
         }

@@ -142,7 +142,7 @@ fn findings(levels: &[Level], tree: &Tree) -> Vec<Finding> {
 
 /// Checks the tree and prints every violation; for advice, the number of places too.
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
-    let tree = Tree::read(&workspace.root).map_err(Failure::new)?;
+    let tree = Tree::read(&workspace.root).map_err(|error| Failure::new(error.to_string()))?;
     let findings = findings(&[Level::Advice, Level::Failure], &tree);
     let (advice, failures): (Vec<&Finding>, Vec<&Finding>) =
         findings.iter().partition(|finding| finding.rule.level == Level::Advice);
@@ -165,10 +165,11 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
 
 /// Regenerates the code map from the first sentences of the files.
 pub fn write_map(workspace: &Workspace) -> Result<(), Failure> {
-    let tree = Tree::read(&workspace.root).map_err(Failure::new)?;
+    let tree = Tree::read(&workspace.root).map_err(|error| Failure::new(error.to_string()))?;
     let path = workspace.root.join(code_map::DOCUMENT);
     let document = tree.file(code_map::DOCUMENT).map(|file| file.text.as_str()).unwrap_or_default();
-    let updated = code_map::replace(document, &code_map::generate(&tree)).map_err(Failure::new)?;
+    let updated =
+        code_map::replace(document, &code_map::generate(&tree)).map_err(|error| Failure::new(error.to_string()))?;
     if updated == document {
         eprintln!("tidy: the code map in {} is up to date", code_map::DOCUMENT);
         return Ok(());

@@ -20,6 +20,7 @@ use crate::command::ctl::conductor::PolicyChoice;
 use crate::command::objects::ClusterArguments;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop;
+use crate::command::size;
 
 /// Longest time that a control plane takes to stop.
 const SHUTDOWN: Duration = Duration::from_secs(3);
@@ -43,7 +44,7 @@ struct Conductor {
         requires = "hosted")]
     copies: u64,
     /// Network bandwidth of a node, in bytes per second, from which the Conductor predicts transfer times.
-    #[arg(long = "conductor-nic", default_value = "87000000000", value_parser = some_bytes,
+    #[arg(long = "conductor-nic", default_value = "87000000000", value_parser = size::parse_bandwidth,
         value_name = "BYTES", requires = "hosted")]
     nic: u64,
     /// Objective for the time to first token (TTFT), in milliseconds: requests predicted to miss it are rejected at
@@ -90,15 +91,6 @@ impl Conductor {
         config.policy = self.policy.into();
         config.refuses = promises;
         Ok(Some(config))
-    }
-}
-
-/// Parses a number of bytes above 0.
-fn some_bytes(text: &str) -> Result<u64, String> {
-    match kvplane::parse_bytes(text) {
-        Ok(0) => Err("a bandwidth of 0 bytes per second is not possible".to_owned()),
-        Ok(bytes) => Ok(bytes),
-        Err(error) => Err(error),
     }
 }
 

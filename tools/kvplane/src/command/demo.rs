@@ -4,6 +4,7 @@
 //! against a fresh node, with a pool far smaller than the working set, and writes a table, a JSON file and a page with
 //! plots.
 
+use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -103,17 +104,39 @@ impl Demo {
     }
 }
 
+/// Reason why there is no recorded trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum NoTrace {
+    /// None was named, and there is none in the shared folder nearby.
+    Nearby,
+    /// The named one does not exist.
+    Missing { file: PathBuf },
+}
+
+impl fmt::Display for NoTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nearby => f.write_str("no trace found"),
+            Self::Missing { file } => {
+                write!(f, "no trace found at $KVPLANE_TRACES: {} does not exist", file.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for NoTrace {}
+
 /// Returns the path of the recorded trace: `named`, a file or a folder that contains the trace, else the shared folder
 /// nearby. The error says why there is no trace.
-fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
+fn recorded(named: Option<PathBuf>) -> Result<PathBuf, NoTrace> {
     let Some(place) = named else {
         let near = Path::new("../shared/data/traces").join(TRACE_FILE);
-        return if near.exists() { Ok(near) } else { Err("no trace found".to_owned()) };
+        return if near.exists() { Ok(near) } else { Err(NoTrace::Nearby) };
     };
     let file = if place.is_dir() { place.join(TRACE_FILE) } else { place };
     match file.exists() {
         true => Ok(file),
-        false => Err(format!("no trace found at $KVPLANE_TRACES: {} does not exist", file.display())),
+        false => Err(NoTrace::Missing { file }),
     }
 }
 
@@ -200,9 +223,10 @@ mod tests {
         let place = std::env::temp_dir().join(format!("kvplane-traces-{}", std::process::id()));
         std::fs::create_dir_all(&place).unwrap();
         let file = place.join(TRACE_FILE);
-        let why = recorded(Some(place.clone())).unwrap_err();
+        let why = recorded(Some(place.clone())).unwrap_err().to_string();
         assert!(why.contains("$KVPLANE_TRACES") && why.contains(file.to_str().unwrap()), "{why}");
-        assert!(recorded(Some(place.join("nowhere"))).unwrap_err().contains("nowhere does not exist"));
+        let why = recorded(Some(place.join("nowhere"))).unwrap_err().to_string();
+        assert!(why.contains("nowhere does not exist"), "{why}");
         std::fs::write(&file, "").unwrap();
         assert_eq!(recorded(Some(place.clone())), Ok(file.clone()));
         assert_eq!(recorded(Some(file.clone())), Ok(file));

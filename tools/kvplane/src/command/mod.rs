@@ -29,7 +29,7 @@ mod which;
 use clap::Subcommand;
 
 /// Error of a command, as a sentence for the operator.
-pub(crate) type Failure = Box<dyn std::error::Error>;
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Error of a benchmark none of whose cases could run, with the reason. A caller must not take it for a passed run.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! `kvplane node`: runs a storage node as a process.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -175,7 +176,7 @@ struct Ssd {
     paths: Vec<SsdConfig>,
     /// Expected mean size of an object on the SSDs, in bytes. It sizes the index in memory, at 61 bytes for each
     /// object: with 4K, objects of 4 KiB fill the SSDs too, for eight times the memory that 32K takes.
-    #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = object_bytes)]
+    #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = size::parse_object)]
     object_bytes: u32,
     /// I/O path to the SSDs. The path in use is printed at start.
     #[arg(long = "ssd-io", value_enum, default_value = "auto")]
@@ -272,18 +273,28 @@ impl Ssd {
     }
 }
 
-/// Parses a mean object size; the node checks its range.
-fn object_bytes(text: &str) -> Result<u32, String> {
-    u32::try_from(size::parse(text)?).map_err(|_| format!("{text}: no object is that long"))
+/// Error of a text that is no pair of watermarks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct WatermarkError {
+    text: String,
 }
 
+impl fmt::Display for WatermarkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        write!(f, "{text:?} is not two percentages, the higher one first and from 1 to 100: for example 95,90")
+    }
+}
+
+impl std::error::Error for WatermarkError {}
+
 /// Parses `HIGH,LOW` in percent.
-fn watermarks(text: &str) -> Result<(u8, u8), String> {
+fn watermarks(text: &str) -> Result<(u8, u8), WatermarkError> {
     let parts =
         text.split_once(',').and_then(|(high, low)| Some((high.trim().parse().ok()?, low.trim().parse().ok()?)));
     match parts {
         Some((high @ 1..=100, low)) if low <= high => Ok((high, low)),
-        _ => Err(format!("{text:?} is not two percentages, the higher one first and from 1 to 100: for example 95,90")),
+        _ => Err(WatermarkError { text: text.to_owned() }),
     }
 }
 

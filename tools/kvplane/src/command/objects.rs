@@ -4,6 +4,7 @@
 //! key is kept elsewhere, the one beside the control plane's own certificate. Without such a certificate there is no
 //! access.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -27,6 +28,26 @@ enum Who {
     /// Client identity in this directory.
     Certified(PathBuf),
 }
+
+/// Reason why the cluster's objects cannot be accessed.
+#[derive(Debug)]
+enum AccessError {
+    /// The control plane's address is not known yet.
+    NotListening,
+    /// No client can be created.
+    Client(kvplane::Error),
+}
+
+impl fmt::Display for AccessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotListening => f.write_str("the control plane does not listen yet: retry the request"),
+            Self::Client(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for AccessError {}
 
 /// Files of the client certificate that a control plane with certificates of its own needs for access to objects.
 const CERTIFICATE: [&str; 2] = ["client.pem", "client.key"];
@@ -56,7 +77,7 @@ impl ClusterArguments {
         let _ = self.address.set(SocketAddr::new(ip, address.port()));
     }
 
-    fn client(&self, tenant: &str) -> Result<Client, String> {
+    fn client(&self, tenant: &str) -> Result<Client, AccessError> {
         let control = match (&self.who, self.address.get()) {
             (Who::Published(runtime_directory), _) => {
                 Control::Local { cluster: self.cluster.clone(), runtime_directory: runtime_directory.clone() }
@@ -67,17 +88,17 @@ impl ClusterArguments {
                 identity: identity.clone(),
             }),
             (Who::Certified(_), None) => {
-                return Err("the control plane does not listen yet: retry the request".to_owned());
+                return Err(AccessError::NotListening);
             }
         };
         let config = ClientConfig { control, tenant: tenant.to_owned(), ..ClientConfig::local(&self.cluster) };
-        Client::connect(&config).map_err(|error| error.to_string())
+        Client::connect(&config).map_err(AccessError::Client)
     }
 }
 
 impl Objects for ClusterArguments {
     fn keys(&self, tenant: &str, most: usize) -> Result<(Vec<String>, bool), String> {
-        let mut client = self.client(tenant)?;
+        let mut client = self.client(tenant).map_err(|error| error.to_string())?;
         let (mut cursor, mut keys) = (None, Vec::new());
         loop {
             let page = client.list(cursor).map_err(|error| error.to_string())?;
@@ -93,7 +114,7 @@ impl Objects for ClusterArguments {
     }
 
     fn remove_all(&self, tenant: Option<&str>) -> Result<u64, String> {
-        let removed = self.client(tenant.unwrap_or_default())?.remove_all(tenant.is_none());
-        removed.map_err(|error| error.to_string())
+        let mut client = self.client(tenant.unwrap_or_default()).map_err(|error| error.to_string())?;
+        client.remove_all(tenant.is_none()).map_err(|error| error.to_string())
     }
 }

@@ -9,6 +9,7 @@ mod progress;
 mod reshard;
 mod safetensors;
 
+use std::fmt;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -177,10 +178,24 @@ impl P2p {
     }
 }
 
+/// Error of a text that is no number of seconds within a day.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct SecondsError {
+    text: String,
+}
+
+impl fmt::Display for SecondsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: give seconds, 86400 at most", self.text)
+    }
+}
+
+impl std::error::Error for SecondsError {}
+
 /// Parses seconds, at most a day.
-fn seconds(text: &str) -> Result<f64, String> {
+fn seconds(text: &str) -> Result<f64, SecondsError> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
-    seconds.ok_or_else(|| format!("{text:?}: give seconds, 86400 at most"))
+    seconds.ok_or_else(|| SecondsError { text: text.to_owned() })
 }
 
 /// Prints a line on stderr; a failed write is ignored.

@@ -2,6 +2,7 @@
 
 mod cluster;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -61,8 +62,23 @@ struct Cache {
     markdown: Option<PathBuf>,
 }
 
+/// Error of a text that is no number of tokens within [`MAX_TOKENS`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct TokensError {
+    text: String,
+}
+
+impl fmt::Display for TokensError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        write!(f, "{text:?} is not a cache size: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")
+    }
+}
+
+impl std::error::Error for TokensError {}
+
 /// Parses a number of tokens: `10000`, `100k`, `3M`.
-fn tokens(text: &str) -> Result<u64, String> {
+fn tokens(text: &str) -> Result<u64, TokensError> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 1_000),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 1_000_000),
@@ -71,7 +87,7 @@ fn tokens(text: &str) -> Result<u64, String> {
     let tokens = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
     match tokens {
         Some(tokens @ 1..=MAX_TOKENS) => Ok(tokens),
-        _ => Err(format!("{text:?} is not a cache size: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")),
+        _ => Err(TokensError { text: text.to_owned() }),
     }
 }
 

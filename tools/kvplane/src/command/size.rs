@@ -1,13 +1,55 @@
 //! Sizes on command lines: `4096`, `64K`, `1MiB`, `2g`.
 
+use std::fmt;
+
 pub(crate) use kvplane::parse_bytes as parse;
 
+/// Error of a size on a command line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum SizeError {
+    /// The text is no size, with the reason.
+    NotSize(String),
+    /// The size is 0.
+    Zero,
+    /// The bandwidth is 0.
+    ZeroBandwidth,
+    /// No object is that long.
+    LongObject { text: String },
+}
+
+impl fmt::Display for SizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSize(error) => f.write_str(error),
+            Self::Zero => f.write_str("at least one byte is needed"),
+            Self::ZeroBandwidth => f.write_str("a bandwidth of 0 bytes per second is not possible"),
+            Self::LongObject { text } => write!(f, "{text}: no object is that long"),
+        }
+    }
+}
+
+impl std::error::Error for SizeError {}
+
 /// Parses like [`parse`], but refuses 0.
-pub(crate) fn parse_some(text: &str) -> Result<u64, String> {
-    match parse(text)? {
-        0 => Err("at least one byte is needed".to_owned()),
+pub(crate) fn parse_some(text: &str) -> Result<u64, SizeError> {
+    match parse(text).map_err(SizeError::NotSize)? {
+        0 => Err(SizeError::Zero),
         bytes => Ok(bytes),
     }
+}
+
+/// Parses bytes per second, and refuses 0.
+pub(crate) fn parse_bandwidth(text: &str) -> Result<u64, SizeError> {
+    match parse(text).map_err(SizeError::NotSize)? {
+        0 => Err(SizeError::ZeroBandwidth),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Parses the size of an object.
+pub(crate) fn parse_object(text: &str) -> Result<u32, SizeError> {
+    let bytes = parse(text).map_err(SizeError::NotSize)?;
+    u32::try_from(bytes).map_err(|_| SizeError::LongObject { text: text.to_owned() })
 }
 
 /// Formats bytes in the largest unit that divides them.

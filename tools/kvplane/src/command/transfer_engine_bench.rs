@@ -3,6 +3,7 @@
 //! Measures the throughput of batches of one size, by several threads, for some time. Requests of all threads are
 //! interleaved in the target's buffer. For latencies, sweeps and checks there is `tebench`.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +22,8 @@ use crate::command::Failure;
 use crate::command::process::stop;
 use crate::command::size;
 use crate::command::tebench::engine::{Backend, allocate};
-use crate::command::tebench::values::{self, ListenAddress, Transport};
+use crate::command::tebench::thread_error::ThreadError;
+use crate::command::tebench::values::{self, ListenAddress, Transport, ValueError};
 use crate::command::tebench::{PacingChoice, TARGET_SEED};
 
 /// Time limit of a batch.
@@ -58,9 +60,22 @@ const UNITS: [Unit; 9] = [
     Unit { name: "Kb", bytes: 1e3 / 8.0 },
 ];
 
-fn unit(text: &str) -> Result<Unit, String> {
-    let names = || UNITS.map(|unit| unit.name).join(", ");
-    UNITS.into_iter().find(|unit| unit.name == text).ok_or_else(|| format!("{text:?} is not one of {}", names()))
+/// Error of a name that is no unit of throughput.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct UnitError {
+    name: String,
+}
+
+impl fmt::Display for UnitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not one of {}", self.name, UNITS.map(|unit| unit.name).join(", "))
+    }
+}
+
+impl std::error::Error for UnitError {}
+
+fn unit(text: &str) -> Result<Unit, UnitError> {
+    UNITS.into_iter().find(|unit| unit.name == text).ok_or_else(|| UnitError { name: text.to_owned() })
 }
 
 /// Benchmark the transfer engine with the flags of Mooncake's transfer_engine_bench.
@@ -195,7 +210,7 @@ impl TransferEngineBench {
     }
 
     /// RDMA devices are used for RDMA only, as with Mooncake's tool.
-    fn rdma(&self) -> Result<RdmaConfig, String> {
+    fn rdma(&self) -> Result<RdmaConfig, ValueError> {
         let named = self.protocol == Transport::Rdma && !self.auto_discovery;
         values::rdma(
             "--device_name",
@@ -241,21 +256,23 @@ impl TransferEngineBench {
         }
         let running = AtomicBool::new(true);
         let start = Instant::now();
-        let outcome: Vec<Result<u64, String>> = std::thread::scope(|scope| {
+        let outcome: Vec<Result<u64, ThreadError>> = std::thread::scope(|scope| {
             let worker = |thread: u64| {
                 let base = buffers[thread as usize % buffers.len()];
                 let (engine, region, running) = (&engine, &region, &running);
-                let body = move || self.worker(engine, region, target, base, running, thread);
+                let body =
+                    move || self.worker(engine, region, target, base, running, thread).map_err(ThreadError::Failed);
                 let spawned = std::thread::Builder::new().name(format!("worker-{thread}")).spawn_scoped(scope, body);
-                spawned.map_err(|error| format!("thread {} of {} cannot be started: {error}", thread + 1, self.threads))
+                let number = thread + 1;
+                spawned.map_err(|source| ThreadError::NotStarted { number, threads: self.threads, source })
             };
             let workers: Vec<_> = (0..self.threads).map(worker).collect();
             if workers.iter().all(Result::is_ok) {
                 std::thread::sleep(Duration::from_secs_f64(self.duration));
             }
             running.store(false, Ordering::Relaxed);
-            let join = |worker: Result<ScopedJoinHandle<'_, Result<u64, String>>, String>| {
-                worker?.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+            let join = |worker: Result<ScopedJoinHandle<'_, Result<u64, ThreadError>>, ThreadError>| {
+                worker?.join().unwrap_or(Err(ThreadError::Panicked))
             };
             workers.into_iter().map(join).collect()
         });
@@ -284,7 +301,7 @@ impl TransferEngineBench {
         base: u64,
         running: &AtomicBool,
         thread: u64,
-    ) -> Result<u64, String> {
+    ) -> Result<u64, Failure> {
         let request = |number: u64| {
             let offset = self.block_size * (number * self.threads + thread);
             TransferRequest {
@@ -299,11 +316,11 @@ impl TransferEngineBench {
         let mut batches = 0;
         while running.load(Ordering::Relaxed) {
             let requests: Vec<TransferRequest> = (0..self.batch_size).map(request).collect();
-            let batch = engine.submit(&requests, &options).map_err(|error| error.to_string())?;
+            let batch = engine.submit(&requests, &options)?;
             let state = batch.wait().state;
             if state != TaskState::Completed {
                 let cause = batch.problem().map(|cause| format!(" ({cause})")).unwrap_or_default();
-                return Err(format!("worker {thread}: a batch ended as {state:?}{cause}"));
+                return Err(format!("worker {thread}: a batch ended as {state:?}{cause}").into());
             }
             batches += 1;
         }

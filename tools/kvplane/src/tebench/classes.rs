@@ -189,11 +189,31 @@ fn whole(at: usize, value: &Value, field: &str) -> Result<u64, ClassError> {
     }
 }
 
+/// Error of a name that is no intent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownIntent {
+    /// The name.
+    pub name: String,
+}
+
+impl fmt::Display for UnknownIntent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} is not one of unspec, foreground_get, background_prefetch, migration, checkpoint, weight_loading, \
+             staging_internal",
+            self.name
+        )
+    }
+}
+
+impl std::error::Error for UnknownIntent {}
+
 /// Returns the intent of this name, as tebench spells it.
 ///
 /// # Errors
 /// Lists the known names.
-pub fn intent_named(name: &str) -> Result<Intent, String> {
+pub fn intent_named(name: &str) -> Result<Intent, UnknownIntent> {
     Ok(match name {
         "unspec" | "intent_unspec" => Intent::Unspecified,
         "foreground_get" => Intent::ForegroundGet,
@@ -202,12 +222,7 @@ pub fn intent_named(name: &str) -> Result<Intent, String> {
         "checkpoint" => Intent::Checkpoint,
         "weight_loading" => Intent::WeightLoading,
         "staging_internal" => Intent::Staging,
-        _ => {
-            return Err(format!(
-                "{name:?} is not one of unspec, foreground_get, background_prefetch, migration, checkpoint, \
-                 weight_loading, staging_internal"
-            ));
-        }
+        _ => return Err(UnknownIntent { name: name.to_owned() }),
     })
 }
 

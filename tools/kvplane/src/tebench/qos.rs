@@ -8,9 +8,9 @@
 //!
 //! Records and lines have the fields of Mooncake's tebench, schema version 1. Its `gbps` are GB/s (10^9 bytes).
 
-use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::Path;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -151,12 +151,33 @@ impl Report {
     ///
     /// # Errors
     /// Returns the error of the file system, with the path.
-    pub fn append(&self, path: &Path) -> Result<(), String> {
-        let failed = |error: &dyn std::fmt::Display| format!("cannot append to {}: {error}", path.display());
-        let line = serde_json::to_string(self).map_err(|error| failed(&error))?;
+    pub fn append(&self, path: &Path) -> Result<(), AppendError> {
+        let failed = |source| AppendError { path: path.to_owned(), source };
+        let line = serde_json::to_string(self).map_err(|error| failed(error.into()))?;
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         // The line is one write, so that concurrent runs do not mix their lines.
-        file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(|error| failed(&error))
+        file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(failed)
+    }
+}
+
+/// Error of appending a record to a file.
+#[derive(Debug)]
+pub struct AppendError {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Error of the file system.
+    pub source: io::Error,
+}
+
+impl fmt::Display for AppendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot append to {}: {}", self.path.display(), self.source)
+    }
+}
+
+impl std::error::Error for AppendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
     }
 }
 

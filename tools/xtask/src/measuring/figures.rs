@@ -5,6 +5,7 @@
 //! them in the order of the file. A target that is missed needs a note with the cause.
 
 mod entry;
+mod error;
 mod page;
 
 use std::collections::BTreeSet;
@@ -13,6 +14,7 @@ use std::fs;
 use toml::de::{DeTable, DeValue};
 
 use entry::Entry;
+use error::{Fault, SourceError};
 
 use crate::process::Failure;
 use crate::tidy::documents::links::slug;
@@ -80,8 +82,8 @@ struct Target {
 
 impl Results {
     /// Reads the source. The error names the figure and the key.
-    fn parse(text: &str) -> Result<Self, String> {
-        let root = DeTable::parse(text).map_err(|error| error.to_string())?.into_inner();
+    fn parse(text: &str) -> Result<Self, SourceError> {
+        let root = DeTable::parse(text).map_err(SourceError::Syntax)?.into_inner();
         let root = Entry { name: "the file".to_string(), table: &root };
         root.check_keys(&["introduction", "method", "machine", "figure"])?;
         let machines = root.entries("machine")?.iter().map(Machine::parse).collect::<Result<Vec<_>, _>>()?;
@@ -91,19 +93,15 @@ impl Results {
         let mut headings: BTreeSet<String> = BTreeSet::new();
         for entry in root.entries("figure")? {
             let figure = Figure::parse(&entry)?;
-            let name = &entry.name;
             if !ids.contains(figure.machine.as_str()) {
-                return Err(format!("{name}: there is no machine `{}`", figure.machine));
+                return Err(entry.error(Fault::NoMachine(figure.machine)));
             }
             if !names.insert(entry.text("id")?) || !headings.insert(slug(&figure.title)) {
-                return Err(format!("{name}: another figure has its id or its title"));
+                return Err(entry.error(Fault::Twice));
             }
             let is_next = figures.last().is_none_or(|last| last.section != figure.section);
             if is_next && !headings.insert(slug(&figure.section)) {
-                return Err(format!(
-                    "{name}: section `{}` has figures elsewhere, or the name of a figure",
-                    figure.section
-                ));
+                return Err(entry.error(Fault::Section(figure.section)));
             }
             figures.push(figure);
         }
@@ -112,7 +110,7 @@ impl Results {
 }
 
 impl Machine {
-    fn parse(entry: &Entry<'_>) -> Result<Self, String> {
+    fn parse(entry: &Entry<'_>) -> Result<Self, SourceError> {
         entry.check_keys(&["id", "processor", "memory", "kernel", "compiler", "notes"])?;
         Ok(Self {
             id: entry.text("id")?,
@@ -126,7 +124,7 @@ impl Machine {
 }
 
 impl Figure {
-    fn parse(entry: &Entry<'_>) -> Result<Self, String> {
+    fn parse(entry: &Entry<'_>) -> Result<Self, SourceError> {
         const KEYS: [&str; 13] = [
             "id", "section", "title", "what", "value", "columns", "rows", "target", "met", "date", "machine",
             "command", "note",
@@ -144,44 +142,44 @@ impl Figure {
             note: entry.optional_text("note")?,
         };
         if !is_date(&figure.date) {
-            return Err(format!("{}: `{}` is no date, YYYY-MM-DD", entry.name, figure.date));
+            return Err(entry.error(Fault::NotDate(figure.date)));
         }
         let is_missed = figure.target.as_ref().is_some_and(|target| target.is_met == Some(false));
         if is_missed && figure.note.is_none() {
-            return Err(format!("{}: it misses its target and has no note with the cause", entry.name));
+            return Err(entry.error(Fault::NoCause));
         }
         Ok(figure)
     }
 }
 
 impl Outcome {
-    fn parse(entry: &Entry<'_>) -> Result<Self, String> {
+    fn parse(entry: &Entry<'_>) -> Result<Self, SourceError> {
         if let Some(value) = entry.optional_text("value")? {
             let is_alone = ["columns", "rows"].iter().all(|key| entry.table.get(*key).is_none());
-            return if is_alone { Ok(Self::Value(value)) } else { Err(format!("{}: value or rows", entry.name)) };
+            return if is_alone { Ok(Self::Value(value)) } else { Err(entry.error(Fault::ValueAndRows)) };
         }
         let columns = entry.list("columns", Entry::cell)?;
-        let rows = entry.list("rows", |value, name| {
-            let cells = value.as_array().ok_or_else(|| format!("{name}: a row is a list of strings"))?;
-            cells.iter().map(|cell| Entry::cell(cell.get_ref(), name)).collect::<Result<Vec<String>, _>>()
+        let rows = entry.list("rows", |value| {
+            let cells = value.as_array().ok_or(Fault::NotRow)?;
+            cells.iter().map(|cell| Entry::cell(cell.get_ref())).collect::<Result<Vec<String>, _>>()
         })?;
         if let Some(row) = rows.iter().find(|row| row.len() != columns.len()) {
-            return Err(format!("{}: {} cells for {} columns: {row:?}", entry.name, row.len(), columns.len()));
+            return Err(entry.error(Fault::Cells { row: row.clone(), columns: columns.len() }));
         }
         Ok(Self::Table { columns, rows })
     }
 }
 
 impl Target {
-    fn parse(entry: &Entry<'_>) -> Result<Option<Self>, String> {
+    fn parse(entry: &Entry<'_>) -> Result<Option<Self>, SourceError> {
         let is_met = match entry.table.get("met").map(|value| value.get_ref()) {
             None => None,
             Some(DeValue::Boolean(is_met)) => Some(*is_met),
-            Some(_) => return Err(format!("{}: `met` is true or false", entry.name)),
+            Some(_) => return Err(entry.error(Fault::NotMet)),
         };
         match entry.optional_text("target")? {
             Some(text) => Ok(Some(Self { text, is_met })),
-            None if is_met.is_some() => Err(format!("{}: `met` without a target", entry.name)),
+            None if is_met.is_some() => Err(entry.error(Fault::NoTarget)),
             None => Ok(None),
         }
     }
@@ -306,7 +304,7 @@ Share of a core.
             let at = SOURCE_TEXT.find(line).unwrap();
             let end = at + SOURCE_TEXT[at..].find('\n').unwrap();
             let without = format!("{}{}", &SOURCE_TEXT[..at], &SOURCE_TEXT[end..]);
-            let problem = Results::parse(&without).err().unwrap();
+            let problem = Results::parse(&without).err().unwrap().to_string();
             let key = line.split(' ').next().unwrap();
             assert!(problem.contains("figure `first`") && problem.contains(key), "{line}: {problem}");
         }
@@ -325,13 +323,13 @@ Share of a core.
             ("note = ", "notes = ", "unknown key `notes`"),
             ("value = \"0.4 %\"\n", "", "no list `columns`"),
         ] {
-            let problem = Results::parse(&SOURCE_TEXT.replacen(there, instead, 1)).err().unwrap();
+            let problem = Results::parse(&SOURCE_TEXT.replacen(there, instead, 1)).err().unwrap().to_string();
             assert!(problem.contains(wanted), "{instead}: {problem}");
         }
         let second = &SOURCE_TEXT[SOURCE_TEXT.rfind("[[figure]]").unwrap()..];
         let other = second.replace("second", "third").replace("Idle", "Other").replace("Transfers", "Others");
         let last = second.replace("second", "fourth").replace("Idle", "Last");
-        let problem = Results::parse(&format!("{SOURCE_TEXT}{other}{last}")).err().unwrap();
+        let problem = Results::parse(&format!("{SOURCE_TEXT}{other}{last}")).err().unwrap().to_string();
         assert!(problem.contains("has figures elsewhere"), "{problem}");
     }
 }

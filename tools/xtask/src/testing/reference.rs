@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 
 /// Writes the pages.
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
-    let tree = Tree::read(&workspace.root).map_err(Failure::new)?;
+    let tree = Tree::read(&workspace.root).map_err(|error| Failure::new(error.to_string()))?;
     let path = workspace.root.join(errors::PAGE);
     std::fs::write(&path, errors::page(&tree)).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
     let mut command = workspace.cargo(&["test", "--package", "kvplane-tools", "--test", "end_to_end", "reference::"]);

@@ -1,5 +1,6 @@
 //! Waiting for an order of `kvplane ctl tier`: until it is done, has failed, or makes no progress.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::message::{TierAction, TierNode, TierShard};
@@ -11,6 +12,60 @@ const STALL: Duration = Duration::from_secs(60);
 /// plus the time that the longest record takes at the requested rate.
 const RECORD_BYTES: u64 = 32 << 20;
 
+/// Reason why an order will never be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum WaitError {
+    /// The node has not reported for this long.
+    Silent { node: u64, age_ns: u64 },
+    /// The node restarted before the order was done.
+    Restarted { node: u64 },
+    /// A shard of the node cannot carry it out.
+    Shard { node: u64, shard: u16, why: ShardFault },
+    /// No node made progress for this long.
+    Stalled { stalled: Duration },
+}
+
+/// Reason why a shard will never carry out an order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum ShardFault {
+    /// Its tier takes no writes; with its state.
+    NoWrites(String),
+    /// The verification was paused.
+    Paused,
+    /// The verification ended early; with the state of the tier.
+    NotAllRead(String),
+}
+
+impl fmt::Display for WaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent { node, age_ns } => {
+                write!(f, "node {node} has not reported for {} s", age_ns / 1_000_000_000)
+            }
+            Self::Restarted { node } => {
+                write!(f, "node {node} restarted before it was done: repeat the command")
+            }
+            Self::Shard { node, shard, why } => write!(f, "node {node}, shard {shard}: {why}"),
+            Self::Stalled { stalled } => {
+                let seconds = stalled.as_secs();
+                write!(f, "no progress for {seconds} s: see `kvplane ctl tier status` and the nodes' logs")
+            }
+        }
+    }
+}
+
+impl std::error::Error for WaitError {}
+
+impl fmt::Display for ShardFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoWrites(state) => write!(f, "no segment can be reclaimed: {state}"),
+            Self::Paused => f.write_str("verification was paused: `kvplane ctl tier verify` resumes it"),
+            Self::NotAllRead(state) => write!(f, "not all records were read: {state}"),
+        }
+    }
+}
+
 /// Returns true if a node has carried out an order; `before` is its state when the order was given. The error says why
 /// the order will never be done.
 pub(super) fn is_done(
@@ -19,13 +74,13 @@ pub(super) fn is_done(
     order: u64,
     action: TierAction,
     wait: bool,
-) -> Result<bool, String> {
+) -> Result<bool, WaitError> {
     let node = now.node;
     if now.age_ns > SILENCE_NS {
-        return Err(format!("node {node} has not reported for {} s", now.age_ns / 1_000_000_000));
+        return Err(WaitError::Silent { node, age_ns: now.age_ns });
     }
     if before.is_some_and(|before| before.incarnation != now.incarnation) {
-        return Err(format!("node {node} restarted before it was done: repeat the command"));
+        return Err(WaitError::Restarted { node });
     }
     if now.carried_out < order {
         return Ok(false);
@@ -34,26 +89,27 @@ pub(super) fn is_done(
     for shard in &now.shards {
         let then = before.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
         let done = shard_is_done(then, shard, action, wait);
-        all &= done.map_err(|why| format!("node {node}, shard {}: {why}", shard.shard))?;
+        all &= done.map_err(|why| WaitError::Shard { node, shard: shard.shard, why })?;
     }
     Ok(all)
 }
 
-fn shard_is_done(then: Option<&TierShard>, now: &TierShard, action: TierAction, wait: bool) -> Result<bool, String> {
+fn shard_is_done(
+    then: Option<&TierShard>,
+    now: &TierShard,
+    action: TierAction,
+    wait: bool,
+) -> Result<bool, ShardFault> {
     let state = &now.state;
     let takes_writes = matches!(state.as_str(), "serving" | "recovering");
     match action {
-        TierAction::Reclaim { free_percent: 1.. } if !takes_writes => {
-            Err(format!("no segment can be reclaimed: {state}"))
-        }
+        TierAction::Reclaim { free_percent: 1.. } if !takes_writes => Err(ShardFault::NoWrites(state.clone())),
         TierAction::Reclaim { .. } => Ok(!wait || now.wanted_free_segments == 0),
         TierAction::Verify { bytes_per_s: 0 } => Ok(true),
         TierAction::Verify { .. } if now.scrub == "verify" => Ok(!wait),
-        TierAction::Verify { .. } if now.scrub == "paused" => {
-            Err("verification was paused: `kvplane ctl tier verify` resumes it".to_owned())
-        }
+        TierAction::Verify { .. } if now.scrub == "paused" => Err(ShardFault::Paused),
         TierAction::Verify { .. } if then.is_some_and(|then| now.scrub_passes <= then.scrub_passes) => {
-            Err(format!("not all records were read: {state}"))
+            Err(ShardFault::NotAllRead(state.clone()))
         }
         TierAction::Verify { .. } => Ok(true),
     }
@@ -73,7 +129,7 @@ impl Patience {
     }
 
     /// Checks for progress; fails if there has been none for too long.
-    pub(super) fn look(&mut self, nodes: &[TierNode]) -> Result<(), String> {
+    pub(super) fn look(&mut self, nodes: &[TierNode]) -> Result<(), WaitError> {
         let seen: Vec<u64> = nodes.iter().flat_map(signs).collect();
         if seen != self.seen {
             (self.seen, self.since) = (seen, Instant::now());
@@ -86,8 +142,7 @@ impl Patience {
         };
         let stalled = self.since.elapsed();
         if stalled > STALL + longest {
-            let seconds = stalled.as_secs();
-            return Err(format!("no progress for {seconds} s: see `kvplane ctl tier status` and the nodes' logs"));
+            return Err(WaitError::Stalled { stalled });
         }
         Ok(())
     }
@@ -116,7 +171,7 @@ mod tests {
         TierNode { node: 7, incarnation: 1, age_ns: 0, carried_out: 5, shards: vec![shard] }
     }
 
-    fn look(now: &TierNode, action: TierAction) -> Result<bool, String> {
+    fn look(now: &TierNode, action: TierAction) -> Result<bool, WaitError> {
         is_done(Some(&node(|_| {})), now, 5, action, true)
     }
 
@@ -135,7 +190,7 @@ mod tests {
             (TierNode { incarnation: 2, ..node(|_| {}) }, VERIFY, "restarted before it was done"),
             (TierNode { age_ns: SILENCE_NS + 1, ..node(|_| {}) }, RECLAIM, "has not reported for 60 s"),
         ] {
-            let error = look(&now, action).expect_err(says);
+            let error = look(&now, action).expect_err(says).to_string();
             assert!(error.starts_with("node 7") && error.contains(says), "{error}");
         }
     }
@@ -147,7 +202,7 @@ mod tests {
         patience.look(&nodes).expect("it went on");
         patience.look(&nodes).expect("not yet for long");
         patience.since -= STALL + Duration::from_secs(1);
-        let error = patience.look(&nodes).expect_err("nothing goes on");
+        let error = patience.look(&nodes).expect_err("nothing goes on").to_string();
         assert!(error.contains("for 61 s"), "{error}");
         patience.look(&[node(|shard| shard.scrub_records = 9)]).expect("it went on");
         let mut patience = Patience::new(TierAction::Verify { bytes_per_s: 1 });

@@ -1,7 +1,8 @@
 //! Names of an object's files: their paths, the names of partial files, and their display.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 use kvplane_proto::digest::ContentHash;
@@ -13,6 +14,54 @@ const KNOWN_BY: usize = 64;
 
 /// Digits of the hash in the name of a partial file.
 const HASH_DIGITS: usize = 32;
+
+/// Error of an object whose names cannot be files of a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct NamesError {
+    object: String,
+    version: u64,
+    fault: NameFault,
+}
+
+/// Reason why a name cannot be a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum NameFault {
+    /// The name leads out of the directory, or to no file in it.
+    NotBelow { name: String },
+    /// A part of the path is longer than file systems allow.
+    TooLong { part: OsString },
+    /// Two files have the same path.
+    Twice { path: PathBuf },
+    /// The file has the path of the partial file of another one.
+    IsPart { file: PathBuf, of: PathBuf },
+    /// The file is at the path of the directory of another one.
+    IsDirectory { file: PathBuf, of: PathBuf },
+}
+
+impl fmt::Display for NamesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { object, version, fault } = self;
+        write!(f, "object {object:?} version {version} cannot be files: {fault}")
+    }
+}
+
+impl std::error::Error for NamesError {}
+
+impl fmt::Display for NameFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotBelow { name } => write!(f, "{name:?} is not below a directory"),
+            Self::TooLong { part } => {
+                write!(f, "{part:?} has {} bytes: a file's name has at most {NAME_BYTES}", part.len())
+            }
+            Self::Twice { path } => write!(f, "{path:?} is named twice"),
+            Self::IsPart { file, of } => write!(f, "{file:?} is the name of the partial file of {of:?}"),
+            Self::IsDirectory { file, of } => {
+                write!(f, "{file:?} is to be a file, and also the directory of {of:?}")
+            }
+        }
+    }
+}
 
 /// Path of a file, below the directory that an object is fetched into.
 #[derive(Debug)]
@@ -38,8 +87,8 @@ pub(super) fn printable(text: &str) -> String {
 ///
 /// # Errors
 /// Fails if a file is not below the directory, or if two files would be written to the same path; the error names them.
-pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<Place>, String> {
-    let refused = |why: String| format!("object {object:?} version {version} cannot be files: {why}");
+pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<Place>, NamesError> {
+    let refused = |fault| NamesError { object: object.to_owned(), version, fault };
     let mut places = Vec::with_capacity(names.len());
     for name in names {
         let path = below(name).map_err(refused)?;
@@ -51,14 +100,14 @@ pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<P
 }
 
 /// Returns the path of a file relative to the directory.
-fn below(name: &str) -> Result<PathBuf, String> {
+fn below(name: &str) -> Result<PathBuf, NameFault> {
     let path = Path::new(name);
     let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
     if name.is_empty() || name.contains('\0') || !is_below {
-        return Err(format!("{name:?} is not below a directory"));
+        return Err(NameFault::NotBelow { name: name.to_owned() });
     }
     if let Some(long) = path.iter().find(|part| part.len() > NAME_BYTES) {
-        return Err(format!("{long:?} has {} bytes: a file's name has at most {NAME_BYTES}", long.len()));
+        return Err(NameFault::TooLong { part: long.to_owned() });
     }
     // Normalizes the path, as by removing trailing slashes, so that equal paths compare equal.
     Ok(path.components().collect())
@@ -87,21 +136,21 @@ pub(super) fn is_part(name: &OsStr) -> bool {
 }
 
 /// Checks that no two files, complete or partial, have the same path.
-fn apart(places: &[Place]) -> Result<(), String> {
+fn apart(places: &[Place]) -> Result<(), NameFault> {
     let mut taken: BTreeMap<&Path, &Path> = BTreeMap::new();
     for place in places {
         if taken.insert(&place.path, &place.path).is_some() {
-            return Err(format!("{:?} is named twice", place.path));
+            return Err(NameFault::Twice { path: place.path.clone() });
         }
     }
     for place in places {
         if let Some(other) = taken.insert(&place.part, &place.path) {
-            return Err(format!("{other:?} is the name of the partial file of {:?}", place.path));
+            return Err(NameFault::IsPart { file: other.to_owned(), of: place.path.clone() });
         }
     }
     for place in places {
         if let Some(file) = place.path.ancestors().skip(1).find_map(|above| taken.get(above)) {
-            return Err(format!("{file:?} is to be a file, and also the directory of {:?}", place.path));
+            return Err(NameFault::IsDirectory { file: file.to_path_buf(), of: place.path.clone() });
         }
     }
     Ok(())
@@ -112,7 +161,7 @@ mod tests {
     use super::*;
 
     fn refusal(names: &[&str]) -> String {
-        places("a", 1, names).unwrap_err()
+        places("a", 1, names).unwrap_err().to_string()
     }
 
     #[test]

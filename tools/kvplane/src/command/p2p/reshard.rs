@@ -1,6 +1,7 @@
 //! `kvplane p2p reshard`: fetches a checkpoint that one parallel layout wrote, in the layout of another.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
@@ -232,24 +233,51 @@ impl Finder<'_> {
     }
 }
 
+/// Reason why a safetensors file does not have the tensors of a manifest.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum TensorError {
+    /// The file lacks a tensor.
+    Missing { tensor: String },
+    /// The file has a tensor of another type, shape or length.
+    Differs { tensor: String, dtype: String, shape: Vec<u64>, bytes: u64, wanted: Dtype, wanted_shape: Vec<u64> },
+}
+
+impl fmt::Display for TensorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { tensor } => write!(f, "it has no tensor {tensor:?}, which the manifest names"),
+            Self::Differs { tensor, dtype, shape, bytes, wanted, wanted_shape } => write!(
+                f,
+                "its tensor {tensor:?} is {dtype} {shape:?} of {bytes} bytes, but {wanted} {wanted_shape:?} in the \
+                 manifest"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for TensorError {}
+
 /// Returns the offsets of a part's fragments in a safetensors file: each is the tensor of its name.
 fn offsets_in(
     source: &Placement,
     part: usize,
     entries: &BTreeMap<String, safetensors::Entry>,
-) -> Result<Vec<u64>, String> {
+) -> Result<Vec<u64>, TensorError> {
     let mut offsets = Vec::new();
     for fragment in &source.parts()[part].fragments {
         let tensor = &source.tensors()[fragment.tensor];
         let name = &tensor.name;
-        let entry = entries.get(name).ok_or_else(|| format!("it has no tensor {name:?}, which the manifest names"))?;
+        let entry = entries.get(name).ok_or_else(|| TensorError::Missing { tensor: name.clone() })?;
         let (shape, bytes) = (fragment.area.shape(), source.bytes(fragment));
         if entry.shape != shape || Dtype::parse(&entry.dtype) != Some(tensor.dtype) || entry.bytes != bytes {
-            let (ours, theirs) = (&entry.shape, &entry.dtype);
-            return Err(format!(
-                "its tensor {name:?} is {theirs} {ours:?} of {} bytes, but {} {shape:?} in the manifest",
-                entry.bytes, tensor.dtype
-            ));
+            return Err(TensorError::Differs {
+                tensor: name.clone(),
+                dtype: entry.dtype.clone(),
+                shape: entry.shape.clone(),
+                bytes: entry.bytes,
+                wanted: tensor.dtype,
+                wanted_shape: shape.to_vec(),
+            });
         }
         offsets.push(entry.offset);
     }

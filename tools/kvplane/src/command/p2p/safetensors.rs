@@ -2,6 +2,7 @@
 //! tensors' bytes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde_json::{Map, Value};
 
@@ -11,6 +12,38 @@ pub(super) const LENGTH_BYTES: u64 = 8;
 const TABLE_BYTES: u64 = 100_000_000;
 /// Only name in the table that is not a tensor's.
 const METADATA: &str = "__metadata__";
+
+/// Error of a header that cannot be read.
+#[derive(Debug)]
+pub(super) enum HeaderError {
+    /// The table is longer than readers accept, or than the file.
+    TableBytes { bytes: u64, file_bytes: u64 },
+    /// The table is no JSON object.
+    Table(serde_json::Error),
+    /// The entry of a tensor is incomplete.
+    Entry { tensor: String },
+    /// The bytes of a tensor are not within the file.
+    Offsets { tensor: String, from: u64, to: u64, file_bytes: u64 },
+}
+
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TableBytes { bytes, file_bytes } => {
+                write!(f, "not a safetensors file: a table of {bytes} bytes in a file of {file_bytes}")
+            }
+            Self::Table(error) => write!(f, "not a safetensors file: invalid table: {error}"),
+            Self::Entry { tensor } => {
+                write!(f, "tensor {tensor:?}: a dtype, a shape and two data_offsets are needed")
+            }
+            Self::Offsets { tensor, from, to, file_bytes } => {
+                write!(f, "tensor {tensor:?}: data_offsets {from} to {to} in a file of {file_bytes} bytes")
+            }
+        }
+    }
+}
+
+impl std::error::Error for HeaderError {}
 
 /// Tensor of a file.
 pub(super) struct Entry {
@@ -22,30 +55,29 @@ pub(super) struct Entry {
 }
 
 /// Returns the length of a file's table, from its first eight bytes.
-pub(super) fn table_bytes(first: [u8; 8], file_bytes: u64) -> Result<u64, String> {
+pub(super) fn table_bytes(first: [u8; 8], file_bytes: u64) -> Result<u64, HeaderError> {
     let bytes = u64::from_le_bytes(first);
     if bytes == 0 || bytes > TABLE_BYTES || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
-        return Err(format!("not a safetensors file: a table of {bytes} bytes in a file of {file_bytes}"));
+        return Err(HeaderError::TableBytes { bytes, file_bytes });
     }
     Ok(bytes)
 }
 
 /// Parses the tensors of a file by name, from its table.
-pub(super) fn entries(table: &[u8], file_bytes: u64) -> Result<BTreeMap<String, Entry>, String> {
+pub(super) fn entries(table: &[u8], file_bytes: u64) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let begin = LENGTH_BYTES + table.len() as u64;
-    let table: Map<String, Value> =
-        serde_json::from_slice(table).map_err(|error| format!("not a safetensors file: invalid table: {error}"))?;
+    let table: Map<String, Value> = serde_json::from_slice(table).map_err(HeaderError::Table)?;
     let tensors = table.into_iter().filter(|(name, _)| name != METADATA);
     let entry = |(name, value): (String, Value)| {
         let numbers = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
         let dtype = value["dtype"].as_str().map(str::to_owned);
         let (shape, offsets) = (numbers(&value["shape"]), numbers(&value["data_offsets"]));
         let (Some(dtype), Some(shape), Some([from, to])) = (dtype, shape, offsets.as_deref()) else {
-            return Err(format!("tensor {name:?}: a dtype, a shape and two data_offsets are needed"));
+            return Err(HeaderError::Entry { tensor: name });
         };
         let end = to.checked_add(begin).filter(|&end| end <= file_bytes);
         let (Some(bytes), Some(_)) = (to.checked_sub(*from), end) else {
-            return Err(format!("tensor {name:?}: data_offsets {from} to {to} in a file of {file_bytes} bytes"));
+            return Err(HeaderError::Offsets { tensor: name, from: *from, to: *to, file_bytes });
         };
         Ok((name, Entry { dtype, shape, offset: begin + from, bytes }))
     };

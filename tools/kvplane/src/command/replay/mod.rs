@@ -9,6 +9,7 @@ mod run;
 mod tiered;
 mod worker;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use kvplane::{ClientConfig, RdmaUse};
 use kvplane_tools::report::{self, ReplayReport};
 use kvplane_tools::trace::{self, Shape, Trace};
 
-use super::tebench::values;
+use super::tebench::values::{self, ValueError};
 use super::{Failure, size};
 pub(crate) use run::{Plan, run};
 
@@ -45,7 +46,7 @@ impl Way {
     }
 
     /// Restricts a client's configuration to this transport.
-    pub(super) fn allow(self, config: ClientConfig, devices: &[String]) -> Result<ClientConfig, String> {
+    pub(super) fn allow(self, config: ClientConfig, devices: &[String]) -> Result<ClientConfig, ValueError> {
         let mode = match self {
             Self::Auto => RdmaUse::Auto,
             Self::Rdma => RdmaUse::Require,
@@ -140,13 +141,27 @@ pub(crate) struct Replay {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Speed(pub(crate) Option<f64>);
 
-fn speed(text: &str) -> Result<Speed, String> {
+/// Error of a text that is no speed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct SpeedError {
+    text: String,
+}
+
+impl fmt::Display for SpeedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a speed: give a factor above 0, or max", self.text)
+    }
+}
+
+impl std::error::Error for SpeedError {}
+
+fn speed(text: &str) -> Result<Speed, SpeedError> {
     if text == "max" {
         return Ok(Speed(None));
     }
     match text.parse::<f64>() {
         Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(Speed(Some(factor))),
-        _ => Err(format!("{text:?} is not a speed: give a factor above 0, or max")),
+        _ => Err(SpeedError { text: text.to_owned() }),
     }
 }
 

@@ -158,7 +158,7 @@ fn drive(
         for _ in 0..clients {
             let (tallies, ready) = (&tallies, Arc::clone(&ready));
             scope.spawn(move || {
-                let worker = make().map_err(|error| error.to_string());
+                let worker = make();
                 ready.wait();
                 shared.elapsed();
                 let outcome = worker.and_then(|worker| worker.run(shared));

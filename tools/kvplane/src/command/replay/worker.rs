@@ -85,7 +85,7 @@ impl Worker {
         Ok(Self { client, buffer, block_bytes, keys: Vec::new(), tally: Tally::default() })
     }
 
-    pub(super) fn run(mut self, shared: &ClientsState<'_>) -> Result<Tally, String> {
+    pub(super) fn run(mut self, shared: &ClientsState<'_>) -> Result<Tally, Failure> {
         loop {
             let index = shared.next.fetch_add(1, Ordering::Relaxed) as usize;
             let Some(request) = shared.trace.requests.get(index) else { return Ok(self.counted()) };

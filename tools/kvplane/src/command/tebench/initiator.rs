@@ -14,14 +14,12 @@ use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plo
 use super::engine::LOCAL;
 use super::gate::Gate;
 use super::load::{Lot, Work};
+use super::thread_error::ThreadError;
 use super::values::Transport;
 use super::worker::{Ground, Worker};
 use super::{Api, Failure, Tebench};
 use crate::command::NothingRun;
 use crate::command::process::metrics;
-
-/// Error of a thread that was ready but could not begin, because another thread was not.
-const ABANDONED: &str = "another thread could not begin";
 
 /// Benchmark run in progress.
 struct BenchRun<'a> {
@@ -195,33 +193,33 @@ impl BenchRun<'_> {
         let gate = Gate::new(lots.len());
         let before_ns = cpu::process_cpu_ns();
         let start = Instant::now();
-        let outcome: Vec<Result<_, String>> = std::thread::scope(|scope| {
+        let outcomes: Vec<Result<_, ThreadError>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(lots)
                 .map(|(thread, lot)| {
                     let (ground, gate) = (&ground, &gate);
-                    let body = move || thread_of(ground, gate, lot, thread).map_err(|error| error.to_string());
+                    let body = move || thread_of(ground, gate, lot, thread);
                     let builder = std::thread::Builder::new().name(format!("tebench-{thread}"));
                     let spawned = builder.spawn_scoped(scope, body);
-                    spawned.map_err(|error| {
+                    spawned.map_err(|source| {
                         gate.give_up();
-                        format!("thread {} of {} cannot be started: {error}", thread + 1, case.threads)
+                        ThreadError::NotStarted { number: thread + 1, threads: case.threads, source }
                     })
                 })
                 .collect();
-            let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<_, String>>, String>| {
-                thread?.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+            let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<_, ThreadError>>, ThreadError>| {
+                thread?.join().unwrap_or(Err(ThreadError::Panicked))
             };
             threads.into_iter().map(join).collect()
         });
+        let (done, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
         // The cause is reported before its consequences.
-        let failures = outcome.iter().filter_map(|outcome| outcome.as_ref().err());
-        if let Some(why) = failures.min_by_key(|why| *why == ABANDONED) {
-            return Err(why.clone().into());
+        let failures = failed.into_iter().filter_map(Result::err);
+        if let Some(why) = failures.min_by_key(|why| matches!(why, ThreadError::Abandoned)) {
+            return Err(why.into());
         }
         let mut threads = Vec::new();
-        for outcome in outcome {
-            let (samples, total_ns, metrics) = outcome?;
+        for (samples, total_ns, metrics) in done.into_iter().flatten() {
             threads.push((samples, total_ns));
             if let Some(metrics) = metrics {
                 self.add_counts(&metrics);
@@ -315,7 +313,7 @@ fn thread_of(
     gate: &Gate,
     lot: Lot,
     thread: u64,
-) -> Result<(Samples, u64, Option<Metrics>), Failure> {
+) -> Result<(Samples, u64, Option<Metrics>), ThreadError> {
     let (load, promises) = (ground.load, lot.promises);
     let way_in = gate.enter();
     let worker = Worker::new(ground, lot, thread).and_then(|mut worker| {
@@ -325,7 +323,7 @@ fn thread_of(
     let all_there = way_in.pass(worker.is_ok());
     let mut worker = worker?;
     if !all_there {
-        return Err(ABANDONED.into());
+        return Err(ThreadError::Abandoned);
     }
     let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread).with_promises(promises);
     let total_ns = worker.run_for(Duration::from_secs_f64(load.duration), Some(&mut samples))?;

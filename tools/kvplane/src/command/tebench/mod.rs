@@ -8,6 +8,7 @@ pub(crate) mod engine;
 mod gate;
 mod initiator;
 mod load;
+pub(crate) mod thread_error;
 pub(crate) mod values;
 mod worker;
 

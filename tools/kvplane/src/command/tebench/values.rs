@@ -1,8 +1,91 @@
 //! Parsers of flag values: accept what this build supports, refuse the rest with its name.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use kvplane::{RdmaConfig, RdmaUse};
+
+/// Error of a flag's value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum ValueError {
+    /// Any host could reach the registered memory at this address.
+    Open { flag: String, address: SocketAddr },
+    /// No engine has a transport of that name.
+    UnknownTransport { name: String },
+    /// Other engines have the transport, this build has not.
+    NoTransport {
+        name: String,
+        /// Missing part of the build.
+        lacks: &'static str,
+    },
+    /// RDMA devices are named, and RDMA is disabled.
+    Devices { flag: String, devices: String },
+    /// A matrix of RDMA devices is given, and RDMA is disabled.
+    Matrix,
+    /// The memory is a GPU's.
+    Vram,
+    /// No memory is of that type.
+    UnknownMemory { kind: String },
+    /// The memory of a GPU is needed.
+    Gpu { number: i32 },
+    /// The text is not the number of a GPU.
+    NotGpu { text: String },
+    /// A case of 0 seconds measures nothing.
+    NoSeconds,
+    /// The text is not a number of seconds.
+    NotSeconds { text: String },
+    /// The seconds are out of range.
+    Seconds { text: String },
+    /// The text is not a capacity.
+    NotCapacity { text: String },
+    /// Metadata addresses are given, and the metadata is without a store.
+    UrlsOfP2p { list: String },
+    /// The metadata store has no address.
+    NoUrls { kind: String },
+    /// The metadata store takes only one address.
+    ManyUrls { list: String, urls: usize, kind: String },
+}
+
+impl fmt::Display for ValueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open { flag, address } => write!(
+                f,
+                "{flag} {address} would be open without authentication: every host that reaches it could read and \
+                 write all of the registered memory; give a loopback address, or --open_to_network to allow it"
+            ),
+            Self::UnknownTransport { name } => {
+                write!(f, "{name:?} is not a transport: use tcp, rdma, shm, cma, iouring or local")
+            }
+            Self::NoTransport { name, lacks } => {
+                write!(f, "{name} is not available: this build has {lacks}: use tcp, rdma, shm, cma, iouring or local")
+            }
+            Self::Devices { flag, devices } => {
+                write!(f, "{flag} {devices}: RDMA is disabled by the other flags")
+            }
+            Self::Matrix => f.write_str("a matrix of RDMA devices is given, but RDMA is disabled by the other flags"),
+            Self::Vram => f.write_str("VRAM is not available: this build has no driver of GPU memory; use DRAM"),
+            Self::UnknownMemory { kind } => write!(f, "{kind:?} is not a type of memory: use DRAM"),
+            Self::Gpu { number } => {
+                write!(f, "GPU {number} is not available: this build has no driver of GPU memory; use 0 or -1")
+            }
+            Self::NotGpu { text } => write!(f, "{text:?} is not the number of a GPU"),
+            Self::NoSeconds => f.write_str("a case of 0 seconds measures nothing"),
+            Self::NotSeconds { text } => write!(f, "{text:?} is not a number of seconds"),
+            Self::Seconds { text } => write!(f, "{text} seconds: give from 0 to 1000000"),
+            Self::NotCapacity { text } => write!(f, "{text:?} is not a capacity: give GB/s from 0"),
+            Self::UrlsOfP2p { list } => {
+                write!(f, "--metadata_url_list {list:?} needs --metadata_type http, etcd or redis")
+            }
+            Self::NoUrls { kind } => write!(f, "--metadata_type {kind} needs --metadata_url_list"),
+            Self::ManyUrls { list, urls, kind } => {
+                write!(f, "--metadata_url_list {list:?} has {urls} addresses, {kind} takes one")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ValueError {}
 
 /// Address that an engine listens on, and the IP that it announces to peers instead, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,16 +105,13 @@ pub(crate) fn reached(
     address: SocketAddr,
     gives_memory: bool,
     open: bool,
-) -> Result<ListenAddress, String> {
+) -> Result<ListenAddress, ValueError> {
     if open || address.ip().is_loopback() {
         return Ok(ListenAddress { listen: address, announce: None });
     }
     // An unspecified address cannot be announced to peers: an engine with such an address serves every host.
     if gives_memory || address.ip().is_unspecified() {
-        return Err(format!(
-            "{flag} {address} would be open without authentication: every host that reaches it could read and write \
-             all of the registered memory; give a loopback address, or --open_to_network to allow it"
-        ));
+        return Err(ValueError::Open { flag: flag.to_owned(), address });
     }
     let loopback: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     Ok(ListenAddress { listen: SocketAddr::new(loopback, address.port()), announce: Some(address.ip()) })
@@ -80,7 +160,7 @@ impl Transport {
 }
 
 /// Parses a transport of `--xport_type`, `--tent_transport_hint` or `-protocol`.
-pub(crate) fn transport(text: &str) -> Result<Transport, String> {
+pub(crate) fn transport(text: &str) -> Result<Transport, ValueError> {
     Ok(match text {
         "" | "unspec" => Transport::Any,
         "tcp" => Transport::Tcp,
@@ -90,106 +170,103 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
         "iouring" | "io_uring" => Transport::Uring,
         "local" => Transport::Local,
         _ => {
-            return Err(format!(
-                "{}: use tcp, rdma, shm, cma, iouring or local",
-                missing_transport(text)
-                    .ok_or_else(|| format!("{text:?} is not a transport: use tcp, rdma, shm, cma, iouring or local"))?
-            ));
+            let name = text.to_owned();
+            return Err(match missing_part(text) {
+                Some(lacks) => ValueError::NoTransport { name, lacks },
+                None => ValueError::UnknownTransport { name },
+            });
         }
     })
 }
 
-/// Returns the reason why a transport of other engines is not available in this build.
-fn missing_transport(text: &str) -> Option<String> {
-    let what = match text {
+/// Returns the part of a build that a transport of other engines needs and this build lacks.
+fn missing_part(transport: &str) -> Option<&'static str> {
+    Some(match transport {
         "barex" | "efa" | "hp_tcp" => "no driver of network cards that bypass the kernel, other than RDMA's",
         "mnnvl" | "nvlink" | "nvlink_intra" | "gds" | "musa" | "hip" | "mpcomm" => "no driver of GPU memory",
         "ascend" | "sunrise_link" | "ub" | "cxl" | "nvmeof" => "no driver of that device",
         _ => return None,
-    };
-    Some(format!("{text} is not available: this build has {what}"))
+    })
 }
 
 /// Returns the configuration of RDMA in this mode, over the devices of the flag, or all if it names none. `matrix` is
 /// the affinity of devices to memory, as JSON or the path of a JSON file; empty to derive it from the machine's
 /// topology.
-pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String], matrix: &str) -> Result<RdmaConfig, String> {
+pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String], matrix: &str) -> Result<RdmaConfig, ValueError> {
     let names = devices.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
     let devices: Vec<String> = names.collect();
     if mode == RdmaUse::Never && !devices.is_empty() {
-        return Err(format!("{flag} {}: RDMA is disabled by the other flags", devices.join(",")));
+        return Err(ValueError::Devices { flag: flag.to_owned(), devices: devices.join(",") });
     }
     if mode == RdmaUse::Never && !matrix.is_empty() {
-        return Err("a matrix of RDMA devices is given, but RDMA is disabled by the other flags".to_owned());
+        return Err(ValueError::Matrix);
     }
     let matrix = (!matrix.is_empty()).then(|| matrix.to_owned());
     Ok(RdmaConfig { devices, matrix, ..RdmaConfig::of(mode) })
 }
 
 /// Parses a type of memory; only system memory is supported.
-pub(crate) fn memory(text: &str) -> Result<String, String> {
+pub(crate) fn memory(text: &str) -> Result<String, ValueError> {
     match text.to_ascii_uppercase().as_str() {
         "DRAM" => Ok("DRAM".to_owned()),
-        "VRAM" => Err("VRAM is not available: this build has no driver of GPU memory; use DRAM".to_owned()),
-        _ => Err(format!("{text:?} is not a type of memory: use DRAM")),
+        "VRAM" => Err(ValueError::Vram),
+        _ => Err(ValueError::UnknownMemory { kind: text.to_owned() }),
     }
 }
 
 /// Parses types of memory, separated by commas; none for an empty text.
-pub(crate) fn memories(text: &str) -> Result<Vec<String>, String> {
+pub(crate) fn memories(text: &str) -> Result<Vec<String>, ValueError> {
     text.split(',').map(str::trim).filter(|kind| !kind.is_empty()).map(memory).collect()
 }
 
 /// Parses the number of a GPU: only the values that mean none in particular.
-pub(crate) fn gpu(text: &str) -> Result<i32, String> {
+pub(crate) fn gpu(text: &str) -> Result<i32, ValueError> {
     match text.parse() {
         Ok(number @ (-1 | 0)) => Ok(number),
-        Ok(number) => {
-            Err(format!("GPU {number} is not available: this build has no driver of GPU memory; use 0 or -1"))
-        }
-        Err(_) => Err(format!("{text:?} is not the number of a GPU")),
+        Ok(number) => Err(ValueError::Gpu { number }),
+        Err(_) => Err(ValueError::NotGpu { text: text.to_owned() }),
     }
 }
 
 /// Parses seconds above 0, also fractions.
-pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, ValueError> {
     match seconds_or_none(text)? {
-        0.0 => Err("a case of 0 seconds measures nothing".to_owned()),
+        0.0 => Err(ValueError::NoSeconds),
         seconds => Ok(seconds),
     }
 }
 
 /// Parses seconds from 0, also fractions.
-pub(crate) fn seconds_or_none(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+pub(crate) fn seconds_or_none(text: &str) -> Result<f64, ValueError> {
+    let seconds: f64 = text.parse().map_err(|_| ValueError::NotSeconds { text: text.to_owned() })?;
     match (0.0..=1e6).contains(&seconds) {
         true => Ok(seconds),
-        false => Err(format!("{text} seconds: give from 0 to 1000000")),
+        false => Err(ValueError::Seconds { text: text.to_owned() }),
     }
 }
 
 /// Parses a capacity in GB/s; 0 means unknown.
-pub(crate) fn capacity(text: &str) -> Result<f64, String> {
+pub(crate) fn capacity(text: &str) -> Result<f64, ValueError> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate >= 0.0 => Ok(rate),
-        _ => Err(format!("{text:?} is not a capacity: give GB/s from 0")),
+        _ => Err(ValueError::NotCapacity { text: text.to_owned() }),
     }
 }
 
 /// Builds the connection string of a metadata store from its kind and the list of its addresses.
-pub(crate) fn metadata(kind: &str, list: &str) -> Result<String, String> {
+pub(crate) fn metadata(kind: &str, list: &str) -> Result<String, ValueError> {
     let urls: Vec<&str> = list.split(',').map(str::trim).filter(|url| !url.is_empty()).collect();
     if kind == "p2p" {
         return match urls.is_empty() {
             true => Ok("P2PHANDSHAKE".to_owned()),
-            false => Err(format!("--metadata_url_list {list:?} needs --metadata_type http, etcd or redis")),
+            false => Err(ValueError::UrlsOfP2p { list: list.to_owned() }),
         };
     }
     let [first, rest @ ..] = urls.as_slice() else {
-        return Err(format!("--metadata_type {kind} needs --metadata_url_list"));
+        return Err(ValueError::NoUrls { kind: kind.to_owned() });
     };
     if kind != "etcd" && !rest.is_empty() {
-        return Err(format!("--metadata_url_list {list:?} has {} addresses, {kind} takes one", urls.len()));
+        return Err(ValueError::ManyUrls { list: list.to_owned(), urls: urls.len(), kind: kind.to_owned() });
     }
     let bare = |url: &str| url.split_once("://").map_or(url, |(_, address)| address).to_owned();
     Ok(match kind {
@@ -208,7 +285,7 @@ mod tests {
     #[test]
     fn serving_beyond_loopback_needs_the_flag_and_initiators_open_no_port() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
-        let error = reached("--seg_name", at("192.0.2.7:5"), true, false).unwrap_err();
+        let error = reached("--seg_name", at("192.0.2.7:5"), true, false).unwrap_err().to_string();
         assert!(error.contains("--seg_name 192.0.2.7:5") && error.contains("--open_to_network"), "{error}");
         let plain = |listen| Ok(ListenAddress { listen, announce: None });
         assert_eq!(reached("--seg_name", at("192.0.2.7:5"), true, true), plain(at("192.0.2.7:5")));
@@ -216,21 +293,24 @@ mod tests {
         let known = |listen, as_ip: &str| Ok(ListenAddress { listen, announce: as_ip.parse().ok() });
         assert_eq!(reached("--seg_name", at("192.0.2.7:5"), false, false), known(at("127.0.0.1:5"), "192.0.2.7"));
         assert_eq!(reached("--seg_name", at("[2001:db8::7]:0"), false, false), known(at("[::1]:0"), "2001:db8::7"));
-        assert!(reached("--seg_name", at("0.0.0.0:0"), false, false).is_err_and(|error| error.contains("0.0.0.0:0")));
+        assert!(
+            reached("--seg_name", at("0.0.0.0:0"), false, false)
+                .is_err_and(|error| error.to_string().contains("0.0.0.0:0"))
+        );
     }
 
     #[test]
     fn unavailable_values_are_refused_by_name() {
         for (text, words) in [("efa", "efa is not available"), ("gds", "GPU memory"), ("pigeon", "not a transport")] {
-            let error = transport(text).unwrap_err();
+            let error = transport(text).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("tcp"), "{error}");
         }
         for name in ["tcp", "rdma", "shm", "cma", "iouring", "local", ""] {
             assert_eq!(transport(name).unwrap().name(), name);
         }
         assert_eq!(memories("dram, DRAM").unwrap(), ["DRAM", "DRAM"]);
-        assert!(memories("dram,vram").unwrap_err().contains("VRAM is not available"));
-        assert!(gpu("-1").is_ok() && gpu("0").is_ok() && gpu("1").unwrap_err().contains("GPU 1"));
+        assert!(memories("dram,vram").unwrap_err().to_string().contains("VRAM is not available"));
+        assert!(gpu("-1").is_ok() && gpu("0").is_ok() && gpu("1").unwrap_err().to_string().contains("GPU 1"));
         assert!(seconds("0").is_err() && seconds("nan").is_err() && seconds("0.02").is_ok());
         assert!(capacity("-1").is_err() && capacity("inf").is_err() && capacity("12.5").is_ok());
     }
@@ -241,7 +321,7 @@ mod tests {
         let config = rdma("--x", RdmaUse::Require, &list(" mlx5_1,, mlx5_0 "), "/m").unwrap();
         assert_eq!((config.mode, config.devices), (RdmaUse::Require, list("mlx5_1,mlx5_0")));
         assert!(rdma("--x", Transport::Any.rdma(), &list(""), "").unwrap().devices.is_empty());
-        let error = rdma("--x", Transport::Tcp.rdma(), &list("mlx5_0"), "").unwrap_err();
+        let error = rdma("--x", Transport::Tcp.rdma(), &list("mlx5_0"), "").unwrap_err().to_string();
         assert!(error.contains("--x mlx5_0"), "{error}");
     }
 
@@ -257,8 +337,8 @@ mod tests {
         for (kind, list, expected) in cases {
             assert_eq!(metadata(kind, list).unwrap(), expected);
         }
-        assert!(metadata("p2p", "http://x").unwrap_err().contains("--metadata_url_list"));
-        assert!(metadata("redis", "").unwrap_err().contains("needs --metadata_url_list"));
-        assert!(metadata("redis", "a:1,b:2").unwrap_err().contains("2 addresses"));
+        assert!(metadata("p2p", "http://x").unwrap_err().to_string().contains("--metadata_url_list"));
+        assert!(metadata("redis", "").unwrap_err().to_string().contains("needs --metadata_url_list"));
+        assert!(metadata("redis", "a:1,b:2").unwrap_err().to_string().contains("2 addresses"));
     }
 }

@@ -2,6 +2,8 @@
 
 use toml::de::{DeTable, DeValue};
 
+use super::error::{Fault, SourceError};
+
 /// A table of the source, with the name that problems are reported under.
 pub(super) struct Entry<'a> {
     pub(super) name: String,
@@ -9,14 +11,20 @@ pub(super) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    pub(super) fn check_keys(&self, known: &[&str]) -> Result<(), String> {
+    /// Returns the error of this fault of the table.
+    pub(super) fn error(&self, fault: Fault) -> SourceError {
+        SourceError::Table { name: self.name.clone(), fault }
+    }
+
+    pub(super) fn check_keys(&self, known: &[&str]) -> Result<(), SourceError> {
         let mut keys = self.table.keys().map(|key| key.get_ref().as_ref());
-        keys.find(|key| !known.contains(key)).map_or(Ok(()), |key| Err(format!("{}: unknown key `{key}`", self.name)))
+        let unknown = keys.find(|key| !known.contains(key));
+        unknown.map_or(Ok(()), |key| Err(self.error(Fault::UnknownKey(key.to_string()))))
     }
 
     /// The tables of an array, named by their ids.
-    pub(super) fn entries(&self, key: &str) -> Result<Vec<Self>, String> {
-        let missing = || format!("{}: no `[[{key}]]`", self.name);
+    pub(super) fn entries(&self, key: &str) -> Result<Vec<Self>, SourceError> {
+        let missing = || self.error(Fault::NoTables(key.to_string()));
         let array = self.table.get(key).and_then(|value| value.get_ref().as_array()).ok_or_else(missing)?;
         let tables = array.iter().map(|value| value.get_ref().as_table().ok_or_else(missing));
         let named = tables.map(|table| {
@@ -26,29 +34,29 @@ impl<'a> Entry<'a> {
         named.collect()
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<String, String> {
-        self.optional_text(key)?.ok_or_else(|| format!("{}: no `{key}`", self.name))
+    pub(super) fn text(&self, key: &str) -> Result<String, SourceError> {
+        self.optional_text(key)?.ok_or_else(|| self.error(Fault::NoText(key.to_string())))
     }
 
-    pub(super) fn optional_text(&self, key: &str) -> Result<Option<String>, String> {
+    pub(super) fn optional_text(&self, key: &str) -> Result<Option<String>, SourceError> {
         let Some(value) = self.table.get(key) else { return Ok(None) };
         let text = value.get_ref().as_str().map(str::trim).filter(|text| !text.is_empty());
-        text.map(|text| Some(text.to_string())).ok_or_else(|| format!("{}: `{key}` is no text", self.name))
+        text.map(|text| Some(text.to_string())).ok_or_else(|| self.error(Fault::NotText(key.to_string())))
     }
 
     pub(super) fn list<T>(
         &self,
         key: &str,
-        parse: impl Fn(&DeValue<'_>, &str) -> Result<T, String>,
-    ) -> Result<Vec<T>, String> {
-        let missing = || format!("{}: no value, and no list `{key}`", self.name);
+        parse: impl Fn(&DeValue<'_>) -> Result<T, Fault>,
+    ) -> Result<Vec<T>, SourceError> {
+        let missing = || self.error(Fault::NoList(key.to_string()));
         let array = self.table.get(key).and_then(|value| value.get_ref().as_array()).ok_or_else(missing)?;
-        array.iter().map(|value| parse(value.get_ref(), &self.name)).collect()
+        array.iter().map(|value| parse(value.get_ref()).map_err(|fault| self.error(fault))).collect()
     }
 
-    pub(super) fn cell(value: &DeValue<'_>, name: &str) -> Result<String, String> {
+    pub(super) fn cell(value: &DeValue<'_>) -> Result<String, Fault> {
         let is_cell = |text: &&str| !text.contains(['|', '\n']);
         let text = value.as_str().filter(is_cell);
-        text.map(str::to_string).ok_or_else(|| format!("{name}: a cell is a string of one line without `|`"))
+        text.map(str::to_string).ok_or(Fault::NotCell)
     }
 }

@@ -5,6 +5,7 @@
 //! compares, and `cargo x tidy --write-map` writes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use super::super::wording::header::first_sentence;
 use crate::tidy::Violation;
@@ -91,10 +92,21 @@ fn modules<'a>(manifest: &Manifest<'_>, files: &[&'a File]) -> BTreeMap<String, 
     modules
 }
 
+/// Error of a document without the lines around its map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoMap;
+
+impl fmt::Display for NoMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{DOCUMENT} lacks the lines `{BEGIN}` and `{END}`")
+    }
+}
+
+impl std::error::Error for NoMap {}
+
 /// Returns the document with `map` in place of its present map.
-pub fn replace(document: &str, map: &str) -> Result<String, String> {
-    let (before, _, after) =
-        split(document).ok_or_else(|| format!("{DOCUMENT} lacks the lines `{BEGIN}` and `{END}`"))?;
+pub fn replace(document: &str, map: &str) -> Result<String, NoMap> {
+    let (before, _, after) = split(document).ok_or(NoMap)?;
     Ok(format!("{before}{map}{after}"))
 }
 

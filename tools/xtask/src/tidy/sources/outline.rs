@@ -8,6 +8,8 @@ mod attributes;
 mod macros;
 mod reader;
 
+use std::fmt;
+
 use proc_macro2::{Span, TokenStream, TokenTree};
 
 /// Outline of one Rust source.
@@ -167,10 +169,27 @@ pub struct Mention {
     pub in_test: bool,
 }
 
+/// Error of a source that is not valid Rust.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyntaxError {
+    /// Line at which it is not.
+    pub line: usize,
+    /// Message of the parser, whose own error cannot leave its thread.
+    pub reason: String,
+}
+
+impl fmt::Display for SyntaxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.reason)
+    }
+}
+
+impl std::error::Error for SyntaxError {}
+
 impl Outline {
-    /// Returns the outline of the source `text`. The error names the line at which the source is not valid Rust.
-    pub fn of(text: &str) -> Result<Self, String> {
-        let fault = |error: syn::Error| format!("line {}: {error}", error.span().start().line);
+    /// Returns the outline of the source `text`.
+    pub fn of(text: &str) -> Result<Self, SyntaxError> {
+        let fault = |error: syn::Error| SyntaxError { line: error.span().start().line, reason: error.to_string() };
         let tokens: TokenStream = text.parse().map_err(|error| fault(syn::Error::from(error)))?;
         let unsafe_lines = if text.contains("unsafe") { lines_of(tokens.clone(), "unsafe") } else { Vec::new() };
         let file: syn::File = syn::parse2(tokens).map_err(fault)?;
@@ -298,7 +317,7 @@ mod tests {
     fn an_invalid_source_is_an_error_with_its_line() {
         for (text, line) in [("fn a() {}\nfn b( {}\n", "line 2"), ("\n\"open", "line 2"), ("fn a() { 1 + }", "line 1")]
         {
-            let fault = Outline::of(text).unwrap_err();
+            let fault = Outline::of(text).unwrap_err().to_string();
             assert!(fault.starts_with(line), "{fault}");
         }
     }

@@ -4,12 +4,14 @@
 //! are walked. Files that are not UTF-8 are skipped. Rust sources are parsed on all cores, which is most of the time
 //! that the rules take.
 
+use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::cores;
-use super::outline::Outline;
+use super::outline::{Outline, SyntaxError};
 
 /// Text file.
 #[derive(Debug)]
@@ -21,7 +23,7 @@ pub struct File {
     /// Outline of a Rust source; empty for other files, and for sources that cannot be parsed.
     pub outline: Outline,
     /// Error of parsing the source, if it cannot be parsed.
-    pub fault: Option<String>,
+    pub fault: Option<SyntaxError>,
 }
 
 impl File {
@@ -56,6 +58,23 @@ impl File {
     }
 }
 
+/// Error of a file or directory that cannot be read.
+#[derive(Debug)]
+pub struct ReadError {
+    /// Path of the file or directory.
+    pub path: PathBuf,
+    /// Error of the file system.
+    pub source: io::Error,
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.source)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
 /// All text files, sorted by path.
 #[derive(Debug)]
 pub struct Tree {
@@ -70,8 +89,8 @@ impl Tree {
         Self::parsed(files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect())
     }
 
-    /// Reads the tree below `root`. The error names the file that could not be read.
-    pub fn read(root: &Path) -> Result<Self, String> {
+    /// Reads the tree below `root`.
+    pub fn read(root: &Path) -> Result<Self, ReadError> {
         let paths = match listed_by_git(root) {
             Some(paths) => paths,
             None => walk(root)?,
@@ -83,7 +102,7 @@ impl Tree {
             if !fs::symlink_metadata(&full).is_ok_and(|metadata| metadata.is_file()) {
                 continue;
             }
-            let bytes = fs::read(&full).map_err(|error| format!("{}: {error}", full.display()))?;
+            let bytes = fs::read(&full).map_err(|source| ReadError { path: full, source })?;
             if let Ok(text) = String::from_utf8(bytes) {
                 files.push((path, text));
             }
@@ -124,7 +143,7 @@ impl Tree {
     }
 }
 
-fn outlined(path: &str, text: &str) -> Result<Outline, String> {
+fn outlined(path: &str, text: &str) -> Result<Outline, SyntaxError> {
     if path.ends_with(".rs") { Outline::of(text) } else { Ok(Outline::default()) }
 }
 
@@ -140,12 +159,12 @@ fn listed_by_git(root: &Path) -> Option<Vec<String>> {
     Some(text.split('\0').filter(|path| !path.is_empty()).map(str::to_string).collect())
 }
 
-fn walk(root: &Path) -> Result<Vec<String>, String> {
+fn walk(root: &Path) -> Result<Vec<String>, ReadError> {
     let mut paths = Vec::new();
     let mut pending = vec![String::new()];
     while let Some(directory) = pending.pop() {
         let full = root.join(&directory);
-        let entries = fs::read_dir(&full).map_err(|error| format!("{}: {error}", full.display()))?;
+        let entries = fs::read_dir(&full).map_err(|source| ReadError { path: full, source })?;
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = if directory.is_empty() { name.clone() } else { format!("{directory}/{name}") };
