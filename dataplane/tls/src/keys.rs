@@ -59,7 +59,8 @@ pub struct UnknownMode {
 
 impl fmt::Display for UnknownMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a TLS mode: use off, offer or require", self.word)
+        let word = &self.word;
+        write!(f, "{word:?} is not a TLS mode: use off, offer or require")
     }
 }
 

@@ -46,7 +46,8 @@ struct PortError {
 
 impl fmt::Display for PortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "port {} is above 65535", self.port)
+        let port = self.port;
+        write!(f, "port {port} is above 65535")
     }
 }
 

@@ -50,7 +50,8 @@ pub struct UnknownEviction {
 
 impl fmt::Display for UnknownEviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no eviction policy: use slru, s3fifo or lru", self.name)
+        let name = &self.name;
+        write!(f, "{name:?} is no eviction policy: use slru, s3fifo or lru")
     }
 }
 

@@ -186,7 +186,8 @@ struct SecondsError {
 
 impl fmt::Display for SecondsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: give seconds, 86400 at most", self.text)
+        let text = &self.text;
+        write!(f, "{text:?}: give seconds, 86400 at most")
     }
 }
 

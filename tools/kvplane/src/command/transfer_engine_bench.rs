@@ -68,7 +68,8 @@ struct UnitError {
 
 impl fmt::Display for UnitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not one of {}", self.name, UNITS.map(|unit| unit.name).join(", "))
+        let (name, names) = (&self.name, UNITS.map(|unit| unit.name).join(", "));
+        write!(f, "{name:?} is not one of {names}")
     }
 }
 

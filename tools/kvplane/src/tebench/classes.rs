@@ -198,11 +198,11 @@ pub struct UnknownIntent {
 
 impl fmt::Display for UnknownIntent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
         write!(
             f,
-            "{:?} is not one of unspec, foreground_get, background_prefetch, migration, checkpoint, weight_loading, \
-             staging_internal",
-            self.name
+            "{name:?} is not one of unspec, foreground_get, background_prefetch, migration, checkpoint, \
+             weight_loading, staging_internal"
         )
     }
 }

@@ -171,7 +171,8 @@ pub struct AppendError {
 
 impl fmt::Display for AppendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot append to {}: {}", self.path.display(), self.source)
+        let (path, source) = (self.path.display(), &self.source);
+        write!(f, "cannot append to {path}: {source}")
     }
 }
 

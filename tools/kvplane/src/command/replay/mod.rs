@@ -149,7 +149,8 @@ struct SpeedError {
 
 impl fmt::Display for SpeedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a speed: give a factor above 0, or max", self.text)
+        let text = &self.text;
+        write!(f, "{text:?} is not a speed: give a factor above 0, or max")
     }
 }
 
