@@ -7,10 +7,11 @@ use kvplane_proto::map::ShardKey;
 use super::migration::MoveCounters;
 use super::objects::Objects;
 use super::replication::CopyCounters;
+use super::segments::Segments;
 use super::shard::sessions::SessionCounters;
 use super::shard::timing::ServiceTimes;
+use super::tiering::Tiering;
 use super::types::{PeerKey, PoolBytes, ServiceCounters};
-use super::{Segments, Service, Tiering};
 use crate::TenantUse;
 use crate::events::{EventPage, Medium};
 use crate::store::Store;
@@ -30,39 +31,36 @@ const SSD: u64 = 1 << 40;
 /// Read-only view of a service.
 #[derive(Clone, Copy)]
 pub struct Inspection<'a> {
-    service: &'a Service,
+    objects: &'a Objects,
+    segments: &'a Segments,
 }
 
 impl<'a> Inspection<'a> {
-    pub(super) const fn new(service: &'a Service) -> Self {
-        Self { service }
-    }
-
-    const fn objects(self) -> &'a Objects {
-        &self.service.objects
+    pub(super) const fn new(objects: &'a Objects, segments: &'a Segments) -> Self {
+        Self { objects, segments }
     }
 
     const fn store(self) -> Option<&'a Store> {
-        self.objects().local.shard.store.as_ref()
+        self.objects.local.shard.store.as_ref()
     }
 
     /// Returns the registered memory.
     #[must_use]
     pub const fn segments(self) -> &'a Segments {
-        &self.service.segments
+        self.segments
     }
 
     /// Returns the tier, if there is one.
     #[must_use]
     pub fn tier(self) -> Option<&'a Tiering> {
-        self.objects().local.tiering.as_deref()
+        self.objects.local.tiering.as_deref()
     }
 
     /// Returns the counters.
     #[must_use]
     pub const fn counters(self) -> ServiceCounters {
-        let shard = &self.objects().local.shard;
-        let (read_bytes, write_bytes) = self.service.segments.bytes();
+        let shard = &self.objects.local.shard;
+        let (read_bytes, write_bytes) = self.segments.bytes();
         let &SessionCounters { greeted, closed, strangers, tickets_ended, unauthorized } = shard.sessions.counters();
         let unauthorized = shard.counters.unauthorized + unauthorized;
         let connections = ServiceCounters { greeted, closed, strangers, tickets_ended, unauthorized, ..shard.counters };
@@ -72,7 +70,7 @@ impl<'a> Inspection<'a> {
     /// Returns the latency of requests until now.
     #[must_use]
     pub fn times(self, now_ns: u64) -> ServiceTimes {
-        self.objects().local.shard.answers.timed.snapshot(now_ns)
+        self.objects.local.shard.answers.timed.snapshot(now_ns)
     }
 
     /// Returns the usage of each tenant.
@@ -84,43 +82,43 @@ impl<'a> Inspection<'a> {
     /// Returns true if a connection was welcomed; the shard keeps no state for it before.
     #[must_use]
     pub fn is_welcome(self, peer: PeerKey) -> bool {
-        self.objects().local.shard.sessions.is_welcome(peer)
+        self.objects.local.shard.sessions.is_welcome(peer)
     }
 
     /// Returns true if an RDMA connection may be negotiated on this connection.
     #[must_use]
     pub fn may_carry(self, peer: PeerKey) -> bool {
-        self.objects().local.shard.sessions.may_carry(peer)
+        self.objects.local.shard.sessions.may_carry(peer)
     }
 
     /// Returns the epoch of the map by which slots are served: not the newest received while that one is not durable.
     #[must_use]
     pub const fn served_epoch(self) -> Epoch {
-        self.objects().local.shard.ownership.epoch()
+        self.objects.local.shard.ownership.epoch()
     }
 
     /// Returns true if a slot is served.
     #[must_use]
     pub fn serves(self, slot: Slot) -> bool {
-        self.objects().local.shard.ownership.owned().has(slot)
+        self.objects.local.shard.ownership.owned().has(slot)
     }
 
     /// Returns true if a slot's objects are kept here for its new owner.
     #[must_use]
     pub fn exports(self, slot: Slot) -> bool {
-        self.objects().local.shard.exports.has_slot(slot)
+        self.objects.local.shard.exports.has_slot(slot)
     }
 
     /// Returns the shard that the objects of a slot are fetched from, if any.
     #[must_use]
     pub fn source_of(self, slot: Slot) -> Option<ShardKey> {
-        self.objects().migration.source_of(slot)
+        self.objects.migration.source_of(slot)
     }
 
     /// Returns the progress of migration.
     #[must_use]
     pub fn move_counters(self) -> MoveCounters {
-        let Objects { local, migration, replication } = self.objects();
+        let Objects { local, migration, replication } = self.objects;
         let all_here = migration.is_done() && replication.has_walked();
         MoveCounters {
             exporting_slots: local.shard.exports.len() as u64,
@@ -132,32 +130,32 @@ impl<'a> Inspection<'a> {
     /// Returns the counters of replication.
     #[must_use]
     pub fn copy_counters(self) -> CopyCounters {
-        self.objects().replication.counters(&self.objects().local.shard)
+        self.objects.replication.counters(&self.objects.local.shard)
     }
 
     /// Returns the replica owner of a slot of this shard.
     #[must_use]
     pub fn second_of(self, slot: Slot) -> Option<ShardKey> {
-        self.objects().local.shard.replicas.owner(slot)
+        self.objects.local.shard.replicas.owner(slot)
     }
 
     /// Returns the epoch since which this shard has been the replica owner of a slot, for the same incarnation of the
     /// owner.
     #[must_use]
     pub fn second_since(self, slot: Slot) -> Option<Epoch> {
-        self.objects().local.shard.replicas.relation(slot).map(|relation| relation.since)
+        self.objects.local.shard.replicas.relation(slot).map(|relation| relation.since)
     }
 
     /// Returns the length of an object on the SSD, if the SSD has it. Does not count as an access.
     #[must_use]
     pub fn ssd_bytes(self, digest: Digest) -> Option<u64> {
-        self.objects().local.on_ssd(digest).map(|view| view.payload_bytes.into())
+        self.objects.local.on_ssd(digest).map(|view| view.payload_bytes.into())
     }
 
     /// Returns the names of those of these objects that are in memory with a name: index in `digests`, tenant and key.
     #[must_use]
     pub fn names_of(self, digests: &[Digest], pool: &dyn PoolBytes) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
-        self.objects().local.shard.names_of(digests, pool)
+        self.objects.local.shard.names_of(digests, pool)
     }
 
     /// Returns the number of the next event; 0 without a store.

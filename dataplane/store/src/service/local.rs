@@ -20,7 +20,8 @@ use super::shard::stream_read::Reader;
 use super::tiering::reconciliation::changes::Changes;
 use super::tiering::reconciliation::compare;
 use super::tiering::{
-    Demotion, MoveProgress, ObjectTenant, Promotion, SlotSources, Ssd, Strike, TierPolicy, Tiering, may_put_without_ssd,
+    Demotion, MoveProgress, ObjectTenant, SlotSources, Ssd, Strike, TierPolicy, Tiering, may_put_without_ssd,
+    wanted_until_ns,
 };
 use super::types::{CommittedObject, Identity, MapStanding, reserve_status};
 use crate::store::Store;
@@ -162,7 +163,7 @@ impl LocalStore {
 
     /// Returns the time until which the objects of an exists request are to be prefetched; `None` if not.
     pub(super) fn wants_ahead(&self, header: &Header) -> Option<u64> {
-        Promotion::wants_ahead(self.ssd()?, header, self.shard.now_ns)
+        wanted_until_ns(&self.ssd()?.policy, header, self.shard.now_ns)
     }
 
     /// Begins to prefetch an object, if there is room, or if it is `needed`.

@@ -195,7 +195,7 @@ impl Service {
     /// Returns a read-only view for metrics and diagnostics.
     #[must_use]
     pub const fn inspect(&self) -> Inspection<'_> {
-        Inspection::new(self)
+        Inspection::new(&self.objects, &self.segments)
     }
 
     /// Returns a mutable view for the host's settings and commands.

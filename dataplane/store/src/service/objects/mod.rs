@@ -349,9 +349,9 @@ impl Objects {
     /// may come from an earlier attempt of the same put, whose reply was lost, and may not be on the SSD yet for which
     /// the put was to wait.
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
-        self.replication.note_orphans(&mut self.local.shard);
+        self.replication.removals.note_orphans(&mut self.local.shard);
         let awaited = self.local.awaits_ssd(digest, asked);
-        if self.replication.owes(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
+        if self.replication.removals.owes(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
     }
 
     /// Reserves memory for an object and its tail, and enqueues the tail to be written.

@@ -106,7 +106,7 @@ impl Objects {
         let (peer, request) = (context.peer, header.request);
         let Self { local, replication, .. } = self;
         // The removal is not complete before the replicas are gone.
-        let owed = replication.owed_among(&mut local.shard, digests);
+        let owed = replication.removals.owed_among(&mut local.shard, digests);
         let mut tiering = local.tiering.as_mut().filter(|_| !digests.is_empty());
         if let Some(status) = tiering.as_ref().and_then(|tiering| tiering.ssd.may_remove(digests.len()).err()) {
             local.shard.answers.answer(peer, Operation::Remove, header, status);
@@ -126,7 +126,7 @@ impl Objects {
             tiering.ssd.remove(&mut local.shard, digests, &item_at);
         }
         for at in owed {
-            replication.wait_for_drop(&mut local.shard, digests[at], item_at(at));
+            replication.removals.wait(&mut local.shard, digests[at], item_at(at));
         }
     }
 
@@ -173,16 +173,16 @@ impl Objects {
         let operation = Operation::RemoveCopy;
         let Some(items) = self.owned_digests(context, operation, header, body)? else { return Ok(()) };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
-        self.replication.note_orphans(&mut self.local.shard);
+        self.replication.removals.note_orphans(&mut self.local.shard);
         let (mut bits, mut waits) = (Vec::with_capacity(digests.len()), Vec::new());
         for (at, digest) in digests.iter().enumerate() {
             let there = !self.local.is_anothers(context, *digest) && self.local.shard.has(*digest);
             if there {
-                self.replication.give_up(&mut self.local.shard, *digest);
+                self.replication.removals.give_up(&mut self.local.shard, *digest);
                 self.local.write_promise(*digest);
             }
             // A client that retries because the replica owner had not answered gets the same answer.
-            let owed = there && self.replication.owes(*digest);
+            let owed = there && self.replication.removals.owes(*digest);
             bits.push(owed);
             if owed {
                 waits.push(at);
@@ -194,7 +194,7 @@ impl Objects {
             return Ok(());
         }
         let item_at = shard.defer(context.peer, header.request, Replies::Copies(bits, Status::Ok), waits.len());
-        waits.into_iter().for_each(|at| self.replication.wait_for_drop(shard, digests[at], item_at(at)));
+        waits.into_iter().for_each(|at| self.replication.removals.wait(shard, digests[at], item_at(at)));
         Ok(())
     }
 }

@@ -173,7 +173,7 @@ impl Puts {
                 Ok((put_session, complete)) => self.seal_one(objects, put_session, &complete),
                 // It is not known any more whether the commit was acknowledged, or whether a replica of the object that
                 // it replaced still has to be dropped.
-                Err(SealError::Sealed(..)) if objects.replication.owes_any(&mut objects.local.shard) => {
+                Err(SealError::Sealed(..)) if objects.replication.removals.owes_any(&mut objects.local.shard) => {
                     Err(CommitReply { status: Status::Busy, version: Version(0), flags: ItemFlags::NONE })
                 }
                 Err(SealError::Sealed(digest, version)) => {

@@ -31,32 +31,32 @@ mod heat;
 mod owed;
 mod owners;
 mod pushes;
+mod removals;
 mod waits;
 mod walks;
 mod wishes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::ids::{Epoch, SLOTS, Slot};
+use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
 use kvplane_proto::map::{ShardKey, SlotOwners};
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::{Digest, FrameFlags};
 
 use self::heat::Heat;
-use self::owed::OwedRemovals;
 use self::owners::ReplicaOwners;
+use self::pushes::Pushes;
 pub use self::pushes::copy_of;
-use self::pushes::{Call, Pushes};
-pub(super) use self::waits::CopyWaits;
-use self::waits::Waits;
+use self::removals::ReplicaRemovals;
 use self::walks::{SsdWalk, Walk};
 pub use self::wishes::ReplicaProgress;
 use self::wishes::Wishes;
+use super::fetches::{Fetch, FetchDone};
 use super::local::LocalStore;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
 use super::shard::{Relation, Shard};
-use crate::Replica;
 use crate::store::{Fate, Side};
+use crate::{ObjectView, Replica};
 
 /// Counters of replication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -88,33 +88,53 @@ pub struct CopyCounters {
 /// Time for which an object that is prefetched to be replicated may stay without being read.
 const AHEAD_NS: u64 = 10_000_000_000;
 
+/// Conditions at the replica owner that a reply waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct CopyWaits {
+    pub(super) drop: bool,
+    pub(super) copy: bool,
+}
+
+impl CopyWaits {
+    /// Returns how many times the reply's item is settled.
+    pub(super) fn count(self) -> usize {
+        usize::from(self.drop) + usize::from(self.copy)
+    }
+}
+
 /// Owner's side of replication: replicas to be made, and those to be removed. Replicas that this shard has as a replica
 /// owner are recorded in the store.
 #[derive(Debug, Default)]
 pub(super) struct Replication {
     /// Removals of replicas that have to be done before a request for their objects is acknowledged.
-    owed: OwedRemovals,
-    /// Time at which a client was last told of a replica; 0 for never.
-    leased_ns: u64,
-    owners: ReplicaOwners,
+    pub(super) removals: ReplicaRemovals,
     /// Replicas in flight, and those to be sent next.
     pushes: Pushes,
-    waits: Waits,
+    owners: ReplicaOwners,
     wishes: Wishes,
     /// Read bandwidth of hot objects.
     heat: Heat,
     /// Walks for objects that lack a replica, in memory and on the SSD.
     walk: Walk,
     ssd_walk: SsdWalk,
-    calls: BTreeMap<u64, Call>,
+    /// Counters, without those of the components.
     counters: CopyCounters,
 }
 
 impl Replication {
     /// Returns the counters of a shard, including its state as a replica owner.
     pub(super) fn counters(&self, shard: &Shard) -> CopyCounters {
-        let (owed, second_slots) = (self.owed.len() as u64, shard.replicas.relations() as u64);
-        CopyCounters { owed, second_slots, ..self.counters }
+        let (pushes, removals) = (self.pushes.counters(), self.removals.counters());
+        CopyCounters {
+            made: pushes.made,
+            made_bytes: pushes.made_bytes,
+            failed: pushes.failed,
+            dropped: removals.done,
+            refused: removals.refused,
+            owed: self.removals.len() as u64,
+            second_slots: shard.replicas.relations() as u64,
+            ..self.counters
+        }
     }
 
     /// Sets the read bandwidth from which an object is hot; 0 for never.
@@ -135,37 +155,6 @@ impl Replication {
     /// Returns true if all objects that lacked a replica since owners last changed were found.
     pub(super) const fn has_walked(&self) -> bool {
         self.walk.is_through()
-    }
-
-    /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
-    pub(super) fn note_orphans(&mut self, shard: &mut Shard) {
-        let Some(store) = shard.store.as_mut().filter(|store| store.has_orphans()) else { return };
-        for digest in store.take_orphans() {
-            if shard.replicas.has_owner(digest) {
-                self.owed.owe(digest);
-            }
-        }
-        self.owed.bound();
-    }
-
-    /// Returns true if the replica owner may have a replica that has to be removed before a request for its object is
-    /// acknowledged.
-    pub(super) fn owes(&self, digest: Digest) -> bool {
-        self.owed.has(digest)
-    }
-
-    /// Returns true if any removal of a replica is owed.
-    pub(super) fn owes_any(&mut self, shard: &mut Shard) -> bool {
-        self.note_orphans(shard);
-        self.owed.len() > 0
-    }
-
-    /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
-    pub(super) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
-        let had = shard.store.as_mut().is_some_and(|store| store.want_no_copy(digest));
-        if had && shard.replicas.has_owner(digest) {
-            self.owed.owe(digest);
-        }
     }
 
     /// Follows a map, or the loss of one: updates the slots for which this shard is the replica owner, and the replica
@@ -240,39 +229,23 @@ impl Replication {
     ) {
         // If a map was missed, no object is left here; but the replica owner may not have missed it, and may still have
         // replicas.
-        self.note_orphans(shard);
+        self.removals.note_orphans(shard);
         // Refusals of replica owners by the former map do not apply to the new one.
         self.owners.forgive();
-        self.owed.wake();
+        self.removals.wake();
         if owners == *shard.replicas.owners() && !missed {
             return;
         }
         let former = shard.replicas.assign(owners, epoch);
         let now = shard.replicas.owners();
         let same = |slot: Slot| former.get(&slot) == now.get(&slot);
-        let over = self.owed.of_slots(|slot| !same(slot));
+        let over = self.removals.of_slots(|slot| !same(slot));
         self.pushes.void(|slot| missed || !same(slot));
         self.owners.follow(now.values());
         // Including slots that have no replica owner any more.
         let slots = former.keys().chain(now.keys()).copied();
         let changed: BTreeSet<Slot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
-        for digest in over {
-            let waiters = self.owed.end(digest);
-            // The slot's present owner may have inherited the replica.
-            let owned = owns(digest.slot());
-            if missed || !owned {
-                waiters.into_iter().for_each(|(item, _)| self.refuse_waiter(shard, item, Status::WrongOwner));
-                if owned {
-                    self.lapse(shard, digest, Vec::new());
-                }
-            } else {
-                self.lapse(shard, digest, waiters);
-            }
-        }
-        if missed {
-            let late = self.owed.take_waiters();
-            late.into_iter().for_each(|item| self.refuse_waiter(shard, item, Status::WrongOwner));
-        }
+        self.removals.end_former(shard, over, missed, owns);
         if let Some(store) = shard.store.as_mut().filter(|_| !changed.is_empty()) {
             // The former replica owners have dropped their replicas, or will before they follow the new map.
             let mut copied = Vec::new();
@@ -286,15 +259,15 @@ impl Replication {
                 Fate::Alone
             });
             for digest in copied.into_iter().filter(|digest| owns(digest.slot())) {
-                self.lapse(shard, digest, Vec::new());
+                self.removals.lapse(shard, digest, Vec::new());
             }
-            self.owed.bound();
+            self.removals.bound();
         }
         // Replicas in flight since before the change may be written at the present replica owners, without being
         // recorded here.
         for digest in self.pushes.voided() {
             if shard.replicas.has_owner(digest) {
-                self.owed.owe(digest);
+                self.removals.owe(digest);
             }
         }
         self.look_for_unreplicated(shard);
@@ -302,7 +275,7 @@ impl Replication {
 
     /// Begins both walks anew: replica owners have changed, or slots are newly served.
     pub(super) fn look_for_unreplicated(&mut self, shard: &Shard) {
-        self.owed.wake();
+        self.removals.wake();
         self.walk.begin(shard);
         self.ssd_walk.begin(shard);
     }
@@ -317,16 +290,115 @@ impl Replication {
         self.walk.repeat(shard);
     }
 
-    /// Delays acknowledgements for an object whose former replica owner may have a replica, until all clients' leases
-    /// on it have expired.
-    fn lapse(&mut self, shard: &mut Shard, digest: Digest, waiters: Vec<(DeferredItem, u64)>) {
-        let until_ns = self.leased_ns.saturating_add(Limits::COPY_LAPSE_NS);
-        if self.leased_ns == 0 || until_ns <= shard.now_ns {
-            waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
+    /// Returns the conditions that the reply of a put waits for.
+    pub(super) fn waits_of(&mut self, shard: &mut Shard, digest: Digest) -> CopyWaits {
+        self.removals.note_orphans(shard);
+        let possible = shard.replicas.has_owner(digest);
+        let copy = possible && shard.store.as_ref().is_some_and(|store| store.replica(digest) == Replica::Awaited);
+        CopyWaits { drop: self.removals.owes(digest), copy }
+    }
+
+    /// Acts on a commit: the object is replicated next if it is to be. `told` is settled once for each condition that
+    /// is waited for.
+    pub(super) fn replicate(
+        &mut self,
+        shard: &mut Shard,
+        digest: Digest,
+        version: Version,
+        waits: CopyWaits,
+        told: Option<DeferredItem>,
+    ) {
+        if let (true, Some(item)) = (waits.drop, told) {
+            self.removals.wait(shard, digest, item);
+        }
+        let possible = shard.replicas.has_owner(digest);
+        let replica = shard.store.as_ref().map_or(Replica::None, |store| store.replica(digest));
+        if !possible || !replica.is_owed_a_copy() {
             return;
         }
-        self.owed.lapse(digest, until_ns, waiters);
-        self.waits.due(until_ns);
+        if let (true, Some(item)) = (waits.copy, told) {
+            self.pushes.wait(digest, version, item, shard.now_ns);
+        }
+        if !self.pushes.add(digest, version) {
+            self.walk_again(shard);
+            self.pushes.end_wait(shard, digest, version, false);
+        }
+    }
+
+    /// Grants a client that wants one a lease on the replica of an object: true if the replica owner certainly has a
+    /// replica, and was the replica owner already in the client's map.
+    pub(super) fn grant_lease(
+        &mut self,
+        shard: &Shard,
+        context: &RequestContext,
+        digest: Digest,
+        object: &ObjectView,
+    ) -> bool {
+        let wants = context.flags.has(FrameFlags::REPLICA_LEASE);
+        let known = object.copied && wants && context.epoch >= shard.replicas.since();
+        let there = known
+            && shard.replicas.has_owner(digest)
+            && shard.ownership.owns(digest)
+            && !self.pushes.has(digest)
+            && !self.removals.owes(digest);
+        if there {
+            self.removals.note_lease(shard.now_ns);
+        }
+        there
+    }
+
+    /// Returns the next request to a replica owner, within the rate of background work.
+    pub(super) fn poll(&mut self, local: &mut LocalStore, bytes_per_s: u64) -> Option<Fetch> {
+        if local.shard.replicas.is_alone() {
+            return None;
+        }
+        let Self { removals, pushes, owners, wishes, walk, ssd_walk, .. } = self;
+        removals.note_orphans(&mut local.shard);
+        let removal = removals.poll(&mut local.shard, owners, |digest| pushes.has(digest), |slot| pushes.has_in(slot));
+        removal.or_else(|| pushes.poll(local, removals, owners, walk)).or_else(|| {
+            if pushes.is_idle() {
+                pushes.extend(wishes.next(&local.shard, bytes_per_s));
+            }
+            if pushes.is_idle() && pushes.has_room() {
+                pushes.extend(walk.step(&local.shard, bytes_per_s));
+            }
+            if pushes.is_idle() {
+                ssd_walk.step(local, bytes_per_s);
+            }
+            pushes.poll(local, removals, owners, walk)
+        })
+    }
+
+    /// Handles the answer of a replica owner, or the failure to get one. Returns false if it belongs to no request of
+    /// this component.
+    pub(super) fn fetched(&mut self, shard: &mut Shard, token: u64, done: &FetchDone) -> bool {
+        let Self { removals, pushes, owners, walk, .. } = self;
+        pushes.fetched(shard, removals, owners, walk, token, done) || removals.fetched(shard, owners, token, done)
+    }
+
+    /// Times out replies that have waited for a replica owner for too long.
+    pub(super) fn expire_waits(&mut self, shard: &mut Shard) {
+        if self.waits_until_ns().is_some_and(|until_ns| until_ns <= shard.now_ns) {
+            self.removals.expire(shard);
+            self.pushes.expire(shard);
+        }
+    }
+
+    /// Returns the time at which a reply that waits for a replica owner times out.
+    fn waits_until_ns(&self) -> Option<u64> {
+        [self.removals.poll_timeout(), self.pushes.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Returns the time of the next action.
+    pub(super) fn poll_timeout(&self, shard: &Shard) -> Option<u64> {
+        let (now_ns, due) = (shard.now_ns, self.waits_until_ns());
+        if shard.replicas.is_alone() && due.is_none() {
+            return None;
+        }
+        let busy = self.removals.len() > 0 || !self.pushes.is_idle();
+        let retries = if busy { self.owners.poll_timeout(now_ns) } else { None };
+        let walks = [self.walk.poll_timeout(now_ns), self.ssd_walk.poll_timeout(now_ns)];
+        [due, retries, self.wishes.poll_timeout(now_ns)].into_iter().chain(walks).flatten().min()
     }
 
     /// Requests a replica of an object of this shard, however it was put. Like that of an object put with two replicas,

@@ -1,17 +1,21 @@
-//! Requests to replica owners: replicas to be written, and those to be removed.
+//! Replicas that are written at replica owners: those in flight, those to be sent next, and the replies that wait for
+//! them.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::ids::{PinId, Slot, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{Part, PutItem, PutOptions};
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, ItemFlags, Status};
 
-use super::Replication;
-use super::owed::all_of;
+use super::owners::ReplicaOwners;
+use super::removals::ReplicaRemovals;
+use super::waits::{WAIT_NS, Waits};
+use super::walks::Walk;
 use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
+use crate::service::shard::deferrals::{DeferredItem, Replies};
 use crate::service::shard::tail::{TailHead, tail_within};
 use crate::service::types::{Memory, Place, PoolBytes};
 
@@ -22,13 +26,6 @@ const PUSHES_MOST: usize = 32;
 const PUSH_BYTES_MOST: u64 = 64 << 20;
 /// Queued objects that are tried until one can be sent.
 const TURNS: usize = 64;
-
-/// Request that a replica owner has not answered yet.
-#[derive(Debug)]
-pub(super) enum Call {
-    Copy(Digest),
-    Drop { owner: ShardKey, digests: Vec<Digest> },
-}
 
 /// Replica in flight to the replica owner.
 #[derive(Debug)]
@@ -47,17 +44,41 @@ pub(super) struct Pushes {
     sent: BTreeMap<Digest, Push>,
     bytes: u64,
     queue: VecDeque<(Digest, Version)>,
+    /// Objects of the requests that replica owners have not answered yet.
+    calls: BTreeMap<u64, Digest>,
+    /// Replies that wait for replicas.
+    waits: Waits,
+    counters: PushCounters,
+}
+
+/// Counters of replicas by their outcome.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PushCounters {
+    /// Replicas that replica owners accepted, and their bytes.
+    pub(super) made: u64,
+    pub(super) made_bytes: u64,
+    /// Replicas that replica owners did not accept, or not in time.
+    pub(super) failed: u64,
 }
 
 impl Pushes {
+    pub(super) const fn counters(&self) -> PushCounters {
+        self.counters
+    }
+
     /// Returns true if none is queued.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
+    /// Returns true if fewer objects than the most are in flight.
+    pub(super) fn has_room(&self) -> bool {
+        self.sent.len() < PUSHES_MOST
+    }
+
     /// Returns true if no more may be sent at the moment.
     fn is_full(&self) -> bool {
-        self.sent.len() >= PUSHES_MOST || self.bytes >= PUSH_BYTES_MOST
+        !self.has_room() || self.bytes >= PUSH_BYTES_MOST
     }
 
     /// Enqueues an object to be replicated; false if the queue is full.
@@ -69,9 +90,19 @@ impl Pushes {
         has_room
     }
 
+    /// Enqueues objects that were found to lack a replica.
+    pub(super) fn extend(&mut self, found: impl IntoIterator<Item = (Digest, Version)>) {
+        self.queue.extend(found);
+    }
+
     /// Returns true if a replica of an object is in flight.
     pub(super) fn has(&self, digest: Digest) -> bool {
         self.sent.contains_key(&digest)
+    }
+
+    /// Returns true if a replica of any object in a slot is in flight.
+    pub(super) fn has_in(&self, slot: Slot) -> bool {
+        self.sent.keys().any(|digest| digest.slot() == slot)
     }
 
     /// Returns true if a replica of this version is in flight.
@@ -87,6 +118,154 @@ impl Pushes {
     /// Returns the objects whose replicas are in flight since before owners changed.
     pub(super) fn voided(&self) -> Vec<Digest> {
         self.sent.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest).collect()
+    }
+
+    /// Makes a reply wait for the replica of a version.
+    pub(super) fn wait(&mut self, digest: Digest, version: Version, item: DeferredItem, now_ns: u64) {
+        self.waits.add(digest, version, item, now_ns.saturating_add(WAIT_NS));
+    }
+
+    /// Ends the waits for the replica of a version, and of earlier ones: it is known now whether the replica exists.
+    pub(super) fn end_wait(&mut self, shard: &mut Shard, digest: Digest, version: Version, there: bool) {
+        for (item, is_version) in self.waits.end(digest, version) {
+            let here = there && is_version;
+            shard.settle(item, |replies, item| match replies {
+                Replies::Put(_, _, is_replicated) if here => *is_replicated = true,
+                Replies::Commits(_, replies) if here => replies[item].flags = ItemFlags::REPLICATED,
+                _ => {}
+            });
+        }
+    }
+
+    /// Ends the waits that have timed out.
+    pub(super) fn expire(&mut self, shard: &mut Shard) {
+        self.waits.expire(shard.now_ns).into_iter().for_each(|item| shard.settle(item, |_, _| {}));
+    }
+
+    /// Returns the time at which a wait times out.
+    pub(super) const fn poll_timeout(&self) -> Option<u64> {
+        self.waits.poll_timeout()
+    }
+
+    /// Returns the next request to a replica owner. Objects whose replicas cannot be sent now are left to the walk.
+    pub(super) fn poll(
+        &mut self,
+        local: &mut LocalStore,
+        removals: &ReplicaRemovals,
+        owners: &ReplicaOwners,
+        walk: &mut Walk,
+    ) -> Option<Fetch> {
+        for _ in 0..TURNS {
+            let (digest, version) = *self.queue.front().filter(|_| !self.is_full())?;
+            self.queue.pop_front();
+            let shard = &mut local.shard;
+            let owner = shard.replicas.owner(digest.slot());
+            let Some(owner) = owner.filter(|_| shard.ownership.owns(digest)) else {
+                self.end_wait(shard, digest, version, false);
+                continue;
+            };
+            if owners.rests(owner, shard.now_ns) {
+                // The replica owner is in backoff; the walk finds its objects again.
+                self.end_wait(shard, digest, version, false);
+                walk.repeat(shard);
+                continue;
+            }
+            if self.has(digest) || removals.owes(digest) {
+                // Sent once the replica in flight, or the owed removal, is done.
+                self.queue.push_back((digest, version));
+                continue;
+            }
+            match self.push(local, walk, digest, version, owner) {
+                Some(fetch) => return Some(fetch),
+                None => self.end_wait(&mut local.shard, digest, version, false),
+            }
+        }
+        None
+    }
+
+    /// Sends an object to the replica owner, if it still has this version and no replica.
+    fn push(
+        &mut self,
+        local: &mut LocalStore,
+        walk: &mut Walk,
+        digest: Digest,
+        version: Version,
+        owner: ShardKey,
+    ) -> Option<Fetch> {
+        // An object that was just read from the SSD has its name only there.
+        let lacks_tail = lacks_tail(local, digest);
+        let shard = &mut local.shard;
+        let store = shard.store.as_mut()?;
+        let there = store.peek(digest).is_some_and(|object| object.version == version);
+        if !there || !store.replica(digest).is_owed_a_copy() || store.is_copied(digest) {
+            return None;
+        }
+        let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
+            walk.repeat(shard);
+            return None;
+        };
+        // From now on the replica owner may have a replica.
+        store.note_copy(digest, version, true);
+        let bytes = object.extent.bytes;
+        self.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
+        self.bytes += bytes;
+        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes };
+        let tail_at = object.has_tail.then_some(object.tail_at);
+        let token = shard.new_fetch_token();
+        self.calls.insert(token, digest);
+        let want = Want::Copy { digest, place, tail_at, is_head: object.is_head, version };
+        Some(Fetch { token, source: owner, want })
+    }
+
+    /// Handles the answer to a request, or the failure to get one. Returns false if it belongs to no request of this
+    /// component.
+    pub(super) fn fetched(
+        &mut self,
+        shard: &mut Shard,
+        removals: &mut ReplicaRemovals,
+        owners: &mut ReplicaOwners,
+        walk: &mut Walk,
+        token: u64,
+        done: &FetchDone,
+    ) -> bool {
+        let Some(digest) = self.calls.remove(&token) else { return false };
+        let Some(Push { owner, version, pin, bytes, void }) = self.sent.remove(&digest) else { return true };
+        self.bytes -= bytes;
+        removals.wake();
+        let Some(store) = &mut shard.store else { return true };
+        let live = store.is_live(pin);
+        store.unpin(pin).expect("a pin that the shard holds");
+        match done {
+            FetchDone::Copied if !void => {
+                self.counters.made += 1;
+                self.counters.made_bytes += bytes;
+                owners.answered(owner);
+                self.end_wait(shard, digest, version, live);
+            }
+            FetchDone::Failed(status) if !void => {
+                self.counters.failed += 1;
+                // Only these refusals prove that the replica owner has no replica.
+                let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
+                if live {
+                    store.note_copy(digest, version, false);
+                    if !refused {
+                        removals.owe(digest);
+                    }
+                }
+                if refused {
+                    owners.answered(owner);
+                } else {
+                    owners.not_answered(owner, shard.now_ns);
+                }
+                walk.repeat(shard);
+                self.end_wait(shard, digest, version, false);
+            }
+            _ => {
+                self.end_wait(shard, digest, version, false);
+                walk.repeat(shard);
+            }
+        }
+        true
     }
 }
 
@@ -125,182 +304,4 @@ pub fn copy_of(
 fn lacks_tail(local: &LocalStore, digest: Digest) -> bool {
     let named = || local.on_ssd(digest).is_some_and(|view| view.key_bytes > 0);
     local.shard.peek(digest).is_some_and(|object| !object.has_tail) && named()
-}
-
-impl Replication {
-    /// Returns the next request to a replica owner, within the rate of background work.
-    pub(in crate::service) fn poll(&mut self, local: &mut LocalStore, bytes_per_s: u64) -> Option<Fetch> {
-        if local.shard.replicas.is_alone() {
-            return None;
-        }
-        self.note_orphans(&mut local.shard);
-        self.next_drop(&mut local.shard).or_else(|| self.next_push(local)).or_else(|| {
-            if self.pushes.is_idle() {
-                self.pushes.queue.extend(self.wishes.next(&local.shard, bytes_per_s));
-            }
-            if self.pushes.is_idle() && self.pushes.sent.len() < PUSHES_MOST {
-                self.pushes.queue.extend(self.walk.step(&local.shard, bytes_per_s));
-            }
-            if self.pushes.is_idle() {
-                self.ssd_walk.step(local, bytes_per_s);
-            }
-            self.next_push(local)
-        })
-    }
-
-    /// Handles the answer of a replica owner, or the failure to get one. Returns false if it belongs to no request of
-    /// this component.
-    pub(in crate::service) fn fetched(&mut self, shard: &mut Shard, token: u64, done: &FetchDone) -> bool {
-        match self.calls.remove(&token) {
-            Some(Call::Copy(digest)) => self.pushed(shard, digest, done),
-            Some(Call::Drop { owner, digests }) => self.dropped(shard, token, owner, &digests, done),
-            None => return false,
-        }
-        true
-    }
-
-    fn next_drop(&mut self, shard: &mut Shard) -> Option<Fetch> {
-        let now_ns = shard.now_ns;
-        if !self.owed.is_due(now_ns) {
-            return None;
-        }
-        let token = shard.new_fetch_token();
-        let (pushes, owners) = (&self.pushes, &self.owners);
-        let may_ask = |digest: Digest, owner: ShardKey| {
-            // For a whole slot, no replica in it may be in flight.
-            let sending = match digest == all_of(digest.slot()) {
-                true => pushes.sent.keys().any(|push| push.slot() == digest.slot()),
-                false => pushes.has(digest),
-            };
-            !sending && owners.may_drop(owner, now_ns)
-        };
-        let Some((owner, digests)) = self.owed.next(token, |slot| shard.replicas.owner(slot), may_ask) else {
-            self.owed.rest(self.owners.poll_timeout(now_ns).unwrap_or(u64::MAX));
-            return None;
-        };
-        self.owners.begin_drop(owner);
-        self.calls.insert(token, Call::Drop { owner, digests: digests.clone() });
-        Some(Fetch { token, source: owner, want: Want::DropCopies(digests) })
-    }
-
-    fn next_push(&mut self, local: &mut LocalStore) -> Option<Fetch> {
-        for _ in 0..TURNS {
-            let (digest, version) = *self.pushes.queue.front().filter(|_| !self.pushes.is_full())?;
-            let shard = &mut local.shard;
-            let owner = shard.replicas.owner(digest.slot());
-            let Some(owner) = owner.filter(|_| shard.ownership.owns(digest)) else {
-                self.pushes.queue.pop_front();
-                self.end_wait(shard, digest, version, false);
-                continue;
-            };
-            if self.owners.rests(owner, shard.now_ns) {
-                // The replica owner is in backoff; the walk finds its objects again.
-                self.pushes.queue.pop_front();
-                self.end_wait(shard, digest, version, false);
-                self.walk_again(shard);
-                continue;
-            }
-            self.pushes.queue.pop_front();
-            if self.pushes.has(digest) || self.owes(digest) {
-                // Sent once the replica in flight, or the owed removal, is done.
-                self.pushes.queue.push_back((digest, version));
-                continue;
-            }
-            match self.push(local, digest, version, owner) {
-                Some(fetch) => return Some(fetch),
-                None => self.end_wait(&mut local.shard, digest, version, false),
-            }
-        }
-        None
-    }
-
-    /// Sends an object to the replica owner, if it still has this version and no replica.
-    fn push(&mut self, local: &mut LocalStore, digest: Digest, version: Version, owner: ShardKey) -> Option<Fetch> {
-        // An object that was just read from the SSD has its name only there.
-        let lacks_tail = lacks_tail(local, digest);
-        let shard = &mut local.shard;
-        let store = shard.store.as_mut()?;
-        let there = store.peek(digest).is_some_and(|object| object.version == version);
-        if !there || !store.replica(digest).is_owed_a_copy() || store.is_copied(digest) {
-            return None;
-        }
-        let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
-            self.walk_again(shard);
-            return None;
-        };
-        // From now on the replica owner may have a replica.
-        store.note_copy(digest, version, true);
-        let bytes = object.extent.bytes;
-        self.pushes.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
-        self.pushes.bytes += bytes;
-        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes };
-        let tail_at = object.has_tail.then_some(object.tail_at);
-        let token = shard.new_fetch_token();
-        self.calls.insert(token, Call::Copy(digest));
-        let want = Want::Copy { digest, place, tail_at, is_head: object.is_head, version };
-        Some(Fetch { token, source: owner, want })
-    }
-
-    /// Handles the outcome of a replica's write.
-    fn pushed(&mut self, shard: &mut Shard, digest: Digest, done: &FetchDone) {
-        let Some(Push { owner, version, pin, bytes, void }) = self.pushes.sent.remove(&digest) else { return };
-        self.pushes.bytes -= bytes;
-        self.owed.wake();
-        let Some(store) = &mut shard.store else { return };
-        let live = store.is_live(pin);
-        store.unpin(pin).expect("a pin that the shard holds");
-        match done {
-            FetchDone::Copied if !void => {
-                self.counters.made += 1;
-                self.counters.made_bytes += bytes;
-                self.owners.answered(owner);
-                self.end_wait(shard, digest, version, live);
-            }
-            FetchDone::Failed(status) if !void => {
-                self.counters.failed += 1;
-                // Only these refusals prove that the replica owner has no replica.
-                let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
-                if live {
-                    store.note_copy(digest, version, false);
-                    if !refused {
-                        self.owed.owe(digest);
-                    }
-                }
-                if refused {
-                    self.owners.answered(owner);
-                } else {
-                    self.owners.not_answered(owner, shard.now_ns);
-                }
-                self.walk_again(shard);
-                self.end_wait(shard, digest, version, false);
-            }
-            _ => {
-                self.end_wait(shard, digest, version, false);
-                self.walk_again(shard);
-            }
-        }
-    }
-
-    /// Handles the outcome of a removal request.
-    fn dropped(&mut self, shard: &mut Shard, token: u64, owner: ShardKey, digests: &[Digest], done: &FetchDone) {
-        let gone: &[bool] = if let FetchDone::CopiesDropped(gone) = done { gone } else { &[] };
-        self.owed.wake();
-        self.owners.end_drop(owner);
-        if gone.contains(&true) {
-            self.owners.answered(owner);
-        } else {
-            self.owners.not_answered(owner, shard.now_ns);
-        }
-        for (at, digest) in digests.iter().enumerate() {
-            // The answer does not concern slots with another replica owner.
-            if shard.replicas.owner(digest.slot()) != Some(owner) {
-                continue;
-            }
-            let is_gone = gone.get(at) == Some(&true);
-            if let Some(waiters) = self.owed.answered(*digest, token, is_gone, shard.now_ns) {
-                self.counters.dropped += 1;
-                waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
-            }
-        }
-    }
 }

@@ -4,9 +4,10 @@
 //! flight have ended: until then bytes of a peer may still be received into it.
 //!
 //! [`Segments`] knows nothing of objects, connections or time. It carries out the requests for segments (`requests.rs`)
-//! and counts the users of each segment.
+//! and counts the users of each segment; [`Reads`] has the replies that are being sent.
 
-mod many;
+mod gathered;
+mod reads;
 mod requests;
 #[cfg(test)]
 mod tests;
@@ -16,11 +17,11 @@ use std::collections::BTreeMap;
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{Limits, Status};
-use many::ManyReads;
+use reads::Reads;
 
 use super::shard::sessions::PendingPayload;
 use super::shard::timing::Outputs;
-use super::types::{Hold, Memory, Output, PeerKey, Place, RegisterError, SegmentInfo};
+use super::types::{Memory, Output, PeerKey, Place, RegisterError, SegmentInfo};
 
 struct Entry {
     info: SegmentInfo,
@@ -38,10 +39,8 @@ pub struct Segments {
     /// address can contain it.
     by_address: BTreeMap<u64, u32>,
     generation: u32,
-    /// Replies that are being sent from a segment: the peer, and the segment.
-    reads: Vec<Option<(PeerKey, SegmentId)>>,
-    free_reads: Vec<u32>,
-    many: ManyReads,
+    /// Replies that are being sent from segments.
+    reads: Reads,
     /// Bytes that peers have read, and written.
     read_bytes: u64,
     write_bytes: u64,
@@ -56,9 +55,7 @@ impl Segments {
             entries: Vec::new(),
             by_address: BTreeMap::new(),
             generation: incarnation,
-            reads: Vec::new(),
-            free_reads: Vec::new(),
-            many: ManyReads::new(),
+            reads: Reads::new(),
             read_bytes: 0,
             write_bytes: 0,
         }
@@ -160,8 +157,7 @@ impl Segments {
 
     /// Returns the peers that are being sent bytes of this segment.
     pub(super) fn readers(&self, segment: SegmentId) -> impl Iterator<Item = PeerKey> {
-        let single = self.reads.iter().flatten().filter(move |(_, used)| *used == segment).map(|&(peer, _)| peer);
-        single.chain(self.many.readers(segment))
+        self.reads.readers(segment)
     }
 
     /// Checks a range that a peer of a foreign protocol named by address, and holds it until
@@ -223,22 +219,24 @@ impl Segments {
         }
     }
 
-    /// Records the peer for which a range was acquired.
-    fn start_read(&mut self, peer: PeerKey, segment: SegmentId) -> Hold {
-        let read = self.free_reads.pop().unwrap_or_else(|| {
-            self.reads.push(None);
-            self.reads.len() as u32 - 1
-        });
-        self.reads[read as usize] = Some((peer, segment));
-        Hold::Segment { segment, read }
-    }
-
     /// Ends a read whose reply was sent, or never will be.
     pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut Outputs) {
-        let reader = self.reads.get_mut(read as usize).and_then(|entry| entry.take_if(|(_, from)| *from == segment));
-        assert!(reader.is_some(), "a reply's segment was released twice");
-        self.free_reads.push(read);
+        self.reads.finish(segment, read);
         self.release(segment, outputs);
+    }
+
+    /// Ends a gathered read whose reply was sent, or never will be.
+    pub(super) fn finish_read_many(&mut self, read: u32, outputs: &mut Outputs) {
+        let segments = self.reads.finish_gathered(read);
+        self.release_many(segments, outputs);
+    }
+
+    /// Ends one use of each of these segments by a frame.
+    fn release_many(&mut self, segments: Vec<SegmentId>, outputs: &mut Outputs) {
+        for &segment in &segments {
+            self.release(segment, outputs);
+        }
+        self.reads.recycle(segments);
     }
 
     /// Ends one use of a segment.
@@ -271,9 +269,8 @@ const fn last_address(info: &SegmentInfo) -> u64 {
 impl Segments {
     /// Returns the number of users of all segments.
     pub(super) fn users(&self) -> u32 {
-        assert_eq!(self.reads.len() - self.free_reads.len(), self.reads.iter().flatten().count());
         let users = self.live().map(|(_, entry)| entry.users).sum();
-        assert!(users > 0 || self.many.under_way() == 0);
+        assert!(users > 0 || self.reads.gathered() == 0);
         users
     }
 }

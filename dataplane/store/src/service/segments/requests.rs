@@ -5,7 +5,7 @@ use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
 use kvplane_proto::{FrameFlags, Status};
 
 use super::Segments;
-use super::many::{Refusal, runs_of};
+use super::gathered::{Refusal, list_ranges, runs_of};
 use crate::service::shard::answers::{Answers, items_of};
 use crate::service::shard::sessions::PendingPayload;
 use crate::service::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
@@ -43,7 +43,7 @@ impl Segments {
                     self.read_bytes += place.bytes;
                     let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
                         .with_payload(place.bytes, checksum);
-                    let payload = Some((Places::One(place), self.start_read(peer, item.segment)));
+                    let payload = Some((Places::One(place), self.reads.start(peer, item.segment)));
                     answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
                 }
                 Err(status) => answers.status(peer, Operation::Read, item.request, status, 0),
@@ -81,12 +81,13 @@ impl Segments {
         body: &[u8],
     ) -> Result<(), CloseReason> {
         let runs = runs_of(header, body)?;
-        let mut used = self.many.list();
-        let listed = answers.list_places(|places| self.check_many(runs, false, places, &mut used));
+        let mut used = self.reads.list();
+        let usable = |segment| self.usable_bytes(segment, false);
+        let listed = answers.list_places(|places| list_ranges(runs, usable, places, &mut used));
         let (bytes, places) = match listed {
             Ok(listed) => listed,
             Err(Refusal { status, good }) => {
-                self.many.recycle(used);
+                self.reads.recycle(used);
                 answers.status(peer, Operation::ReadMany, header.request, status, good);
                 return Ok(());
             }
@@ -96,7 +97,7 @@ impl Segments {
         let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
         let header =
             Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok).with_payload(bytes, checksum);
-        let payload = Some((Places::Many(places), self.many.start(peer, used)));
+        let payload = Some((Places::Many(places), self.reads.start_gathered(peer, used)));
         answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
         Ok(())
     }
@@ -114,8 +115,9 @@ impl Segments {
             return Err(CloseReason::Malformed("a payload whose length differs from that of its ranges"));
         }
         let request = header.request;
-        let mut used = self.many.list();
-        let listed = answers.list_places(|places| self.check_many(runs, true, places, &mut used));
+        let mut used = self.reads.list();
+        let usable = |segment| self.usable_bytes(segment, true);
+        let listed = answers.list_places(|places| list_ranges(runs, usable, places, &mut used));
         Ok(match listed {
             Ok((bytes, places)) => {
                 self.count_users(&used);
@@ -124,7 +126,7 @@ impl Segments {
                 Write { pending, to: PayloadTo::Places(places) }
             }
             Err(Refusal { status, good }) => {
-                self.many.recycle(used);
+                self.reads.recycle(used);
                 let pending =
                     PendingPayload::Refused { request, operation: Operation::WriteMany, status, argument: good };
                 Write { pending, to: PayloadTo::Discard }

@@ -6,14 +6,12 @@ use std::collections::BTreeMap;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, Version};
 use kvplane_proto::message::{Bitmap, CommitReply, Kind, LookupReply, Operation, SizeReply};
-use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
+use kvplane_proto::{FrameFlags, ItemFlags, Status};
 
-use super::Shard;
 use super::answers::Answers;
-use super::stream_read::Reader;
-use super::timing::{About, Timing, Whose};
+use super::timing::{About, Outputs, Timing, Whose};
 use crate::ObjectView;
-use crate::service::types::{Hold, PeerKey};
+use crate::service::types::PeerKey;
 
 /// Item of a deferred reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,8 +46,8 @@ pub(in crate::service) struct Deferrals {
 
 /// Reply some of whose items wait.
 #[derive(Debug)]
-struct DeferredAnswer {
-    peer: PeerKey,
+pub(super) struct DeferredAnswer {
+    pub(super) peer: PeerKey,
     request: RequestId,
     replies: Replies,
     left: usize,
@@ -72,6 +70,31 @@ impl Replies {
             Self::Copies(..) => Operation::RemoveCopy,
             Self::Found(..) => Operation::Exists,
             Self::Sizes(_) => Operation::Size,
+        }
+    }
+
+    /// Enters the result of a look-up.
+    pub(in crate::service) fn set_lookup(&mut self, item: usize, reply: LookupReply) {
+        if let Self::Lookups(replies) = self {
+            replies[item] = reply;
+        }
+    }
+
+    /// Fails a put or a removal.
+    pub(in crate::service) fn fail_change(&mut self, item: usize, why: Status) {
+        match self {
+            Self::Put(status, ..) | Self::Bits(_, status) | Self::Copies(_, status) => *status = why,
+            Self::Commits(_, replies) => replies[item].status = why,
+            Self::Lookups(_) | Self::Found(..) | Self::Sizes(_) => {}
+        }
+    }
+
+    /// Fails a put.
+    pub(in crate::service) fn fail_put(&mut self, item: usize, why: Status) {
+        match self {
+            Self::Put(status, ..) => *status = why,
+            Self::Commits(_, replies) => replies[item].status = why,
+            Self::Lookups(_) | Self::Bits(..) | Self::Copies(..) | Self::Found(..) | Self::Sizes(_) => {}
         }
     }
 }
@@ -103,22 +126,32 @@ pub(in crate::service) const fn lookup_of(pin: PinId, object: &ObjectView, is_re
 }
 
 impl Deferrals {
-    /// Keeps a reply until this many of its items are settled. Returns a function from an item's index to its handle.
-    fn keep(&mut self, answer: DeferredAnswer) -> impl Fn(usize) -> DeferredItem + use<> {
+    /// Defers the reply to the request that `outputs` is about until this many of its items are settled. Returns a
+    /// function from an item's index to its handle.
+    pub(super) fn add(
+        &mut self,
+        outputs: &mut Outputs,
+        peer: PeerKey,
+        request: RequestId,
+        replies: Replies,
+        left: usize,
+        since_ns: u64,
+    ) -> impl Fn(usize) -> DeferredItem + use<> {
+        let (timing, about, whose) = (outputs.timing(), outputs.about, outputs.whose.take());
         self.next += 1;
-        let number = self.next;
-        self.open.insert(number, answer);
-        move |item| DeferredItem { answer: number, item }
+        let answer = self.next;
+        self.open.insert(answer, DeferredAnswer { peer, request, replies, left, timing, since_ns, whose, about });
+        move |item| DeferredItem { answer, item }
     }
 
     /// Settles an item of a reply: `change` enters the result. Returns the reply when this was its last item.
-    fn settle(
+    pub(super) fn settle(
         &mut self,
+        outputs: &mut Outputs,
         at: DeferredItem,
-        whose: Option<Whose>,
-        about: About,
         change: impl FnOnce(&mut Replies, usize),
     ) -> Option<DeferredAnswer> {
+        let (whose, about) = (outputs.whose.take(), outputs.about);
         let deferred = self.open.get_mut(&at.answer)?;
         deferred.whose = deferred.whose.or(whose);
         deferred.about = deferred.about.and(about);
@@ -135,7 +168,7 @@ impl Deferrals {
 
 impl DeferredAnswer {
     /// Sends the reply, all of whose items are settled.
-    fn send(self, answers: &mut Answers, now_ns: u64) {
+    pub(super) fn send(self, answers: &mut Answers, now_ns: u64) {
         let Self { peer, request, replies, timing, since_ns, whose, about, .. } = self;
         answers.outputs.waited(timing, about, since_ns, now_ns);
         answers.outputs.whose = whose;
@@ -163,169 +196,5 @@ impl DeferredAnswer {
                 });
             }
         }
-    }
-}
-
-impl Shard {
-    /// Defers a reply until this many of its items are settled. Returns a function from an item's index to its handle.
-    pub(in crate::service) fn defer(
-        &mut self,
-        peer: PeerKey,
-        request: RequestId,
-        replies: Replies,
-        left: usize,
-    ) -> impl Fn(usize) -> DeferredItem + use<> {
-        let outputs = &mut self.answers.outputs;
-        let (timing, about, whose, since_ns) = (outputs.timing(), outputs.about, outputs.whose.take(), self.now_ns);
-        self.deferrals.keep(DeferredAnswer { peer, request, replies, left, timing, since_ns, whose, about })
-    }
-
-    /// Settles an item of a reply: `change` enters the result. The reply is sent with the last item.
-    pub(in crate::service) fn settle(&mut self, at: DeferredItem, change: impl FnOnce(&mut Replies, usize)) {
-        let (whose, about) = (self.answers.outputs.whose.take(), self.answers.outputs.about);
-        let Some(deferred) = self.deferrals.settle(at, whose, about, change) else { return };
-        if self.sessions.get(deferred.peer).is_some() {
-            deferred.send(&mut self.answers, self.now_ns);
-        }
-    }
-
-    /// Settles a look-up of a deferred reply.
-    pub(in crate::service) fn settle_lookup(&mut self, at: DeferredItem, reply: LookupReply) {
-        self.settle(at, |replies, item| {
-            if let Replies::Lookups(replies) = replies {
-                replies[item] = reply;
-            }
-        });
-    }
-
-    /// Fails a put whose reply is deferred.
-    pub(in crate::service) fn refuse_put(&mut self, at: DeferredItem, why: Status) {
-        self.settle(at, |replies, item| match replies {
-            Replies::Put(status, ..) => *status = why,
-            Replies::Commits(_, replies) => replies[item].status = why,
-            Replies::Lookups(_) | Replies::Bits(..) | Replies::Copies(..) | Replies::Found(..) | Replies::Sizes(_) => {}
-        });
-    }
-
-    /// Returns the peer of a waiting get, if its connection is still open.
-    pub(in crate::service) fn peer_of_reader(&self, reader: Reader) -> Option<PeerKey> {
-        let peer = match reader {
-            Reader::Stream(read) => Some(read.peer),
-            Reader::Shared { item, .. } => self.deferrals.peer_of(item),
-        };
-        peer.filter(|peer| self.sessions.get(*peer).is_some())
-    }
-
-    /// Answers a waiting get with a status instead of the object.
-    pub(in crate::service) fn turn_away(&mut self, reader: Reader, status: Status) {
-        match reader {
-            Reader::Stream(read) if self.sessions.get(read.peer).is_some() => {
-                self.refuse(read.peer, read.wanted.operation(), read.request, status);
-            }
-            Reader::Stream(_) => {}
-            Reader::Shared { item, .. } => self.settle_lookup(item, no_lookup(status)),
-        }
-    }
-
-    /// Answers a get that waited for an object with the object, if it is in memory now. `tenant_of` returns the
-    /// object's tenant, as far as it is known.
-    pub(in crate::service) fn serve(
-        &mut self,
-        digest: Digest,
-        reader: Reader,
-        tenant_of: impl FnOnce(&Self) -> Option<u32>,
-    ) {
-        let here = self.peer_of_reader(reader);
-        // The object may have been replaced by one of another tenant while it was read.
-        let own = here.and_then(|peer| self.sessions.get(peer)?.pass.tenant);
-        let foreign = own.is_some_and(|own| tenant_of(self).is_some_and(|tenant| tenant != own));
-        let held = match (&mut self.store, here) {
-            (Some(store), Some(_)) if store.exists(digest) && !foreign => store.hold(digest).ok_or(Status::Busy),
-            _ => Err(Status::NotFound),
-        };
-        if let Ok((_, object)) = &held {
-            let bytes = object.extent.bytes;
-            self.counters.get_bytes += bytes;
-            self.note_get(digest, bytes);
-            self.answers.outputs.concerns(digest, bytes);
-        }
-        match (reader, held) {
-            (Reader::Stream(read), Ok((pin, object))) => {
-                // The object may have been replaced by one of another length while it was read.
-                match read.check(object.extent.bytes, object.is_head) {
-                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object, false),
-                    Err(status) => {
-                        self.unpin(pin);
-                        let operation = read.wanted.operation();
-                        self.answers.status(read.peer, operation, read.request, status, object.extent.bytes);
-                    }
-                }
-            }
-            (Reader::Stream(read), Err(status)) if here.is_some() => {
-                self.answers.status(read.peer, read.wanted.operation(), read.request, status, 0);
-            }
-            (Reader::Stream(..), Err(_)) => {}
-            (Reader::Shared { item, all: false }, Ok((pin, object))) if object.is_head => {
-                self.unpin(pin);
-                self.settle_lookup(item, no_lookup(Status::Striped));
-            }
-            (Reader::Shared { item, .. }, Ok((pin, object))) => {
-                self.sessions.lend_pin(here.expect("pinned for a connected peer"), pin);
-                self.about(&object);
-                self.settle_lookup(item, lookup_of(pin, &object, false));
-            }
-            (Reader::Shared { item, .. }, Err(status)) => self.settle_lookup(item, no_lookup(status)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
-
-    use super::*;
-    use crate::service::types::{Identity, Output, Path};
-
-    const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
-
-    fn shard() -> Shard {
-        let (cluster, segment_name) = ("test".to_owned(), String::new());
-        let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
-        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
-        shard.sessions.join(PEER, Path::Stream, 0);
-        shard
-    }
-
-    #[test]
-    fn a_reply_is_sent_with_the_last_of_its_items() {
-        let mut shard = shard();
-        let found = Replies::Found(vec![true, false, false], Vec::new());
-        let item_at = shard.defer(PEER, RequestId::from_bits(7), found, 2);
-        shard.settle(item_at(2), |replies, item| {
-            let Replies::Found(bits, _) = replies else { panic!("another answer") };
-            bits[item] = true;
-        });
-        assert_eq!(shard.answers.poll(0), None, "one of its items is not known");
-        shard.settle(item_at(1), |_, _| {});
-        let Some(Output::Frame { peer, header, body, .. }) = shard.answers.poll(0) else { panic!("no answer") };
-        assert_eq!((peer, header.request, header.status), (PEER, RequestId::from_bits(7), Status::Ok));
-        let mut expected = Vec::new();
-        Bitmap::encode([true, false, true], &mut expected);
-        assert_eq!(shard.answers.bytes(body), expected);
-        shard.settle(item_at(1), |_, _| panic!("it has left"));
-    }
-
-    #[test]
-    fn a_failed_put_is_refused_and_a_reply_to_a_gone_peer_is_dropped() {
-        let mut shard = shard();
-        let put = || Replies::Put(Status::Ok, Version(3), false);
-        let item = shard.defer(PEER, RequestId::from_bits(1), put(), 1)(0);
-        shard.refuse_put(item, Status::NoSpace);
-        let Some(Output::Frame { header, .. }) = shard.answers.poll(0) else { panic!("no answer") };
-        assert_eq!((header.status, header.argument), (Status::NoSpace, 0));
-        let item = shard.defer(PEER, RequestId::from_bits(2), put(), 1)(0);
-        shard.sessions.leave(PEER);
-        shard.settle(item, |_, _| {});
-        assert_eq!(shard.answers.poll(0), None);
     }
 }

@@ -18,19 +18,19 @@ pub(super) mod timing;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, PinId, RequestId, ReservationId, Version};
-use kvplane_proto::message::{Kind, ObjectName, Operation};
+use kvplane_proto::message::{Kind, LookupReply, ObjectName, Operation};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, FrameFlags, Status};
 use kvplane_tier::SlotSet;
 
 use self::answers::Answers;
-use self::deferrals::Deferrals;
+use self::deferrals::{Deferrals, DeferredItem, Replies, lookup_of, no_lookup};
 use self::effects::{Effect, Effects};
 pub(super) use self::exports::Exports;
 pub(super) use self::ownership::Ownership;
 pub(super) use self::replica_slots::{Relation, ReplicaSlots};
 use self::sessions::{PendingPayload, Sessions};
-use self::stream_read::{ReadSpan, StreamRead};
+use self::stream_read::{ReadSpan, Reader, StreamRead};
 use self::tail::{TailHead, tail_within};
 use self::timing::Whose;
 use super::types::{
@@ -277,5 +277,152 @@ impl Shard {
         let payload = Some((Places::One(place), hold));
         self.about(object);
         self.answers.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });
+    }
+
+    /// Defers a reply until this many of its items are settled. Returns a function from an item's index to its handle.
+    pub(super) fn defer(
+        &mut self,
+        peer: PeerKey,
+        request: RequestId,
+        replies: Replies,
+        left: usize,
+    ) -> impl Fn(usize) -> DeferredItem + use<> {
+        self.deferrals.add(&mut self.answers.outputs, peer, request, replies, left, self.now_ns)
+    }
+
+    /// Settles an item of a reply: `change` enters the result. The reply is sent with the last item.
+    pub(super) fn settle(&mut self, at: DeferredItem, change: impl FnOnce(&mut Replies, usize)) {
+        let Some(deferred) = self.deferrals.settle(&mut self.answers.outputs, at, change) else { return };
+        if self.sessions.get(deferred.peer).is_some() {
+            deferred.send(&mut self.answers, self.now_ns);
+        }
+    }
+
+    /// Settles a look-up of a deferred reply.
+    pub(super) fn settle_lookup(&mut self, at: DeferredItem, reply: LookupReply) {
+        self.settle(at, |replies, item| replies.set_lookup(item, reply));
+    }
+
+    /// Fails a put whose reply is deferred.
+    pub(super) fn refuse_put(&mut self, at: DeferredItem, why: Status) {
+        self.settle(at, |replies, item| replies.fail_put(item, why));
+    }
+
+    /// Returns the peer of a waiting get, if its connection is still open.
+    pub(super) fn peer_of_reader(&self, reader: Reader) -> Option<PeerKey> {
+        let peer = match reader {
+            Reader::Stream(read) => Some(read.peer),
+            Reader::Shared { item, .. } => self.deferrals.peer_of(item),
+        };
+        peer.filter(|peer| self.sessions.get(*peer).is_some())
+    }
+
+    /// Answers a waiting get with a status instead of the object.
+    pub(super) fn turn_away(&mut self, reader: Reader, status: Status) {
+        match reader {
+            Reader::Stream(read) if self.sessions.get(read.peer).is_some() => {
+                self.refuse(read.peer, read.wanted.operation(), read.request, status);
+            }
+            Reader::Stream(_) => {}
+            Reader::Shared { item, .. } => self.settle_lookup(item, no_lookup(status)),
+        }
+    }
+
+    /// Answers a get that waited for an object with the object, if it is in memory now. `tenant_of` returns the
+    /// object's tenant, as far as it is known.
+    pub(super) fn serve(&mut self, digest: Digest, reader: Reader, tenant_of: impl FnOnce(&Self) -> Option<u32>) {
+        let here = self.peer_of_reader(reader);
+        // The object may have been replaced by one of another tenant while it was read.
+        let own = here.and_then(|peer| self.sessions.get(peer)?.pass.tenant);
+        let foreign = own.is_some_and(|own| tenant_of(self).is_some_and(|tenant| tenant != own));
+        let held = match (&mut self.store, here) {
+            (Some(store), Some(_)) if store.exists(digest) && !foreign => store.hold(digest).ok_or(Status::Busy),
+            _ => Err(Status::NotFound),
+        };
+        if let Ok((_, object)) = &held {
+            let bytes = object.extent.bytes;
+            self.counters.get_bytes += bytes;
+            self.note_get(digest, bytes);
+            self.answers.outputs.concerns(digest, bytes);
+        }
+        match (reader, held) {
+            (Reader::Stream(read), Ok((pin, object))) => {
+                // The object may have been replaced by one of another length while it was read.
+                match read.check(object.extent.bytes, object.is_head) {
+                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object, false),
+                    Err(status) => {
+                        self.unpin(pin);
+                        let operation = read.wanted.operation();
+                        self.answers.status(read.peer, operation, read.request, status, object.extent.bytes);
+                    }
+                }
+            }
+            (Reader::Stream(read), Err(status)) if here.is_some() => {
+                self.answers.status(read.peer, read.wanted.operation(), read.request, status, 0);
+            }
+            (Reader::Stream(..), Err(_)) => {}
+            (Reader::Shared { item, all: false }, Ok((pin, object))) if object.is_head => {
+                self.unpin(pin);
+                self.settle_lookup(item, no_lookup(Status::Striped));
+            }
+            (Reader::Shared { item, .. }, Ok((pin, object))) => {
+                self.sessions.lend_pin(here.expect("pinned for a connected peer"), pin);
+                self.about(&object);
+                self.settle_lookup(item, lookup_of(pin, &object, false));
+            }
+            (Reader::Shared { item, .. }, Err(status)) => self.settle_lookup(item, no_lookup(status)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+    use kvplane_proto::message::Bitmap;
+
+    use super::*;
+    use crate::service::types::Path;
+
+    const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
+
+    fn shard() -> Shard {
+        let (cluster, segment_name) = ("test".to_owned(), String::new());
+        let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
+        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
+        shard.sessions.join(PEER, Path::Stream, 0);
+        shard
+    }
+
+    #[test]
+    fn a_reply_is_sent_with_the_last_of_its_items() {
+        let mut shard = shard();
+        let found = Replies::Found(vec![true, false, false], Vec::new());
+        let item_at = shard.defer(PEER, RequestId::from_bits(7), found, 2);
+        shard.settle(item_at(2), |replies, item| {
+            let Replies::Found(bits, _) = replies else { panic!("another answer") };
+            bits[item] = true;
+        });
+        assert_eq!(shard.answers.poll(0), None, "one of its items is not known");
+        shard.settle(item_at(1), |_, _| {});
+        let Some(Output::Frame { peer, header, body, .. }) = shard.answers.poll(0) else { panic!("no answer") };
+        assert_eq!((peer, header.request, header.status), (PEER, RequestId::from_bits(7), Status::Ok));
+        let mut expected = Vec::new();
+        Bitmap::encode([true, false, true], &mut expected);
+        assert_eq!(shard.answers.bytes(body), expected);
+        shard.settle(item_at(1), |_, _| panic!("it has left"));
+    }
+
+    #[test]
+    fn a_failed_put_is_refused_and_a_reply_to_a_gone_peer_is_dropped() {
+        let mut shard = shard();
+        let put = || Replies::Put(Status::Ok, Version(3), false);
+        let item = shard.defer(PEER, RequestId::from_bits(1), put(), 1)(0);
+        shard.refuse_put(item, Status::NoSpace);
+        let Some(Output::Frame { header, .. }) = shard.answers.poll(0) else { panic!("no answer") };
+        assert_eq!((header.status, header.argument), (Status::NoSpace, 0));
+        let item = shard.defer(PEER, RequestId::from_bits(2), put(), 1)(0);
+        shard.sessions.leave(PEER);
+        shard.settle(item, |_, _| {});
+        assert_eq!(shard.answers.poll(0), None);
     }
 }

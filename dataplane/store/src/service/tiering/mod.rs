@@ -14,20 +14,22 @@ mod orders;
 mod policy;
 mod promotion;
 pub(super) mod reconciliation;
+mod snapshot;
 mod ssd;
 
 use std::collections::VecDeque;
 
 use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecoveryReport, Tier};
 
-pub use self::counters::{TierCounters, TierSnapshot};
+pub use self::counters::TierCounters;
 pub use self::demotion::Admission;
 pub(super) use self::demotion::{Demotion, MoveProgress, may_put_without_ssd};
 pub use self::orders::TierOrder;
 pub use self::policy::{TierPolicy, WritePolicy};
-pub(super) use self::promotion::{NotBegun, ObjectTenant, Promotion, TENANTS_KNOWN_MOST};
+pub(super) use self::promotion::{NotBegun, ObjectTenant, Promotion, TENANTS_KNOWN_MOST, wanted_until_ns};
 pub use self::reconciliation::VoidCause;
 pub(super) use self::reconciliation::{Reconciliation, SlotSources};
+pub use self::snapshot::TierSnapshot;
 pub(super) use self::ssd::{Ssd, Strike};
 use super::shard::Shard;
 use super::shard::effects::Effect;

@@ -140,7 +140,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "removal-does-not-wait-for-copies",
         invariant: "when a removal is acknowledged, the replica owner has no replica of the object",
-        file: "dataplane/store/src/service/replication/waits.rs",
+        file: "dataplane/store/src/service/replication/removals.rs",
         find: "(0..digests.len()).filter(|at| self.owes(digests[*at])).collect()",
         replace: "(0..digests.len()).filter(|at| self.owes(digests[*at]) && *at > digests.len()).collect()",
         host: Host::Replicas,

@@ -8,19 +8,15 @@
 use std::collections::BTreeSet;
 
 use kvplane_proto::Status;
-use kvplane_proto::frame::Header;
-use kvplane_proto::message::{Hello, Kind, Operation};
+use kvplane_proto::message::Hello;
 use kvplane_ticket::{
-    Challenge, Challenges, CheckedTicket, Disbelief, GRACE_S, HandshakeTranscript, HeardTime, Keys, Proof, Rights,
-    Role, Ticket, TicketKey,
+    Challenges, CheckedTicket, Disbelief, GRACE_S, HandshakeTranscript, HeardTime, Keys, Proof, Rights, Role, Ticket,
+    TicketKey,
 };
 
-use super::super::answers::Answers;
 use super::super::ownership::Ownership;
-use super::super::timing::Outputs;
-use super::Sessions;
-use super::session::{Greeting, PendingPayload};
-use crate::service::types::{CloseReason, Path, PeerKey};
+use super::pass::{ChallengedHello, Pass, ShownTicket};
+use crate::service::types::Path;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -34,246 +30,97 @@ pub(super) struct Gate {
     ends: BTreeSet<(u64, u32)>,
 }
 
-/// Greeting of a connection that was challenged.
-pub(super) struct ChallengedHello {
-    hello: Hello,
-    challenge: Challenge,
+/// Intended use of a ticket.
+pub(super) struct TicketUse {
+    pub(super) fetches: bool,
+    pub(super) path: Path,
+    /// Ticket that the connection has proved before.
+    pub(super) had: Option<Ticket>,
 }
 
-/// Rights of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::service) struct Pass {
-    rights: Rights,
-    /// Only tenant whose objects the connection may use; `None` for all.
-    pub(in crate::service) tenant: Option<u32>,
-    ticket: Option<ShownTicket>,
-}
-
-/// Ticket of a connection.
-#[derive(Clone, Copy, Debug)]
-struct ShownTicket {
-    ticket: Ticket,
-    /// End of the ticket, grace included, in seconds of ticket time as known here.
-    end: u64,
-    /// Time of the next check, in nanoseconds.
-    look_ns: u64,
-}
-
-impl Pass {
-    /// Rights of connections that need no ticket.
-    pub(super) const ALL: Self =
-        Self { rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH), tenant: None, ticket: None };
-}
-
-impl Sessions {
-    /// Requires tickets from now on, and challenges clients with these challenges.
-    pub(in crate::service) fn want_tickets(&mut self, challenges: Challenges) {
-        self.gate = Some(Box::new(Gate {
-            keys: Keys::default(),
-            challenges,
-            time: HeardTime::default(),
-            ends: BTreeSet::new(),
-        }));
+impl Gate {
+    /// Creates the state without keys: no client is admitted yet.
+    pub(super) fn new(challenges: Challenges) -> Self {
+        Self { keys: Keys::default(), challenges, time: HeardTime::default(), ends: BTreeSet::new() }
     }
 
     /// Installs the keys of the control plane, as of this ticket time in seconds.
-    pub(in crate::service) fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
-        let Some(gate) = &mut self.gate else { return };
-        let line = gate.time.hear(seconds, gate.keys.line_of(&keys), now_ns);
-        gate.keys.learn(keys, line, gate.time.now(now_ns));
+    pub(super) fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
+        let line = self.time.hear(seconds, self.keys.line_of(&keys), now_ns);
+        self.keys.learn(keys, line, self.time.now(now_ns));
     }
 
-    /// Returns true if a connection was welcomed; the shard keeps no state for it before.
-    pub(in crate::service) fn is_welcome(&self, peer: PeerKey) -> bool {
-        self.get(peer).is_some_and(|session| session.greeted)
+    /// Returns the time at which the next ticket is to be checked for its end.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        Some(self.ends.first()?.0)
     }
 
-    /// Returns true if connections need tickets.
-    pub(in crate::service) const fn needs_tickets(&self) -> bool {
-        self.gate.is_some()
-    }
-
-    /// Returns true if an RDMA connection may be negotiated on this connection.
-    pub(in crate::service) fn may_carry(&self, peer: PeerKey) -> bool {
-        self.gate.is_none() || self.is_welcome(peer)
-    }
-
-    pub(super) fn gate_timeout(&self) -> Option<u64> {
-        Some(self.gate.as_ref()?.ends.first()?.0)
-    }
-
-    /// Challenges a client that greets, if tickets are required; false if they are not.
-    pub(super) fn challenge(
-        &mut self,
-        answers: &mut Answers,
-        peer: PeerKey,
-        header: &Header,
-        hello: &Hello,
-    ) -> Result<bool, CloseReason> {
-        let Some(gate) = &mut self.gate else { return Ok(false) };
-        let session = super::find(&mut self.sessions, peer);
-        if session.challenged.is_some() {
-            return Err(CloseReason::Malformed("a second hello"));
+    /// Draws a challenge for a client that greets; `None` while there is no key that its proof could be checked with.
+    pub(super) fn challenge(&mut self, hello: &Hello) -> Option<ChallengedHello> {
+        if self.keys.is_empty() {
+            return None;
         }
-        if gate.keys.is_empty() {
-            self.counters.strangers += 1;
-            answers.answer(peer, Operation::Hello, header, Status::NoKey);
-            return Err(CloseReason::Refused(Status::NoKey));
-        }
-        let challenge = gate.challenges.draw();
-        session.challenged = Some(Box::new(ChallengedHello { hello: hello.clone(), challenge }));
-        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove);
-        answers.body(peer, header, 1, |body| body.extend_from_slice(&challenge));
-        Ok(true)
+        Some(ChallengedHello { hello: hello.clone(), challenge: self.challenges.draw() })
     }
 
-    /// Handles the proof of a ticket: the first, or that of a renewed one.
-    pub(in crate::service) fn prove(
-        &mut self,
-        answers: &mut Answers,
+    /// Checks the proof of a ticket, and that the ticket admits its holder now.
+    pub(super) fn check(
+        &self,
         shard: &Ownership,
-        peer: PeerKey,
+        said: &HandshakeTranscript<'_>,
+        proof: &Proof,
+        wanted: &TicketUse,
         now_ns: u64,
-        header: &Header,
-        body: &[u8],
-    ) -> Result<(), CloseReason> {
-        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a malformed proof"))?;
-        let session = self.get(peer).expect("a session that was just looked up");
-        let (Some(gate), Some(challenged)) = (&self.gate, &session.challenged) else {
-            return Err(CloseReason::Malformed("a proof without a challenge"));
-        };
-        let hello = challenged.hello.encode();
-        let said = HandshakeTranscript { challenge: &challenged.challenge, hello: &hello };
-        let checked = gate.keys.check(&shard.identity().cluster, &said, &proof).map_err(|why| match why {
+    ) -> Result<CheckedTicket, Status> {
+        let checked = self.keys.check(&shard.identity().cluster, said, proof).map_err(|why| match why {
             Disbelief::NoKey(_) => Status::NoKey,
             Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
-        });
-        let had = session.pass.ticket.map(|shown| shown.ticket);
-        let wanted = TicketUse { fetches: challenged.hello.fetches, path: session.path, had };
-        let checked = checked.and_then(|checked| {
-            check_ticket(shard, &checked, gate.time.now(now_ns), &wanted)?;
-            Ok(checked)
-        });
-        let checked = match checked {
-            Ok(checked) => checked,
-            Err(status) => {
-                self.counters.strangers += 1;
-                let greeted = self.is_welcome(peer);
-                answers.answer(peer, Operation::Prove, header, status);
-                // A peer that was admitted before stays for as long as its former ticket is valid.
-                return if greeted && status == Status::NoKey { Ok(()) } else { Err(CloseReason::Refused(status)) };
-            }
-        };
-        let welcome = self.welcome(shard);
-        let answer = checked.answer(&proof.own, &said, &welcome);
-        let greeting = Greeting::of(&challenged.hello);
-        self.admit(peer, greeting, &checked, now_ns);
-        answers.items(peer, Operation::Prove, header.request, 1, |body| {
-            body.extend_from_slice(&welcome);
-            body.extend_from_slice(&answer);
-        });
-        Ok(())
+        })?;
+        check_ticket(shard, &checked, self.time.now(now_ns), wanted)?;
+        Ok(checked)
     }
 
-    /// Admits the holder of a ticket, or extends its stay.
-    fn admit(&mut self, peer: PeerKey, greeting: Greeting, checked: &CheckedTicket, now_ns: u64) {
-        let (ticket, Some(gate)) = (checked.ticket, &mut self.gate) else { return };
-        let session = super::find(&mut self.sessions, peer);
+    /// Admits the holder of a ticket, or extends its stay. Returns the rights of its connection, which had those of
+    /// `before`.
+    pub(super) fn admit(&mut self, index: u32, before: &Pass, checked: &CheckedTicket, now_ns: u64) -> Pass {
+        self.forget(index, before);
+        let ticket = checked.ticket;
         let end = checked.end.saturating_add(GRACE_S);
-        let left = end.saturating_sub(gate.time.now(now_ns));
-        let look_ns = now_ns.saturating_add(left.saturating_mul(SECOND_NS));
-        if let Some(before) = session.pass.ticket {
-            gate.ends.remove(&(before.look_ns, peer.index));
-        }
-        gate.ends.insert((look_ns, peer.index));
-        let shown = ShownTicket { ticket, end, look_ns };
-        session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some(shown) };
-        if !session.greeted {
-            self.greet(peer, greeting);
-        }
+        let look_ns = self.time_of(end, now_ns);
+        self.ends.insert((look_ns, index));
+        Pass { rights: ticket.rights, tenant: ticket.tenant, shown: Some(ShownTicket { ticket, end, look_ns }) }
     }
 
-    /// Cancels the check of a ticket whose connection ends.
-    pub(super) fn forget_ticket(&mut self, index: u32, pass: &Pass) {
-        if let (Some(gate), Some(shown)) = (&mut self.gate, pass.ticket) {
-            gate.ends.remove(&(shown.look_ns, index));
+    /// Cancels the check of the ticket of a connection.
+    pub(super) fn forget(&mut self, index: u32, pass: &Pass) {
+        if let Some(shown) = pass.shown {
+            self.ends.remove(&(shown.look_ns, index));
         }
     }
 
-    /// Closes the connections whose tickets have ended without being renewed.
-    pub(in crate::service) fn end_tickets(&mut self, outputs: &mut Outputs, now_ns: u64) {
-        while let Some(gate) = &mut self.gate
-            && let Some(&(look_ns, index)) = gate.ends.first()
-            && look_ns <= now_ns
-        {
-            gate.ends.pop_first();
-            let now = gate.time.now(now_ns);
-            let session = self.sessions.get_mut(index as usize).and_then(Option::as_mut);
-            let Some(session) = session.filter(|session| !session.closing) else { continue };
-            let peer = PeerKey { index, generation: session.generation };
-            let Some(shown) = &mut session.pass.ticket else { continue };
-            if now < shown.end {
-                // Without news of the control plane, ticket time has stopped.
-                shown.look_ns = now_ns.saturating_add((shown.end - now).saturating_mul(SECOND_NS));
-                gate.ends.insert((shown.look_ns, index));
-                continue;
-            }
-            self.counters.tickets_ended += 1;
-            self.close(outputs, peer, CloseReason::TicketEnded);
-        }
+    /// Returns a connection whose ticket is to be checked for its end; see [`Self::has_ended`].
+    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<u32> {
+        self.ends.first().filter(|(look_ns, _)| *look_ns <= now_ns)?;
+        self.ends.pop_first().map(|(_, index)| index)
     }
 
-    /// Closes the connections of nodes' incarnations that have ended by the newest map.
-    pub(in crate::service) fn end_former_incarnations(&mut self, outputs: &mut Outputs, shard: &Ownership) {
-        let over = self.select(|session| {
-            let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node);
-            ticket.is_some_and(|ticket| shard.is_over(ticket.holder, ticket.incarnation))
-        });
-        over.into_iter().for_each(|peer| self.close(outputs, peer, CloseReason::Refused(Status::Stale)));
-    }
-
-    /// Returns true if a connection has the right to an operation; a request without that right is answered here.
-    pub(in crate::service) fn may_change(
-        &mut self,
-        answers: &mut Answers,
-        peer: PeerKey,
-        operation: Operation,
-        header: &Header,
-    ) -> bool {
-        let changes = matches!(
-            operation,
-            Operation::Put
-                | Operation::Remove
-                | Operation::RemoveCopy
-                | Operation::Write
-                | Operation::WriteMany
-                | Operation::Reserve
-                | Operation::Commit
-                | Operation::Begin
-                | Operation::Fill
-                | Operation::Seal
-                | Operation::Discard
-        );
-        let session = super::find(&mut self.sessions, peer);
-        if !changes || session.pass.rights.has(Rights::WRITE) {
+    /// Returns true if the ticket of a connection has ended. Otherwise the next check is scheduled.
+    pub(super) fn has_ended(&mut self, index: u32, pass: &mut Pass, now_ns: u64) -> bool {
+        let Some(shown) = &mut pass.shown else { return false };
+        if self.time.now(now_ns) >= shown.end {
             return true;
         }
-        self.counters.unauthorized += 1;
-        let status = Status::Unauthorized;
-        if header.payload_bytes > 0 {
-            session.pending = Some(PendingPayload::Refused { request: header.request, operation, status, argument: 0 });
-        } else {
-            answers.answer(peer, operation, header, status);
-        }
+        // Without news of the control plane, ticket time has stopped.
+        shown.look_ns = self.time_of(shown.end, now_ns);
+        self.ends.insert((shown.look_ns, index));
         false
     }
-}
 
-/// Intended use of a ticket.
-struct TicketUse {
-    fetches: bool,
-    path: Path,
-    had: Option<Ticket>,
+    /// Returns the time, in nanoseconds, at which ticket time reaches this second if it goes on.
+    fn time_of(&self, seconds: u64, now_ns: u64) -> u64 {
+        let left = seconds.saturating_sub(self.time.now(now_ns));
+        now_ns.saturating_add(left.saturating_mul(SECOND_NS))
+    }
 }
 
 /// Checks that a ticket admits its holder.
@@ -298,4 +145,67 @@ fn check_ticket(shard: &Ownership, checked: &CheckedTicket, now: u64, wanted: &T
     let other =
         wanted.had.is_some_and(|had| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
     if allowed && !other { Ok(()) } else { Err(Status::Unauthorized) }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+    use kvplane_ticket::{Mint, Terms};
+
+    use super::*;
+    use crate::service::types::Identity;
+
+    const NOW: u64 = 1_000;
+    const LIFETIME: u64 = 600;
+    const INDEX: u32 = 3;
+
+    fn hello() -> Hello {
+        Hello {
+            version_min: 1,
+            version_max: 1,
+            cluster: "test".to_owned(),
+            node: NodeId(1),
+            incarnation: Incarnation(1),
+            shard: ShardId(0),
+            client: 9,
+            connection: 1,
+            lane: 0,
+            fetches: false,
+        }
+    }
+
+    #[test]
+    fn a_ticket_ends_after_its_grace_period_by_the_ticket_time_that_was_heard() {
+        let mut seed = 0u8;
+        let draw = |out: &mut [u8]| {
+            out.iter_mut().for_each(|byte| (seed, *byte) = (seed.wrapping_add(7), seed));
+            Ok::<(), ()>(())
+        };
+        let mint = Mint::new("test", LIFETIME, 3_600, NOW, draw).expect("it draws");
+        let mut gate = Gate::new(Challenges::new([5; 32]));
+        assert!(gate.challenge(&hello()).is_none(), "there is no key");
+        gate.learn_keys(mint.keys().cloned().collect(), NOW, 0);
+        let challenged = gate.challenge(&hello()).expect("there is a key");
+        let rights = Rights::READ.and(Rights::WRITE);
+        let terms = Terms { role: Role::Client, rights, tenant: None, holder: 9, incarnation: 0, epochs: (0, 9) };
+        let bytes = challenged.hello.encode();
+        let said = HandshakeTranscript { challenge: &challenged.challenge, hello: &bytes };
+        let proof = mint.issue(&terms, NOW).prove([1; 32], &said);
+        let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
+        let (cluster, segment_name) = ("test".to_owned(), String::new());
+        let shard = Ownership::new(Identity { cluster, node, incarnation, shard, segment_name });
+        let wanted = TicketUse { fetches: false, path: Path::Stream, had: None };
+        let checked = gate.check(&shard, &said, &proof, &wanted, 0).expect("a good ticket");
+        let foreign = TicketUse { fetches: true, ..wanted };
+        assert_eq!(gate.check(&shard, &said, &proof, &foreign, 0).err(), Some(Status::Unauthorized));
+        let mut pass = gate.admit(INDEX, &Pass::ALL, &checked, 0);
+        let look_ns = gate.poll_timeout().expect("it is to be checked");
+        assert_eq!(look_ns, (LIFETIME + GRACE_S) * SECOND_NS);
+        assert_eq!((gate.take_due(look_ns - 1), gate.take_due(look_ns)), (None, Some(INDEX)));
+        assert!(!gate.has_ended(INDEX, &mut pass, look_ns), "nothing was heard since");
+        gate.learn_keys(mint.keys().cloned().collect(), NOW + LIFETIME + GRACE_S, look_ns);
+        assert!(gate.has_ended(INDEX, &mut pass, look_ns));
+        gate.forget(INDEX, &pass);
+        assert_eq!(gate.poll_timeout(), None);
+    }
 }

@@ -3,11 +3,13 @@
 use kvplane_proto::Status;
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId};
-use kvplane_proto::message::{Hello, IdItem, Operation, Welcome};
+use kvplane_proto::message::{Hello, IdItem, Kind, Operation, Welcome};
+use kvplane_ticket::{CheckedTicket, HandshakeTranscript, Proof};
 
 use super::super::answers::{Answers, items_of};
 use super::super::ownership::Ownership;
 use super::Sessions;
+use super::gate::TicketUse;
 use super::session::Greeting;
 use crate::service::types::{CloseReason, PeerKey};
 
@@ -39,8 +41,82 @@ impl Sessions {
         Ok(())
     }
 
+    /// Challenges a client that greets, if tickets are required; false if they are not.
+    fn challenge(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        header: &Header,
+        hello: &Hello,
+    ) -> Result<bool, CloseReason> {
+        let Some(gate) = &mut self.gate else { return Ok(false) };
+        let session = super::find(&mut self.sessions, peer);
+        if session.challenged.is_some() {
+            return Err(CloseReason::Malformed("a second hello"));
+        }
+        let Some(challenged) = gate.challenge(hello) else {
+            self.counters.strangers += 1;
+            answers.answer(peer, Operation::Hello, header, Status::NoKey);
+            return Err(CloseReason::Refused(Status::NoKey));
+        };
+        let challenged = session.challenged.insert(Box::new(challenged));
+        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove);
+        answers.body(peer, header, 1, |body| body.extend_from_slice(&challenged.challenge));
+        Ok(true)
+    }
+
+    /// Handles the proof of a ticket: the first, or that of a renewed one.
+    pub(in crate::service) fn prove(
+        &mut self,
+        answers: &mut Answers,
+        shard: &Ownership,
+        peer: PeerKey,
+        now_ns: u64,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a malformed proof"))?;
+        let session = self.get(peer).expect("a session that was just looked up");
+        let (Some(gate), Some(challenged)) = (&self.gate, &session.challenged) else {
+            return Err(CloseReason::Malformed("a proof without a challenge"));
+        };
+        let hello = challenged.hello.encode();
+        let said = HandshakeTranscript { challenge: &challenged.challenge, hello: &hello };
+        let had = session.pass.ticket();
+        let wanted = TicketUse { fetches: challenged.hello.fetches, path: session.path, had };
+        let checked = match gate.check(shard, &said, &proof, &wanted, now_ns) {
+            Ok(checked) => checked,
+            Err(status) => {
+                self.counters.strangers += 1;
+                let greeted = self.is_welcome(peer);
+                answers.answer(peer, Operation::Prove, header, status);
+                // A peer that was admitted before stays for as long as its former ticket is valid.
+                return if greeted && status == Status::NoKey { Ok(()) } else { Err(CloseReason::Refused(status)) };
+            }
+        };
+        let welcome = self.welcome(shard);
+        let answer = checked.answer(&proof.own, &said, &welcome);
+        let greeting = Greeting::of(&challenged.hello);
+        self.admit(peer, greeting, &checked, now_ns);
+        answers.items(peer, Operation::Prove, header.request, 1, |body| {
+            body.extend_from_slice(&welcome);
+            body.extend_from_slice(&answer);
+        });
+        Ok(())
+    }
+
+    /// Admits the holder of a ticket, or extends its stay.
+    fn admit(&mut self, peer: PeerKey, greeting: Greeting, checked: &CheckedTicket, now_ns: u64) {
+        let Some(gate) = &mut self.gate else { return };
+        let session = super::find(&mut self.sessions, peer);
+        session.pass = gate.admit(peer.index, &session.pass, checked, now_ns);
+        if !session.greeted {
+            self.greet(peer, greeting);
+        }
+    }
+
     /// Encodes a welcome: this shard's identity, and the epoch of the map that it serves.
-    pub(super) fn welcome(&self, shard: &Ownership) -> Vec<u8> {
+    fn welcome(&self, shard: &Ownership) -> Vec<u8> {
         let (identity, pool_bytes) = (shard.identity(), self.pool_bytes);
         let (node, incarnation) = (identity.node, identity.incarnation);
         Welcome { version: VERSION, node, incarnation, shard: identity.shard, epoch: shard.epoch(), pool_bytes }

@@ -7,15 +7,21 @@
 mod gate;
 mod handshake;
 mod held;
+mod pass;
 mod session;
 
 use gate::Gate;
 use held::{Deadlines, Handles};
-use kvplane_proto::Limits;
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, ReservationId};
+use kvplane_proto::message::Operation;
+use kvplane_proto::{Limits, Status};
+use kvplane_ticket::{Challenges, Rights, Role, TicketKey};
 use session::Greeting;
 pub(in crate::service) use session::{PendingPayload, Session};
 
+use super::answers::Answers;
+use super::ownership::Ownership;
 use super::timing::Outputs;
 use crate::service::types::{CloseReason, Output, Path, PeerKey, TicketId};
 
@@ -96,7 +102,9 @@ impl Sessions {
         let entry = self.sessions.get_mut(peer.index as usize)?;
         let mut session = entry.take_if(|session| session.generation == peer.generation)?;
         self.greeting.cancel(peer.index);
-        self.forget_ticket(peer.index, &session.pass);
+        if let Some(gate) = &mut self.gate {
+            gate.forget(peer.index, &session.pass);
+        }
         let (mut pins, mut reservations, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((index, generation)) = self.tickets.take_first(&mut session.tickets) {
             tickets.push(TicketId { index, generation });
@@ -148,14 +156,103 @@ impl Sessions {
         }
     }
 
+    /// Requires tickets from now on, and challenges clients with these challenges.
+    pub(in crate::service) fn want_tickets(&mut self, challenges: Challenges) {
+        self.gate = Some(Box::new(Gate::new(challenges)));
+    }
+
+    /// Installs the keys of the control plane, as of this ticket time in seconds.
+    pub(in crate::service) fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
+        if let Some(gate) = &mut self.gate {
+            gate.learn_keys(keys, seconds, now_ns);
+        }
+    }
+
+    /// Returns true if connections need tickets.
+    pub(in crate::service) const fn needs_tickets(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    /// Returns true if a connection was welcomed; the shard keeps no state for it before.
+    pub(in crate::service) fn is_welcome(&self, peer: PeerKey) -> bool {
+        self.get(peer).is_some_and(|session| session.greeted)
+    }
+
+    /// Returns true if an RDMA connection may be negotiated on this connection.
+    pub(in crate::service) fn may_carry(&self, peer: PeerKey) -> bool {
+        self.gate.is_none() || self.is_welcome(peer)
+    }
+
+    /// Returns true if a connection has the right to an operation; a request without that right is answered here.
+    pub(in crate::service) fn may_change(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        operation: Operation,
+        header: &Header,
+    ) -> bool {
+        let changes = matches!(
+            operation,
+            Operation::Put
+                | Operation::Remove
+                | Operation::RemoveCopy
+                | Operation::Write
+                | Operation::WriteMany
+                | Operation::Reserve
+                | Operation::Commit
+                | Operation::Begin
+                | Operation::Fill
+                | Operation::Seal
+                | Operation::Discard
+        );
+        let session = find(&mut self.sessions, peer);
+        if !changes || session.pass.rights.has(Rights::WRITE) {
+            return true;
+        }
+        self.counters.unauthorized += 1;
+        let status = Status::Unauthorized;
+        if header.payload_bytes > 0 {
+            session.pending = Some(PendingPayload::Refused { request: header.request, operation, status, argument: 0 });
+        } else {
+            answers.answer(peer, operation, header, status);
+        }
+        false
+    }
+
+    /// Closes the connections whose tickets have ended without being renewed.
+    pub(in crate::service) fn end_tickets(&mut self, outputs: &mut Outputs, now_ns: u64) {
+        while let Some(gate) = &mut self.gate
+            && let Some(index) = gate.take_due(now_ns)
+        {
+            let session = self.sessions.get_mut(index as usize).and_then(Option::as_mut);
+            let Some(session) = session.filter(|session| !session.closing) else { continue };
+            if gate.has_ended(index, &mut session.pass, now_ns) {
+                let peer = PeerKey { index, generation: session.generation };
+                self.counters.tickets_ended += 1;
+                self.close(outputs, peer, CloseReason::TicketEnded);
+            }
+        }
+    }
+
+    /// Closes the connections of nodes' incarnations that have ended by the newest map.
+    pub(in crate::service) fn end_former_incarnations(&mut self, outputs: &mut Outputs, shard: &Ownership) {
+        let over = self.select(|session| {
+            let ticket = session.pass.ticket().filter(|ticket| ticket.role == Role::Node);
+            ticket.is_some_and(|ticket| shard.is_over(ticket.holder, ticket.incarnation))
+        });
+        over.into_iter().for_each(|peer| self.close(outputs, peer, CloseReason::Refused(Status::Stale)));
+    }
+
     /// Closes a connection from this side: it stays in the table, so that its handles are released only when its I/O
     /// has ended. Does nothing if there is no such connection or it is being closed already.
     pub(in crate::service) fn close(&mut self, outputs: &mut Outputs, peer: PeerKey, reason: CloseReason) {
         let Some(session) = self.get_mut(peer) else { return };
         session.closing = true;
         let pass = session.pass;
+        if let Some(gate) = &mut self.gate {
+            gate.forget(peer.index, &pass);
+        }
         self.greeting.cancel(peer.index);
-        self.forget_ticket(peer.index, &pass);
         self.counters.closed += 1;
         outputs.push_back(Output::Close { peer, reason });
     }
@@ -205,7 +302,8 @@ impl Sessions {
 
     /// Returns the earliest deadline of a handshake, a put or a ticket.
     pub(in crate::service) fn poll_timeout(&self) -> Option<u64> {
-        [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.gate_timeout()].into_iter().flatten().min()
+        let ticket_ns = self.gate.as_ref().and_then(|gate| gate.poll_timeout());
+        [self.greeting.next_ns(), self.put_deadlines.next_ns(), ticket_ns].into_iter().flatten().min()
     }
 
     pub(in crate::service) const fn counters(&self) -> &SessionCounters {

@@ -4,8 +4,8 @@ use kvplane_proto::Status;
 use kvplane_proto::ids::{RequestId, ReservationId, SegmentId};
 use kvplane_proto::message::{Hello, Operation};
 
-use super::gate::{ChallengedHello, Pass};
 use super::held::List;
+use super::pass::{ChallengedHello, Pass};
 use crate::service::types::{Path, TicketId};
 
 /// Payload in flight.

@@ -5,12 +5,13 @@
 
 mod backlog;
 mod budget;
+mod dirty;
 mod requests;
 mod retries;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvplane_proto::ids::{PinId, Version};
+use kvplane_proto::ids::Version;
 use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, Miss, Put, PutError, Span, Token};
@@ -18,6 +19,7 @@ use kvplane_tier::{Ack, Memory, Miss, Put, PutError, Span, Token};
 use self::backlog::Backlog;
 pub use self::budget::Admission;
 pub(super) use self::budget::Budget;
+use self::dirty::DirtyObject;
 pub(in crate::service) use self::requests::{MoveProgress, may_put_without_ssd};
 use self::retries::Retries;
 use super::policy::WritePolicy;
@@ -30,26 +32,6 @@ use crate::service::shard::tail::{is_hard_pinned, is_of, tail_within};
 /// Most bytes passed to the tier in one round: computing their checksums takes time, in which the shard serves no
 /// request and the device idles.
 const ROUND_BYTES: u64 = 1 << 20;
-
-/// Object that is pinned until it is written.
-#[derive(Clone, Copy, Debug)]
-struct DirtyObject {
-    pin: PinId,
-    digest: Digest,
-    version: Version,
-    bytes: u64,
-    /// Account that it is charged to.
-    account: u16,
-    since_ns: u64,
-    /// Reply that waits for the write.
-    told: Option<DeferredItem>,
-    /// Acknowledgement level of its put, if the put named one.
-    ack: Option<PutAck>,
-    /// Replication flag of its record, once that was passed to the tier.
-    copied: bool,
-    /// Number of retries of its write.
-    tries: u8,
-}
 
 /// Write in flight in the tier.
 #[derive(Debug)]
@@ -163,6 +145,12 @@ impl Demotion {
             WritePolicy::Back { .. } if told.is_none() && !is_for_ssd(asked) => self.dirty.push_back(object),
             _ => self.writes.push_back(object),
         }
+    }
+
+    /// Enqueues the writes whose pause is over; all of them if writes stop, now or soon.
+    fn end_pauses(&mut self, ssd: &Ssd, now_ns: u64) {
+        let all = self.closing || ssd.is_degraded();
+        self.writes.extend(core::iter::from_fn(|| self.retries.take_due(now_ns, all)));
     }
 
     /// Enqueues the delayed writes that are old enough, or that fill the backlog too much.
@@ -288,7 +276,7 @@ impl Demotion {
         if failed {
             // No retry of an object that is gone: replaced, removed, or dropped because its put waited for this write.
             let live = shard.store.as_ref().is_some_and(|store| store.is_live(object.pin));
-            if live && self.try_again(ssd, &object, shard.now_ns) {
+            if live && !ssd.is_degraded() && self.retries.add(&object, shard.now_ns) {
                 ssd.counters.writes_retried += 1;
                 return;
             }

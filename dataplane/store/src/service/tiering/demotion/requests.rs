@@ -105,7 +105,7 @@ impl Demotion {
     /// Returns the status of a repeated commit of a version that was committed before: its first reply may have waited
     /// for the SSD, wait still, or have been a failure.
     pub(in crate::service) fn kept(&self, ssd: &Ssd, shard: &Shard, digest: Digest, version: Version) -> Status {
-        let writing = self.writing.contains(&(digest, version)) && !self.is_paused(digest, version);
+        let writing = self.writing.contains(&(digest, version)) && !self.retries.has(digest, version);
         if writing || ssd.removals.has(digest) {
             return Status::Busy;
         }
@@ -164,7 +164,7 @@ impl Demotion {
             return None;
         }
         let version = shard.store.as_ref()?.peek(digest).map(|object| object.version);
-        if version.is_some_and(|version| self.is_paused(digest, version)) {
+        if version.is_some_and(|version| self.retries.has(digest, version)) {
             return Some(Status::NoSpace);
         }
         if self.is_writing(digest) {
@@ -194,7 +194,8 @@ impl Demotion {
         }
     }
 
-    /// Writes the record of an object in memory again if its replication flag is outdated.
+    /// Writes the record of an object in memory again if its replication flag is outdated: the next incarnation reads
+    /// from the record which replicas it has to make.
     pub(in crate::service) fn write_promise(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) {
         let Some(store) = &shard.store else { return };
         let promised = store.replica(digest).is_owed_a_copy();
@@ -202,6 +203,18 @@ impl Demotion {
         if store.exists(digest) && !says_so {
             self.hold(ssd, shard, digest, None, Some(PutAck::Buffered));
         }
+    }
+
+    /// Returns the replication flag of an object's record on the SSD, or of one in flight there. `None` without a
+    /// record, and while a write is queued: it will carry the flag as of then.
+    fn promise_of(&self, ssd: &Ssd, digest: Digest) -> Option<bool> {
+        let mut waiting = self.writes.iter().chain(&self.dirty).chain(self.retries.objects());
+        if waiting.any(|object| object.digest == digest) {
+            return None;
+        }
+        let mut given = self.calls.values().rev().map(|call| &call.object);
+        let given = given.find(|object| object.digest == digest).map(|object| object.copied);
+        given.or_else(|| ssd.locate(digest).map(|view| view.copied))
     }
 
     /// Enqueues the writes of replicas that became objects of this shard, as far as the backlog has room. Those that

@@ -1,20 +1,16 @@
-//! Repeated writes: retries of objects that the device failed to write, and rewrites of changed records.
+//! Retries of objects that the device failed to write.
 //!
 //! An object whose write failed stays in memory and is retried after a pause, a few times: each failed attempt costs a
 //! segment, and a device that fails them all is degraded soon. No reply waits for a retry: the put that waited for the
 //! write was refused, and its object dropped. A request that waits for the object on the SSD during a pause fails at
 //! once, instead of being busy until its deadline.
-//!
-//! An object is also written again when its replication was turned on or off and its record on the SSD differs: the
-//! next incarnation reads from the record which replicas it has to make.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 
-use super::{Demotion, DirtyObject};
-use crate::service::tiering::ssd::Ssd;
+use super::dirty::DirtyObject;
 
 /// Most retries of a failed write.
 const TRIES_MOST: u8 = 4;
@@ -35,50 +31,72 @@ impl Retries {
     }
 
     /// Returns the objects that wait for their next attempt.
+    pub(super) fn objects(&self) -> impl Iterator<Item = &DirtyObject> {
+        self.waiting.values()
+    }
+
+    /// Like [`Self::objects`], mutable.
     pub(super) fn objects_mut(&mut self) -> impl Iterator<Item = &mut DirtyObject> {
         self.waiting.values_mut()
     }
-}
 
-impl Demotion {
-    /// Schedules a retry of a failed write; the object stays pinned until then. False if it is not to be retried.
-    pub(super) fn try_again(&mut self, ssd: &Ssd, held: &DirtyObject, now_ns: u64) -> bool {
-        if held.tries == TRIES_MOST || ssd.is_degraded() {
+    /// Returns true if a version waits for its next attempt. No reply waits for it any more.
+    pub(super) fn has(&self, digest: Digest, version: Version) -> bool {
+        self.paused.contains(&(digest, version))
+    }
+
+    /// Schedules a retry of a failed write; the object stays pinned until then. False if it has had its last.
+    pub(super) fn add(&mut self, object: &DirtyObject, now_ns: u64) -> bool {
+        if object.tries == TRIES_MOST {
             return false;
         }
-        let due_ns = now_ns.saturating_add(PAUSE_NS << (2 * held.tries));
-        let again = DirtyObject { tries: held.tries + 1, ..*held };
-        self.retries.waiting.insert((due_ns, held.digest, held.version), again);
-        self.retries.paused.insert((held.digest, held.version));
+        let due_ns = now_ns.saturating_add(PAUSE_NS << (2 * object.tries));
+        let again = DirtyObject { tries: object.tries + 1, ..*object };
+        self.waiting.insert((due_ns, object.digest, object.version), again);
+        self.paused.insert((object.digest, object.version));
         true
     }
 
-    /// Enqueues the writes whose pause is over; all of them if writes stop, now or soon.
-    pub(super) fn end_pauses(&mut self, ssd: &Ssd, now_ns: u64) {
-        let all = self.closing || ssd.is_degraded();
-        while let Some(first) = self.retries.waiting.first_entry()
-            && (all || first.key().0 <= now_ns)
-        {
-            let held = first.remove();
-            self.retries.paused.remove(&(held.digest, held.version));
-            self.writes.push_back(held);
-        }
+    /// Returns an object whose pause is over, or any if `all` pauses end now.
+    pub(super) fn take_due(&mut self, now_ns: u64, all: bool) -> Option<DirtyObject> {
+        let first = self.waiting.first_entry().filter(|first| all || first.key().0 <= now_ns)?;
+        let object = first.remove();
+        self.paused.remove(&(object.digest, object.version));
+        Some(object)
     }
+}
 
-    /// Returns the replication flag of an object's record on the SSD, or of one in flight there. `None` without a
-    /// record, and while a write is queued: it will carry the flag as of then.
-    pub(super) fn promise_of(&self, ssd: &Ssd, digest: Digest) -> Option<bool> {
-        let of = |held: &DirtyObject| held.digest == digest;
-        let mut waiting = self.writes.iter().chain(&self.dirty).chain(self.retries.waiting.values());
-        if waiting.any(of) {
-            return None;
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::PinId;
+
+    use super::*;
+
+    #[test]
+    fn each_pause_is_longer_and_the_last_attempt_is_final() {
+        let (digest, version, pin) = (Digest(1), Version(2), PinId { index: 0, generation: 1 });
+        let since = DirtyObject {
+            pin,
+            digest,
+            version,
+            bytes: 9,
+            account: 0,
+            since_ns: 0,
+            told: None,
+            ack: None,
+            copied: false,
+            tries: 0,
+        };
+        let (mut retries, mut object, mut pauses) = (Retries::default(), since, Vec::new());
+        while retries.add(&object, 100) {
+            assert!(retries.has(digest, version) && !retries.has(digest, Version(3)));
+            let due_ns = retries.poll_timeout().expect("it waits");
+            assert!(retries.take_due(due_ns - 1, false).is_none());
+            object = retries.take_due(due_ns, false).expect("its pause is over");
+            assert!(!retries.has(digest, version) && retries.objects().count() == 0);
+            pauses.push((due_ns - 100) / PAUSE_NS);
         }
-        let given = self.calls.values().rev().find(|call| of(&call.object)).map(|call| call.object.copied);
-        given.or_else(|| ssd.locate(digest).map(|view| view.copied))
-    }
-
-    /// Returns true if a version waits for its next attempt. No reply waits for it any more.
-    pub(super) fn is_paused(&self, digest: Digest, version: Version) -> bool {
-        self.retries.paused.contains(&(digest, version))
+        assert_eq!(pauses, [1, 4, 16, 64]);
+        assert!(retries.add(&since, 100) && retries.take_due(100, true).is_some(), "writes stop");
     }
 }

@@ -17,6 +17,7 @@ use kvplane_tier::{Get, GetError, Memory, Priority, RecordView, Span, Token};
 
 use self::names::Names;
 use self::prefetch::PrefetchAccount;
+pub(in crate::service) use self::prefetch::wanted_until_ns;
 use self::tails::{Tails, tail_bytes_of};
 pub(in crate::service) use self::tenants::KNOWN_MOST as TENANTS_KNOWN_MOST;
 pub(in crate::service) use self::tenants::ObjectTenant;
@@ -127,6 +128,52 @@ impl Promotion {
     /// Ends the prefetch of an object that was put again.
     pub(in crate::service) fn forget_prefetched(&mut self, digest: Digest) {
         self.prefetched.take(digest);
+    }
+
+    /// Begins to prefetch an object, if the account has room. One that is `needed` in memory is not counted if there is
+    /// no room: few are needed at a time.
+    pub(in crate::service) fn prefetch(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        view: &RecordView,
+        until_ns: u64,
+        needed: bool,
+    ) {
+        let unit = shard.store.as_ref().map_or(1, |store| store.config().unit_bytes);
+        // The memory that it takes of the pool, rounded up to units.
+        let bytes = (u64::from(view.payload_bytes) + u64::from(tail_bytes_of(view))).next_multiple_of(unit);
+        let digest = view.digest;
+        if self.prefetched.extend(digest, until_ns) || self.reading.contains_key(&digest) {
+            return;
+        }
+        let charged = if self.prefetched.has_room(bytes) { Some(bytes) } else { needed.then_some(0) };
+        let charged = charged.filter(|_| self.begin_read(ssd, shard, view, Priority::Prefetch, None).is_ok());
+        match charged {
+            Some(charged) => {
+                ssd.counters.prefetches += 1;
+                self.prefetched.add(digest, charged, until_ns);
+            }
+            None => ssd.counters.prefetch_refusals += 1,
+        }
+    }
+
+    /// Drops the prefetched objects that no get has read in time.
+    pub(super) fn expire_prefetched(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
+        while let Some(digest) = self.prefetched.due(shard.now_ns) {
+            let stays = shard.stays_for_replica(digest);
+            let Some(store) = &mut shard.store else { return };
+            if self.reading.contains_key(&digest) {
+                // Its memory is in use until the read ends; then it is dropped, unless a get comes before.
+                self.prefetched.expire(digest);
+                continue;
+            }
+            self.prefetched.take(digest);
+            ssd.counters.prefetches_expired += 1;
+            if ssd.locate(digest).is_some() && !stays {
+                store.drop_copy(digest);
+            }
+        }
     }
 
     /// Answers a get with an object, if it is in memory now.

@@ -7,12 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Digest, FrameFlags};
-use kvplane_tier::{Priority, RecordView};
 
-use super::Promotion;
-use super::tails::tail_bytes_of;
-use crate::service::shard::Shard;
-use crate::service::tiering::ssd::Ssd;
+use crate::service::tiering::policy::TierPolicy;
 
 /// Default time for which a prefetched object stays without being read.
 const UNUSED_NS: u64 = 10_000_000_000;
@@ -44,18 +40,20 @@ impl PrefetchAccount {
         true
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
+    /// Returns true if an object that takes this many bytes may be added.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
         self.bytes.saturating_add(bytes) <= self.most_bytes && self.objects.len() < OBJECTS_MOST
     }
 
-    fn add(&mut self, digest: Digest, bytes: u64, until_ns: u64) {
+    /// Adds an object that is being read.
+    pub(super) fn add(&mut self, digest: Digest, bytes: u64, until_ns: u64) {
         self.bytes += bytes;
         self.objects.insert(digest, (bytes, until_ns));
         self.order.insert((until_ns, digest));
     }
 
     /// Extends the time of an object for another request, if that is later; false if it is not on the account.
-    fn extend(&mut self, digest: Digest, until_ns: u64) -> bool {
+    pub(super) fn extend(&mut self, digest: Digest, until_ns: u64) -> bool {
         let Some((_, until)) = self.objects.get_mut(&digest) else { return false };
         if until_ns > *until {
             self.order.remove(&(*until, digest));
@@ -71,10 +69,15 @@ impl PrefetchAccount {
     }
 
     /// Expires an object whose memory is not free yet: it stays on the account, without a time.
-    fn expire(&mut self, digest: Digest) {
+    pub(super) fn expire(&mut self, digest: Digest) {
         if let Some((_, until_ns)) = self.objects.get(&digest) {
             self.order.remove(&(*until_ns, digest));
         }
+    }
+
+    /// Returns an object whose time has passed.
+    pub(super) fn due(&self, now_ns: u64) -> Option<Digest> {
+        self.order.first().filter(|(until_ns, _)| *until_ns <= now_ns).map(|(_, digest)| *digest)
     }
 
     pub(super) fn poll_timeout(&self) -> Option<u64> {
@@ -82,69 +85,18 @@ impl PrefetchAccount {
     }
 }
 
-impl Promotion {
-    /// Returns the time until which the objects of an exists request are to be prefetched; `None` if not. The request
-    /// may ask for it, and for how long.
-    pub(in crate::service) fn wants_ahead(ssd: &Ssd, header: &Header, now_ns: u64) -> Option<u64> {
-        let policy = &ssd.policy;
-        let said = header.flags.has(FrameFlags::PREFETCH);
-        if policy.prefetch_percent == 0 || !(said || policy.prefetch_on_exists) {
-            return None;
-        }
-        let wanted_ns = match u64::from(header.deadline_us) * 1000 {
-            wanted_ns @ 1.. if said => wanted_ns.min(UNUSED_MOST_NS),
-            _ => UNUSED_NS,
-        };
-        Some(now_ns.saturating_add(wanted_ns))
+/// Returns the time until which the objects of an exists request are to be prefetched; `None` if not. The request may
+/// ask for it, and for how long.
+pub(in crate::service) fn wanted_until_ns(policy: &TierPolicy, header: &Header, now_ns: u64) -> Option<u64> {
+    let said = header.flags.has(FrameFlags::PREFETCH);
+    if policy.prefetch_percent == 0 || !(said || policy.prefetch_on_exists) {
+        return None;
     }
-
-    /// Begins to prefetch an object, if the account has room. One that is `needed` in memory is not counted if there is
-    /// no room: few are needed at a time.
-    pub(in crate::service) fn prefetch(
-        &mut self,
-        ssd: &mut Ssd,
-        shard: &mut Shard,
-        view: &RecordView,
-        until_ns: u64,
-        needed: bool,
-    ) {
-        let unit = shard.store.as_ref().map_or(1, |store| store.config().unit_bytes);
-        // The memory that it takes of the pool, rounded up to units.
-        let bytes = (u64::from(view.payload_bytes) + u64::from(tail_bytes_of(view))).next_multiple_of(unit);
-        let digest = view.digest;
-        if self.prefetched.extend(digest, until_ns) || self.reading.contains_key(&digest) {
-            return;
-        }
-        let charged = if self.prefetched.has_room(bytes) { Some(bytes) } else { needed.then_some(0) };
-        let charged = charged.filter(|_| self.begin_read(ssd, shard, view, Priority::Prefetch, None).is_ok());
-        match charged {
-            Some(charged) => {
-                ssd.counters.prefetches += 1;
-                self.prefetched.add(digest, charged, until_ns);
-            }
-            None => ssd.counters.prefetch_refusals += 1,
-        }
-    }
-
-    /// Drops the prefetched objects that no get has read in time.
-    pub(in crate::service::tiering) fn expire_prefetched(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
-        while let Some((until_ns, digest)) = self.prefetched.order.first().copied()
-            && until_ns <= shard.now_ns
-        {
-            let stays = shard.stays_for_replica(digest);
-            let Some(store) = &mut shard.store else { return };
-            if self.reading.contains_key(&digest) {
-                // Its memory is in use until the read ends; then it is dropped, unless a get comes before.
-                self.prefetched.expire(digest);
-                continue;
-            }
-            self.prefetched.take(digest);
-            ssd.counters.prefetches_expired += 1;
-            if ssd.locate(digest).is_some() && !stays {
-                store.drop_copy(digest);
-            }
-        }
-    }
+    let wanted_ns = match u64::from(header.deadline_us) * 1000 {
+        wanted_ns @ 1.. if said => wanted_ns.min(UNUSED_MOST_NS),
+        _ => UNUSED_NS,
+    };
+    Some(now_ns.saturating_add(wanted_ns))
 }
 
 #[cfg(test)]
@@ -161,6 +113,7 @@ mod tests {
         assert!(prefetched.extend(Digest(2), 20) && prefetched.extend(Digest(2), 7));
         assert!(!prefetched.extend(Digest(3), 7), "nobody reads it");
         assert_eq!(prefetched.poll_timeout(), Some(10));
+        assert_eq!((prefetched.due(9), prefetched.due(10)), (None, Some(Digest(1))));
         assert!(prefetched.take(Digest(1)) && !prefetched.take(Digest(1)));
         assert_eq!((prefetched.poll_timeout(), prefetched.has_room(60)), (Some(20), true));
         prefetched.expire(Digest(2));

@@ -4,10 +4,10 @@ mod doubts;
 mod removals;
 mod sweep;
 
-use kvplane_proto::Digest;
 use kvplane_proto::ids::Slot;
 use kvplane_proto::message::PutAck;
-use kvplane_tier::{RecordView, Tier, Token};
+use kvplane_proto::{Digest, Status};
+use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, Tier, Token};
 
 use self::doubts::Doubts;
 use self::removals::Removals;
@@ -17,12 +17,13 @@ use super::counters::TierCounters;
 use super::policy::{Frequency, TierPolicy};
 use crate::events::{Change, Medium};
 use crate::service::shard::Shard;
+use crate::service::shard::deferrals::{DeferredItem, Replies};
 
 /// Tier of a shard, the visibility of its records, and removals from it.
 #[derive(Debug)]
 pub(in crate::service) struct Ssd {
     pub(super) tier: Tier,
-    pub(super) policy: TierPolicy,
+    pub(in crate::service) policy: TierPolicy,
     /// Estimate of how often each object was put or read lately.
     pub(super) frequency: Frequency,
     pub(super) removals: Removals,
@@ -128,6 +129,125 @@ impl Ssd {
         self.policy.ack_of(asked) != PutAck::Memory
     }
 
+    /// Checks that the SSD can take the tombstones that a put, `replacing` or not, may need.
+    pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
+        let strikes = replacing || may_stand(&self.tier, digest);
+        let is_full = strikes && !self.removals.has_room(1);
+        let takes_none = self.is_degraded();
+        // A degraded tier takes no tombstones, so that recovery has to find its records before a put can be decided.
+        let is_late = !replacing && takes_none && self.tier.is_recovering();
+        if is_full || is_late {
+            return Err(Status::Busy);
+        }
+        // The record can be neither removed nor replaced: the put is refused before memory loses the object that it
+        // has.
+        if replacing && takes_none && self.tier.may_have(digest) { Err(Status::NoSpace) } else { Ok(()) }
+    }
+
+    /// Returns true if the SSD has, or may yet recover, a record that an object that was put, `replacing` or not, takes
+    /// the place of. Such a record may be unknown, as during recovery.
+    pub(in crate::service) fn must_strike(&self, digest: Digest, replacing: bool) -> bool {
+        match self.tier.degraded() {
+            // Also removes hidden records, and those that recovery found while the put was in flight.
+            None => replacing || may_stand(&self.tier, digest),
+            // A degraded tier takes no tombstones: records that it has, or may have, are in the way.
+            Some(_) => replacing && self.tier.may_have(digest),
+        }
+    }
+
+    /// Enqueues the removal of an object, and hides the object until it is written.
+    pub(in crate::service) fn queue_removal(&mut self, digest: Digest, strike: Strike) {
+        self.removals.add(digest, strike);
+    }
+
+    /// Checks that this many more removals may be enqueued.
+    pub(in crate::service) fn may_remove(&self, removals: usize) -> Result<(), Status> {
+        if self.removals.has_room(removals) { Ok(()) } else { Err(Status::Busy) }
+    }
+
+    /// Removes objects; an item of a reply is settled with each removal that is written.
+    pub(in crate::service) fn remove(
+        &mut self,
+        shard: &mut Shard,
+        digests: &[Digest],
+        answer: &impl Fn(usize) -> DeferredItem,
+    ) {
+        for (item, digest) in digests.iter().enumerate() {
+            self.removals.add(*digest, Strike::Asked(answer(item)));
+        }
+        digests.iter().for_each(|digest| self.tell_of(shard, *digest));
+    }
+
+    /// Passes waiting removals to the tier, as far as it accepts them. Returns true if there was any progress.
+    pub(super) fn give_removals(&mut self, shard: &mut Shard, memory: &mut dyn Memory) -> bool {
+        let mut progress = false;
+        while let Some((digest, strike)) = self.removals.next() {
+            let ack = if self.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
+            let token = self.new_token();
+            let taken = match strike {
+                Strike::Replaced { .. } => self.tier.strike(shard.now_ns, digest, ack, token, memory),
+                Strike::Asked(_) | Strike::Swept => self.tier.remove(shard.now_ns, digest, ack, token, memory),
+            };
+            if taken == Err(RemoveError::Busy) {
+                break;
+            }
+            progress = true;
+            self.removals.pass((taken == Ok(Removal::Pending)).then_some(token));
+            match taken {
+                Ok(Removal::Pending) => self.counters.removals += 1,
+                Ok(Removal::Absent) => self.end_removal(shard, strike, true),
+                Err(_) => {
+                    self.counters.removals_unwritten += 1;
+                    self.end_removal(shard, strike, false);
+                }
+            }
+        }
+        progress
+    }
+
+    /// Handles the outcome of a removal in the tier.
+    pub(super) fn removed(&mut self, shard: &mut Shard, token: Token, is_written: bool) {
+        self.counters.removals_unwritten += u64::from(!is_written);
+        if let Some(strike) = self.removals.end(token) {
+            self.end_removal(shard, strike, is_written);
+        }
+    }
+
+    /// Ends a removal. One that is not on the SSD may be undone by a restart: the reply that waits for it fails.
+    fn end_removal(&mut self, shard: &mut Shard, strike: Strike, is_written: bool) {
+        match strike {
+            Strike::Swept => self.sweep.waiting -= 1,
+            Strike::Asked(item) => shard.settle(item, |replies, _| {
+                if let (Replies::Bits(_, status), false) = (replies, is_written) {
+                    *status = Status::NoSpace;
+                }
+            }),
+            Strike::Replaced { told: Some(item), .. } if is_written => shard.settle(item, |_, _| {}),
+            Strike::Replaced { digest, version, told } => {
+                if !is_written {
+                    // The former version is still on the SSD, so that this one cannot take its place.
+                    shard.drop_version(digest, version);
+                    self.tell_of(shard, digest);
+                }
+                told.into_iter().for_each(|item| shard.refuse_put(item, Status::NoSpace));
+            }
+        }
+    }
+
+    /// Makes the records of a slot void that belongs to another owner from now on.
+    pub(in crate::service) fn lose_slot(&mut self, slot: Slot) {
+        self.doubts.forget(slot);
+        self.sweep.lose(slot);
+    }
+
+    /// Removes some void records. Returns true if there was any progress.
+    pub(super) fn sweep_void(&mut self, shard: &mut Shard) -> bool {
+        let step = self.sweep.step(&self.tier, &mut self.removals, &mut self.doubts);
+        self.counters.swept += step.void.len() as u64;
+        step.void.iter().for_each(|digest| self.tell_of(shard, *digest));
+        step.progress
+    }
+
     /// Notifies subscribers of the present state of an object on the SSD.
     pub(super) fn tell_of(&self, shard: &mut Shard, digest: Digest) {
         let Some(store) = shard.store.as_mut().filter(|store| store.events.is_kept()) else { return };
@@ -145,4 +265,9 @@ pub(super) fn break_off_events(shard: &mut Shard) {
     {
         store.events.break_off();
     }
+}
+
+/// Returns true if the SSD has a record of this digest, visible or hidden, or may yet recover one.
+fn may_stand(tier: &Tier, digest: Digest) -> bool {
+    tier.may_find(digest) || tier.locate(digest).is_some()
 }

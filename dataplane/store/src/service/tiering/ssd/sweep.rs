@@ -6,10 +6,10 @@
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Slot, Version};
-use kvplane_tier::{RecordView, SlotSet};
+use kvplane_tier::{RecordView, SlotSet, Tier};
 
-use super::{Ssd, Strike};
-use crate::service::shard::Shard;
+use super::doubts::Doubts;
+use super::removals::{Removals, Strike};
 
 /// Index entries that one step looks at.
 const STEP: usize = 256;
@@ -31,6 +31,14 @@ pub(in crate::service) struct Sweep {
     pub(in crate::service::tiering) waiting: usize,
     /// True if the last sweep left no void record, which has to be recorded on the SSD.
     ended: bool,
+}
+
+/// Outcome of one step of the sweep.
+#[derive(Debug)]
+pub(super) struct SweepStep {
+    /// Objects whose removal was enqueued.
+    pub(super) void: Vec<Digest>,
+    pub(super) progress: bool,
 }
 
 impl Sweep {
@@ -63,55 +71,51 @@ impl Sweep {
             self.floor = floor;
         }
     }
-}
-
-impl Ssd {
     /// Makes the records of a slot void that belongs to another owner from now on.
-    pub(in crate::service) fn lose_slot(&mut self, slot: Slot) {
-        self.doubts.forget(slot);
-        self.sweep.slots.insert(slot);
-        self.sweep.regained.remove(slot);
-        self.sweep.at = Some(0);
+    pub(super) fn lose(&mut self, slot: Slot) {
+        self.slots.insert(slot);
+        self.regained.remove(slot);
+        self.at = Some(0);
     }
 
-    /// Removes some void records. Returns true if there was any progress.
-    pub(in crate::service::tiering) fn sweep_void(&mut self, shard: &mut Shard) -> bool {
+    /// Enqueues the removal of some records that are void, by this sweep or because of `doubts`. When no void record is
+    /// left, the doubt about void slots ends.
+    pub(super) fn step(&mut self, tier: &Tier, removals: &mut Removals, doubts: &mut Doubts) -> SweepStep {
+        let idle = SweepStep { void: Vec::new(), progress: false };
         // Records that recovery has not found yet would be missed.
-        let Some(at) = self.sweep.at.filter(|_| self.tier.is_recovered()) else { return false };
-        if self.removals.len() >= WAITING_MOST {
-            return false;
+        let Some(at) = self.at.filter(|_| tier.is_recovered()) else { return idle };
+        if removals.len() >= WAITING_MOST {
+            return idle;
         }
-        let (views, next) = self.tier.walk(at, STEP);
-        let mut progress = !views.is_empty() || at > 0;
-        let mut void = Vec::new();
+        let (views, next) = tier.walk(at, STEP);
+        let mut step = SweepStep { progress: !views.is_empty() || at > 0, ..idle };
         for view in views {
-            let is_void = self.sweep.hides(&view) || self.doubts.is_void(&view);
-            if is_void && !self.removals.has(view.digest) {
-                self.sweep.found = true;
-                self.counters.swept += 1;
-                self.sweep.waiting += 1;
-                self.removals.add(view.digest, Strike::Swept);
-                void.push(view.digest);
+            let is_void = self.hides(&view) || doubts.is_void(&view);
+            if is_void && !removals.has(view.digest) {
+                self.found = true;
+                self.waiting += 1;
+                removals.add(view.digest, Strike::Swept);
+                step.void.push(view.digest);
             }
         }
         // Entries move in the index while others are removed, so that a walk may miss one: repeat until a walk finds
         // none.
-        let again = core::mem::take(&mut self.sweep.found);
-        self.sweep.found = again && next.is_some();
-        self.sweep.at = next.or(Some(0));
+        let again = core::mem::take(&mut self.found);
+        self.found = again && next.is_some();
+        self.at = next.or(Some(0));
         if next.is_none() && !again {
-            if self.sweep.waiting > 0 || self.tier.is_settling() {
-                return false;
+            if self.waiting > 0 || tier.is_settling() {
+                step.progress = false;
+                return step;
             }
-            self.sweep.at = None;
-            if !self.tier.is_untracked() {
-                (self.sweep.slots, self.sweep.regained) = (SlotSet::none(), SlotSet::none());
-                self.doubts.end_void();
-                self.sweep.ended = true;
+            self.at = None;
+            if !tier.is_untracked() {
+                (self.slots, self.regained) = (SlotSet::none(), SlotSet::none());
+                doubts.end_void();
+                self.ended = true;
             }
-            progress = true;
+            step.progress = true;
         }
-        void.into_iter().for_each(|digest| self.tell_of(shard, digest));
-        progress
+        step
     }
 }

@@ -1,0 +1,309 @@
+//! Removals of replicas that have to be done before a request for their objects is acknowledged: the requests to
+//! replica owners, the replies that wait for them, and clients' leases on replicas of former replica owners.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::ids::Slot;
+use kvplane_proto::map::ShardKey;
+use kvplane_proto::{Digest, Limits, Status};
+
+use super::owed::{OwedRemovals, all_of};
+use super::owners::ReplicaOwners;
+use super::waits::{Earliest, WAIT_NS};
+use crate::service::fetches::{Fetch, FetchDone, Want};
+use crate::service::shard::Shard;
+use crate::service::shard::deferrals::DeferredItem;
+
+/// Removals of replicas at replica owners.
+#[derive(Debug, Default)]
+pub(in crate::service) struct ReplicaRemovals {
+    owed: OwedRemovals,
+    /// Requests that replica owners have not answered yet.
+    calls: BTreeMap<u64, RemovalCall>,
+    /// Time at which the last lease on a replica was granted; 0 for never.
+    leased_ns: u64,
+    /// Time at which a reply that waits for a removal times out.
+    due: Earliest,
+    counters: RemovalCounters,
+}
+
+/// Counters of removals of replicas.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RemovalCounters {
+    /// Removals that replica owners acknowledged.
+    pub(super) done: u64,
+    /// Replies that failed because a replica owner did not acknowledge a removal in time.
+    pub(super) refused: u64,
+}
+
+/// Removal request that a replica owner has not answered yet.
+#[derive(Debug)]
+struct RemovalCall {
+    owner: ShardKey,
+    digests: Vec<Digest>,
+}
+
+impl ReplicaRemovals {
+    pub(super) const fn counters(&self) -> RemovalCounters {
+        self.counters
+    }
+
+    /// Returns the number of owed removals.
+    pub(super) fn len(&self) -> usize {
+        self.owed.len()
+    }
+
+    /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
+    pub(in crate::service) fn note_orphans(&mut self, shard: &mut Shard) {
+        let Some(store) = shard.store.as_mut().filter(|store| store.has_orphans()) else { return };
+        for digest in store.take_orphans() {
+            if shard.replicas.has_owner(digest) {
+                self.owed.owe(digest);
+            }
+        }
+        self.owed.bound();
+    }
+
+    /// Returns true if the replica owner may have a replica that has to be removed before a request for its object is
+    /// acknowledged.
+    pub(in crate::service) fn owes(&self, digest: Digest) -> bool {
+        self.owed.has(digest)
+    }
+
+    /// Returns true if any removal of a replica is owed.
+    pub(in crate::service) fn owes_any(&mut self, shard: &mut Shard) -> bool {
+        self.note_orphans(shard);
+        self.owed.len() > 0
+    }
+
+    /// Returns the indexes of those objects of a removal whose replicas have to be removed first.
+    pub(in crate::service) fn owed_among(&mut self, shard: &mut Shard, digests: &[Digest]) -> Vec<usize> {
+        if !self.owes_any(shard) {
+            return Vec::new();
+        }
+        (0..digests.len()).filter(|at| self.owes(digests[*at])).collect()
+    }
+
+    /// Records that the replica owner may have a replica that has to be removed.
+    pub(super) fn owe(&mut self, digest: Digest) {
+        self.owed.owe(digest);
+    }
+
+    /// Allows requests to replica owners at once, after a change.
+    pub(super) const fn wake(&mut self) {
+        self.owed.wake();
+    }
+
+    /// Merges removals if there are too many.
+    pub(super) fn bound(&mut self) {
+        self.owed.bound();
+    }
+
+    /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
+    pub(in crate::service) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
+        let had = shard.store.as_mut().is_some_and(|store| store.want_no_copy(digest));
+        if had && shard.replicas.has_owner(digest) {
+            self.owed.owe(digest);
+        }
+    }
+
+    /// Makes a reply wait until a replica is removed.
+    pub(in crate::service) fn wait(&mut self, shard: &mut Shard, digest: Digest, item: DeferredItem) {
+        let until_ns = shard.now_ns.saturating_add(WAIT_NS);
+        if self.owed.wait(digest, item, until_ns) {
+            self.due.note(until_ns);
+        } else {
+            self.refuse(shard, item, Status::Busy);
+        }
+    }
+
+    fn refuse(&mut self, shard: &mut Shard, item: DeferredItem, why: Status) {
+        self.counters.refused += 1;
+        shard.settle(item, |replies, item| replies.fail_change(item, why));
+    }
+
+    /// Records that a lease on a replica is granted now.
+    pub(super) const fn note_lease(&mut self, now_ns: u64) {
+        self.leased_ns = now_ns;
+    }
+
+    /// Delays acknowledgements for an object whose former replica owner may have a replica, until all clients' leases
+    /// on it have expired.
+    pub(super) fn lapse(&mut self, shard: &mut Shard, digest: Digest, waiters: Vec<(DeferredItem, u64)>) {
+        let until_ns = self.leased_ns.saturating_add(Limits::COPY_LAPSE_NS);
+        if self.leased_ns == 0 || until_ns <= shard.now_ns {
+            waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
+            return;
+        }
+        self.owed.lapse(digest, until_ns, waiters);
+        self.due.note(until_ns);
+    }
+
+    /// Returns the owed removals in the slots for which `pick` returns true.
+    pub(super) fn of_slots(&self, pick: impl Fn(Slot) -> bool) -> Vec<Digest> {
+        self.owed.of_slots(pick)
+    }
+
+    /// Ends these removals, whose slots have another replica owner now, or none. If maps were `missed`, or this shard
+    /// does not own a slot any more, the replies that wait fail.
+    pub(super) fn end_former(
+        &mut self,
+        shard: &mut Shard,
+        removals: Vec<Digest>,
+        missed: bool,
+        owns: &dyn Fn(Slot) -> bool,
+    ) {
+        for digest in removals {
+            let waiters = self.owed.end(digest);
+            // The slot's present owner may have inherited the replica.
+            let owned = owns(digest.slot());
+            if missed || !owned {
+                waiters.into_iter().for_each(|(item, _)| self.refuse(shard, item, Status::WrongOwner));
+                if owned {
+                    self.lapse(shard, digest, Vec::new());
+                }
+            } else {
+                self.lapse(shard, digest, waiters);
+            }
+        }
+        if missed {
+            let late = self.owed.take_waiters();
+            late.into_iter().for_each(|item| self.refuse(shard, item, Status::WrongOwner));
+        }
+    }
+
+    /// Returns the next request to a replica owner. The removal of a replica waits while a replica of the object is in
+    /// flight, that of all replicas in a slot while any of the slot is.
+    pub(super) fn poll(
+        &mut self,
+        shard: &mut Shard,
+        owners: &mut ReplicaOwners,
+        is_sending: impl Fn(Digest) -> bool,
+        is_sending_in: impl Fn(Slot) -> bool,
+    ) -> Option<Fetch> {
+        let now_ns = shard.now_ns;
+        if !self.owed.is_due(now_ns) {
+            return None;
+        }
+        let token = shard.new_fetch_token();
+        let may_ask = |digest: Digest, owner: ShardKey| {
+            // For a whole slot, no replica in it may be in flight.
+            let sending = match digest == all_of(digest.slot()) {
+                true => is_sending_in(digest.slot()),
+                false => is_sending(digest),
+            };
+            !sending && owners.may_drop(owner, now_ns)
+        };
+        let Some((owner, digests)) = self.owed.next(token, |slot| shard.replicas.owner(slot), may_ask) else {
+            self.owed.rest(owners.poll_timeout(now_ns).unwrap_or(u64::MAX));
+            return None;
+        };
+        owners.begin_drop(owner);
+        self.calls.insert(token, RemovalCall { owner, digests: digests.clone() });
+        Some(Fetch { token, source: owner, want: Want::DropCopies(digests) })
+    }
+
+    /// Handles the answer to a request, or the failure to get one. Returns false if it belongs to no request of this
+    /// component.
+    pub(super) fn fetched(
+        &mut self,
+        shard: &mut Shard,
+        owners: &mut ReplicaOwners,
+        token: u64,
+        done: &FetchDone,
+    ) -> bool {
+        let Some(RemovalCall { owner, digests }) = self.calls.remove(&token) else { return false };
+        let gone: &[bool] = if let FetchDone::CopiesDropped(gone) = done { gone } else { &[] };
+        self.owed.wake();
+        owners.end_drop(owner);
+        if gone.contains(&true) {
+            owners.answered(owner);
+        } else {
+            owners.not_answered(owner, shard.now_ns);
+        }
+        for (at, digest) in digests.iter().enumerate() {
+            // The answer does not concern slots with another replica owner.
+            if shard.replicas.owner(digest.slot()) != Some(owner) {
+                continue;
+            }
+            let is_gone = gone.get(at) == Some(&true);
+            if let Some(waiters) = self.owed.answered(*digest, token, is_gone, shard.now_ns) {
+                self.counters.done += 1;
+                waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
+            }
+        }
+        true
+    }
+
+    /// Ends the waits that have timed out.
+    pub(super) fn expire(&mut self, shard: &mut Shard) {
+        let ended = self.owed.expire(shard.now_ns);
+        self.due = Earliest::of(self.owed.poll_timeout());
+        ended.refused.into_iter().for_each(|item| self.refuse(shard, item, Status::Busy));
+        ended.lapsed.into_iter().for_each(|item| shard.settle(item, |_, _| {}));
+    }
+
+    /// Returns the time at which a wait times out.
+    pub(super) const fn poll_timeout(&self) -> Option<u64> {
+        self.due.time_ns()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId, Version};
+
+    use super::*;
+    use crate::service::shard::deferrals::Replies;
+    use crate::service::types::{Identity, Output, Path, PeerKey};
+
+    const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
+    const OBJECT: Digest = Digest(1);
+
+    fn shard() -> Shard {
+        let (cluster, segment_name) = ("test".to_owned(), String::new());
+        let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
+        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
+        shard.sessions.join(PEER, Path::Stream, 0);
+        shard.now_ns = 1000;
+        shard
+    }
+
+    fn put(shard: &mut Shard) -> DeferredItem {
+        shard.defer(PEER, RequestId::from_bits(1), Replies::Put(Status::Ok, Version(1), false), 1)(0)
+    }
+
+    fn status(shard: &mut Shard) -> Option<Status> {
+        let Output::Frame { header, .. } = shard.answers.poll(0)? else { panic!("no reply") };
+        Some(header.status)
+    }
+
+    #[test]
+    fn a_reply_waits_until_the_leases_on_a_former_owners_replica_have_expired() {
+        let (mut shard, mut removals) = (shard(), ReplicaRemovals::default());
+        removals.lapse(&mut shard, OBJECT, Vec::new());
+        assert!(!removals.owes(OBJECT), "no lease was granted");
+        removals.note_lease(shard.now_ns);
+        removals.lapse(&mut shard, OBJECT, Vec::new());
+        let item = put(&mut shard);
+        removals.wait(&mut shard, OBJECT, item);
+        let until_ns = shard.now_ns + Limits::COPY_LAPSE_NS;
+        assert_eq!((removals.owes(OBJECT), removals.poll_timeout()), (true, Some(until_ns)));
+        shard.now_ns = until_ns;
+        removals.expire(&mut shard);
+        assert_eq!((status(&mut shard), removals.counters().refused), (Some(Status::Ok), 0));
+        assert_eq!((removals.owes(OBJECT), removals.poll_timeout()), (false, None));
+    }
+
+    #[test]
+    fn a_reply_is_refused_when_the_replica_owner_does_not_acknowledge_in_time() {
+        let (mut shard, mut removals) = (shard(), ReplicaRemovals::default());
+        removals.owe(OBJECT);
+        let item = put(&mut shard);
+        removals.wait(&mut shard, OBJECT, item);
+        shard.now_ns = removals.poll_timeout().expect("a reply waits");
+        removals.expire(&mut shard);
+        assert_eq!((status(&mut shard), removals.counters().refused), (Some(Status::Busy), 1));
+        assert!(removals.owes(OBJECT), "the removal is owed still");
+    }
+}
