@@ -105,7 +105,7 @@ impl Store {
     /// A field of `config` that is out of range.
     pub fn new(config: StoreConfig, first_version: Version) -> Result<Self, ConfigError> {
         config.validate()?;
-        let policy = ChosenPolicy::new(&config);
+        let policy = config.policy();
         Self::with_policy(config, first_version, policy)
     }
 }
