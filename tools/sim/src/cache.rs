@@ -36,7 +36,7 @@ impl Cache {
         let policy = config.policy();
         let mut store =
             Store::with_policy(config, Version(1), policy).expect("the limits follow from the cache's size");
-        store.keep_events(EVENTS);
+        store.events_mut().keep(EVENTS);
         Self { store, next: 1, block_tokens }
     }
 

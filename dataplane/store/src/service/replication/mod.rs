@@ -139,8 +139,8 @@ impl Replication {
 
     /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
     pub(super) fn note_orphans(&mut self, shard: &mut Shard) {
-        let Some(store) = shard.store.as_mut().filter(|store| store.has_orphans()) else { return };
-        for digest in store.take_orphans() {
+        let Some(store) = shard.store.as_mut().filter(|store| store.objects().has_orphans()) else { return };
+        for digest in store.objects_mut().take_orphans() {
             if shard.replicas.has_owner(digest) {
                 self.owed.owe(digest);
             }
@@ -162,7 +162,7 @@ impl Replication {
 
     /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
     pub(super) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
-        let had = shard.store.as_mut().is_some_and(|store| store.want_no_copy(digest));
+        let had = shard.store.as_mut().is_some_and(|store| store.objects_mut().want_no_copy(digest));
         if had && shard.replicas.has_owner(digest) {
             self.owed.owe(digest);
         }
@@ -365,14 +365,14 @@ impl Replication {
         }
         // A replica of an older version, still in flight, does not count, and its end does not trigger a walk.
         let sending = self.pushes.is_sending(digest, version);
-        let Some(store) = shard.store.as_mut().filter(|store| !store.is_copy(digest)) else {
+        let Some(store) = shard.store.as_mut().filter(|store| !store.objects().is_copy(digest)) else {
             return ReplicaProgress::Elsewhere;
         };
-        if store.is_copied(digest) && !sending {
+        if store.objects().is_copied(digest) && !sending {
             return ReplicaProgress::There(bytes);
         }
-        if store.replica(digest) == Replica::None {
-            store.want_copy(digest);
+        if store.objects().replica(digest) == Replica::None {
+            store.objects_mut().want_copy(digest);
         }
         if !sending && !self.wishes.add(digest) {
             self.walk_again(shard);
@@ -400,7 +400,10 @@ impl Replication {
     #[cold]
     fn replicate_hot(&mut self, local: &mut LocalStore, context: &RequestContext, digest: Digest) {
         let shard = &local.shard;
-        let copied = shard.store.as_ref().is_none_or(|store| store.is_copied(digest) || store.is_copy(digest));
+        let copied = shard
+            .store
+            .as_ref()
+            .is_none_or(|store| store.objects().is_copied(digest) || store.objects().is_copy(digest));
         if copied || context.fetches || !shard.replicas.has_owner(digest) {
             return;
         }

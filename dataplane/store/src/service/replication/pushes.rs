@@ -9,6 +9,7 @@ use kvplane_proto::{Digest, Status};
 
 use super::Replication;
 use super::owed::all_of;
+use crate::entry::Entry;
 use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
@@ -221,7 +222,7 @@ impl Replication {
         let shard = &mut local.shard;
         let store = shard.store.as_mut()?;
         let there = store.peek(digest).is_some_and(|object| object.version == version);
-        if !there || !store.replica(digest).is_owed_a_copy() || store.is_copied(digest) {
+        if !there || !store.objects().replica(digest).is_owed_a_copy() || store.objects().is_copied(digest) {
             return None;
         }
         let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
@@ -229,7 +230,7 @@ impl Replication {
             return None;
         };
         // From now on the replica owner may have a replica.
-        store.note_copy(digest, version, true);
+        store.objects_mut().note_copy(digest, version, true);
         let bytes = object.extent.bytes;
         self.pushes.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
         self.pushes.bytes += bytes;
@@ -247,7 +248,7 @@ impl Replication {
         self.pushes.bytes -= bytes;
         self.owed.wake();
         let Some(store) = &mut shard.store else { return };
-        let live = store.is_live(pin);
+        let live = store.pinned(pin).is_some_and(Entry::is_live);
         store.unpin(pin).expect("a pin that the shard holds");
         match done {
             FetchDone::Copied if !void => {
@@ -261,7 +262,7 @@ impl Replication {
                 // Only these refusals prove that the replica owner has no replica.
                 let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
                 if live {
-                    store.note_copy(digest, version, false);
+                    store.objects_mut().note_copy(digest, version, false);
                     if !refused {
                         self.owed.owe(digest);
                     }

@@ -58,7 +58,8 @@ impl Replication {
     pub(in crate::service) fn waits_of(&mut self, shard: &mut Shard, digest: Digest) -> CopyWaits {
         self.note_orphans(shard);
         let possible = shard.replicas.has_owner(digest);
-        let copy = possible && shard.store.as_ref().is_some_and(|store| store.replica(digest) == Replica::Awaited);
+        let copy =
+            possible && shard.store.as_ref().is_some_and(|store| store.objects().replica(digest) == Replica::Awaited);
         CopyWaits { drop: self.owes(digest), copy }
     }
 
@@ -76,7 +77,7 @@ impl Replication {
             self.wait_for_drop(shard, digest, item);
         }
         let possible = shard.replicas.has_owner(digest);
-        let replica = shard.store.as_ref().map_or(Replica::None, |store| store.replica(digest));
+        let replica = shard.store.as_ref().map_or(Replica::None, |store| store.objects().replica(digest));
         if !possible || !replica.is_owed_a_copy() {
             return;
         }
