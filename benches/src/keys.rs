@@ -75,7 +75,7 @@ fn store_alone(rounds: usize) -> Result<(), Failure> {
             series[2 + at].push(rate(ASKED, || {
                 let mut there = 0;
                 let digests = (0..ASKED).map(|n| digest(pick(round, n, keys)));
-                store.exist(digests, |_, here| there += u64::from(here));
+                store.objects().exist(digests, |_, here| there += u64::from(here));
                 Ok(there)
             })?);
         }

@@ -16,11 +16,14 @@
 //! contents, beyond a word per block that names its owner.
 
 mod bins;
+mod node;
 mod runs;
 #[cfg(test)]
 mod tests;
 
-use bins::{Bins, NONE};
+use bins::Bins;
+pub use node::NOTES;
+use node::{HELD, NO_NOTE, NONE, Node, VACANT};
 
 /// Allocation unit: sizes are rounded up to it, offsets are multiples of it.
 pub const GRANULE_BYTES: u64 = 256;
@@ -34,17 +37,6 @@ pub const MAX_HELD_BLOCKS: u32 = 1 << 28;
 /// Blocks of the request's own bin that are tried.
 pub const PROBES: usize = 64;
 
-/// Marks of nodes that are in no bin, in place of the link to the bin's previous block. The mark of a held block
-/// carries a note; node numbers are below it.
-const HELD: u32 = 1 << 31;
-const VACANT: u32 = u32::MAX - 2;
-/// Note of a held block that has none.
-const NO_NOTE: u32 = NOTES;
-/// Exclusive upper bound of notes.
-pub const NOTES: u32 = (1 << 30) - 1;
-
-const _: () = assert!(2 * MAX_HELD_BLOCKS < HELD && HELD + NOTES < VACANT);
-
 /// Returns the granules that `bytes` take.
 #[must_use]
 pub const fn granules_of(bytes: u64) -> u64 {
@@ -55,29 +47,7 @@ pub const fn granules_of(bytes: u64) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block(u32);
 
-/// Descriptor of a block. While the block is held, `bin_after` is its owner and `bin_before` a note; while the node is
-/// vacant, `after` links the vacant nodes.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    start: u32,
-    granules: u32,
-    before: u32,
-    after: u32,
-    bin_before: u32,
-    bin_after: u32,
-}
-
-const _: () = assert!(size_of::<Node>() == Allocator::BYTES_PER_BLOCK);
-
-impl Node {
-    const fn is_free(&self) -> bool {
-        self.bin_before < HELD || self.bin_before == NONE
-    }
-
-    const fn is_held(&self) -> bool {
-        self.bin_before >= HELD && self.bin_before <= HELD + NO_NOTE
-    }
-}
+const _: () = assert!(size_of::<Node>() == Allocator::BYTES_PER_BLOCK && 2 * MAX_HELD_BLOCKS < HELD);
 
 /// Allocator of one pool.
 #[derive(Debug)]

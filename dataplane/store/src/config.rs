@@ -4,7 +4,7 @@ use kvplane_proto::{ConfigError, Limits};
 
 use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
 use crate::entry::PINS_MOST;
-use crate::eviction::Eviction;
+use crate::eviction::{ChosenPolicy, Eviction};
 
 /// Most pins, and most reservations, that can be configured.
 pub const MAX_HANDLES: u32 = PINS_MOST;
@@ -65,6 +65,13 @@ impl StoreConfig {
             max_reservations: 4096,
             hash_seed: 0,
         }
+    }
+
+    /// Creates the eviction policy that `eviction` names, for this pool.
+    #[must_use]
+    pub fn policy(&self) -> ChosenPolicy {
+        let pool_granules = self.pool_bytes / GRANULE_BYTES;
+        ChosenPolicy::new(self.eviction, pool_granules, self.max_objects, self.protected_percent)
     }
 
     /// Checks every field.

@@ -1,4 +1,4 @@
-//! Metadata of each object: one cache line per entry, in an arena reserved at start.
+//! Metadata of each object: one cache line per entry, in an arena ([`Entries`]) reserved at start.
 //!
 //! An entry lives from reservation to the release of its last byte ([`LIFECYCLE`]):
 //!
@@ -10,12 +10,14 @@
 //! The index from digests to entries is [`crate::index`]; the eviction order is [`crate::eviction`], whose links are
 //! kept in the entries.
 
+mod arena;
 mod marks;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
+pub use arena::{Entries, LiveUse};
 pub use marks::{Mark, Replica};
 
 /// Link to no entry.
@@ -235,6 +237,12 @@ impl Entry {
         }
     }
 
+    /// Returns true if its commit replaces an object of the digest.
+    #[must_use]
+    pub const fn replaces(&self) -> bool {
+        self.is(Mark::Replace)
+    }
+
     /// Returns its role in replication.
     #[must_use]
     pub const fn replica(&self) -> Replica {
@@ -281,6 +289,12 @@ impl Entry {
         STATE[(self.incarnation & ((1 << MARKS_AT) - 1)) as usize]
     }
 
+    /// Returns true if it is visible.
+    #[must_use]
+    pub const fn is_live(&self) -> bool {
+        matches!(self.state(), State::Live)
+    }
+
     /// Returns its block.
     #[must_use]
     pub const fn block(&self) -> Block {
@@ -300,177 +314,7 @@ impl Entry {
     /// Returns true if it may be evicted.
     #[must_use]
     pub fn is_evictable(&self) -> bool {
-        self.state() == State::Live && self.pins() == 0 && !self.is(Mark::Hard)
-    }
-}
-
-/// Arena of a store's entries.
-#[derive(Debug)]
-pub struct Entries {
-    slots: Vec<Entry>,
-    /// First vacant entry; they are linked by `after`.
-    vacant: u32,
-    limit: u32,
-    used: u32,
-    unit_log2: u8,
-}
-
-impl Entries {
-    /// Creates an arena for `limit` entries, reserved now and touched as it fills.
-    #[must_use]
-    pub fn new(limit: u32) -> Self {
-        Self { slots: Vec::with_capacity(limit as usize), vacant: NONE, limit, used: 0, unit_log2: 0 }
-    }
-
-    /// Makes entries take their space in units of `unit_bytes`: a power of two of granules.
-    #[must_use]
-    pub fn in_units(mut self, unit_bytes: u64) -> Self {
-        self.unit_log2 = granules_of(unit_bytes).trailing_zeros() as u8;
-        self
-    }
-
-    /// Returns the memory of the entries, including those not yet used.
-    #[must_use]
-    pub fn memory(&self) -> core::ops::Range<*const u8> {
-        let slots = self.slots.as_ptr();
-        slots.cast()..slots.wrapping_add(self.slots.capacity()).cast()
-    }
-
-    /// Returns true if every entry is in use.
-    #[must_use]
-    pub const fn is_full(&self) -> bool {
-        self.used == self.limit
-    }
-
-    /// Creates an entry in state `Reserved`, whose bytes go to `block`.
-    ///
-    /// # Panics
-    /// If the arena is full, or the size exceeds 35 bits: the caller checks both.
-    pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
-        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica, moves: _ } = *wanted;
-        assert!(!self.is_full(), "all {} entries are in use", self.limit);
-        assert!(bytes <= BYTES_MOST, "an object of {bytes} B");
-        assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");
-        assert!(usize::from(keep.account) < ACCOUNTS, "account {}", keep.account);
-        self.used += 1;
-        let entry = Entry {
-            digest: [digest.0 as u64, (digest.0 >> 64) as u64],
-            version: 0,
-            checksum: 0,
-            stamp: 0,
-            bytes_low: bytes as u32,
-            block,
-            before: NONE,
-            after: NONE,
-            pins: u32::from(keep.account) << ACCOUNT_AT,
-            bytes_high: (bytes >> 32) as u8,
-            incarnation: step(State::Vacant, Event::Reserve) as u8,
-            place: Place::Nowhere,
-            space: self.unit_log2 | (wanted.extra_granules() as u8) << UNIT_BITS,
-        };
-        let mut entry = entry;
-        entry.mark(Mark::Tail, has_tail);
-        entry.mark(Mark::Replace, replace);
-        entry.mark(Mark::Hard, keep.hard_pin);
-        entry.mark(Mark::Head, head);
-        entry.mark(Mark::Wanted, replica.is_owed_a_copy());
-        entry.mark(Mark::Awaited, replica == Replica::Awaited);
-        entry.mark(Mark::Copy, replica == Replica::Second);
-        if self.vacant == NONE {
-            self.slots.push(entry);
-            return EntryId(self.slots.len() as u32 - 1);
-        }
-        let id = EntryId(self.vacant);
-        self.vacant = self[id].after;
-        self[id] = entry;
-        id
-    }
-
-    /// Commits a reserved entry.
-    pub fn commit(&mut self, id: EntryId, version: Version, checksum: u64) {
-        let entry = &mut self[id];
-        entry.take_step(Event::Commit);
-        entry.version = version.0;
-        entry.checksum = checksum;
-    }
-
-    /// Moves an entry from `Reserved` to `Quarantined`.
-    pub fn expire(&mut self, id: EntryId) {
-        self[id].take_step(Event::Expire);
-    }
-
-    /// Moves an entry from `Live` to `Doomed`.
-    pub fn doom(&mut self, id: EntryId) {
-        assert!(self[id].pins() > 0, "{id:?} is doomed without a pin");
-        self[id].take_step(Event::Doom);
-    }
-
-    /// Frees an entry.
-    ///
-    /// # Panics
-    /// If it is pinned or still in the eviction order.
-    pub fn release(&mut self, id: EntryId) {
-        let vacant = self.vacant;
-        let entry = &mut self[id];
-        assert!(entry.pins() == 0 && entry.place == Place::Nowhere, "releasing {entry:?}");
-        entry.take_step(Event::Release);
-        entry.after = vacant;
-        self.vacant = id.0;
-        self.used -= 1;
-    }
-
-    /// Adds a pin; returns the number of pins.
-    pub fn pin(&mut self, id: EntryId) -> u32 {
-        let entry = &mut self[id];
-        assert!(entry.state() == State::Live && entry.pins() < PINS_MOST, "pinning {entry:?}");
-        entry.pins += 1;
-        entry.pins()
-    }
-
-    /// Removes a pin; returns the number of pins left.
-    pub fn unpin(&mut self, id: EntryId) -> u32 {
-        let entry = &mut self[id];
-        assert!(entry.pins() > 0, "a pin that is held is counted");
-        entry.pins -= 1;
-        entry.pins()
-    }
-
-    /// Sets or clears a mark of an entry.
-    pub fn set(&mut self, id: EntryId, mark: Mark, is_so: bool) {
-        self[id].mark(mark, is_so);
-    }
-
-    /// Charges an entry to another account.
-    pub fn set_account(&mut self, id: EntryId, account: u16) {
-        assert!(usize::from(account) < ACCOUNTS, "account {account}");
-        let entry = &mut self[id];
-        entry.pins = entry.pins() | u32::from(account) << ACCOUNT_AT;
-    }
-
-    /// Returns every entry in use, in the arena's order.
-    pub fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
-        let ids = (0..).map(EntryId).zip(&self.slots);
-        ids.filter(|(_, entry)| entry.state() != State::Vacant)
-    }
-
-    /// Returns the number of entries that were ever used: all ids are below it.
-    #[must_use]
-    pub fn touched(&self) -> u32 {
-        self.slots.len() as u32
-    }
-}
-
-impl core::ops::Index<EntryId> for Entries {
-    type Output = Entry;
-
-    fn index(&self, id: EntryId) -> &Entry {
-        &self.slots[id.0 as usize]
-    }
-}
-
-impl core::ops::IndexMut<EntryId> for Entries {
-    fn index_mut(&mut self, id: EntryId) -> &mut Entry {
-        &mut self.slots[id.0 as usize]
+        self.is_live() && self.pins() == 0 && !self.is(Mark::Hard)
     }
 }
 

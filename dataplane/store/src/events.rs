@@ -70,8 +70,12 @@ impl Default for EventLog {
 }
 
 impl EventLog {
-    /// Keeps the latest `capacity` events from now on; 0 keeps none. Allocates the memory for them at once.
+    /// Keeps the latest `capacity` events from now on; 0 keeps none. Allocates the memory for them at once. Does
+    /// nothing if the capacity is the same.
     pub fn keep(&mut self, capacity: usize) {
+        if self.capacity == capacity {
+            return;
+        }
         self.capacity = capacity;
         if capacity == 0 {
             self.ring = VecDeque::new();

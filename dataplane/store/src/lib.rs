@@ -31,5 +31,5 @@ mod tail_pages;
 pub use config::StoreConfig;
 pub use entry::{ACCOUNTS, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
-pub use order::{TenantLease, TenantUse};
-pub use store::{Extent, ObjectView, SIZE_CLASSES, Store, StoreStats};
+pub use order::{TenantLease, TenantUse, Tenants};
+pub use store::{Extent, ObjectTable, ObjectView, Pool, SIZE_CLASSES, Store, StoreStats};

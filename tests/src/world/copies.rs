@@ -216,13 +216,13 @@ impl World {
         if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
             return None;
         }
-        let (lack, _) = service.store()?.uncopied(0, u32::MAX);
+        let (lack, _) = service.store()?.objects().uncopied(0, u32::MAX);
         let store = service.store()?;
         // In these scenarios each object was put with two replicas, and objects on the SSD are replicated from there.
         let kept = (0..self.scenario.keys).filter(|_| self.scenario.keeps && self.scenario.tier.is_some());
         let on_ssd =
             kept.map(|key| self.shadow.digest(key)).filter(|digest| service.inspect().ssd_bytes(*digest).is_some());
-        let uncopied = on_ssd.filter(|digest| !store.is_copied(*digest));
+        let uncopied = on_ssd.filter(|digest| !store.objects().is_copied(*digest));
         let lack =
             lack.into_iter().chain(uncopied).find(|digest| service.inspect().second_of(digest.slot()).is_some())?;
         Some(format!("incarnation {incarnation} has no replica of {lack}, although all faults are over: {counters:?}"))

@@ -153,7 +153,8 @@ impl World {
     /// acknowledged to puts.
     pub(crate) fn is_at_rest(&self) -> bool {
         let lacks = |incarnation: &ShardIncarnation| {
-            let mut lack = incarnation.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
+            let mut lack =
+                incarnation.service.store().map(|store| store.objects().uncopied(0, u32::MAX).0).unwrap_or_default();
             lack.extend(self.clients[incarnation.fetcher].fetcher.iter().flat_map(Fetcher::copying));
             lack.iter().filter_map(|digest| self.shadow.key(*digest)).any(|key| self.doubled.contains_key(&key))
         };

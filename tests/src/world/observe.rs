@@ -238,7 +238,7 @@ impl World {
                 } else if fetches {
                     // The new owner has the objects, and may have pushed a replica already, which stays.
                     let store = self.incarnations[incarnation].service.store();
-                    keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
+                    keys.retain(|key| store.is_none_or(|store| !store.objects().is_copy(self.shadow.digest(*key))));
                     keys.retain(|key| self.takes_drop(incarnation, client, self.shadow.digest(*key)));
                 }
                 let Some(connection) = self.connections.get_mut(&index) else { return };

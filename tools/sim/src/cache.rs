@@ -33,10 +33,10 @@ impl Cache {
             eviction: config.eviction,
             ..StoreConfig::for_pool(pool_bytes)
         };
-        let policy = ChosenPolicy::new(&config);
+        let policy = config.policy();
         let mut store =
             Store::with_policy(config, Version(1), policy).expect("the limits follow from the cache's size");
-        store.keep_events(EVENTS);
+        store.events_mut().keep(EVENTS);
         Self { store, next: 1, block_tokens }
     }
 

@@ -17,7 +17,7 @@ pub(super) fn store(
     let unit_bytes = if above_ssd { 4096 } else { limits.unit_bytes };
     let pool_bytes = bytes / unit_bytes * unit_bytes;
     let store = Store::new(StoreConfig { pool_bytes, unit_bytes, ..limits }, first_version)?;
-    let [digests, entries] = store.tables();
+    let [digests, entries] = store.objects().memory();
     prefer_huge_pages(digests, true);
     prefer_huge_pages(entries, false);
     Ok(store)

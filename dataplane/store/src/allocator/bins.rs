@@ -3,10 +3,7 @@
 //! A bin is a power of two (the level) cut into 32 equal parts. The levels below 64 granules hold one size per bin. Two
 //! bitmaps, one bit per level and one word of bits per level, give the next bin with a block in two steps.
 
-use super::Node;
-
-/// No node.
-pub(super) const NONE: u32 = u32::MAX;
+use super::node::{NONE, Node};
 
 const PARTS_BITS: u32 = 5;
 const PARTS: usize = 1 << PARTS_BITS;

@@ -4,7 +4,8 @@
 //! run names the adjacent blocks to evict for a large block; the caller's predicate decides which owners may be
 //! evicted.
 
-use super::{Allocator, Block, NONE, Node};
+use super::node::{NONE, Node};
+use super::{Allocator, Block};
 
 impl Allocator {
     /// Returns the first block of a run of at least `granules` that includes `block`, made of free blocks and blocks

@@ -61,3 +61,32 @@ fn an_undeclared_transition_panics() {
     entries.expire(id);
     entries.commit(id, Version(1), 0);
 }
+
+#[test]
+fn gauges_follow_states_and_marks() {
+    let mut entries = Entries::new(3);
+    let replica = Reserve { replica: Replica::Second, ..Reserve::plain(Digest(1), 300) };
+    let ids = [entries.reserve(&replica, block()), entries.reserve(&Reserve::plain(Digest(2), 100), block())];
+    let of = |entries: &Entries| [State::Reserved, State::Quarantined, State::Live].map(|at| entries.granules_in(at));
+    assert_eq!((of(&entries), *entries.live()), ([3, 0, 0], LiveUse::default()));
+    entries.set(ids[1], Mark::Copied, true);
+    assert_eq!(entries.live().copied, 0, "it is not live yet");
+    entries.commit(ids[0], Version(1), 0);
+    entries.expire(ids[1]);
+    assert_eq!(of(&entries), [0, 1, 2]);
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 1, copied: 0 });
+    entries.set(ids[0], Mark::Copy, false);
+    entries.set(ids[0], Mark::Copied, true);
+    entries.set(ids[0], Mark::Copied, true);
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 1 });
+    entries.check();
+    entries.pin(ids[0]);
+    entries.doom(ids[0]);
+    entries.unpin(ids[0]);
+    assert_eq!((entries.granules_in(State::Doomed), *entries.live()), (2, LiveUse::default()));
+    for id in ids {
+        entries.release(id);
+    }
+    assert_eq!((of(&entries), entries.granules_in(State::Doomed)), ([0; 3], 0));
+    entries.check();
+}

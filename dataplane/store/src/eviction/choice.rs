@@ -4,8 +4,6 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::{EvictionPolicy, S3Fifo, SegmentedLru};
-use crate::allocator::GRANULE_BYTES;
-use crate::config::StoreConfig;
 use crate::entry::{Entries, EntryId};
 
 /// Name of an eviction policy.
@@ -76,14 +74,14 @@ pub enum ChosenPolicy {
 }
 
 impl ChosenPolicy {
-    /// Creates the policy that `config` names, for its pool.
+    /// Creates the policy of this name for a pool of `pool_granules` and up to `max_objects`. `protected_percent` is
+    /// for segmented LRU: see [`SegmentedLru::new`].
     #[must_use]
-    pub fn new(config: &StoreConfig) -> Self {
-        let pool_granules = config.pool_bytes / GRANULE_BYTES;
-        match config.eviction {
-            Eviction::SegmentedLru => Self::SegmentedLru(SegmentedLru::new(pool_granules, config.protected_percent)),
+    pub fn new(name: Eviction, pool_granules: u64, max_objects: u32, protected_percent: u8) -> Self {
+        match name {
+            Eviction::SegmentedLru => Self::SegmentedLru(SegmentedLru::new(pool_granules, protected_percent)),
             Eviction::Lru => Self::SegmentedLru(SegmentedLru::new(pool_granules, 0)),
-            Eviction::S3Fifo => Self::S3Fifo(S3Fifo::new(config.max_objects)),
+            Eviction::S3Fifo => Self::S3Fifo(S3Fifo::new(max_objects)),
         }
     }
 }

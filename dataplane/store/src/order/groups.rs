@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Order;
 use crate::entry::{Entries, EntryId, Mark};
-use crate::eviction::EvictionPolicy;
 
 /// Most members of a group; further objects belong to no group.
 pub(crate) const GROUP_MOST: usize = 1024;
 
 /// Account of the tenant, and the tenant's number of the group.
-type GroupId = (u16, u64);
+pub(super) type GroupId = (u16, u64);
 
 #[derive(Debug, Default)]
 struct Group {
@@ -60,6 +58,11 @@ impl Groups {
         self.groups.get(&id).map_or(0, |group| group.accesses)
     }
 
+    /// Returns the members of a group.
+    pub(super) fn members(&self, id: GroupId) -> impl Iterator<Item = EntryId> {
+        self.groups.get(&id).into_iter().flat_map(|group| group.members.iter().copied().map(EntryId))
+    }
+
     pub(super) fn check(&self, entries: &Entries) {
         for (id, group) in &self.groups {
             assert!(!group.members.is_empty() && group.members.len() <= GROUP_MOST, "group {id:?}");
@@ -68,34 +71,5 @@ impl Groups {
                 assert!(entry.is(Mark::Grouped) && entry.account() == usize::from(id.0), "{entry:?} in {id:?}");
             }
         }
-    }
-}
-
-impl<P: EvictionPolicy> Order<P> {
-    /// Returns the members of an evicted object's group that are to be evicted with it. Members pinned by readers are
-    /// marked to follow when they are unpinned; softly and hard pinned ones stay.
-    pub(crate) fn mates(&mut self, entries: &Entries, id: EntryId) -> Vec<EntryId> {
-        let Some(kept) = self.kept.get(&id.0).filter(|_| entries[id].is(Mark::Grouped)) else { return Vec::new() };
-        let group = (entries[id].account() as u16, kept.group);
-        let Some(group) = self.groups.groups.get(&group) else { return Vec::new() };
-        let mut going = Vec::new();
-        for member in group.members.iter().copied().filter(|member| *member != id.0) {
-            let entry = &entries[EntryId(member)];
-            if entry.is(Mark::Soft) || entry.is(Mark::Hard) {
-                continue;
-            }
-            if entry.is_evictable() {
-                going.push(EntryId(member));
-            } else if let Some(kept) = self.kept.get_mut(&member) {
-                (kept.follows, kept.seen) = (true, group.accesses);
-            }
-        }
-        going
-    }
-
-    /// Returns true if an object's group was evicted without it, and no member was accessed since.
-    pub(super) fn is_to_follow(&mut self, account: u16, id: EntryId) -> bool {
-        let Some(kept) = self.kept.get_mut(&id.0) else { return false };
-        core::mem::take(&mut kept.follows) && kept.seen == self.groups.accesses((account, kept.group))
     }
 }

@@ -41,7 +41,7 @@ impl<'a> Control<'a> {
         let shard = &mut self.objects.local.shard;
         shard.tenants.is_strict = strict;
         if let Some(store) = &mut shard.store {
-            store.set_tenants(leases);
+            store.tenants_mut().set(leases);
         }
     }
 
@@ -53,7 +53,7 @@ impl<'a> Control<'a> {
     /// Keeps the latest `capacity` events from now on; 0 keeps none. Does nothing if the capacity is the same.
     pub fn keep_events(self, capacity: usize) {
         if let Some(store) = &mut self.objects.local.shard.store {
-            store.keep_events(capacity);
+            store.events_mut().keep(capacity);
         }
     }
 

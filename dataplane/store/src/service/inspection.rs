@@ -76,7 +76,7 @@ impl<'a> Inspection<'a> {
     /// Returns the usage of each tenant.
     #[must_use]
     pub fn tenants(self) -> Vec<TenantUse> {
-        self.store().map_or_else(Vec::new, Store::tenants)
+        self.store().map_or_else(Vec::new, |store| store.tenants().uses())
     }
 
     /// Returns true if a connection was welcomed; the shard keeps no state for it before.
@@ -161,13 +161,13 @@ impl<'a> Inspection<'a> {
     /// Returns the number of the next event; 0 without a store.
     #[must_use]
     pub fn next_event(self) -> u64 {
-        self.store().map_or(0, |store| store.events.next())
+        self.store().map_or(0, |store| store.events().next())
     }
 
     /// Returns at most `most` events from the number `from` on.
     #[must_use]
     pub fn read_events(self, from: u64, most: usize) -> EventPage {
-        self.store().map_or_else(EventPage::default, |store| store.events.read(from, most))
+        self.store().map_or_else(EventPage::default, |store| store.events().read(from, most))
     }
 
     /// Returns a page of the objects from `cursor` on, 0 at first, looking at no more than `most`. Objects that are
@@ -177,7 +177,7 @@ impl<'a> Inspection<'a> {
     pub fn snapshot_objects(self, cursor: u64, most: usize) -> SnapshotPage {
         let Some(store) = self.store() else { return SnapshotPage::default() };
         if cursor < SSD {
-            let (objects, next) = store.walk(cursor as u32, most as u32);
+            let (objects, next) = store.objects().walk(cursor as u32, most as u32);
             let objects = objects.into_iter().map(|(digest, bytes)| (digest, Medium::Memory, bytes)).collect();
             let rest = self.tier().is_some().then_some(SSD);
             return SnapshotPage { objects, cursor: next.map(u64::from).or(rest) };

@@ -129,7 +129,7 @@ impl List {
             return;
         }
         let ssd = local.tiering.as_ref().map(|tiering| &tiering.ssd);
-        let places = ssd.map_or(0, Ssd::places).max(store.places()) as u64;
+        let places = ssd.map_or(0, Ssd::places).max(store.objects().places()) as u64;
         let to = self.at.saturating_add((STEP_PLACES << 32).div_ceil(places)).min(END);
         let mut found: Vec<(u32, ListEntry, u64, bool)> = Vec::new();
         for (point, digest, view) in store.between(self.at, to) {

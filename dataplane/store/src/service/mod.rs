@@ -70,6 +70,7 @@ pub use self::types::{
     CloseReason, Hold, Identity, MapStanding, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, PoolBytes,
     RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
 };
+use crate::entry::Entry;
 use crate::store::Store;
 
 /// Server side of one shard. Single-threaded; owned by the shard's loop.
@@ -487,7 +488,7 @@ impl Service {
     pub fn left(&mut self, leaving: &LeavingPayload, hold: Hold, now_ns: u64) {
         let Shard { answers, store, .. } = self.objects.shard_mut();
         answers.timed.left(leaving, now_ns, || match (hold, store) {
-            (Hold::Pin(pin), Some(store)) => store.pinned(pin),
+            (Hold::Pin(pin), Some(store)) => store.pinned(pin).map(Entry::digest),
             _ => None,
         });
     }

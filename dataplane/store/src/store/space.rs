@@ -1,21 +1,29 @@
-//! Eviction to make room: until a request fits, and no further.
+//! Space: the objects of a shard in its pool. Takes memory for them, evicts to make room, and frees it.
 //!
-//! Objects are evicted in the policy's order. If all have one size, the first victim's extent fits. If not, victims
-//! free bytes all over the pool, and waiting until enough of them are adjacent could empty it. So after [`SCATTERED`]
-//! times the request, the order is given up: the neighbours of the next victim are evicted with it; and if pinned or
-//! reserved extents are in between, the first stretch of the pool that can be cleared. A request is refused only if
-//! there is none.
+//! [`Space`] keeps its components in step: the table of objects, the pool, and the eviction order with the accounts of
+//! tenants. Handles, versions and statistics of requests are the store's.
+//!
+//! Objects are evicted until a request fits, and no further, in the policy's order. If all have one size, the first
+//! victim's extent fits. If not, victims free bytes all over the pool, and waiting until enough of them are adjacent
+//! could empty it. So after [`SCATTERED`] times the request, the order is given up: the neighbours of the next victim
+//! are evicted with it; and if pinned or reserved extents are in between, the first stretch of the pool that can be
+//! cleared. A request is refused only if there is none.
 //!
 //! If watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
 //! bursts then find free memory, at the cost of a pool that holds less.
 
-use super::Store;
-use super::tails::{Owner, owner_of};
-use crate::allocator::{Block, GRANULE_BYTES, granules_of};
-use crate::entry::{EntryId, Keep, Mark, State};
+use kvplane_proto::ids::Version;
+
+use super::ObjectView;
+use super::objects::ObjectTable;
+use super::pool::{Owner, Pool};
+use super::watermarks::Watermarks;
+use crate::allocator::{Block, GRANULE_BYTES};
+use crate::config::StoreConfig;
+use crate::entry::{Entries, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
-use crate::order::{Reach, Scarce};
+use crate::order::{Order, Reach, Scarce, Tenants};
 
 /// Amount evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -23,102 +31,248 @@ const SCATTERED: u64 = 2;
 /// Most objects that a put evicts because of the watermarks. More than one, so that the low one is reached.
 const DRAINED_AT_ONCE: usize = 4;
 
-impl<P: EvictionPolicy> Store<P> {
-    /// Returns a block for `bytes`, and makes sure of a vacant entry for it.
+/// Memory for an object and its tail.
+struct Room {
+    block: Block,
+    /// Bytes of the tail that are in the block.
+    tail_bytes: u32,
+    /// Otherwise, the class of pages that has a slot for it.
+    class: Option<usize>,
+}
+
+/// Counters of evictions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Evictions {
+    pub(super) objects: u64,
+    /// Exact sizes, summed.
+    pub(super) bytes: u64,
+}
+
+/// Objects in a pool, and the order in which they are evicted.
+#[derive(Debug)]
+pub(super) struct Space<P> {
+    objects: ObjectTable,
+    pool: Pool,
+    /// Eviction orders of all tenants.
+    order: Order<P>,
+    watermarks: Watermarks,
+    evictions: Evictions,
+}
+
+impl<P: EvictionPolicy> Space<P> {
+    /// Creates an empty space.
+    pub(super) fn new(config: &StoreConfig, policy: P) -> Self {
+        let pool = Pool::new(config);
+        Self {
+            objects: ObjectTable::new(config),
+            order: Order::new(pool.granules(), config.hard_pin_percent, policy),
+            pool,
+            watermarks: Watermarks::new(config),
+            evictions: Evictions::default(),
+        }
+    }
+
+    /// Returns the table of objects.
+    #[inline]
+    pub(super) const fn objects(&self) -> &ObjectTable {
+        &self.objects
+    }
+
+    /// Returns the table of objects, to be changed.
+    #[inline]
+    pub(super) const fn objects_mut(&mut self) -> &mut ObjectTable {
+        &mut self.objects
+    }
+
+    /// Returns the memory of the objects.
+    #[inline]
+    pub(super) const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Returns the accounts of tenants.
+    #[inline]
+    pub(super) const fn tenants(&self) -> &Tenants<P> {
+        self.order.tenants()
+    }
+
+    /// Returns the accounts of tenants, to be changed.
+    #[inline]
+    pub(super) const fn tenants_mut(&mut self) -> &mut Tenants<P> {
+        self.order.tenants_mut()
+    }
+
+    /// Returns the number of softly pinned objects.
+    pub(super) fn soft_pins(&self) -> usize {
+        self.order.soft_pins()
+    }
+
+    /// Returns the counters of evictions.
+    pub(super) const fn evictions(&self) -> Evictions {
+        self.evictions
+    }
+
+    /// Returns the granules of objects that are pinned by readers or hard pinned.
+    pub(super) const fn pinned_granules(&self) -> u64 {
+        self.order.tenants().stuck_granules() - self.written_granules()
+    }
+
+    /// Returns the granules of puts in flight, expired ones included.
+    const fn written_granules(&self) -> u64 {
+        let entries = self.objects.entries();
+        entries.granules_in(State::Reserved) + entries.granules_in(State::Quarantined)
+    }
+
+    /// Returns the granules that eviction could free.
+    const fn evictable_granules(&self) -> u64 {
+        // Pages of tails are freed with their objects.
+        let held = self.pool.granules() - self.pool.free_granules();
+        held - self.order.tenants().stuck_granules()
+    }
+
+    /// Returns the view of an entry.
+    pub(super) fn view(&self, id: EntryId) -> ObjectView {
+        let entry = &self.objects.entries()[id];
+        ObjectView {
+            extent: self.pool.extent(entry),
+            version: entry.version(),
+            checksum: entry.checksum(),
+            tenant: self.order.tenant_of(self.objects.entries(), id),
+            has_tail: entry.is(Mark::Tail),
+            tail_at: self.pool.tail_at(entry),
+            is_head: entry.is(Mark::Head),
+            replica: entry.replica(),
+            copied: entry.is(Mark::Copied),
+        }
+    }
+
+    /// Advances the time, for soft pins. It never goes back.
+    pub(super) fn tick(&mut self, now_ns: u64) {
+        self.order.tick(now_ns);
+    }
+
+    /// Records an access of an object.
+    #[inline]
+    pub(super) fn access(&mut self, id: EntryId) {
+        self.order.access(self.objects.entries_mut(), id);
+    }
+
+    /// Adds a pin to an object; returns its view.
+    pub(super) fn pin(&mut self, id: EntryId) -> ObjectView {
+        self.order.stick(self.objects.entries_mut(), id, |entries| entries.pin(id));
+        self.view(id)
+    }
+
+    /// Removes a pin of an entry. With the last one, a removed object's bytes are freed.
+    pub(super) fn unpin(&mut self, id: EntryId) {
+        let entries = self.objects.entries_mut();
+        if self.order.stick(entries, id, |entries| entries.unpin(id)) > 0 {
+            return;
+        }
+        if entries[id].state() == State::Doomed {
+            self.release(id);
+        } else if self.order.unpinned(entries, id) {
+            self.evict_one(id);
+        }
+    }
+
+    /// Takes memory for an object and its tail, within the lease of its tenant and the limits of hard pins, and charges
+    /// the tenant. A replica is kept without a hard pin beyond these limits.
     ///
     /// # Errors
-    /// `NoSpace` or `TooManyObjects`: no eviction could provide both.
-    pub(super) fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
-        // Every block is a whole number of units, so that every one begins at a multiple of the unit.
-        let bytes = bytes.next_multiple_of(self.config.unit_bytes);
-        let granules = granules_of(bytes);
-        self.order.expire(&mut self.entries);
-        if self.allocator.free_granules() + self.evictable_granules() < granules {
-            return Err(self.no_space(bytes));
+    /// See [`crate::Store::reserve`].
+    pub(super) fn reserve(&mut self, wanted: &Reserve) -> Result<EntryId, ReserveError> {
+        let together = wanted.bytes + u64::from(wanted.tail_bytes);
+        let mut keep = wanted.keep;
+        keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together, keep.account);
+        if !wanted.moves {
+            self.within_lease(together, &keep)?;
         }
-        if self.entries.is_full() {
-            let limit = self.config.max_objects;
-            let victim = self.order.victim(&mut self.entries, Reach::Soft, Scarce::Entries(limit));
-            self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
+        let Room { block, tail_bytes, class } = self.room_with_tail(wanted)?;
+        let entries = self.objects.entries_mut();
+        let id = entries.reserve(&Reserve { keep, tail_bytes, ..*wanted }, block);
+        self.pool.set_owner(block, id);
+        if let Some(class) = class {
+            self.pool.give_slot(class, &entries[id], id);
         }
-        if let Some(block) = self.allocator.allocate(bytes) {
-            return Ok(block);
-        }
-        for reach in [Reach::Plain, Reach::Soft] {
-            let free = self.evict_in_order(granules, reach).or_else(|| self.clear_a_run(granules, reach));
-            if let Some(free) = free {
-                return Ok(self.allocator.carve(free, bytes));
-            }
-        }
-        Err(self.no_space(bytes))
+        self.order.charge(entries, id, &keep);
+        self.drain();
+        Ok(id)
     }
 
-    /// Evicts a few objects while the pool is used beyond its watermarks.
-    pub(super) fn drain(&mut self) {
-        let pool = self.allocator.pool_granules();
-        let beyond =
-            |store: &Self, percent: u8| (pool - store.allocator.free_granules()) * 100 > pool * u64::from(percent);
-        if !self.draining {
-            self.draining = beyond(self, self.config.high_watermark_percent);
-        }
-        for _ in 0..DRAINED_AT_ONCE {
-            if !self.draining {
-                return;
-            }
-            if !beyond(self, self.config.low_watermark_percent) {
-                self.draining = false;
-                return;
-            }
-            let Some(victim) = self.order.victim(&mut self.entries, Reach::Plain, Scarce::Room) else { return };
-            self.evict(victim);
+    /// Makes a reserved object visible; returns its size. There must be no visible object of its digest.
+    pub(super) fn commit(&mut self, id: EntryId, version: Version, checksum: u64) -> u64 {
+        self.step(id, |entries, id| entries.commit(id, version, checksum));
+        self.objects.show(id);
+        self.order.insert(self.objects.entries_mut(), id);
+        self.objects.entries()[id].bytes()
+    }
+
+    /// Moves a reserved entry to quarantine.
+    pub(super) fn quarantine(&mut self, id: EntryId) {
+        self.step(id, Entries::expire);
+    }
+
+    /// Hides a live entry and frees it, at once or with its last pin.
+    pub(super) fn remove(&mut self, id: EntryId) {
+        self.objects.hide(id);
+        self.order.remove(self.objects.entries_mut(), id, false);
+        if self.objects.entries()[id].pins() == 0 {
+            self.release(id);
+        } else {
+            self.step(id, Entries::doom);
         }
     }
 
-    fn no_space(&self, bytes: u64) -> ReserveError {
-        let reserved = self.granules[State::Reserved as usize] + self.granules[State::Quarantined as usize];
-        ReserveError::NoSpace {
-            requested_bytes: bytes,
-            free_bytes: self.allocator.free_bytes(),
-            pinned_bytes: self.pinned_granules() * GRANULE_BYTES,
-            reserved_bytes: reserved * GRANULE_BYTES,
-        }
+    /// Frees an unused entry and its bytes; returns the free block that they are now part of.
+    pub(super) fn release(&mut self, id: EntryId) -> Block {
+        let entries = self.objects.entries_mut();
+        let block = entries[id].block();
+        self.order.discharge(entries, id);
+        entries.release(id);
+        self.pool.free(block)
     }
 
-    /// Evicts in the policy's order until a free block of `granules` appears or enough was evicted in vain.
-    fn evict_in_order(&mut self, granules: u64, reach: Reach) -> Option<Block> {
-        let mut evicted = 0;
-        while evicted < SCATTERED * granules {
-            let victim = self.order.victim(&mut self.entries, reach, Scarce::Room)?;
-            evicted += self.entries[victim].granules();
-            let free = self.evict(victim);
-            if self.allocator.granules(free) >= granules {
-                return Some(free);
-            }
+    /// Applies a transition of an entry that keeps its bytes.
+    fn step(&mut self, id: EntryId, step: impl FnOnce(&mut Entries, EntryId)) {
+        self.order.stick(self.objects.entries_mut(), id, |entries| step(entries, id));
+    }
+
+    /// Sets the account, the group and the hard pin of a live object: see [`crate::Store::keep_as`].
+    pub(super) fn keep_as(&mut self, id: EntryId, keep: &Keep) -> bool {
+        let entry = &self.objects.entries()[id];
+        let (granules, account) = (entry.granules(), entry.account());
+        let is_other = account != usize::from(keep.account);
+        if is_other && self.within_lease(granules * GRANULE_BYTES, &Keep { hard_pin: false, ..*keep }).is_err() {
+            return false;
         }
-        None
+        let hard = keep.hard_pin && self.order.tenants().pin_limit(granules, keep.account).is_none();
+        let keep = Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep };
+        self.order.keep_as(self.objects.entries_mut(), id, &keep);
+        true
     }
 
     /// Makes room within a tenant's lease, and within the limit of hard pins.
     ///
     /// # Errors
     /// `Quota` or `PinLimit`; nothing is evicted then.
-    pub(super) fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
-        let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
+    fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
+        let granules = self.pool.granules_of(bytes);
         if keep.hard_pin
-            && let Some((hard, limit, of_tenant)) = self.pin_limit(granules, keep.account)
+            && let Some((hard, limit, of_tenant)) = self.order.tenants().pin_limit(granules, keep.account)
         {
             if of_tenant {
-                self.order.count_refusal(keep.account);
+                self.order.tenants_mut().count_refusal(keep.account);
             }
             let [pinned_bytes, limit_bytes] = [hard, limit].map(|granules| granules * GRANULE_BYTES);
             return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
-        self.order.expire(&mut self.entries);
-        while let Some((lease, stuck)) = self.order.over_lease(keep.account, granules) {
+        self.order.expire(self.objects.entries_mut());
+        while let Some((lease, stuck)) = self.order.tenants().over_lease(keep.account, granules) {
             let may_fit = stuck + granules <= lease;
-            let victim = may_fit.then(|| self.order.victim_of(&mut self.entries, keep.account)).flatten();
+            let victim = may_fit.then(|| self.order.victim_of(self.objects.entries_mut(), keep.account)).flatten();
             let Some(victim) = victim else {
-                self.order.count_refusal(keep.account);
+                self.order.tenants_mut().count_refusal(keep.account);
                 let (lease_bytes, held_bytes) = (lease * GRANULE_BYTES, stuck * GRANULE_BYTES);
                 return Err(ReserveError::Quota { bytes, lease_bytes, held_bytes });
             };
@@ -127,75 +281,129 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
-    /// Returns true if the pool's limit of hard pins allows this many more bytes, of any tenant.
-    #[must_use]
-    pub fn pins_allow(&self, bytes: u64) -> bool {
-        let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
-        let (all, limit) = self.pool_pins();
-        all + granules <= limit
-    }
-
-    /// Returns the granules that are hard pinned, and those that may be.
-    fn pool_pins(&self) -> (u64, u64) {
-        let limit = self.allocator.pool_granules() * u64::from(self.config.hard_pin_percent) / 100;
-        (self.order.hard_granules(), limit)
-    }
-
     /// Returns true if a tenant may have this many more bytes hard pinned.
-    pub(super) fn may_pin(&self, bytes: u64, account: u16) -> bool {
-        let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
-        self.pin_limit(granules, account).is_none()
+    fn may_pin(&self, bytes: u64, account: u16) -> bool {
+        self.order.tenants().pin_limit(self.pool.granules_of(bytes), account).is_none()
     }
 
-    /// Returns nothing if this many more granules may be hard pinned; otherwise the granules that are pinned, the
-    /// limit, and true if it is the tenant's limit. All hard pinned objects together may take a share of the pool,
-    /// those of a tenant with a lease the same share of the lease: otherwise the tenant could fill its lease with them,
-    /// and no later put of it would ever find room.
-    pub(super) fn pin_limit(&self, granules: u64, account: u16) -> Option<(u64, u64, bool)> {
-        let share_of = |granules: u64| granules * u64::from(self.config.hard_pin_percent) / 100;
-        let (of_tenant, lease) = self.order.hard_pins_of(account);
-        if let Some(lease) = lease
-            && of_tenant + granules > share_of(lease)
-        {
-            return Some((of_tenant, share_of(lease), true));
+    /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards.
+    fn room_with_tail(&mut self, wanted: &Reserve) -> Result<Room, ReserveError> {
+        let Reserve { bytes, tail_bytes, .. } = *wanted;
+        if let Some(class) = self.pool.class_of_tail(wanted) {
+            let block = self.room(bytes)?;
+            if self.slot_ready(class) {
+                return Ok(Room { block, tail_bytes: 0, class: Some(class) });
+            }
+            self.pool.free(block);
         }
-        let (all, limit) = self.pool_pins();
-        (all + granules > limit).then_some((all, limit, false))
+        Ok(Room { block: self.room(bytes + u64::from(tail_bytes))?, tail_bytes, class: None })
     }
 
-    /// Returns the granules of objects that are pinned by readers or hard pinned.
-    pub(super) const fn pinned_granules(&self) -> u64 {
-        let written = self.granules[State::Reserved as usize] + self.granules[State::Quarantined as usize];
-        self.order.stuck_granules() - written
+    /// Makes sure that a slot of a class is free; false if there is no memory for another page.
+    fn slot_ready(&mut self, class: usize) -> bool {
+        if self.pool.has_slot(class) {
+            return true;
+        }
+        let Some(page_bytes) = self.pool.new_page_bytes(class) else { return false };
+        let Ok(block) = self.room(page_bytes) else { return false };
+        self.pool.add_page(class, block);
+        true
+    }
+
+    /// Returns a block for `bytes`, and makes sure of a vacant entry for it.
+    ///
+    /// # Errors
+    /// `NoSpace` or `TooManyObjects`: no eviction could provide both.
+    fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
+        let granules = self.pool.granules_of(bytes);
+        self.order.expire(self.objects.entries_mut());
+        if self.pool.free_granules() + self.evictable_granules() < granules {
+            return Err(self.no_space(granules));
+        }
+        if self.objects.entries().is_full() {
+            let limit = self.objects.entries().limit();
+            let victim = self.order.victim(self.objects.entries_mut(), Reach::Soft, Scarce::Entries(limit));
+            self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
+        }
+        if let Some(block) = self.pool.allocate(bytes) {
+            return Ok(block);
+        }
+        for reach in [Reach::Plain, Reach::Soft] {
+            let free = self.evict_in_order(granules, reach).or_else(|| self.clear_a_run(granules, reach));
+            if let Some(free) = free {
+                return Ok(self.pool.carve(free, bytes));
+            }
+        }
+        Err(self.no_space(granules))
+    }
+
+    fn no_space(&self, granules: u64) -> ReserveError {
+        ReserveError::NoSpace {
+            requested_bytes: granules * GRANULE_BYTES,
+            free_bytes: self.pool.free_granules() * GRANULE_BYTES,
+            pinned_bytes: self.pinned_granules() * GRANULE_BYTES,
+            reserved_bytes: self.written_granules() * GRANULE_BYTES,
+        }
+    }
+
+    /// Evicts a few objects while the pool is used beyond its watermarks.
+    fn drain(&mut self) {
+        let pool = self.pool.granules();
+        for _ in 0..DRAINED_AT_ONCE {
+            if !self.watermarks.is_draining(pool - self.pool.free_granules(), pool) {
+                return;
+            }
+            let victim = self.order.victim(self.objects.entries_mut(), Reach::Plain, Scarce::Room);
+            let Some(victim) = victim else { return };
+            self.evict(victim);
+        }
+    }
+
+    /// Evicts in the policy's order until a free block of `granules` appears or enough was evicted in vain.
+    fn evict_in_order(&mut self, granules: u64, reach: Reach) -> Option<Block> {
+        let mut evicted = 0;
+        while evicted < SCATTERED * granules {
+            let victim = self.order.victim(self.objects.entries_mut(), reach, Scarce::Room)?;
+            evicted += self.objects.entries()[victim].granules();
+            let free = self.evict(victim);
+            if self.pool.granules_in(free) >= granules {
+                return Some(free);
+            }
+        }
+        None
     }
 
     /// Evicts neighbours until a free block of `granules` appears; evicts nothing if no run would suffice.
     fn clear_a_run(&mut self, granules: u64, reach: Reach) -> Option<Block> {
-        let victim = self.order.victim(&mut self.entries, reach, Scarce::Room);
-        let may_go = |owner| self.may_go(owner, reach);
-        let block_of = |victim: EntryId| self.entries[victim].block();
-        let around = victim.and_then(|victim| self.allocator.run_around(block_of(victim), granules, may_go));
-        let mut block = around.or_else(|| self.allocator.run_anywhere(granules, may_go))?;
+        let victim = self.order.victim(self.objects.entries_mut(), reach, Scarce::Room);
+        let entries = self.objects.entries();
+        let near = victim.map(|victim| entries[victim].block());
+        let mut block = self.pool.run(near, granules, |id| self.order.may_go(entries, id, reach))?;
         loop {
             // Groups are not evicted together here: members elsewhere would not help.
-            if let Some(owner) = self.allocator.owner(block) {
-                block = match owner_of(owner) {
-                    Owner::Entry(id) => self.evict_one(id),
-                    Owner::Page(page) => self.clear_page(page),
-                    Owner::Nobody => unreachable!("a block of a run has an owner that may be evicted"),
-                };
-            }
-            if self.allocator.granules(block) >= granules {
+            block = match self.pool.owner(block) {
+                Some(Owner::Entry(id)) => self.evict_one(id),
+                Some(Owner::Page(page)) => {
+                    self.pool.close_page(page);
+                    while let Some(id) = self.pool.owner_in(page) {
+                        self.evict_one(id);
+                    }
+                    self.pool.end_page(page)
+                }
+                Some(Owner::Nobody) => unreachable!("a block of a run has an owner that may be evicted"),
+                None => block,
+            };
+            if self.pool.granules_in(block) >= granules {
                 return Some(block);
             }
-            block = self.allocator.after(block).expect("a run is as long as requested");
+            block = self.pool.after(block).expect("a run is as long as requested");
         }
     }
 
     /// Evicts an unused object, and its group with it; returns the free block that its bytes are now part of.
     fn evict(&mut self, id: EntryId) -> Block {
-        if self.entries[id].is(Mark::Grouped) {
-            for mate in self.order.mates(&self.entries, id) {
+        if self.objects.entries()[id].is(Mark::Grouped) {
+            for mate in self.order.mates(self.objects.entries(), id) {
                 self.evict_one(mate);
             }
         }
@@ -203,12 +411,24 @@ impl<P: EvictionPolicy> Store<P> {
     }
 
     /// Evicts an unused object.
-    pub(super) fn evict_one(&mut self, id: EntryId) -> Block {
-        assert!(self.entries[id].is_evictable(), "evicting {:?}", self.entries[id]);
-        self.counters.evictions += 1;
-        self.counters.evicted_bytes += self.entries[id].bytes();
-        self.hide(id);
-        self.order.remove(&mut self.entries, id, true);
+    fn evict_one(&mut self, id: EntryId) -> Block {
+        let entry = &self.objects.entries()[id];
+        assert!(entry.is_evictable(), "evicting {entry:?}");
+        self.evictions.objects += 1;
+        self.evictions.bytes += entry.bytes();
+        self.objects.hide(id);
+        self.order.remove(self.objects.entries_mut(), id, true);
         self.release(id)
+    }
+
+    /// Asserts that table, pool and eviction order agree. Walks all entries and blocks.
+    ///
+    /// # Panics
+    /// If an assertion fails.
+    pub(super) fn check(&self) {
+        self.objects.check();
+        self.pool.check(self.objects.entries());
+        let in_order = self.order.check(self.objects.entries());
+        assert_eq!(in_order, self.objects.len() as usize, "the eviction order has the live entries only");
     }
 }

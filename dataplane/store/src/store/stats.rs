@@ -1,16 +1,8 @@
 //! Statistics of the store.
 
-use super::Store;
-use crate::allocator::GRANULE_BYTES;
-use crate::entry::State;
-use crate::eviction::EvictionPolicy;
-
-/// Counters since the start, except for the first three, which are gauges.
+/// Counters of requests since the start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    pub(super) payload_bytes: u64,
-    pub(super) copies: u64,
-    pub(super) copied: u64,
     pub(super) hits: u64,
     pub(super) misses: u64,
     pub(super) pin_refusals: u64,
@@ -21,8 +13,6 @@ pub(super) struct Counters {
     pub(super) expirations: u64,
     pub(super) aborts: u64,
     pub(super) removes: u64,
-    pub(super) evictions: u64,
-    pub(super) evicted_bytes: u64,
     pub(super) stale_ids: u64,
     /// Objects that were committed, by size class.
     pub(super) sizes: [u64; SIZE_CLASSES],
@@ -134,49 +124,4 @@ pub struct EventStats {
     pub lost: u64,
     /// True if events are kept.
     pub are_kept: bool,
-}
-
-impl<P: EvictionPolicy> Store<P> {
-    /// Returns the gauges and counters. Walks one bin of the allocator.
-    #[must_use]
-    pub fn stats(&self) -> StoreStats {
-        let counters = &self.counters;
-        let bytes_in = |state: State| self.granules[state as usize] * GRANULE_BYTES;
-        let pool_bytes = self.allocator.pool_granules() * GRANULE_BYTES;
-        StoreStats {
-            objects: self.index.len().into(),
-            payload_bytes: counters.payload_bytes,
-            replicas: ReplicaStats { here: counters.copies, elsewhere: counters.copied },
-            pool_bytes,
-            used_bytes: pool_bytes - self.allocator.free_bytes(),
-            free_bytes: self.allocator.free_bytes(),
-            largest_free_bytes: self.allocator.largest_free_bytes(),
-            pinned_bytes: self.pinned_granules() * GRANULE_BYTES,
-            kept: PinStats {
-                hard_bytes: self.order.hard_granules() * GRANULE_BYTES,
-                soft: self.order.soft_pins() as u64,
-            },
-            doomed_bytes: bytes_in(State::Doomed),
-            reserved_bytes: bytes_in(State::Reserved),
-            quarantined_bytes: bytes_in(State::Quarantined),
-            tail_page_bytes: self.tails.bytes(),
-            pins: self.pins.len().into(),
-            reservations: self.reservations.len().into(),
-            hits: counters.hits,
-            misses: counters.misses,
-            pin_refusals: counters.pin_refusals,
-            puts: counters.puts,
-            exists_conflicts: counters.exists_conflicts,
-            replacements: counters.replacements,
-            reserve_refusals: counters.reserve_refusals,
-            expirations: counters.expirations,
-            aborts: counters.aborts,
-            removes: counters.removes,
-            evictions: counters.evictions,
-            evicted_bytes: counters.evicted_bytes,
-            stale_ids: counters.stale_ids,
-            sizes: counters.sizes,
-            events: EventStats { next: self.events.next(), lost: self.events.lost(), are_kept: self.events.is_kept() },
-        }
-    }
 }

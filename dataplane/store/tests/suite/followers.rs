@@ -59,11 +59,11 @@ proptest! {
     ) {
         let mut store = store();
         before.into_iter().for_each(|(what, name)| step(&mut store, what, name));
-        store.keep_events(1000);
+        store.events_mut().keep(1000);
         let mut follower = Follower { from: store.events().next(), ..Follower::default() };
         let (mut cursor, mut steps) = (Some(0), during.into_iter());
         while let Some(from) = cursor {
-            let (objects, next) = store.walk(from, page);
+            let (objects, next) = store.objects().walk(from, page);
             follower.objects.extend(objects);
             cursor = next;
             if let Some((what, name)) = steps.next() {
@@ -76,7 +76,7 @@ proptest! {
             follower.apply(&store.events().read(follower.from, 3));
         }
         follower.apply(&store.events().read(follower.from, 1000));
-        let there: BTreeMap<Digest, u64> = store.walk(0, u32::MAX).0.into_iter().collect();
+        let there: BTreeMap<Digest, u64> = store.objects().walk(0, u32::MAX).0.into_iter().collect();
         prop_assert_eq!(follower.objects, there);
         store.check();
     }

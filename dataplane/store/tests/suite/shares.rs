@@ -26,8 +26,8 @@ impl SharedStore {
             .zip(leases)
             .map(|(number, lease)| TenantLease { number, dram_bytes: *lease, weight: 1 })
             .collect();
-        store.set_tenants(&told);
-        let accounts = numbers.map(|number| store.account_of(number).expect("it was told")).collect();
+        store.tenants_mut().set(&told);
+        let accounts = numbers.map(|number| store.tenants().account_of(number).expect("it was told")).collect();
         Self { store, accounts }
     }
 
@@ -166,7 +166,7 @@ fn hard_pins_are_limited_to_a_share_of_a_tenants_lease() {
     let limit = ReserveError::PinLimit { pinned_bytes: 8 * MIB, limit_bytes: 8 * MIB, of_tenant: true };
     assert_eq!(refused[0], limit);
     assert!(limit.to_string().contains("8388608 bytes of the tenant are hard pinned"), "{limit}");
-    let lease = shared.store.tenants().into_iter().find(|tenant| tenant.number == 1).expect("it was told");
+    let lease = shared.store.tenants().uses().into_iter().find(|tenant| tenant.number == 1).expect("it was told");
     assert_eq!(lease.refused, 32, "who divides the quota hears of it");
     (1000..1060).for_each(|key| shared.put(0, key, MIB).expect("it makes room among its own"));
     // Other tenants can hard pin the rest of the pool's limit.
@@ -225,5 +225,5 @@ fn imports_are_accepted_beyond_lease_and_pin_limits() {
         tenants.store.commit(reservation, 0).expect("nobody else puts it");
     }
     assert_eq!(tenants.there(0, 0..8), 8);
-    assert!(!tenants.store.pins_allow(1));
+    assert!(!tenants.store.tenants().pins_allow(tenants.store.pool().granules_of(1)));
 }

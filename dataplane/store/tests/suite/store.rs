@@ -6,6 +6,7 @@ use crate::support;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_store::entry::Entry;
 use kvplane_store::eviction::{Eviction, EvictionPolicy};
 use kvplane_store::{CommitError, GetError, Reserve, ReserveError, Store, StoreConfig, TAIL_BYTES_MOST};
 use proptest::prelude::*;
@@ -98,7 +99,7 @@ fn a_put_is_seen_when_committed_and_the_first_commit_wins() {
     assert_eq!(store.commit(second, 77), Ok(Version(1)));
     assert_eq!(store.commit(first, 66), Err(CommitError::Exists));
     assert_eq!(store.commit(first, 66), Err(CommitError::Stale));
-    assert_eq!(store.size(Digest(1)), Some(200));
+    assert_eq!(store.objects().get(Digest(1)).map(Entry::bytes), Some(200));
     let (_, view) = store.get(Digest(1)).unwrap();
     assert_eq!((view.version, view.checksum, view.extent.bytes), (Version(1), 77, 200));
     assert_eq!(store.stats().used_bytes, 256, "the loser's bytes are free");
@@ -265,12 +266,15 @@ fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_finish() {
     let (pin, view) = store.get(Digest(1)).unwrap();
     let wanted = Reserve { replace: true, ..Reserve::plain(Digest(1), 5000) };
     let (newer, _) = store.reserve_for(&wanted).expect("there is room");
-    assert_eq!(store.size(Digest(1)), Some(300), "nothing changes before");
+    assert_eq!(store.objects().get(Digest(1)).map(Entry::bytes), Some(300), "nothing changes before");
     let version = store.commit(newer, 7).expect("it may replace");
     assert!(version > former);
-    assert_eq!((store.size(Digest(1)), store.stats().objects, store.stats().replacements), (Some(5000), 1, 1));
+    assert_eq!(
+        (store.objects().get(Digest(1)).map(Entry::bytes), store.stats().objects, store.stats().replacements),
+        (Some(5000), 1, 1)
+    );
     assert_eq!(store.held(pin), Some(view), "its reader reads on");
-    assert!(!store.is_live(pin));
+    assert!(!store.pinned(pin).is_some_and(Entry::is_live));
     store.unpin(pin).expect("it is held");
     // A replacement that fails leaves the object as it is.
     let (failed, _) = store.reserve_for(&wanted).expect("there is room");

@@ -97,7 +97,7 @@ fn check(store: &Store, puts: &[(ReservationId, Extent, u32)], tails: &BTreeMap<
     store.check();
     let mut lent: Vec<(u64, u64)> = Vec::new();
     for (reservation, extent, tail_bytes) in puts {
-        let tail_at = store.reserved_tail(*reservation).expect("it is held");
+        let tail_at = store.reserved(*reservation).map(|entry| store.pool().tail_at(entry)).expect("it is held");
         lent.extend([(extent.offset, extent.bytes), (tail_at, u64::from(*tail_bytes))]);
     }
     for (digest, tail_bytes) in tails {

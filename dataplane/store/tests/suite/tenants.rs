@@ -260,13 +260,13 @@ impl Pair {
             ..StoreConfig::for_pool(POOL * GRANULE)
         };
         let mut store = Store::new(config, Version(1)).expect("it is valid");
-        store.set_tenants(&[1, 2].map(|number| TenantLease { number, dram_bytes: None, weight: 1 }));
+        store.tenants_mut().set(&[1, 2].map(|number| TenantLease { number, dram_bytes: None, weight: 1 }));
         Self { store, model: Model { weights: [1; 3], ..Model::default() }, pins: Vec::new(), puts: 0 }
     }
 
     fn put(&mut self, op: &Op) {
         let Op::Put { key, tenant, group, soft_ns, hard, replace } = *op else { return };
-        let account = self.store.account_of(tenant.into()).expect("it was told");
+        let account = self.store.tenants().account_of(tenant.into()).expect("it was told");
         let keep = Keep { account, group, soft_pin_ns: soft_ns, hard_pin: hard };
         let got = self.store.reserve_for(&Reserve { replace, keep, ..Reserve::plain(digest(key), GRANULE) });
         if !replace && self.model.objects.contains_key(&key) {
@@ -359,14 +359,14 @@ impl Pair {
                     dram_bytes: leases[number].map(|granules| granules * GRANULE),
                     weight: weights[number],
                 };
-                self.store.set_tenants(&[0, 1, 2].map(of));
+                self.store.tenants_mut().set(&[0, 1, 2].map(of));
                 (0..3).for_each(|at| (self.model.leases[at], self.model.weights[at]) = (leases[at], weights[at]));
             }
         }
         self.store.check();
         let there: BTreeSet<u8> = (0..=u8::MAX).filter(|key| self.store.exists(digest(*key))).collect();
         assert_eq!(there, self.model.objects.keys().copied().collect(), "after {op:?}");
-        for used in self.store.tenants() {
+        for used in self.store.tenants().uses() {
             assert_eq!(used.used_bytes, self.model.used(used.number as usize) * GRANULE, "tenant {}", used.number);
         }
     }
@@ -428,8 +428,8 @@ fn replicas_are_hard_pinned_within_the_limits() {
 #[test]
 fn a_tenants_burst_leaves_those_within_their_shares_alone() {
     let mut store = Store::new(StoreConfig::for_pool(100 * GRANULE), Version(1)).expect("it is valid");
-    store.set_tenants(&[TenantLease { number: 7, dram_bytes: None, weight: 1 }]);
-    let other = Keep { account: store.account_of(7).expect("it was told"), ..Keep::default() };
+    store.tenants_mut().set(&[TenantLease { number: 7, dram_bytes: None, weight: 1 }]);
+    let other = Keep { account: store.tenants().account_of(7).expect("it was told"), ..Keep::default() };
     for key in 0..40 {
         put(&mut store, key, other).expect("there is room");
     }
@@ -438,9 +438,9 @@ fn a_tenants_burst_leaves_those_within_their_shares_alone() {
     }
     assert_eq!((0..40).filter(|key| store.exists(Digest(*key))).count(), 40);
     // With a lease, the tenant has no more than that, and makes room among its own objects.
-    store.set_tenants(&[TenantLease { number: 7, dram_bytes: Some(10 * GRANULE), weight: 1 }]);
+    store.tenants_mut().set(&[TenantLease { number: 7, dram_bytes: Some(10 * GRANULE), weight: 1 }]);
     put(&mut store, 100, other).expect("it makes room for itself");
-    let seven = store.tenants().into_iter().find(|tenant| tenant.number == 7).expect("it is there");
+    let seven = store.tenants().uses().into_iter().find(|tenant| tenant.number == 7).expect("it is there");
     assert_eq!((seven.used_bytes, seven.lease_bytes), (10 * GRANULE, Some(10 * GRANULE)));
     store.check();
 }

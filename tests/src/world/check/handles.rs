@@ -20,7 +20,7 @@ impl Handles {
     pub(crate) fn reserved(&mut self, store: &Store, id: ReservationId) -> CheckResult {
         let Some(generation) = self.reservations.insert(id.index, id.generation) else { return Ok(()) };
         let ended = ReservationId { generation, ..id };
-        match store.reserved_extent(ended).filter(|_| ended != id) {
+        match store.reserved(ended).map(|reserved| store.pool().extent(reserved)).filter(|_| ended != id) {
             Some(extent) => Err(broken(Rule::Ledger, format!("{ended:?} has ended and names {extent:?} of {id:?}"))),
             None => Ok(()),
         }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_store::allocator::GRANULE_BYTES;
-use kvplane_store::eviction::{ChosenPolicy, Eviction, EvictionPolicy};
+use kvplane_store::eviction::{Eviction, EvictionPolicy};
 use kvplane_store::{Store, StoreConfig};
 
 use super::leaves::LeavesFirst;
@@ -34,7 +34,7 @@ pub(super) fn replay(
         eviction,
         ..StoreConfig::for_pool(pool_bytes)
     };
-    let policy = ChosenPolicy::new(&config);
+    let policy = config.policy();
     let valid = "the sizes were checked";
     if leaves_first {
         let policy = LeavesFirst::new(policy, requests);

@@ -13,7 +13,7 @@ use crate::service::shard::effects::Effect;
 use crate::service::shard::tail::TailHead;
 use crate::service::tiering::MoveProgress;
 use crate::service::types::{CommittedObject, Memory, Place};
-use crate::{CommitError, Replica, Reserve};
+use crate::{CommitError, Replica, Reserve, Store};
 
 /// Outcome of an object's import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,7 +83,8 @@ impl Migration {
         let mut keep = local.shard.keep_again(&options, options.tenant);
         if options.hard_pin && local.ssd_fits(bytes) {
             // An object on the SSD need not be pinned in memory beyond the share that may be pinned.
-            keep.hard_pin = local.shard.store.as_ref().is_some_and(|store| store.pins_allow(bytes));
+            let allow = |store: &Store| store.tenants().pins_allow(store.pool().granules_of(bytes));
+            keep.hard_pin = local.shard.store.as_ref().is_some_and(allow);
         }
         let head = options.part == Part::Head;
         let replica = if options.replicas > 1 { Replica::First } else { Replica::None };

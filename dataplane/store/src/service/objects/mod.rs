@@ -24,6 +24,7 @@ use super::shard::deferrals::{DeferredItem, Replies, lookup_of, no_lookup};
 use super::shard::stream_read::{ReadSpan, Reader, StreamRead};
 use super::shard::tail::TailHead;
 use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, PeerKey, Place, get_status};
+use crate::entry::Entry;
 use crate::store::Store;
 use crate::{CommitError, GetError, Reserve, ReserveError};
 
@@ -108,7 +109,7 @@ impl Objects {
         let count = items.len();
         let (mut bits, mut heads) = (Vec::with_capacity(count), Vec::new());
         match &self.local.shard.store {
-            Some(store) => store.exist_as_heads(items.clone().map(|item| item.digest), |here, is_head| {
+            Some(store) => store.objects().exist_as_heads(items.clone().map(|item| item.digest), |here, is_head| {
                 if is_head {
                     heads.resize(count, false);
                     heads[bits.len()] = true;
@@ -381,7 +382,8 @@ impl Objects {
     /// reservation was made, and may have been evicted to the SSD since.
     pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
         let Some(store) = &self.local.shard.store else { return false };
-        !store.replaces(reservation) && (store.exists(digest) || self.local.on_ssd(digest).is_some())
+        !store.reserved(reservation).is_some_and(Entry::replaces)
+            && (store.exists(digest) || self.local.on_ssd(digest).is_some())
     }
 
     /// Commits a replica whose bytes were received.

@@ -87,7 +87,7 @@ impl Objects {
             let on_ssd = self.local.on_ssd(*digest).is_some();
             let store = &mut self.local.shard.store;
             // The new owner has the object already, and may have written its replica to this shard.
-            let copy = context.fetches && store.as_ref().is_some_and(|store| store.is_copy(*digest));
+            let copy = context.fetches && store.as_ref().is_some_and(|store| store.objects().is_copy(*digest));
             bits.push(!copy && store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
         if !context.fetches {
@@ -153,8 +153,8 @@ impl Objects {
         }
         for DigestItem { digest } in items {
             let all = is_slot(digest);
-            bits.push(all || store.is_copy(digest));
-            if store.is_copy(digest) {
+            bits.push(all || store.objects().is_copy(digest));
+            if store.objects().is_copy(digest) {
                 store.drop_copy(digest);
             }
         }

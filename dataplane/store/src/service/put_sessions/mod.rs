@@ -227,7 +227,7 @@ impl PutSessions {
 }
 
 fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> Place {
-    let extent = store.reserved_extent(reservation).expect("an open put session has its memory");
+    let extent = store.pool().extent(store.reserved(reservation).expect("an open put session has its memory"));
     Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }
 }
 

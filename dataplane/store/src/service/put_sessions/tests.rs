@@ -66,9 +66,9 @@ fn a_put_session_that_ends_keeps_its_memory_while_it_is_filled() {
     let reservation = open.reservation;
     assert!(!bed.put_sessions.end(&mut bed.store, open.id, reservation));
     assert!(bed.put_sessions.fills(ticket, open.id));
-    assert!(bed.store.reserved_extent(reservation).is_some(), "bytes may still arrive there");
+    assert!(bed.store.reserved(reservation).is_some(), "bytes may still arrive there");
     assert_eq!(bed.end(ticket, Some(3)), Status::Stale);
-    assert!(bed.store.reserved_extent(reservation).is_none());
+    assert!(bed.store.reserved(reservation).is_none());
 }
 
 #[test]

@@ -294,9 +294,11 @@ impl Puts {
     ) -> Result<CommittedObject, Status> {
         let shard = &mut objects.local.shard;
         let store = shard.store.as_mut().expect("a reservation belongs to a store");
-        let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
+        let reserved = store.reserved(reservation).expect("a session's reservation is held");
+        let (digest, bytes, replaces) = (reserved.digest(), reserved.bytes(), reserved.replaces());
+        let is_copy = reserved.replica() == Replica::Second;
         shard.answers.outputs.concerns(digest, bytes);
-        if store.reserves_copy(reservation) {
+        if is_copy {
             return objects.commit_replica(reservation, digest, bytes, checksum);
         }
         if !shard.ownership.owns(digest) {
@@ -306,7 +308,6 @@ impl Puts {
             shard.abort(reservation);
             return Err(Status::WrongOwner);
         }
-        let replaces = store.replaces(reservation);
         let ack = self.acks.take(reservation);
         // The store itself refuses if there is an object in memory.
         if !store.exists(digest) && objects.has_rival(reservation, digest) {

@@ -203,7 +203,7 @@ impl Puts {
         let Complete { reservation, checksum, readers } = *complete;
         let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
         let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
-        let (digest, _) = store.reserved_for(reservation).expect("an open put session has its memory");
+        let digest = store.reserved(reservation).expect("an open put session has its memory").digest();
         // A refused session loses its memory at once, which must not happen while it has readers.
         let has_pins = store.free_pins() >= readers;
         let refusable = !objects.local.shard.ownership.owns(digest) || objects.has_rival(reservation, digest);

@@ -294,7 +294,7 @@ impl Replication {
     pub(super) fn waits_of(&mut self, shard: &mut Shard, digest: Digest) -> CopyWaits {
         self.removals.note_orphans(shard);
         let possible = shard.replicas.has_owner(digest);
-        let copy = possible && shard.store.as_ref().is_some_and(|store| store.replica(digest) == Replica::Awaited);
+        let copy = possible && shard.store.as_ref().is_some_and(|store| store.objects().replica(digest) == Replica::Awaited);
         CopyWaits { drop: self.removals.owes(digest), copy }
     }
 
@@ -312,7 +312,7 @@ impl Replication {
             self.removals.wait(shard, digest, item);
         }
         let possible = shard.replicas.has_owner(digest);
-        let replica = shard.store.as_ref().map_or(Replica::None, |store| store.replica(digest));
+        let replica = shard.store.as_ref().map_or(Replica::None, |store| store.objects().replica(digest));
         if !possible || !replica.is_owed_a_copy() {
             return;
         }
@@ -437,14 +437,14 @@ impl Replication {
         }
         // A replica of an older version, still in flight, does not count, and its end does not trigger a walk.
         let sending = self.pushes.is_sending(digest, version);
-        let Some(store) = shard.store.as_mut().filter(|store| !store.is_copy(digest)) else {
+        let Some(store) = shard.store.as_mut().filter(|store| !store.objects().is_copy(digest)) else {
             return ReplicaProgress::Elsewhere;
         };
-        if store.is_copied(digest) && !sending {
+        if store.objects().is_copied(digest) && !sending {
             return ReplicaProgress::There(bytes);
         }
-        if store.replica(digest) == Replica::None {
-            store.want_copy(digest);
+        if store.objects().replica(digest) == Replica::None {
+            store.objects_mut().want_copy(digest);
         }
         if !sending && !self.wishes.add(digest) {
             self.walk_again(shard);
@@ -472,7 +472,7 @@ impl Replication {
     #[cold]
     fn replicate_hot(&mut self, local: &mut LocalStore, context: &RequestContext, digest: Digest) {
         let shard = &local.shard;
-        let copied = shard.store.as_ref().is_none_or(|store| store.is_copied(digest) || store.is_copy(digest));
+        let copied = shard.store.as_ref().is_none_or(|store| store.objects().is_copied(digest) || store.objects().is_copy(digest));
         if copied || context.fetches || !shard.replicas.has_owner(digest) {
             return;
         }

@@ -12,6 +12,7 @@ use super::owners::ReplicaOwners;
 use super::removals::ReplicaRemovals;
 use super::waits::{WAIT_NS, Waits};
 use super::walks::Walk;
+use crate::entry::Entry;
 use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
@@ -197,7 +198,7 @@ impl Pushes {
         let shard = &mut local.shard;
         let store = shard.store.as_mut()?;
         let there = store.peek(digest).is_some_and(|object| object.version == version);
-        if !there || !store.replica(digest).is_owed_a_copy() || store.is_copied(digest) {
+        if !there || !store.objects().replica(digest).is_owed_a_copy() || store.objects().is_copied(digest) {
             return None;
         }
         let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
@@ -205,7 +206,7 @@ impl Pushes {
             return None;
         };
         // From now on the replica owner may have a replica.
-        store.note_copy(digest, version, true);
+        store.objects_mut().note_copy(digest, version, true);
         let bytes = object.extent.bytes;
         self.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
         self.bytes += bytes;
@@ -233,7 +234,7 @@ impl Pushes {
         self.bytes -= bytes;
         removals.wake();
         let Some(store) = &mut shard.store else { return true };
-        let live = store.is_live(pin);
+        let live = store.pinned(pin).is_some_and(Entry::is_live);
         store.unpin(pin).expect("a pin that the shard holds");
         match done {
             FetchDone::Copied if !void => {
@@ -247,7 +248,7 @@ impl Pushes {
                 // Only these refusals prove that the replica owner has no replica.
                 let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
                 if live {
-                    store.note_copy(digest, version, false);
+                    store.objects_mut().note_copy(digest, version, false);
                     if !refused {
                         removals.owe(digest);
                     }

@@ -55,8 +55,8 @@ impl ReplicaRemovals {
 
     /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
     pub(in crate::service) fn note_orphans(&mut self, shard: &mut Shard) {
-        let Some(store) = shard.store.as_mut().filter(|store| store.has_orphans()) else { return };
-        for digest in store.take_orphans() {
+        let Some(store) = shard.store.as_mut().filter(|store| store.objects().has_orphans()) else { return };
+        for digest in store.objects_mut().take_orphans() {
             if shard.replicas.has_owner(digest) {
                 self.owed.owe(digest);
             }
@@ -101,7 +101,7 @@ impl ReplicaRemovals {
 
     /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
     pub(in crate::service) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
-        let had = shard.store.as_mut().is_some_and(|store| store.want_no_copy(digest));
+        let had = shard.store.as_mut().is_some_and(|store| store.objects_mut().want_no_copy(digest));
         if had && shard.replicas.has_owner(digest) {
             self.owed.owe(digest);
         }

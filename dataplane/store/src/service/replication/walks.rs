@@ -71,7 +71,7 @@ impl Walk {
         for _ in 0..16 {
             let Some(from) = next.filter(|_| lack.is_empty()) else { break };
             let found;
-            (found, next) = store.uncopied(from, STEP);
+            (found, next) = store.objects().uncopied(from, STEP);
             for digest in found.into_iter().filter(|digest| shard.ownership.owns(*digest)) {
                 if let Some(object) = store.peek(digest) {
                     bytes += object.extent.bytes;

@@ -163,7 +163,8 @@ impl Shard {
     /// ended reservation would damage the object that has the memory by now.
     pub(super) fn poll_tail(&mut self) -> Option<TailWrite> {
         while let Some((reservation, bytes)) = self.answers.next_tail() {
-            if let Some(offset) = self.store.as_ref().and_then(|store| store.reserved_tail(reservation)) {
+            let tail_at = |store: &Store| store.reserved(reservation).map(|reserved| store.pool().tail_at(reserved));
+            if let Some(offset) = self.store.as_ref().and_then(tail_at) {
                 return Some(TailWrite { offset, bytes });
             }
         }
@@ -177,7 +178,7 @@ impl Shard {
             && let Some(store) = &self.store
         {
             let mut there = 0u32;
-            store.exist(digests, |_, here| there += u32::from(here));
+            store.objects().exist(digests, |_, here| there += u32::from(here));
             // Keeps the compiler from removing the look-ups.
             core::hint::black_box(there);
         }
@@ -223,7 +224,7 @@ impl Shard {
     /// Returns true if an object from the SSD stays in memory, because dropping it would remove its replica too.
     pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
-        store.replica(digest).is_owed_a_copy()
+        store.objects().replica(digest).is_owed_a_copy()
             && self.ownership.owns(digest)
             && self.replicas.has_owner(digest)
             && self.free_for_replicas() > 0
@@ -246,7 +247,7 @@ impl Shard {
 
     /// Attributes the next reply to the tenant of this object.
     pub(super) fn about(&mut self, object: &ObjectView) {
-        if !self.store.as_ref().is_some_and(Store::has_tenants) {
+        if !self.store.as_ref().is_some_and(|store| store.tenants().has_others()) {
             return;
         }
         let unknown = object.tenant == 0 && !object.has_tail && self.tenants.has_ssd;
@@ -255,7 +256,8 @@ impl Shard {
 
     /// Attributes the next reply to the tenant of an object that was just committed.
     pub(super) fn about_made(&mut self, digest: Digest) {
-        let made = self.store.as_ref().filter(|store| store.has_tenants()).and_then(|store| store.peek(digest));
+        let made =
+            self.store.as_ref().filter(|store| store.tenants().has_others()).and_then(|store| store.peek(digest));
         if let Some(made) = made {
             self.answers.outputs.whose = Some(Whose::Tenant(made.tenant));
         }

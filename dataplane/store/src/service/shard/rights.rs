@@ -64,7 +64,7 @@ impl Shard {
 
     /// Returns `None` if [`Self::reads_replica`] is false, else whether there is a replica.
     pub(in crate::service) fn may_read_replica(&self, context: &RequestContext, digest: Digest) -> Option<bool> {
-        let here = || self.store.as_ref().is_some_and(|store| store.is_copy(digest));
+        let here = || self.store.as_ref().is_some_and(|store| store.objects().is_copy(digest));
         self.reads_replica(context, digest).then(here)
     }
 
@@ -92,10 +92,10 @@ impl Shard {
             self.counters.unauthorized += 1;
             return Err(Status::Unauthorized);
         }
-        let account = match store.account_of(tenant) {
+        let account = match store.tenants().account_of(tenant) {
             Some(account) => account,
             None if self.tenants.is_strict => return Err(Status::NoTenant),
-            None => store.account_of_stranger(tenant),
+            None => store.tenants_mut().account_of_stranger(tenant),
         };
         let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_max_ms);
         let soft_pin_ns = u64::from(soft_pin_ms) * NS_PER_MS;
@@ -104,7 +104,7 @@ impl Shard {
 
     /// Like [`Self::keep_of`], for an object that is read from the SSD, or fetched from a former owner.
     pub(in crate::service) fn keep_again(&mut self, options: &PutOptions, tenant: u32) -> Keep {
-        let account = self.store.as_mut().map_or(0, |store| store.account_of_stranger(tenant));
+        let account = self.store.as_mut().map_or(0, |store| store.tenants_mut().account_of_stranger(tenant));
         Keep { account, group: options.group, soft_pin_ns: 0, hard_pin: options.hard_pin }
     }
 

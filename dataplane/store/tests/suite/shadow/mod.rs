@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_store::allocator::granules_of;
+use kvplane_store::entry::Entry;
 use kvplane_store::eviction::EvictionPolicy;
 use kvplane_store::{CommitError, Extent, GetError, ObjectView, Replica, Reserve, ReserveError, Store, StoreStats};
 
@@ -188,7 +189,7 @@ impl<P: EvictionPolicy> Shadow<P> {
         }
         let pick = pick % self.puts.len();
         let Put { id, digest, extent, tail_bytes, replace, expired } = self.puts[pick];
-        assert_eq!(self.store.replaces(id), replace);
+        assert_eq!(self.store.reserved(id).is_some_and(Entry::replaces), replace);
         let checksum = u64::from(id.generation) << 40 | extent.offset;
         let answer = self.store.commit(id, checksum);
         match answer {
@@ -325,7 +326,10 @@ impl<P: EvictionPolicy> Shadow<P> {
         for key in 0..20 {
             let object = self.live.get(&digest(key));
             assert_eq!(self.store.exists(digest(key)), object.is_some());
-            assert_eq!(self.store.size(digest(key)), object.map(|object| object.view.extent.bytes));
+            assert_eq!(
+                self.store.objects().get(digest(key)).map(Entry::bytes),
+                object.map(|object| object.view.extent.bytes)
+            );
         }
         let stats = self.store.stats();
         let used: u64 = self.lent(|_| true).iter().map(|extent| extent.1 * 256).sum();

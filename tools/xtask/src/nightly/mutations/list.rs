@@ -103,9 +103,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "replaced-object-is-freed-under-its-readers",
         invariant: "the old bytes of an object are freed when their pins are gone",
-        file: "dataplane/store/src/store.rs",
-        find: "        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 0 {",
-        replace: "        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 1 {",
+        file: "dataplane/store/src/store/space.rs",
+        find: "        if self.order.stick(entries, id, |entries| entries.unpin(id)) > 0 {",
+        replace: "        if self.order.stick(entries, id, |entries| entries.unpin(id)) > 1 {",
         host: Host::World,
     },
     Mutation {
@@ -201,9 +201,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "object-is-replaced-without-being-asked",
         invariant: "a put without replace leaves an existing object",
         file: "dataplane/store/src/store/put.rs",
-        find: "            if !self.entries[id].is(Mark::Replace) {
+        find: "            if !entry.replaces() {
                 self.counters.exists_conflicts += 1;",
-        replace: "            if !self.entries[id].is(Mark::Replace) && id == former {
+        replace: "            if !entry.replaces() && id == former {
                 self.counters.exists_conflicts += 1;",
         host: Host::World,
     },

@@ -24,6 +24,7 @@ pub(in crate::service) use self::requests::{MoveProgress, may_put_without_ssd};
 use self::retries::Retries;
 use super::policy::WritePolicy;
 use super::ssd::Ssd;
+use crate::entry::Entry;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::effects::Effect;
@@ -136,7 +137,7 @@ impl Demotion {
             return;
         };
         let (version, bytes, since_ns) = (object.version, object.extent.bytes, shard.now_ns);
-        let account = store.account_of_stranger(object.tenant);
+        let account = store.tenants_mut().account_of_stranger(object.tenant);
         let object =
             DirtyObject { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
         self.backlog.add(bytes, account);
@@ -184,7 +185,7 @@ impl Demotion {
             // A waiting removal may concern an earlier object of the same key.
             let waits = self.writes.front().copied().filter(|_| ssd.removals.len() == 0);
             let Some(mut object) = waits else { break };
-            if !store.is_live(object.pin) {
+            if !store.pinned(object.pin).is_some_and(Entry::is_live) {
                 self.writes.pop_front();
                 self.let_go_of_gone(ssd, shard, object);
                 continue;
@@ -201,7 +202,7 @@ impl Demotion {
             // A process that has mapped the pool may have corrupted it: under another name the object would be charged
             // and listed as another's.
             let tail = if is_of(&tail, object.digest) { tail } else { Vec::new() };
-            object.copied = store.replica(object.digest).is_owed_a_copy();
+            object.copied = store.objects().replica(object.digest).is_owed_a_copy();
             let put = Put {
                 digest: object.digest,
                 key: &tail,
@@ -275,7 +276,7 @@ impl Demotion {
         let Some(WriteCall { object, failed, .. }) = self.calls.remove(&token.0) else { return };
         if failed {
             // No retry of an object that is gone: replaced, removed, or dropped because its put waited for this write.
-            let live = shard.store.as_ref().is_some_and(|store| store.is_live(object.pin));
+            let live = shard.store.as_ref().is_some_and(|store| store.pinned(object.pin).is_some_and(Entry::is_live));
             if live && !ssd.is_degraded() && self.retries.add(&object, shard.now_ns) {
                 ssd.counters.writes_retried += 1;
                 return;

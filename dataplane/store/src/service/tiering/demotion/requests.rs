@@ -198,7 +198,7 @@ impl Demotion {
     /// from the record which replicas it has to make.
     pub(in crate::service) fn write_promise(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) {
         let Some(store) = &shard.store else { return };
-        let promised = store.replica(digest).is_owed_a_copy();
+        let promised = store.objects().replica(digest).is_owed_a_copy();
         let says_so = self.promise_of(ssd, digest).is_none_or(|says| says == promised);
         if store.exists(digest) && !says_so {
             self.hold(ssd, shard, digest, None, Some(PutAck::Buffered));

@@ -98,11 +98,10 @@ impl Tails {
         let tail = ssd.tier.take_key(token).filter(|_| read.is_some());
         let store = shard.store.as_mut().expect("a tier belongs to a store");
         let object = store.held(pin).expect("a pin that the shard holds");
+        let room = store.pinned(pin).map_or(0, |entry| store.pool().tail_room(entry));
         let mut kept = None;
         let good = match tail {
-            Some(tail)
-                if read == Some(version) && is_of(&tail, digest) && tail.len() as u64 <= store.tail_room(pin) =>
-            {
+            Some(tail) if read == Some(version) && is_of(&tail, digest) && tail.len() as u64 <= room => {
                 memory.write(&tail, Span::pool(object.tail_at, tail.len() as u32));
                 store.set_tail(pin);
                 kept = TailHead::split(&tail).map(|(head, name)| (head.options, tenant_of(&head, &name)));

@@ -250,10 +250,10 @@ impl Ssd {
 
     /// Notifies subscribers of the present state of an object on the SSD.
     pub(super) fn tell_of(&self, shard: &mut Shard, digest: Digest) {
-        let Some(store) = shard.store.as_mut().filter(|store| store.events.is_kept()) else { return };
+        let Some(store) = shard.store.as_mut().filter(|store| store.events().is_kept()) else { return };
         match self.locate(digest) {
-            Some(view) => store.events.push(Change::Stored, Medium::Ssd, digest, view.payload_bytes.into()),
-            None => store.events.push(Change::Removed, Medium::Ssd, digest, 0),
+            Some(view) => store.events_mut().push(Change::Stored, Medium::Ssd, digest, view.payload_bytes.into()),
+            None => store.events_mut().push(Change::Removed, Medium::Ssd, digest, 0),
         }
     }
 }
@@ -261,9 +261,9 @@ impl Ssd {
 /// Notifies subscribers that the SSD's contents have changed as a whole, so that they start over.
 pub(super) fn break_off_events(shard: &mut Shard) {
     if let Some(store) = &mut shard.store
-        && store.events.is_kept()
+        && store.events().is_kept()
     {
-        store.events.break_off();
+        store.events_mut().break_off();
     }
 }
 

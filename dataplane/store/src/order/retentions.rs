@@ -1,0 +1,219 @@
+//! Retentions: what keeps an object beyond its eviction policy, a soft pin or a group.
+
+use std::collections::BTreeMap;
+
+use super::groups::{GroupId, Groups};
+use crate::entry::{Entries, EntryId, Keep, Mark};
+
+/// State of an object with a soft pin or a group.
+#[derive(Clone, Copy, Debug)]
+struct Retention {
+    group: u64,
+    soft_pin_ns: u64,
+    /// End of its soft pin, and a number to distinguish those that end at the same time.
+    until: (u64, u64),
+    /// Accesses of the group when it was considered last.
+    seen: u32,
+    /// True if it is to be evicted when it is unpinned, because its group was evicted.
+    follows: bool,
+}
+
+/// Soft pins and groups of all objects that have one.
+#[derive(Debug, Default)]
+pub(super) struct Retentions {
+    now_ns: u64,
+    /// Clock that orders softly pinned objects.
+    clock: u64,
+    kept: BTreeMap<u32, Retention>,
+    /// Soft pins by the time at which they end.
+    until: BTreeMap<(u64, u64), u32>,
+    groups: Groups,
+}
+
+impl Retentions {
+    /// Advances the time; it never goes back.
+    pub(super) fn tick(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// Returns the number of softly pinned objects.
+    pub(super) fn soft_pins(&self) -> usize {
+        self.until.len()
+    }
+
+    /// Returns the stamp of an object that comes to the recent end of the softly pinned ones.
+    pub(super) const fn next_stamp(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Notes the soft pin and the group of an entry, if it has one; they begin with [`Self::begin`].
+    pub(super) fn note(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
+        if keep.group != 0 || keep.soft_pin_ns != 0 {
+            let Keep { group, soft_pin_ns, .. } = *keep;
+            self.kept.insert(id.0, Retention { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
+            entries.set(id, Mark::Soft, soft_pin_ns != 0 && !keep.hard_pin);
+        }
+    }
+
+    /// Forgets an entry that is about to be freed.
+    pub(super) fn forget(&mut self, id: EntryId) {
+        if !self.kept.is_empty() {
+            self.kept.remove(&id.0);
+        }
+    }
+
+    /// Begins the soft pin of an object that became live, and adds it to its group.
+    pub(super) fn begin(&mut self, entries: &mut Entries, id: EntryId) {
+        let Some(kept) = self.kept.get_mut(&id.0) else { return };
+        if let Some(accesses) = self.groups.join((entries[id].account() as u16, kept.group), id) {
+            kept.seen = accesses;
+            entries.set(id, Mark::Grouped, true);
+        }
+        if entries[id].is(Mark::Soft) {
+            kept.until = (self.now_ns.saturating_add(kept.soft_pin_ns), self.clock);
+            self.until.insert(kept.until, id.0);
+        }
+    }
+
+    /// Ends the soft pin of a live object, and removes it from its group.
+    pub(super) fn end(&mut self, entries: &mut Entries, id: EntryId) {
+        let entry = &entries[id];
+        let (is_grouped, is_soft) = (entry.is(Mark::Grouped), entry.is(Mark::Soft) && !entry.is(Mark::Hard));
+        if !is_grouped && !is_soft {
+            return;
+        }
+        let Some(kept) = self.kept.get(&id.0) else { return };
+        if is_grouped {
+            self.groups.leave((entry.account() as u16, kept.group), id);
+            entries.set(id, Mark::Grouped, false);
+        }
+        if is_soft {
+            self.until.remove(&kept.until);
+        }
+    }
+
+    /// Removes and returns an object whose soft pin has expired.
+    pub(super) fn next_expired(&mut self) -> Option<EntryId> {
+        let first = self.until.first_entry().filter(|first| first.key().0 <= self.now_ns)?;
+        Some(EntryId(first.remove()))
+    }
+
+    /// Counts an access of a member of a group.
+    pub(super) fn touch(&mut self, entries: &Entries, id: EntryId) {
+        let Some(kept) = self.kept.get_mut(&id.0) else { return };
+        kept.seen = self.groups.touch(group_of(entries, id, kept));
+        kept.follows = false;
+    }
+
+    /// Returns true if another member of its group was accessed since it was considered last: that counts as an access
+    /// of it, once.
+    pub(super) fn is_spared(&mut self, entries: &Entries, id: EntryId) -> bool {
+        if !entries[id].is(Mark::Grouped) {
+            return false;
+        }
+        let Some(kept) = self.kept.get_mut(&id.0) else { return false };
+        let accesses = self.groups.accesses(group_of(entries, id, kept));
+        if kept.seen == accesses {
+            return false;
+        }
+        (kept.seen, kept.follows) = (accesses, false);
+        true
+    }
+
+    /// Returns the members of an evicted object's group that are to be evicted with it. Members pinned by readers are
+    /// marked to follow when they are unpinned; softly and hard pinned ones stay.
+    pub(super) fn mates(&mut self, entries: &Entries, id: EntryId) -> Vec<EntryId> {
+        let Some(kept) = self.kept.get(&id.0).filter(|_| entries[id].is(Mark::Grouped)) else { return Vec::new() };
+        let group = group_of(entries, id, kept);
+        let accesses = self.groups.accesses(group);
+        let mut going = Vec::new();
+        for member in self.groups.members(group).filter(|member| *member != id) {
+            let entry = &entries[member];
+            if entry.is(Mark::Soft) || entry.is(Mark::Hard) {
+                continue;
+            }
+            if entry.is_evictable() {
+                going.push(member);
+            } else if let Some(kept) = self.kept.get_mut(&member.0) {
+                (kept.follows, kept.seen) = (true, accesses);
+            }
+        }
+        going
+    }
+
+    /// Returns true if an object's group was evicted without it, and no member was accessed since.
+    pub(super) fn is_to_follow(&mut self, entries: &Entries, id: EntryId) -> bool {
+        let Some(kept) = self.kept.get_mut(&id.0) else { return false };
+        core::mem::take(&mut kept.follows) && kept.seen == self.groups.accesses(group_of(entries, id, kept))
+    }
+
+    /// Asserts that soft pins and groups agree with the entries.
+    pub(super) fn check(&self, entries: &Entries) {
+        for (until, entry) in &self.until {
+            assert!(entries[EntryId(*entry)].is(Mark::Soft), "a soft pin until {until:?} of {entry}");
+        }
+        self.groups.check(entries);
+    }
+}
+
+fn group_of(entries: &Entries, id: EntryId, kept: &Retention) -> GroupId {
+    (entries[id].account() as u16, kept.group)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::digest::Digest;
+    use kvplane_proto::ids::Version;
+
+    use super::*;
+    use crate::allocator::Allocator;
+    use crate::entry::Reserve;
+
+    /// Returns the entries of live objects that are kept like this.
+    fn live(retentions: &mut Retentions, kept: &[Keep]) -> (Entries, Vec<EntryId>) {
+        let mut entries = Entries::new(kept.len() as u32);
+        let block = Allocator::new(256, 1).allocate(1).expect("the pool is empty");
+        let mut ids = Vec::new();
+        for (at, keep) in kept.iter().enumerate() {
+            let id = entries.reserve(&Reserve { keep: *keep, ..Reserve::plain(Digest(at as u128), 1) }, block);
+            retentions.note(&mut entries, id, keep);
+            entries.commit(id, Version(1), 0);
+            retentions.begin(&mut entries, id);
+            ids.push(id);
+        }
+        (entries, ids)
+    }
+
+    #[test]
+    fn soft_pins_expire_in_order_and_not_before_their_time() {
+        let mut retentions = Retentions::default();
+        retentions.tick(100);
+        let keep = |soft_pin_ns| Keep { soft_pin_ns, ..Keep::default() };
+        let (mut entries, ids) = live(&mut retentions, &[keep(20), keep(0), keep(10), keep(30)]);
+        assert_eq!(ids.iter().filter(|id| entries[**id].is(Mark::Soft)).count(), 3);
+        retentions.end(&mut entries, ids[3]);
+        retentions.tick(109);
+        assert_eq!((retentions.next_expired(), retentions.soft_pins()), (None, 2));
+        retentions.tick(130);
+        retentions.tick(105);
+        assert_eq!([(); 3].map(|()| retentions.next_expired()), [Some(ids[2]), Some(ids[0]), None]);
+    }
+
+    #[test]
+    fn members_of_a_group_are_spared_once_per_access_and_follow_each_other() {
+        let mut retentions = Retentions::default();
+        let keep = |group| Keep { group, ..Keep::default() };
+        let (mut entries, ids) = live(&mut retentions, &[keep(7), keep(7), keep(7), keep(8)]);
+        assert!(!retentions.is_spared(&entries, ids[0]));
+        retentions.touch(&entries, ids[1]);
+        assert!(retentions.is_spared(&entries, ids[0]) && !retentions.is_spared(&entries, ids[0]));
+        entries.pin(ids[2]);
+        assert_eq!(retentions.mates(&entries, ids[0]), [ids[1]]);
+        entries.unpin(ids[2]);
+        assert!(retentions.is_to_follow(&entries, ids[2]) && !retentions.is_to_follow(&entries, ids[2]));
+        retentions.end(&mut entries, ids[1]);
+        assert_eq!(retentions.mates(&entries, ids[0]), [ids[2]]);
+        retentions.check(&entries);
+    }
+}

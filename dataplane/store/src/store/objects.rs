@@ -1,0 +1,325 @@
+//! Table of a shard's objects: their entries, and the index that finds the visible ones by digest.
+//!
+//! With each change of what is visible, the table appends the event for subscribers, and it remembers the *orphans*:
+//! objects that are gone while the replica owner may have replicas of them.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+
+use crate::config::StoreConfig;
+use crate::entry::{Entries, Entry, EntryId, Mark, Replica, State};
+use crate::events::{Change, EventLog, Medium};
+use crate::index::{Index, TOGETHER};
+use crate::store::Side;
+
+/// Entries, index, event log and orphans.
+#[derive(Debug)]
+pub struct ObjectTable {
+    entries: Entries,
+    index: Index,
+    /// Events of the objects, if there are subscribers.
+    events: EventLog,
+    orphans: Vec<Digest>,
+}
+
+impl ObjectTable {
+    /// Creates an empty table.
+    pub(super) fn new(config: &StoreConfig) -> Self {
+        Self {
+            entries: Entries::new(config.max_objects).in_units(config.unit_bytes),
+            index: Index::new(config.max_objects, config.hash_seed),
+            events: EventLog::default(),
+            orphans: Vec::new(),
+        }
+    }
+
+    /// Returns the number of visible objects.
+    #[must_use]
+    pub const fn len(&self) -> u32 {
+        self.index.len()
+    }
+
+    /// Returns true if no object is visible.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Returns the metadata of an object.
+    #[must_use]
+    pub fn get(&self, digest: Digest) -> Option<&Entry> {
+        self.find(digest).map(|id| &self.entries[id])
+    }
+
+    /// Returns the entry of an object.
+    #[inline]
+    pub(super) fn find(&self, digest: Digest) -> Option<EntryId> {
+        self.index.find(&self.entries, digest)
+    }
+
+    /// Calls `each` with each digest, and true if there is an object of it: faster than one by one if the tables exceed
+    /// the caches.
+    pub fn exist(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, bool)) {
+        self.look_up(digests, |digest, found| each(digest, found.is_some()));
+    }
+
+    /// Like [`Self::exist`], and passes for existing objects whether they are stripe heads.
+    pub fn exist_as_heads(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(bool, bool)) {
+        self.look_up(digests, |_, found| each(found.is_some(), found.is_some_and(|entry| entry.is(Mark::Head))));
+    }
+
+    fn look_up(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, Option<&Entry>)) {
+        let mut digests = digests.into_iter();
+        let mut together = [Digest(0); TOGETHER];
+        loop {
+            let mut count = 0;
+            for (place, digest) in together.iter_mut().zip(&mut digests) {
+                *place = digest;
+                count += 1;
+            }
+            let mut found = [None; TOGETHER];
+            self.index.find_together(&self.entries, &together[..count], &mut found[..count]);
+            for (digest, found) in together[..count].iter().zip(found) {
+                each(*digest, found.map(|id| &self.entries[id]));
+            }
+            if count < TOGETHER {
+                return;
+            }
+        }
+    }
+
+    /// Returns the memory of the tables that look-ups read at random: that of digests, all of it touched, and that of
+    /// entries, touched as it fills. For advice to the kernel about that memory.
+    #[must_use]
+    pub fn memory(&self) -> [core::ops::Range<*const u8>; 2] {
+        [self.index.memory(), self.entries.memory()]
+    }
+
+    /// Returns the entries whose point is in `from..to`: see [`crate::Store::between`].
+    pub(super) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, EntryId)> {
+        self.index.between(from, to)
+    }
+
+    /// Returns the number of index slots that [`crate::Store::between`] has in all.
+    #[must_use]
+    pub const fn places(&self) -> usize {
+        self.index.slots()
+    }
+
+    /// Returns the visible objects with their sizes among `most` entries from `from` on, and the next position.
+    #[must_use]
+    pub fn walk(&self, from: u32, most: u32) -> (Vec<(Digest, u64)>, Option<u32>) {
+        let (live, next) = self.live_from(from, most);
+        (live.map(|entry| (entry.digest(), entry.bytes())).collect(), next)
+    }
+
+    /// Returns the objects that are to be replicated and have no replica among `most` entries from `from` on, and the
+    /// next position.
+    #[must_use]
+    pub fn uncopied(&self, from: u32, most: u32) -> (Vec<Digest>, Option<u32>) {
+        let (live, next) = self.live_from(from, most);
+        let lack = |entry: &&Entry| entry.is(Mark::Wanted) && !entry.is(Mark::Copied) && !entry.is(Mark::Copy);
+        (live.filter(lack).map(Entry::digest).collect(), next)
+    }
+
+    fn live_from(&self, from: u32, most: u32) -> (impl Iterator<Item = &Entry>, Option<u32>) {
+        let touched = self.entries.touched();
+        let end = from.saturating_add(most.max(1)).min(touched);
+        let entries = (from..end).map(|at| &self.entries[EntryId(at)]);
+        (entries.filter(|entry| entry.is_live()), (end < touched).then_some(end))
+    }
+
+    /// Returns true if there is a replica of another owner's object. Does not count as an access.
+    #[must_use]
+    pub fn is_copy(&self, digest: Digest) -> bool {
+        self.get(digest).is_some_and(|entry| entry.is(Mark::Copy))
+    }
+
+    /// Returns an object's role in replication.
+    #[must_use]
+    pub fn replica(&self, digest: Digest) -> Replica {
+        self.get(digest).map_or(Replica::None, Entry::replica)
+    }
+
+    /// Returns true if the replica owner may have a replica of an object.
+    #[must_use]
+    pub fn is_copied(&self, digest: Digest) -> bool {
+        self.get(digest).is_some_and(|entry| entry.is(Mark::Copied))
+    }
+
+    /// Marks an object of this shard to be replicated; false if there is none.
+    pub fn want_copy(&mut self, digest: Digest) -> bool {
+        let id = self.find(digest).filter(|id| !self.entries[*id].is(Mark::Copy));
+        if let Some(id) = id {
+            self.entries.set(id, Mark::Wanted, true);
+        }
+        id.is_some()
+    }
+
+    /// Marks an object of this shard not to be replicated any more; returns true if the replica owner may have a
+    /// replica, which has to be removed.
+    pub fn want_no_copy(&mut self, digest: Digest) -> bool {
+        let id = self.find(digest).filter(|id| !self.entries[*id].is(Mark::Copy));
+        let Some(id) = id else { return false };
+        self.entries.set(id, Mark::Wanted, false);
+        let copied = self.entries[id].is(Mark::Copied);
+        self.entries.set(id, Mark::Copied, false);
+        copied
+    }
+
+    /// Records whether the replica owner may have a replica of this version. False if the object has another version by
+    /// now.
+    pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
+        let id = self.find(digest).filter(|id| self.entries[*id].version() == version);
+        if let Some(id) = id {
+            self.entries.set(id, Mark::Copied, may_be);
+        }
+        id.is_some()
+    }
+
+    /// Records that no other shard has a replica of an object of this shard.
+    pub(super) fn clear_copied(&mut self, id: EntryId) {
+        self.entries.set(id, Mark::Copied, false);
+    }
+
+    /// Makes a replica an object of this shard that is to be replicated.
+    pub(super) fn own(&mut self, id: EntryId) {
+        self.entries.set(id, Mark::Copy, false);
+        self.entries.set(id, Mark::Wanted, true);
+    }
+
+    /// Returns the digest of a visible object and its role in replication; `None` if the entry is not visible.
+    pub(super) fn side(&self, id: EntryId) -> Option<(Digest, Side)> {
+        let entry = &self.entries[id];
+        let side = match (entry.is(Mark::Copy), entry.is(Mark::Copied)) {
+            (true, _) => Side::Copy,
+            (false, true) => Side::Copied,
+            (false, false) => Side::Plain,
+        };
+        entry.is_live().then(|| (entry.digest(), side))
+    }
+
+    /// Returns the orphans since the last call.
+    pub fn take_orphans(&mut self) -> Vec<Digest> {
+        core::mem::take(&mut self.orphans)
+    }
+
+    /// Returns true if there are orphans.
+    #[must_use]
+    pub const fn has_orphans(&self) -> bool {
+        !self.orphans.is_empty()
+    }
+
+    /// Returns the event log.
+    #[must_use]
+    pub const fn events(&self) -> &EventLog {
+        &self.events
+    }
+
+    /// Returns the event log, to be changed.
+    pub const fn events_mut(&mut self) -> &mut EventLog {
+        &mut self.events
+    }
+
+    /// Returns the entries.
+    #[inline]
+    pub(super) const fn entries(&self) -> &Entries {
+        &self.entries
+    }
+
+    /// Returns the entries, for steps and marks that do not change what is visible.
+    #[inline]
+    pub(super) const fn entries_mut(&mut self) -> &mut Entries {
+        &mut self.entries
+    }
+
+    /// Adds an entry that became live to the index.
+    pub(super) fn show(&mut self, id: EntryId) {
+        let entry = &self.entries[id];
+        self.index.insert(entry.digest(), id);
+        self.events.push(Change::Stored, Medium::Memory, entry.digest(), entry.bytes());
+    }
+
+    /// Removes a live entry from the index. The caller removes it from the eviction order.
+    pub(super) fn hide(&mut self, id: EntryId) {
+        let entry = &self.entries[id];
+        let taken = self.index.remove(entry.digest(), id);
+        assert!(taken, "{id:?} is live but not in the index");
+        if entry.is(Mark::Copied) {
+            self.orphans.push(entry.digest());
+        }
+        self.events.push(Change::Removed, Medium::Memory, entry.digest(), 0);
+    }
+
+    /// Asserts that the index has the live entries only, and that the gauges agree with the entries.
+    ///
+    /// # Panics
+    /// If an assertion fails.
+    pub(super) fn check(&self) {
+        self.index.check(&self.entries);
+        self.entries.check();
+        let mut live = 0;
+        for (id, entry) in self.entries.iter().filter(|(_, entry)| entry.is_live()) {
+            live += 1;
+            assert_eq!(self.find(entry.digest()), Some(id), "{entry:?} is in the index");
+        }
+        assert_eq!(self.index.len(), live, "the index has the live entries only");
+        let doomed = self.entries.iter().filter(|(_, entry)| entry.state() == State::Doomed);
+        assert!(doomed.into_iter().all(|(_, entry)| entry.pins() > 0), "a doomed entry is pinned");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::Allocator;
+    use crate::entry::Reserve;
+
+    /// Returns a table with a live object for each of these digests and roles, and their entries.
+    fn table(objects: &[(u128, Replica)]) -> (ObjectTable, Vec<EntryId>) {
+        let mut table = ObjectTable::new(&StoreConfig::for_pool(1 << 16));
+        table.events_mut().keep(16);
+        let block = Allocator::new(256, 1).allocate(1).expect("the pool is empty");
+        let mut ids = Vec::new();
+        for (at, (digest, replica)) in (1..).zip(objects) {
+            let wanted = Reserve { replica: *replica, ..Reserve::plain(Digest(*digest), 100) };
+            let id = table.entries_mut().reserve(&wanted, block);
+            assert!(table.get(Digest(*digest)).is_none(), "a reserved object is invisible");
+            table.entries_mut().commit(id, Version(at), 0);
+            table.show(id);
+            ids.push(id);
+        }
+        table.check();
+        (table, ids)
+    }
+
+    #[test]
+    fn only_wanted_objects_without_a_replica_lack_one() {
+        let roles = [(1, Replica::None), (2, Replica::First), (3, Replica::Second), (4, Replica::Awaited)];
+        let (mut table, _) = table(&roles);
+        assert_eq!(table.uncopied(0, 9), (vec![Digest(2), Digest(4)], None));
+        assert!(table.want_copy(Digest(1)) && !table.want_copy(Digest(3)) && !table.want_copy(Digest(5)));
+        assert!(table.note_copy(Digest(2), Version(2), true) && !table.note_copy(Digest(4), Version(9), true));
+        assert_eq!(table.uncopied(0, 9).0, [Digest(1), Digest(4)]);
+        assert_eq!(table.uncopied(0, 1), (vec![Digest(1)], Some(1)));
+        assert!(table.want_no_copy(Digest(2)), "the replica owner may have a replica");
+        assert!(!table.want_no_copy(Digest(2)));
+        assert_eq!(table.entries().live().copied, 0);
+    }
+
+    #[test]
+    fn objects_with_a_replica_leave_orphans() {
+        let (mut table, ids) = table(&[(1, Replica::First), (2, Replica::First)]);
+        table.note_copy(Digest(1), Version(1), true);
+        for id in ids {
+            table.hide(id);
+            table.entries_mut().release(id);
+        }
+        assert_eq!((table.len(), table.has_orphans()), (0, true));
+        assert_eq!((table.take_orphans(), table.has_orphans()), (vec![Digest(1)], false));
+        let events = table.events().read(0, 9).events;
+        let changes: Vec<Change> = events.iter().map(|event| event.change).collect();
+        assert_eq!(changes, [Change::Stored, Change::Stored, Change::Removed, Change::Removed]);
+        table.check();
+    }
+}

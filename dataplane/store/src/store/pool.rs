@@ -1,0 +1,303 @@
+//! Memory of a shard: which block of the pool belongs to which object, and where the tails of objects are.
+//!
+//! A tail is behind its object's bytes if it fits into their last unit, or else in a page of tails if there is a class
+//! of pages for it. The pool decides nothing about eviction: it names the blocks and pages whose objects have to go.
+
+use crate::allocator::{Allocator, Block, GRANULE_BYTES, granules_of};
+use crate::config::StoreConfig;
+use crate::entry::{Entries, Entry, EntryId, NONE, Reserve};
+use crate::store::Extent;
+use crate::tail_pages::{PageId, TailPages, TailSlot};
+
+/// Smallest owner word of a block that is a page of tails.
+const PAGE: u32 = 1 << 31;
+
+/// Owner of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// None yet: the block was just allocated.
+    Nobody,
+    Entry(EntryId),
+    Page(PageId),
+}
+
+const fn owner_of(word: u32) -> Owner {
+    match word {
+        NONE => Owner::Nobody,
+        page if page & PAGE != 0 => Owner::Page(PageId(page & !PAGE)),
+        entry => Owner::Entry(EntryId(entry)),
+    }
+}
+
+/// Allocator of the pool, and the pages of tails in it.
+#[derive(Debug)]
+pub struct Pool {
+    allocator: Allocator,
+    /// Tails that are not stored behind their objects.
+    tails: TailPages,
+    unit_bytes: u64,
+}
+
+impl Pool {
+    /// Creates an empty pool.
+    pub(super) fn new(config: &StoreConfig) -> Self {
+        let tails = TailPages::new(config.unit_bytes, GRANULE_BYTES, config.max_objects);
+        let allocator = Allocator::new(config.pool_bytes, config.max_objects + tails.max_pages());
+        Self { allocator, tails, unit_bytes: config.unit_bytes }
+    }
+
+    /// Returns the granules that `bytes` take, in whole units.
+    #[must_use]
+    pub const fn granules_of(&self, bytes: u64) -> u64 {
+        granules_of(bytes.next_multiple_of(self.unit_bytes))
+    }
+
+    /// Returns the extent of an object.
+    #[must_use]
+    pub fn extent(&self, entry: &Entry) -> Extent {
+        Extent { offset: self.allocator.offset_bytes(entry.block()), bytes: entry.bytes() }
+    }
+
+    /// Returns the offset of an object's tail, present or not.
+    #[must_use]
+    pub fn tail_at(&self, entry: &Entry) -> u64 {
+        match self.slot(entry) {
+            Some(slot) => {
+                let (block, at) = self.tails.place(slot);
+                self.allocator.offset_bytes(block) + at
+            }
+            None => self.allocator.offset_bytes(entry.block()) + entry.bytes(),
+        }
+    }
+
+    /// Returns the length that the tail of an object may have.
+    #[must_use]
+    pub fn tail_room(&self, entry: &Entry) -> u64 {
+        self.slot(entry).map_or(entry.granules() * GRANULE_BYTES - entry.bytes(), TailPages::room_bytes)
+    }
+
+    /// Returns the size in granules.
+    pub(super) const fn granules(&self) -> u64 {
+        self.allocator.pool_granules()
+    }
+
+    /// Returns the number of free granules, fragmented or not.
+    pub(super) const fn free_granules(&self) -> u64 {
+        self.allocator.free_granules()
+    }
+
+    /// Returns the length of the largest free block. Walks one bin of the allocator.
+    pub(super) fn largest_free_bytes(&self) -> u64 {
+        self.allocator.largest_free_bytes()
+    }
+
+    /// Returns the bytes that pages of tails take.
+    pub(super) const fn page_bytes(&self) -> u64 {
+        self.tails.bytes()
+    }
+
+    /// Allocates a block for `bytes`, in whole units, so that every block begins at a multiple of the unit; `None` if
+    /// no free block was found that is large enough.
+    pub(super) fn allocate(&mut self, bytes: u64) -> Option<Block> {
+        self.allocator.allocate(bytes.next_multiple_of(self.unit_bytes))
+    }
+
+    /// Takes `bytes`, in whole units, from a free block.
+    pub(super) fn carve(&mut self, block: Block, bytes: u64) -> Block {
+        self.allocator.carve(block, bytes.next_multiple_of(self.unit_bytes))
+    }
+
+    /// Gives a block to an entry.
+    pub(super) fn set_owner(&mut self, block: Block, id: EntryId) {
+        self.allocator.set_owner(block, id.0);
+    }
+
+    /// Frees a block, and the slot of its owner's tail if it has one. Returns the free block that it is now part of.
+    pub(super) fn free(&mut self, block: Block) -> Block {
+        // The slot first, so that the block that is returned is the one that all of it is part of.
+        if let Some(slot) = self.allocator.note(block)
+            && let Some(page) = self.tails.free(TailSlot(slot))
+        {
+            self.allocator.free(page);
+        }
+        self.allocator.free(block)
+    }
+
+    /// Returns the length of a block in granules.
+    pub(super) fn granules_in(&self, block: Block) -> u64 {
+        self.allocator.granules(block)
+    }
+
+    /// Returns the owner of a block; `None` if it is free.
+    pub(super) fn owner(&self, block: Block) -> Option<Owner> {
+        self.allocator.owner(block).map(owner_of)
+    }
+
+    /// Returns the next block in the pool.
+    pub(super) fn after(&self, block: Block) -> Option<Block> {
+        self.allocator.after(block)
+    }
+
+    /// Returns the first block of a run of at least `granules` that evicting objects that `may_go` would free: around a
+    /// block if there is one, else anywhere. Walks the pool's blocks if there is none around it.
+    pub(super) fn run(&self, near: Option<Block>, granules: u64, may_go: impl Fn(EntryId) -> bool) -> Option<Block> {
+        let may_go = |owner| match owner_of(owner) {
+            Owner::Nobody => false,
+            Owner::Entry(id) => may_go(id),
+            Owner::Page(page) => self.tails.owners(page).all(&may_go),
+        };
+        let around = near.and_then(|block| self.allocator.run_around(block, granules, may_go));
+        around.or_else(|| self.allocator.run_anywhere(granules, may_go))
+    }
+
+    /// Returns the class of pages for the tail of an object; `None` if the tail goes behind its bytes.
+    pub(super) fn class_of_tail(&self, wanted: &Reserve) -> Option<usize> {
+        let Reserve { bytes, tail_bytes, .. } = *wanted;
+        let together = bytes + u64::from(tail_bytes);
+        let fits = together.next_multiple_of(self.unit_bytes) == bytes.next_multiple_of(self.unit_bytes);
+        if fits { None } else { self.tails.class_of(tail_bytes) }
+    }
+
+    /// Returns true if a page of the class has a free slot.
+    pub(super) const fn has_slot(&self, class: usize) -> bool {
+        self.tails.has_free(class)
+    }
+
+    /// Returns the bytes of a new page, if the class may have another one.
+    pub(super) fn new_page_bytes(&self, class: usize) -> Option<u64> {
+        self.tails.may_grow(class).then_some(self.unit_bytes)
+    }
+
+    /// Makes a page of a block.
+    pub(super) fn add_page(&mut self, class: usize, block: Block) {
+        let page = self.tails.add(class, block);
+        self.allocator.set_owner(block, PAGE | page.0);
+    }
+
+    /// Gives a free slot of a class to an entry.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(super) fn give_slot(&mut self, class: usize, entry: &Entry, id: EntryId) {
+        let slot = self.tails.take(class, id).expect("a slot is free");
+        self.allocator.set_note(entry.block(), slot.0);
+    }
+
+    /// Closes a page for new tails: its objects are about to be evicted.
+    pub(super) fn close_page(&mut self, page: PageId) {
+        self.tails.close(page);
+    }
+
+    /// Returns any entry with a tail in a page.
+    pub(super) fn owner_in(&self, page: PageId) -> Option<EntryId> {
+        self.tails.any_owner(page)
+    }
+
+    /// Frees a page that was closed and is empty; returns the free block that it is now part of.
+    pub(super) fn end_page(&mut self, page: PageId) -> Block {
+        let block = self.tails.end(page);
+        self.allocator.free(block)
+    }
+
+    fn slot(&self, entry: &Entry) -> Option<TailSlot> {
+        self.allocator.note(entry.block()).map(TailSlot)
+    }
+
+    /// Asserts that every held block has one owner and every owner its own block: no block is both free and in use, or
+    /// used twice. Walks all entries, pages and blocks.
+    ///
+    /// # Panics
+    /// If an assertion fails.
+    pub(super) fn check(&self, entries: &Entries) {
+        self.allocator.check();
+        let mut owned = 0;
+        for (id, entry) in entries.iter() {
+            let owner = self.allocator.owner(entry.block());
+            assert_eq!(owner, Some(id.0), "the block of {entry:?} belongs to it");
+            assert_eq!(self.allocator.granules(entry.block()), entry.granules(), "{entry:?}");
+            owned += 1;
+        }
+        let mut pages = 0;
+        for (page, block) in self.tails.iter() {
+            assert_eq!(self.allocator.owner(block), Some(PAGE | page.0), "the block of {page:?} belongs to it");
+            for id in self.tails.owners(page) {
+                let slot = self.slot(&entries[id]).expect("an owner of a slot knows it");
+                assert_eq!(self.tails.place(slot).0, block, "{slot:?} is in its page");
+            }
+            pages += 1;
+        }
+        assert_eq!(pages, self.tails.pages(), "pages are counted");
+        assert_eq!(owned + pages, self.allocator.held_blocks(), "each held block belongs to an entry or is a page");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::digest::Digest;
+
+    use super::*;
+
+    /// Returns a pool of this many units of 4 KiB, and no entries.
+    fn pool(units: u64) -> (Pool, Entries) {
+        let config = StoreConfig { unit_bytes: 4096, max_objects: 8, ..StoreConfig::for_pool(units * 4096) };
+        (Pool::new(&config), Entries::new(8).in_units(4096))
+    }
+
+    /// Adds an object with a tail of 60 B, which goes to a page if it does not fit behind the object.
+    fn add(pool: &mut Pool, entries: &mut Entries, bytes: u64) -> EntryId {
+        let wanted = Reserve { tail_bytes: 60, ..Reserve::plain(Digest(1), bytes) };
+        let class = pool.class_of_tail(&wanted);
+        let block = pool.allocate(bytes).expect("there is room");
+        if let Some(class) = class.filter(|class| !pool.has_slot(*class)) {
+            let page_bytes = pool.new_page_bytes(class).expect("the class may grow");
+            let page = pool.allocate(page_bytes).expect("there is room");
+            pool.add_page(class, page);
+        }
+        let tail_bytes = if class.is_some() { 0 } else { 60 };
+        let id = entries.reserve(&Reserve { tail_bytes, ..wanted }, block);
+        pool.set_owner(block, id);
+        if let Some(class) = class {
+            pool.give_slot(class, &entries[id], id);
+        }
+        id
+    }
+
+    #[test]
+    fn a_tail_is_behind_its_object_or_in_a_page() {
+        let (mut pool, mut entries) = pool(8);
+        let [behind, paged, other] = [4000, 4096, 8192].map(|bytes| add(&mut pool, &mut entries, bytes));
+        let extent = pool.extent(&entries[behind]);
+        assert_eq!((extent.bytes, pool.tail_at(&entries[behind])), (4000, extent.offset + 4000));
+        assert_eq!(pool.tail_room(&entries[behind]), 96);
+        let at = [paged, other].map(|id| pool.tail_at(&entries[id]));
+        assert_eq!((at[1] - at[0], pool.page_bytes()), (64, 4096), "they share a page");
+        assert_eq!(pool.tail_room(&entries[paged]), 64);
+        pool.check(&entries);
+    }
+
+    #[test]
+    fn the_last_slot_of_a_page_frees_it() {
+        let (mut pool, mut entries) = pool(8);
+        let ids = [4096, 8192].map(|bytes| add(&mut pool, &mut entries, bytes));
+        assert_eq!(pool.free_granules(), 4 * 16);
+        for (id, free) in ids.into_iter().zip([5, 8]) {
+            let block = entries[id].block();
+            entries.release(id);
+            pool.free(block);
+            assert_eq!(pool.free_granules(), free * 16);
+            pool.check(&entries);
+        }
+        assert_eq!(pool.largest_free_bytes(), 8 * 4096);
+    }
+
+    #[test]
+    fn a_run_includes_a_page_only_if_all_its_objects_may_go() {
+        let (mut pool, mut entries) = pool(4);
+        let ids = [4096, 4096].map(|bytes| add(&mut pool, &mut entries, bytes));
+        assert_eq!(pool.run(None, 64, |_| true).map(|block| pool.owner(block)), Some(Some(Owner::Entry(ids[0]))));
+        assert!(pool.run(None, 64, |id| id == ids[0]).is_none());
+        let near = Some(entries[ids[0]].block());
+        assert_eq!(pool.run(near, 16, |id| id == ids[0]), near);
+        assert!(pool.run(None, 32, |id| id == ids[0]).is_none(), "the page has a tail of the other");
+    }
+}
