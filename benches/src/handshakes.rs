@@ -18,7 +18,7 @@ fn slowest_ms(asker: &TransferEngine, name: &str) -> Result<f64, Failure> {
     let mut slowest = 0f64;
     for _ in 0..PROBES {
         let start = Instant::now();
-        asker.probe(name)?;
+        asker.directory().probe(name)?;
         slowest = slowest.max(start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(slowest)
@@ -30,7 +30,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     let config =
         || TransferEngineConfig { runtime_directory: Some(directory.0.clone()), ..TransferEngineConfig::default() };
     let (target, asker) = (TransferEngine::start(config())?, TransferEngine::start(config())?);
-    let address = target.local_address();
+    let address = target.directory().address();
     let mut alone = Series::new("alone", "ms");
     let mut beside = Series::new("beside an idle, a half-open and a garbage one", "ms");
     for _ in 0..rounds {

@@ -43,10 +43,11 @@ pub use client::{
 pub use error::Error;
 pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::{
-    Batch, BatchCompletion, BatchStatus, BufferInfo, Environment, Explanation, FileInfo, MemoryRails, Metrics, Notice,
-    Opcode, OwnAddress, PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions,
-    ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus,
-    Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice, Use, parse_bytes,
+    Batch, BatchCompletion, BatchStatus, BufferInfo, Directory, Environment, Explanation, FileInfo, MemoryRails,
+    Metrics, Notice, Opcode, OwnAddress, PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse,
+    RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments, Session, SlowTransfer,
+    SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
+    TransportChoice, Use, parse_bytes,
 };
 pub use link::ControlLink;
 pub use metrics_server::MetricsServer;

@@ -13,11 +13,14 @@
 //! Invariant: every inbox entry and every batch in flight has a thread that drives it. A thread that releases the lock
 //! checks the inbox again afterwards, and then wakes a follower.
 
+pub(crate) mod copies;
 mod core;
+pub(crate) mod initiators;
 mod progress;
 #[cfg(test)]
 mod tests;
 
+use self::copies::Copies;
 pub(crate) use self::core::Core;
 
 use std::collections::VecDeque;
@@ -35,7 +38,6 @@ use crate::batch::State;
 use crate::config::TransferEngineConfig;
 use crate::error::Error;
 use crate::lock;
-use crate::memory::copies::Copies;
 use crate::segment::peers::Departures;
 
 /// Iterations of a follower's spin loop between two readings of the clock.

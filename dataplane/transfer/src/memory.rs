@@ -1,22 +1,27 @@
-//! Registered memory of this process, found by address.
-//!
-//! A batch counts as a user of each buffer that it touches, from before its start until nothing accesses the memory any
-//! more; unregistering waits for the users to leave.
+//! Registered memory of this process: registering and unregistering it, with the serving thread, the initiators and the
+//! directory.
 
-pub(crate) mod copies;
-pub(crate) mod register;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use kvplane_engine::{Region, ShardHandle, node_of_region};
+use kvplane_mooncake::Matrix;
+use kvplane_store::service::SegmentInfo;
 
-use kvplane_engine::{Region, node_of_region};
-use kvplane_proto::SegmentId;
-
+use crate::buffers::{Buffer, Map};
+use crate::config::TransferEngineConfig;
+use crate::directory::Directory;
+use crate::directory::announced::{BufferRecord, ToldKeys, connector};
+use crate::driver::initiators::Initiators;
 use crate::error::Error;
+use crate::lock;
+use crate::rails::rdma::RdmaConfig;
+use crate::segment::BufferInfo;
 
-/// Maximum number of registered buffers of one engine, accessible to peers or not.
-const BUFFERS: usize = 65_536;
+/// Polling interval of unregistering while the users of a buffer are unknown threads.
+const LOOK: Duration = Duration::from_micros(200);
+/// Minimum time for peers to leave each of several regions.
+const QUIET_LEAST: Duration = Duration::from_millis(100);
 
 /// Options of registering memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,157 +42,232 @@ impl Default for RegisterOptions {
 }
 
 impl RegisterOptions {
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         let node = self.location.strip_prefix("cpu:");
         if self.location == "*" || node.is_some_and(|node| node.parse::<u32>().is_ok()) {
             return Ok(());
         }
         Err(Error::Argument(format!("the location {:?} is neither * nor cpu:N", self.location)))
     }
-}
 
-impl RegisterOptions {
     /// Returns the location of a region.
-    pub(crate) fn location_of(&self, region: &Region) -> String {
+    fn location_of(&self, region: &Region) -> String {
         let found = if self.location == "*" { node_of_region(region) } else { None };
         found.map_or_else(|| self.location.clone(), |node| format!("cpu:{node}"))
     }
 }
 
-/// Registered buffer.
-pub(crate) struct Buffer {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    pub(crate) region: Arc<Region>,
-    /// Location, as given by its owner or reported by the kernel.
-    pub(crate) location: String,
-    /// Index of the buffer in every initiator.
-    pub(crate) index: u32,
-    /// Segment id for peers, if they may access it.
-    pub(crate) segment: Option<SegmentId>,
-    /// Number of batches that use it.
-    users: AtomicUsize,
-}
-
-impl Buffer {
-    pub(crate) fn enter(&self) {
-        self.users.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn leave(&self) {
-        // Release: the user's accesses happen before anything that follows the unregistration.
-        self.users.fetch_sub(1, Ordering::Release);
-    }
-
-    pub(crate) fn is_used(&self) -> bool {
-        self.users.load(Ordering::Acquire) > 0
-    }
-}
-
-/// Buffers by address, and the free indices.
-#[derive(Default)]
-pub(crate) struct Map {
-    by_address: BTreeMap<u64, Arc<Buffer>>,
-    /// Buffers that are being unregistered: new users do not find them, and their memory is still in use.
-    leaving: BTreeMap<u64, Arc<Buffer>>,
-    /// Number of indices allocated so far; `free` holds those that were returned.
-    named: u32,
-    free: Vec<u32>,
-}
-
-impl Map {
-    /// Returns the buffer that contains a range, and the offset of the range in it.
-    pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<(&Arc<Buffer>, u64)> {
-        let (_, buffer) = self.by_address.range(..=address).next_back()?;
-        let offset = address - buffer.address;
-        let end = offset.checked_add(bytes)?;
-        (end <= buffer.bytes).then_some((buffer, offset))
-    }
-
-    /// Allocates an index for a range, which must not overlap others.
-    ///
-    /// # Errors
-    /// When the range is empty or overlaps a buffer, or the limit of buffers is reached.
-    pub(crate) fn reserve(&mut self, address: u64, bytes: u64) -> Result<u32, Error> {
-        if bytes == 0 {
-            return Err(Error::Argument(format!("memory of 0 bytes at {address:#x} cannot be registered")));
-        }
-        let last = address.checked_add(bytes - 1).ok_or_else(|| {
-            Error::Argument(format!("memory of {bytes} bytes at {address:#x} ends beyond the address space"))
-        })?;
-        for (buffers, leaving) in [(&self.by_address, false), (&self.leaving, true)] {
-            if let Some((_, other)) = buffers.range(..=last).next_back()
-                && other.address + (other.bytes - 1) >= address
-            {
-                return Err(Error::AddressOverlapped {
-                    address,
-                    bytes,
-                    other_address: other.address,
-                    other_bytes: other.bytes,
-                    leaving,
-                });
-            }
-        }
-        if self.by_address.len() + self.leaving.len() >= BUFFERS {
-            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered, which is the limit")));
-        }
-        Ok(self.free.pop().unwrap_or_else(|| {
-            self.named += 1;
-            self.named - 1
-        }))
-    }
-
-    /// Begins to unregister the buffer at this address: new users do not find it. Its memory and index stay taken until
-    /// [`Self::left`]. Returns the buffer, also if it is leaving already.
-    pub(crate) fn leave(&mut self, address: u64) -> Option<Arc<Buffer>> {
-        if let Some(buffer) = self.by_address.remove(&address) {
-            self.leaving.insert(address, buffer);
-        }
-        self.leaving.get(&address).cloned()
-    }
-
-    /// Ends the unregistration of a buffer without users. Of several waiting callers, the first gets true.
-    pub(crate) fn left(&mut self, buffer: &Arc<Buffer>) -> bool {
-        if !self.leaving.get(&buffer.address).is_some_and(|other| Arc::ptr_eq(other, buffer)) {
-            return false;
-        }
-        self.leaving.remove(&buffer.address);
-        true
-    }
-
-    /// Frees an index that is not in use any more.
-    pub(crate) fn give_back(&mut self, index: u32) {
-        self.free.push(index);
-    }
-
-    pub(crate) fn insert(&mut self, region: Arc<Region>, location: String, index: u32, segment: Option<SegmentId>) {
-        let (address, bytes) = (region.address(), region.bytes() as u64);
-        let buffer = Buffer { address, bytes, region, location, index, segment, users: AtomicUsize::new(0) };
-        self.by_address.insert(address, Arc::new(buffer));
-    }
-
-    /// Returns true if a buffer begins at this address, even one that is leaving.
-    pub(crate) fn contains(&self, address: u64) -> bool {
-        self.by_address.contains_key(&address) || self.leaving.contains_key(&address)
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Buffer>> {
-        self.by_address.values()
-    }
-}
-
-/// Buffers behind a lock, which is held for lookups and changes, never during a wait.
-#[derive(Default)]
+/// Memory that an engine has registered, for its own transfers and for peers.
 pub(crate) struct Memory {
+    /// Buffers behind a lock, which is held for lookups and changes, never during a wait.
     map: RwLock<Map>,
+    /// Held while the set of buffers changes, which takes several steps.
+    changing: Mutex<()>,
+    shard: Arc<ShardHandle>,
+    directory: Arc<Directory>,
+    initiators: Arc<Initiators>,
+    shared_memory: bool,
+    quiet_deadline: Duration,
+    /// Devices to announce to stock engines; `None` if those are not served.
+    stock_rdma: Option<RdmaConfig>,
 }
 
 impl Memory {
+    /// Creates the memory of an engine with these settings, none of it registered.
+    pub(crate) fn new(
+        config: &TransferEngineConfig,
+        shard: &Arc<ShardHandle>,
+        directory: &Arc<Directory>,
+        initiators: &Arc<Initiators>,
+    ) -> Self {
+        Self {
+            map: RwLock::default(),
+            changing: Mutex::new(()),
+            shard: Arc::clone(shard),
+            directory: Arc::clone(directory),
+            initiators: Arc::clone(initiators),
+            shared_memory: config.shared_memory,
+            quiet_deadline: config.quiet_deadline,
+            stock_rdma: config.stock_peers.then(|| config.rdma.clone()),
+        }
+    }
+
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Map> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Map> {
+    fn write(&self) -> RwLockWriteGuard<'_, Map> {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the buffers by address, as a segment has them.
+    pub(crate) fn buffers(&self) -> Vec<BufferInfo> {
+        let buffer = |buffer: &Arc<Buffer>| BufferInfo {
+            address: buffer.address,
+            bytes: buffer.bytes,
+            shareable: self.shared_memory && buffer.region.fd().is_some(),
+            location: Some(buffer.location.clone()),
+        };
+        self.read().iter().map(buffer).collect()
+    }
+
+    /// Registers regions, or none of them when one is rejected.
+    ///
+    /// # Errors
+    /// When one overlaps registered memory, the limit of regions is reached, or the location is malformed.
+    pub(crate) fn register(&self, regions: &[Arc<Region>], options: &RegisterOptions) -> Result<(), Error> {
+        options.check()?;
+        let changing = lock(&self.changing);
+        for (done, region) in regions.iter().enumerate() {
+            if let Err(error) = self.register_one(region, options) {
+                drop(changing);
+                // The original error is reported, not that of the rollback.
+                for earlier in &regions[..done] {
+                    let _ = self.unregister(&[earlier.address()]);
+                }
+                return Err(error);
+            }
+        }
+        drop(changing);
+        if options.remote_accessible
+            && let Err(error) = self.publish()
+        {
+            let addresses: Vec<u64> = regions.iter().map(|region| region.address()).collect();
+            let _ = self.unregister(&addresses);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Announces the memory over RDMA to stock engines: see
+    /// [`TransferEngine::announce_rdma`](crate::TransferEngine::announce_rdma).
+    ///
+    /// # Errors
+    /// When stock engines are not served, no device is usable, or the matrix is malformed or names a device that does
+    /// not exist.
+    pub(crate) fn announce_rdma(&self, matrix: Option<&str>) -> Result<(), Error> {
+        let Some(rdma) = &self.stock_rdma else {
+            return Err(Error::Argument("stock engines are not served here (stock_peers)".to_owned()));
+        };
+        rdma.usable().map_err(|why| Error::Argument(format!("RDMA cannot be used: {why}")))?;
+        let matrix = matrix.filter(|text| !text.trim().is_empty()).map(Matrix::decode).transpose();
+        let matrix = matrix.map_err(|error| Error::Argument(error.to_string()))?;
+        let devices = self.shard.stock_devices()?;
+        if let Some(matrix) = &matrix {
+            let there: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+            if let Some(gone) = matrix.devices().iter().find(|name| !there.contains(&name.as_str())) {
+                return Err(Error::Argument(format!(
+                    "the matrix names {gone}, but the devices in use are {}",
+                    there.join(", ")
+                )));
+            }
+        }
+        let connector = connector(Arc::downgrade(&self.shard), self.directory.name().to_owned());
+        self.directory.publication().announce_rdma(matrix, connector);
+        self.publish()
+    }
+
+    /// Publishes the buffers to peers.
+    fn publish(&self) -> Result<(), Error> {
+        let told = |buffer: &Arc<Buffer>| {
+            let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
+            buffer.segment.map(|segment| BufferRecord { address, bytes, segment, location })
+        };
+        self.directory.publication().publish(|| {
+            let buffers: Vec<BufferRecord> = self.read().iter().filter_map(told).collect();
+            let keys = self.told_keys(&buffers)?;
+            Ok((buffers, keys))
+        })
+    }
+
+    /// Returns the devices and keys to announce, if RDMA is announced to stock engines.
+    ///
+    /// # Errors
+    /// When the serving thread does not answer.
+    fn told_keys(&self, told: &[BufferRecord]) -> Result<Option<ToldKeys>, Error> {
+        if !self.directory.publication().announces_rdma() {
+            return Ok(None);
+        }
+        let segments = told.iter().map(|one| one.segment).collect();
+        Ok(Some(ToldKeys { devices: self.shard.stock_devices()?, keys: self.shard.stock_keys(segments)? }))
+    }
+
+    fn register_one(&self, region: &Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
+        let (address, bytes) = (region.address(), region.bytes() as u64);
+        let index = self.write().reserve(address, bytes)?;
+        let info = SegmentInfo {
+            address,
+            bytes,
+            writable: options.writable && region.writable(),
+            shareable: self.shared_memory && region.fd().is_some(),
+            remote_accessible: true,
+        };
+        let segment = match options.remote_accessible {
+            true => match self.shard.register(info, Arc::clone(region)) {
+                Ok(segment) => Some(segment),
+                Err(error) => {
+                    self.write().give_back(index);
+                    return Err(error.into());
+                }
+            },
+            false => None,
+        };
+        self.initiators.set_buffer(index, region, &options.location);
+        self.write().insert(Arc::clone(region), options.location_of(region), index, segment);
+        Ok(())
+    }
+
+    /// Unregisters the memory at these addresses, or none when nothing is registered at one of them. Returns when
+    /// neither peers nor local transfers use it any more: see
+    /// [`TransferEngine::unregister`](crate::TransferEngine::unregister).
+    ///
+    /// # Errors
+    /// When nothing is registered there, or the memory must not be freed yet.
+    pub(crate) fn unregister(&self, addresses: &[u64]) -> Result<(), Error> {
+        let changing = lock(&self.changing);
+        let buffers = {
+            let mut map = self.write();
+            if let Some(address) = addresses.iter().find(|&&address| !map.contains(address)) {
+                return Err(Error::AddressNotRegistered(format!("no memory is registered at {address:#x}")));
+            }
+            let mut buffers: Vec<Arc<Buffer>> = addresses.iter().filter_map(|&address| map.leave(address)).collect();
+            // A repeated address counts once.
+            buffers.sort_unstable_by_key(|buffer| buffer.address);
+            buffers.dedup_by_key(|buffer| buffer.address);
+            buffers
+        };
+        drop(changing);
+        let mut result = match buffers.iter().any(|buffer| buffer.segment.is_some()) {
+            true => self.publish(),
+            false => Ok(()),
+        };
+        // Peers that hold several regions get the time once, not for each region.
+        let until = Instant::now() + self.quiet_deadline;
+        for buffer in &buffers {
+            let left = until.saturating_duration_since(Instant::now());
+            let outcome = self.see_off(buffer, left.max(QUIET_LEAST.min(self.quiet_deadline)));
+            result = result.and(outcome);
+        }
+        result
+    }
+
+    fn see_off(&self, buffer: &Arc<Buffer>, within: Duration) -> Result<(), Error> {
+        let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister_within(segment, within));
+        while buffer.is_used() {
+            self.initiators.settle();
+            if buffer.is_used() {
+                std::thread::sleep(LOOK);
+            }
+        }
+        if let Err(error) = outcome {
+            let (bytes, address) = (buffer.bytes, buffer.address);
+            return Err(Error::MemoryHeld { address, bytes, why: error });
+        }
+        // Another thread may have waited for the same buffer, and the index belong to a new one by now.
+        if self.write().left(buffer) {
+            self.initiators.remove_buffer(buffer.index);
+            self.write().give_back(buffer.index);
+        }
+        Ok(())
     }
 }

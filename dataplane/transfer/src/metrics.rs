@@ -9,8 +9,8 @@ use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
 use kvplane_proto::histogram::Histogram;
 
-use crate::TransferEngine;
 pub(crate) use exposition::Exposition;
+pub(crate) use text::text;
 
 /// Counters of one transport on one rail to one peer. The rail to a peer on the same host is listed twice if both of
 /// its transports, `shm` and `cma`, were used.
@@ -165,7 +165,7 @@ pub struct Metrics {
     /// Latest slow transfers of each initiator, oldest first.
     pub slow: Vec<SlowTransfer>,
     /// Payloads that were sent over TCP without a copy, or should have been. Payloads that peers read are counted by
-    /// the serving thread: [`TransferEngine::snapshot`].
+    /// the serving thread: [`TransferEngine::snapshot`](crate::TransferEngine::snapshot).
     pub zero_copy: ZeroCopyCounters,
     /// Number of submitted batches.
     pub batches: u64,
@@ -177,28 +177,6 @@ pub struct Metrics {
     pub notices_failed: u64,
     /// Bytes that this process, not only this engine, keeps forever because a device never released them.
     pub leaked_bytes: u64,
-}
-
-impl TransferEngine {
-    /// Returns the counters so far. Interrupts each initiator for a moment.
-    #[must_use]
-    pub fn metrics(&self) -> Metrics {
-        let (notices_sent, notices_failed) = self.courier.counts();
-        let (batches, leaked_bytes) = (self.submitted(), kvplane_sys::ring::leaked().bytes);
-        let mut metrics = Metrics { batches, notices_sent, notices_failed, leaked_bytes, ..Metrics::default() };
-        for (number, driver) in self.drivers.iter().enumerate() {
-            metrics.in_flight += driver.in_flight();
-            driver.copies.add_to(&mut metrics, number, self.name());
-            driver.with(|core| {
-                metrics.zero_copy.add(&core.zero_copy());
-                let devices = core.devices();
-                let Some((client, names)) = core.books() else { return };
-                // A peer without a name is being closed.
-                metrics.add(number, client, &devices, &|peer| names.get(&peer).cloned().unwrap_or_default());
-            });
-        }
-        metrics
-    }
 }
 
 impl Metrics {

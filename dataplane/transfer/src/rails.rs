@@ -7,9 +7,7 @@ use std::fmt;
 
 use kvplane_client::{Near, Place, RailDevices};
 use kvplane_engine::NearDevices;
-use kvplane_mooncake::Descriptor;
 
-use crate::TransferEngine;
 use crate::rails::near::Theirs;
 
 /// Rail and its rank for a pair of memory locations.
@@ -46,22 +44,14 @@ impl fmt::Display for MemoryRails {
     }
 }
 
-impl TransferEngine {
-    /// Returns the rails to the peer of this descriptor for every pair of locations.
-    pub(crate) fn rank_rails(&self, descriptor: &Descriptor) -> Vec<MemoryRails> {
-        let names = self.drivers.first().map_or_else(Vec::new, |driver| driver.with(|core| core.devices()));
-        let near = self.directory.near();
-        rank(near, &names, &Theirs::of(descriptor))
-    }
-}
-
 /// Returns the named locations; `*` if there are none.
 fn places<'a>(names: impl Iterator<Item = &'a String>) -> Vec<(Place, String)> {
     let places: Vec<_> = names.enumerate().map(|(position, name)| (Place::at(position), name.clone())).collect();
     if places.is_empty() { vec![(Place::UNKNOWN, "*".to_owned())] } else { places }
 }
 
-fn rank(near: &NearDevices, names: &[String], theirs: &Theirs) -> Vec<MemoryRails> {
+/// Returns the rails from our devices of these names to a peer, for every pair of locations.
+pub(crate) fn rank(near: &NearDevices, names: &[String], theirs: &Theirs) -> Vec<MemoryRails> {
     let table = near.table(names.iter().map(String::as_str));
     let pairs = table.pairs(names.len(), &theirs.near);
     let (ours, others) = (places(near.places.iter().map(|place| &place.name)), places(theirs.place_names.iter()));

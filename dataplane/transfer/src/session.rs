@@ -15,9 +15,9 @@ use kvplane_proto::{BatchId, Status};
 use crate::config::{self, TransferEngineConfig};
 use crate::directory::Directory;
 use crate::error::Error;
-use crate::files::file_name::is_file;
 use crate::metrics::Metrics;
 use crate::rails::near::Theirs;
+use crate::segments::file_name::is_file;
 
 /// Open segment.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ impl Session {
             return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
         }
         let found = self.directory.find(name, deadline)?;
-        let (address, theirs) = (self.directory.address_of(&found, deadline)?, Theirs::of(&found));
+        let (address, theirs) = (self.directory.paths().address_of(&found, deadline)?, Theirs::of(&found));
         if address.kind != PeerKind::Native {
             return Err(Error::Argument(format!("{name} does not speak the native protocol, which a session needs")));
         }

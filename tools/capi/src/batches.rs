@@ -271,7 +271,7 @@ mod tests {
         let (ours, memory) = engine();
         let (theirs, _) = engine();
         let peer = ours.engine.open_segment(theirs.engine.name()).expect("it lives");
-        let address = theirs.engine.local_address();
+        let address = theirs.engine.directory().address();
         drop(theirs);
         let silent = TcpListener::bind(address).expect("its port");
         let (source, number) = (memory.address(), i32::try_from(peer.to_bits()).expect("small"));

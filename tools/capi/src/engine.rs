@@ -152,7 +152,7 @@ pub(crate) unsafe extern "C" fn discoverTopology(engine: *mut c_void) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
-            engine.engine.sync_segments().map_err(|error| error.code())?;
+            engine.engine.segments().refresh().map_err(|error| error.code())?;
             Ok(0)
         })
     }
@@ -170,7 +170,7 @@ pub(crate) unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: 
             if buf_out.is_null() || buf_len == 0 {
                 return Err(INVALID_ARGUMENT);
             }
-            write_text(buf_out, buf_len, &engine.engine.local_address().to_string());
+            write_text(buf_out, buf_len, &engine.engine.directory().address().to_string());
             Ok(0)
         })
     }
@@ -272,7 +272,7 @@ mod tests {
                 assert!(other || made.listen.ip().to_string() == listen, "{host}: {}", made.listen);
                 if !other {
                     let engine = TransferEngine::start(made).expect(host);
-                    assert_ne!(engine.local_address().port(), 0, "{host}");
+                    assert_ne!(engine.directory().address().port(), 0, "{host}");
                 }
             }
         }

@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_
     unsafe {
         with_engine(engine, |engine| {
             let name = segment(engine, segment_name)?;
-            number(engine.engine.open_segment_no_cache(name).map_err(|error| error.code())?)
+            number(engine.engine.segments().open_no_cache(name).map_err(|error| error.code())?)
         })
     }
 }
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn removeLocalSegment(engine: *mut c_void, segment_
     unsafe {
         with_engine(engine, |engine| {
             text(segment_name).ok_or(INVALID_ARGUMENT)?;
-            engine.engine.withdraw();
+            engine.engine.directory().withdraw();
             Ok(0)
         })
     }
@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn syncSegmentCache(engine: *mut c_void) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
-            engine.engine.sync_segments().map_err(|error| error.code())?;
+            engine.engine.segments().refresh().map_err(|error| error.code())?;
             Ok(0)
         })
     }

@@ -42,7 +42,7 @@ fn wait(mut signals: Signals) {
     for &engine in watched.iter() {
         // SAFETY: an engine in the list is alive: `destroyTransferEngine` takes it out, under the lock, before it ends.
         let engine = unsafe { &*(engine as *const Engine) };
-        engine.engine.withdraw();
+        engine.engine.directory().withdraw();
     }
     let _ = emulate_default_handler(signal);
 }

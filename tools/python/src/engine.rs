@@ -128,7 +128,7 @@ impl Engine {
 
     /// Returns the address of its handshake daemon, `ip:port`.
     fn address(&self) -> String {
-        self.read().map_or_else(|_| String::new(), |engine| engine.local_address().to_string())
+        self.read().map_or_else(|_| String::new(), |engine| engine.directory().address().to_string())
     }
 
     /// Returns the name by which peers open its segment.
@@ -270,7 +270,8 @@ impl Engine {
 
     /// Checks that the engine of this name lives. Returns 0 or an error code.
     fn probe(&self, py: Python<'_>, name: &str) -> PyResult<i64> {
-        let probed = waiting(py, || self.call(|engine| engine.probe(name).map_err(|error| engine_code(&error))))?;
+        let probed =
+            waiting(py, || self.call(|engine| engine.directory().probe(name).map_err(|error| engine_code(&error))))?;
         Ok(probed.map_or_else(|code| code, |_| 0))
     }
 

@@ -55,7 +55,7 @@ fn ranges_of_every_shape_are_written_and_read_back() {
             let write = |(at, bytes)| side.request(Opcode::Write, at, (segment, at), bytes);
             let requests: Vec<_> = pieces(77_777).map(write).collect();
             requests.chunks(40).for_each(|some| side.done(some));
-            side.engine.sync_segment(segment).unwrap();
+            side.engine.segments().sync_file(segment).unwrap();
             for length in [4096, 99_991, BYTES] {
                 side.fill(0, 0, BYTES, !seed);
                 let read = |(at, bytes)| side.request(Opcode::Read, at, (segment, at), bytes);
@@ -80,7 +80,7 @@ fn writes_over_fabrics_reach_the_drive_behind_the_target() {
             let base = (64 << 20) - BYTES as u64;
             side.fill(base, base, BYTES, seed);
             side.done(&[side.request(Opcode::Write, 0, (from, base), BYTES)]);
-            side.engine.sync_segment(from).unwrap();
+            side.engine.segments().sync_file(from).unwrap();
             side.fill(base, base, BYTES, !seed);
             side.done(&[side.request(Opcode::Read, 0, (to, base), BYTES)]);
             side.check(base, base, BYTES, seed);

@@ -13,7 +13,6 @@ use kvplane_proto::status::Status;
 use kvplane_ticket::{CHALLENGE_BYTES, Challenge, Credential, HandshakeTranscript, PROOF_BYTES};
 
 use super::fences::connection_number;
-use super::lane::Lane;
 use crate::types::{Config, LaneId, PeerAddress};
 
 /// Challenge of a lane, and our nonce and credential in its last proof.
@@ -68,11 +67,11 @@ impl Handshakes {
         self.credential.is_some()
     }
 
-    /// Returns the proof that answers a challenge, if the client has a credential.
+    /// Returns the proof that answers a challenge, if the client has a credential; records it as the lane's last one.
     fn prove(
         &mut self,
         config: &Config,
-        lane: &mut Lane,
+        last: &mut Option<Box<LaneChallenge>>,
         hello: &[u8],
         challenge: Challenge,
     ) -> Option<(Header, Vec<u8>)> {
@@ -80,28 +79,33 @@ impl Handshakes {
         let credential = Arc::clone(self.credential.as_ref()?);
         let own = credential.number(config.client, self.proofs);
         let body = credential.prove(own, &HandshakeTranscript { challenge: &challenge, hello }).encode();
-        lane.connection.challenged = Some(Box::new(LaneChallenge { challenge, own, credential }));
+        *last = Some(Box::new(LaneChallenge { challenge, own, credential }));
         Some((Header::request(Kind::Request(Operation::Prove), RequestId::default()).with_body(&body, 1), body))
     }
 
     /// Returns the proof of a renewed credential for a lane that was challenged.
-    pub(crate) fn prove_again(&mut self, config: &Config, lane: &mut Lane, hello: &[u8]) -> Option<(Header, Vec<u8>)> {
-        let challenge = lane.connection.challenged.as_ref()?.challenge;
-        self.prove(config, lane, hello, challenge)
+    pub(crate) fn prove_again(
+        &mut self,
+        config: &Config,
+        last: &mut Option<Box<LaneChallenge>>,
+        hello: &[u8],
+    ) -> Option<(Header, Vec<u8>)> {
+        let challenge = last.as_ref()?.challenge;
+        self.prove(config, last, hello, challenge)
     }
 
     /// Handles a challenge. Returns the frame to send, or the reason not to use the shard.
     pub(crate) fn challenged(
         &mut self,
         config: &Config,
-        lane: &mut Lane,
+        last: &mut Option<Box<LaneChallenge>>,
         hello: &[u8],
         body: &[u8],
     ) -> Result<(Header, Vec<u8>), Refusal> {
         let challenge = body
             .try_into()
             .map_err(|_| Refusal::new(Status::Incompatible, "the peer at this address sent no valid challenge"))?;
-        self.prove(config, lane, hello, challenge).ok_or_else(|| {
+        self.prove(config, last, hello, challenge).ok_or_else(|| {
             Refusal::new(
                 Status::Prove,
                 "the shard requires a ticket, and the control plane has issued none to this client",
@@ -112,15 +116,14 @@ impl Handshakes {
     /// Verifies the shard's own proof. Returns the welcome without it: the whole body if neither side has a ticket.
     pub(crate) fn checked_welcome<'a>(
         &self,
-        lane: &Lane,
+        last: Option<&LaneChallenge>,
         hello: &[u8],
         operation: Operation,
         body: &'a [u8],
     ) -> Result<&'a [u8], Refusal> {
-        match (operation, &self.credential, &lane.connection.challenged) {
+        match (operation, &self.credential, last) {
             (Operation::Hello, None, None) => Ok(body),
-            (Operation::Prove, _, Some(challenged)) => {
-                let LaneChallenge { challenge, own, credential } = &**challenged;
+            (Operation::Prove, _, Some(LaneChallenge { challenge, own, credential })) => {
                 let (welcome, answer) =
                     body.split_last_chunk::<PROOF_BYTES>().ok_or_else(|| Refusal::stranger("it sent no proof"))?;
                 let said = HandshakeTranscript { challenge, hello };
@@ -134,8 +137,8 @@ impl Handshakes {
     }
 }
 
-/// Returns the hello of a lane, which is the same on every call.
-pub(crate) fn hello(config: &Config, address: &PeerAddress, lane: &Lane, id: LaneId) -> Vec<u8> {
+/// Returns the hello of a lane with this number, which is the same on every call.
+pub(crate) fn hello(config: &Config, address: &PeerAddress, number: u16, id: LaneId) -> Vec<u8> {
     let hello = Hello {
         version_min: VERSION,
         version_max: VERSION,
@@ -143,7 +146,7 @@ pub(crate) fn hello(config: &Config, address: &PeerAddress, lane: &Lane, id: Lan
         node: address.node,
         incarnation: address.incarnation,
         shard: address.shard,
-        lane: lane.number,
+        lane: number,
         connection: connection_number(id),
         fetches: config.fetches,
         cluster: config.cluster.clone(),

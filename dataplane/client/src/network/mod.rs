@@ -161,13 +161,13 @@ impl Network {
     /// Returns the hello of a lane.
     pub(crate) fn hello_of(&self, lane: u32) -> Vec<u8> {
         let entry = &self.lanes[lane];
-        hello(&self.host.config, &self.peers[entry.peer.0].address, entry, entry.id(lane))
+        hello(&self.host.config, &self.peers[entry.peer.0].address, entry.number, entry.id(lane))
     }
 
     /// Handles a challenge. Returns the frame to send, or the reason not to use the shard.
     pub(crate) fn challenged(&mut self, lane: u32, body: &[u8]) -> Result<(Header, Vec<u8>), Refusal> {
         let hello = self.hello_of(lane);
-        self.handshakes.challenged(&self.host.config, &mut self.lanes[lane], &hello, body)
+        self.handshakes.challenged(&self.host.config, &mut self.lanes[lane].connection.challenged, &hello, body)
     }
 
     /// Verifies the shard's own proof. Returns the welcome without it.
@@ -177,7 +177,8 @@ impl Network {
         operation: Operation,
         body: &'a [u8],
     ) -> Result<&'a [u8], Refusal> {
-        self.handshakes.checked_welcome(&self.lanes[lane], &self.hello_of(lane), operation, body)
+        let last = self.lanes[lane].connection.challenged.as_deref();
+        self.handshakes.checked_welcome(last, &self.hello_of(lane), operation, body)
     }
 
     /// Returns the proof of a renewed credential for a lane in use that was challenged.
@@ -187,7 +188,8 @@ impl Network {
             return None;
         }
         let (id, hello) = (entry.id(lane), self.hello_of(lane));
-        let (header, body) = self.handshakes.prove_again(&self.host.config, &mut self.lanes[lane], &hello)?;
+        let last = &mut self.lanes[lane].connection.challenged;
+        let (header, body) = self.handshakes.prove_again(&self.host.config, last, &hello)?;
         Some((id, header, body))
     }
 

@@ -1,8 +1,6 @@
-//! Types of the client's interface: ids and addresses here, requests, options and outputs in the modules below.
+//! Types of the client's interface: ids and ranges here, addresses, requests, options and outputs in the modules below.
 
-use std::net::SocketAddr;
-
-use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
+use kvplane_proto::ids::SegmentId;
 
 mod config;
 mod error;
@@ -10,6 +8,7 @@ mod near;
 mod options;
 mod output;
 mod path;
+mod peer;
 mod request;
 
 pub use config::Config;
@@ -17,7 +16,8 @@ pub use error::SubmitError;
 pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use output::{DeviceCopy, Output, PayloadTo};
-pub use path::{Path, PeerKind, Transport, Via};
+pub use path::{Path, Transport, Via};
+pub use peer::{PeerAddress, PeerKind};
 pub use request::{Request, TaskResult};
 
 /// Id of a lane (connection); the generation changes with every reconnect.
@@ -44,23 +44,6 @@ pub struct SliceId {
     pub index: u32,
     /// Generation of the slice at that position.
     pub generation: u32,
-}
-
-/// Address of a shard, and the identity that it has to prove in the handshake.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub struct PeerAddress {
-    /// Kind of the peer.
-    pub kind: PeerKind,
-    /// Node of the shard; 0 to accept any.
-    pub node: NodeId,
-    /// Incarnation of the node; 0 to accept any.
-    pub incarnation: Incarnation,
-    /// Index of the shard within the node.
-    pub shard: ShardId,
-    /// Address of the data port.
-    pub tcp: SocketAddr,
-    /// Path of the Unix socket for shared memory, if the peer is on this host.
-    pub shm: Option<String>,
 }
 
 /// A range of the caller's registered memory.

@@ -6,7 +6,8 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{BatchId, SegmentId};
 
 use super::path::{Path, Via};
-use super::{LaneId, Local, PeerAddress, SliceId};
+use super::peer::PeerAddress;
+use super::{LaneId, Local, SliceId};
 
 /// An action for the host.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -2,13 +2,14 @@
 //! no more slots than necessary.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use proptest::prelude::*;
 
 use super::rendezvous::{Score, coarse_bounds, least_log2, negative_log2};
 use super::*;
 use crate::digest::Digest;
-use crate::ids::{SLOTS, Slot};
+use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
 use crate::rng::mix64;
 
 fn shard(port: u16) -> ShardAddress {

@@ -1,6 +1,6 @@
 //! Fixed-size records that bodies consist of.
 
-use super::put::{PutFlags, Zeros};
+use super::put_flags::{PutFlags, Zeros};
 use crate::digest::Digest;
 use crate::flags::ItemFlags;
 use crate::ids::{PinId, RequestId, ReservationId, SegmentId, Version};

@@ -4,7 +4,8 @@
 //! tenant's name followed by the key.
 
 use super::items::{Item, KeyItem, ListItem, ListReply};
-use super::put::{ObjectName, Part, PutOptions};
+use super::put::{ObjectName, PutOptions};
+use super::put_flags::Part;
 use crate::digest::Digest;
 use crate::limits::Limits;
 

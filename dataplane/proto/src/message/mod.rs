@@ -7,6 +7,7 @@ mod hello;
 mod items;
 mod keys;
 mod put;
+mod put_flags;
 mod runs;
 mod segment;
 
@@ -17,7 +18,8 @@ pub use items::{
     encode_items,
 };
 pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView, PageQuery};
-pub use put::{ObjectName, Part, PutAck, PutFlags, PutOptions, Puts, Zeros, decode_puts};
+pub use put::{ObjectName, PutOptions, Puts, decode_puts};
+pub use put_flags::{Part, PutAck, PutFlags, Zeros};
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 

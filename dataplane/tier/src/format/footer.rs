@@ -10,8 +10,8 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::rng::mix64;
 
 use super::{
-    AWAY_MOST, Flaw, Kind, Shape, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64,
-    word128,
+    AWAY_MOST, Flaw, Kind, RecordHeader, Shape, check_start, put16, put32, put64, put128, seeded, start, word16,
+    word32, word64, word128,
 };
 
 /// Bytes of a page's header.
@@ -45,6 +45,22 @@ pub struct FooterEntry {
 }
 
 impl FooterEntry {
+    /// Returns the entry of a record that begins at `unit` of its segment.
+    #[must_use]
+    pub const fn of(record: &RecordHeader, unit: u32) -> Self {
+        Self {
+            kind: record.kind,
+            shape: record.shape,
+            pinned: record.pinned,
+            digest: record.digest,
+            version: record.version,
+            sequence: record.sequence,
+            unit,
+            away: record.away,
+            payload_checksum: record.payload_checksum,
+        }
+    }
+
     /// Encodes the entry.
     pub fn encode(&self, out: &mut [u8]) {
         put128(out, 0, self.digest.0);

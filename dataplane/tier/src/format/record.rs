@@ -9,8 +9,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
 use super::{
-    Flaw, FooterEntry, UNIT_BYTES, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64,
-    word128,
+    Flaw, UNIT_BYTES, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64, word128,
 };
 
 /// Bytes of a record's fixed header.
@@ -150,22 +149,6 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Returns the entry of the record in its segment's footer, for a record that begins at `unit` of the segment.
-    #[must_use]
-    pub const fn listed(&self, unit: u32) -> FooterEntry {
-        FooterEntry {
-            kind: self.kind,
-            shape: self.shape,
-            pinned: self.pinned,
-            digest: self.digest,
-            version: self.version,
-            sequence: self.sequence,
-            unit,
-            away: self.away,
-            payload_checksum: self.payload_checksum,
-        }
-    }
-
     /// Encodes the header.
     #[must_use]
     pub fn encode(&self, uuid: u128) -> [u8; RECORD_HEADER_BYTES] {

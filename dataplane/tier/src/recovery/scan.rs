@@ -160,7 +160,7 @@ impl Scan {
         let twin_of = |entry: &&FooterEntry| entry.sequence >= header.sequence;
         let known = self.entries.iter().rev().take_while(twin_of).any(|entry| entry.sequence == header.sequence);
         if !known && self.entries.len() < self.entries.capacity() {
-            self.entries.push(header.listed((start / UNIT_BYTES) as u32));
+            self.entries.push(FooterEntry::of(header, (start / UNIT_BYTES) as u32));
         }
     }
 

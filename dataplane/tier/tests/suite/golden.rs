@@ -138,7 +138,7 @@ proptest! {
             shape, away, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()
         };
         prop_assert_eq!(RecordHeader::decode(&header.encode(UUID), UUID, 1 << 20), Ok(header));
-        let (listed, mut entry) = (header.listed(5), [0; FOOTER_ENTRY_BYTES]);
+        let (listed, mut entry) = (FooterEntry::of(&header, 5), [0; FOOTER_ENTRY_BYTES]);
         listed.encode(&mut entry);
         prop_assert_eq!(FooterEntry::decode(&entry), Some(listed));
         let (chunk, block) = (262_144, 4096);

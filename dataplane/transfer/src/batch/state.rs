@@ -15,10 +15,10 @@ use kvplane_proto::{BatchId, Status};
 use kvplane_sys::doorbell::event_fd;
 
 use super::{BatchStatus, TaskState, TaskStatus};
+use crate::buffers::Buffer;
 use crate::directory::courier::{Courier, Letter};
 use crate::error::Error;
 use crate::lock;
-use crate::memory::Buffer;
 use crate::segment::Remote;
 
 /// Layout of a task's word, from the lowest bits: bytes, then the outcome, then the flag of its end.

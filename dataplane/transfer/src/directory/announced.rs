@@ -4,60 +4,29 @@
 //! request; stock engines without RDMA then have no path to it. Engines of this project do: the native protocol is
 //! announced beside it, and the TCP port stays open.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
-use kvplane_engine::{ForeignDevice, ForeignHalf, Gid, ShardHandle};
+use kvplane_engine::{ForeignDevice, ForeignHalf, Gid, ShardHandle, StockKeys};
 use kvplane_mooncake::{
     Buffer, Connector, Descriptor, Matrix, RdmaDevice, RdmaHandshake, RdmaKey, RdmaSegment, split_nic_path,
 };
+use kvplane_proto::SegmentId;
 
-use crate::TransferEngine;
-use crate::directory::{BufferRecord, ToldKeys};
-use crate::error::Error;
+/// Buffer as published.
+pub(crate) struct BufferRecord {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// Segment id in the native protocol.
+    pub(crate) segment: SegmentId,
+    /// Location of the memory.
+    pub(crate) location: String,
+}
 
-impl TransferEngine {
-    /// Announces this engine's memory over RDMA from now on, to stock Mooncake engines, which use one protocol for each
-    /// segment. `matrix` assigns devices to memory in Mooncake's form: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}`; `None`
-    /// assigns all devices to all memory.
-    ///
-    /// As with TCP, anyone who reaches the handshake port and the device can access the memory: there is no
-    /// authentication.
-    ///
-    /// # Errors
-    /// When stock engines are not served, no device is usable, or the matrix is malformed or names a device that does
-    /// not exist.
-    pub fn announce_rdma(&self, matrix: Option<&str>) -> Result<(), Error> {
-        if !self.config.stock_peers {
-            return Err(Error::Argument("stock engines are not served here (stock_peers)".to_owned()));
-        }
-        self.config.rdma.usable().map_err(|why| Error::Argument(format!("RDMA cannot be used: {why}")))?;
-        let matrix = matrix.filter(|text| !text.trim().is_empty()).map(Matrix::decode).transpose();
-        let matrix = matrix.map_err(|error| Error::Argument(error.to_string()))?;
-        let devices = self.shard.stock_devices()?;
-        if let Some(matrix) = &matrix {
-            let there: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-            if let Some(gone) = matrix.devices().iter().find(|name| !there.contains(&name.as_str())) {
-                return Err(Error::Argument(format!(
-                    "the matrix names {gone}, but the devices in use are {}",
-                    there.join(", ")
-                )));
-            }
-        }
-        self.directory.announce_rdma(matrix, connector(Arc::downgrade(&self.shard), self.name().to_owned()));
-        self.publish()
-    }
-
-    /// Returns the devices and keys to announce, if RDMA is announced to stock engines.
-    ///
-    /// # Errors
-    /// When the serving thread does not answer.
-    pub(crate) fn told_keys(&self, told: &[BufferRecord]) -> Result<Option<ToldKeys>, Error> {
-        if !self.directory.announces_rdma() {
-            return Ok(None);
-        }
-        let segments = told.iter().map(|one| one.segment).collect();
-        Ok(Some(ToldKeys { devices: self.shard.stock_devices()?, keys: self.shard.stock_keys(segments)? }))
-    }
+/// Devices, and the keys of the buffers on them, as announced to stock engines over RDMA.
+pub(crate) struct ToldKeys {
+    pub(crate) devices: Vec<ForeignDevice>,
+    /// Keys of each buffer.
+    pub(crate) keys: Vec<StockKeys>,
 }
 
 /// Turns a descriptor into that of a segment over RDMA.
@@ -89,8 +58,8 @@ pub(crate) fn describe(descriptor: &mut Descriptor, told: &[BufferRecord], said:
     descriptor.set_rdma(&segment, &matrix);
 }
 
-/// Returns the handler of stock engines' connection requests.
-fn connector(shard: Weak<ShardHandle>, own: String) -> Connector {
+/// Returns the handler of stock engines' connection requests to the engine with this name.
+pub(crate) fn connector(shard: Weak<ShardHandle>, own: String) -> Connector {
     Box::new(move |request| answer(&shard, &own, request).unwrap_or_else(|why| RdmaHandshake::refused(&why)))
 }
 

@@ -13,9 +13,9 @@ use kvplane_client::LaneId;
 use kvplane_engine::{
     ForeignBuffer, ForeignHalf, ForeignPeer, Gid, Handshake, HandshakeError, StockAnswer, StockEngines,
 };
-use kvplane_mooncake::{Caller, Descriptor, Environment, MetadataStore, RdmaHandshake, nic_path};
+use kvplane_mooncake::{Descriptor, RdmaHandshake, nic_path};
 
-use crate::directory::daemon_of;
+use super::lookup::Lookup;
 use crate::error::Error;
 use crate::lock;
 
@@ -44,9 +44,7 @@ struct KnownPeer {
 
 /// State shared with the threads.
 struct Line {
-    caller: Caller,
-    store: Option<Arc<dyn MetadataStore>>,
-    prefix: String,
+    lookup: Arc<Lookup>,
     name: String,
     waiting: Mutex<VecDeque<Handshake>>,
     more: Condvar,
@@ -54,29 +52,17 @@ struct Line {
 }
 
 impl Stock {
-    /// Creates the client side of an engine with this name. `unique` is the number of its incarnation.
-    pub(crate) fn new(
-        environment: &Environment,
-        store: Option<Arc<dyn MetadataStore>>,
-        name: &str,
-        unique: u64,
-    ) -> Self {
+    /// Creates the client side of an engine with this name. `unique` is the number of its incarnation, `queue_pairs`
+    /// that of the queue pairs of a connection.
+    pub(crate) fn new(lookup: Arc<Lookup>, name: &str, unique: u64, queue_pairs: usize) -> Self {
         let line = Line {
-            caller: Caller::new(environment),
-            store,
-            prefix: environment.cluster.clone(),
+            lookup,
             name: name.to_owned(),
             waiting: Mutex::default(),
             more: Condvar::new(),
             stopping: AtomicBool::new(false),
         };
-        Self {
-            known: Mutex::default(),
-            line: Arc::new(line),
-            threads: Mutex::default(),
-            unique,
-            queue_pairs: environment.queue_pairs,
-        }
+        Self { known: Mutex::default(), line: Arc::new(line), threads: Mutex::default(), unique, queue_pairs }
     }
 
     /// Records the description of a stock engine; returns its number, its record, and the generation of its buffers.
@@ -164,8 +150,7 @@ impl Line {
             ready: Some(handshake.ready),
             refusal: String::new(),
         };
-        let daemon = daemon_of(self.store.as_deref(), &self.prefix, peer).map_err(|error| error.to_string())?;
-        let reply = self.caller.connect(&daemon, &request).map_err(|error| error.to_string())?;
+        let reply = self.lookup.connect(peer, &request).map_err(|error| error.to_string())?;
         let gid = reply.local_gid.map(Gid);
         let gid = gid.ok_or("its handshake has no local_gid: it is a Mooncake before 0.3.11".to_owned());
         // The reply to the final message, which reports the connection as ready, is ignored.

@@ -333,7 +333,7 @@ mod tests {
             };
             let requests: Vec<TransferRequest> = (0..BYTES / PART).map(read).collect();
             let batch = engine.submit(&requests, &SubmitOptions::default()).unwrap();
-            let driver = &engine.drivers[0];
+            let driver = engine.initiators().first();
             driver.with(|core| core.fail(driver, "a test's"));
             // A submission now is rejected at once, whether or not the reads have finished.
             let later = engine.submit(&requests[..1], &SubmitOptions::default()).expect_err("refused");

@@ -55,7 +55,7 @@ struct Peer {
 
 /// Present state of a rail, over all initiators.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Now {
+pub(crate) struct Now {
     pub(super) inflight_bytes: u64,
     /// Number of initiators for which it is paused.
     pub(super) paused: u64,
@@ -64,7 +64,7 @@ pub(super) struct Now {
 }
 
 /// Series as shown in one scrape.
-pub(super) struct SeriesView {
+pub(crate) struct SeriesView {
     pub(super) peer: String,
     pub(super) transport: Transport,
     /// `all` for the peers that share a series.
@@ -89,7 +89,7 @@ type Rails = BTreeMap<Key, (RailCounts, Now)>;
 
 impl Exposition {
     /// Updates the series from the present counters; returns the series to show.
-    pub(super) fn scrape(&mut self, metrics: &Metrics) -> Vec<SeriesView> {
+    pub(crate) fn scrape(&mut self, metrics: &Metrics) -> Vec<SeriesView> {
         let mut peers: BTreeMap<&str, Rails> = BTreeMap::new();
         let mut rest: BTreeMap<Transport, (RailCounts, Now)> = BTreeMap::new();
         for (transport, counts) in &metrics.departed {

@@ -1,14 +1,11 @@
 //! Metrics of an engine as Prometheus text.
 
-use std::sync::PoisonError;
-
 use kvplane_client::Transport;
 use kvplane_engine::ShardSnapshot;
 use kvplane_engine::prometheus::Text;
 
 use super::exposition::SeriesView;
 use super::{Metrics, RailCounts};
-use crate::TransferEngine;
 
 /// Metric of a series: name, help text, and the function that reads its value.
 type Counter = (&'static str, &'static str, fn(&RailCounts) -> u64);
@@ -26,23 +23,16 @@ const COUNTERS: [Counter; 8] = [
     ("kvplane_transfer_slow_total", "Slices that took longer than the setting `slow`.", |counts| counts.slow),
 ];
 
-impl TransferEngine {
-    /// Returns the counters as Prometheus text: counters and histograms by peer, transport and rail. A limited number
-    /// of peers has series of its own, the rest is combined under the peer `other`. Interrupts each initiator for a
-    /// moment, and queries the serving thread.
-    #[must_use]
-    pub fn metrics_text(&self) -> String {
-        let metrics = self.metrics();
-        let shown = self.exposition.lock().unwrap_or_else(PoisonError::into_inner).scrape(&metrics);
-        let mut text = Text::default();
-        series(&mut text, &shown);
-        whole(&mut text, &metrics);
-        // If the serving thread has ended, its metrics are missing.
-        if let Ok(snapshot) = self.snapshot() {
-            served(&mut text, &snapshot);
-        }
-        text.finish()
+/// Returns the metrics of an engine as Prometheus text: the series to show of its rails, the counters of the whole, and
+/// what its serving thread counted.
+pub(crate) fn text(metrics: &Metrics, shown: &[SeriesView], serving: Option<&ShardSnapshot>) -> String {
+    let mut text = Text::default();
+    series(&mut text, shown);
+    whole(&mut text, metrics);
+    if let Some(snapshot) = serving {
+        served(&mut text, snapshot);
     }
+    text.finish()
 }
 
 fn labels(one: &SeriesView) -> [(&str, &str); 3] {

@@ -89,7 +89,7 @@ fn threads_write_and_read_odd_ranges_of_one_file() {
                 });
             }
         });
-        side.engine.sync_segment(file).unwrap();
+        side.engine.segments().sync_file(file).unwrap();
         let content = std::fs::read(&scratch.0).unwrap();
         for (at, &found) in content.iter().enumerate() {
             // `fill` counts from the start of the filled range.
@@ -203,7 +203,7 @@ fn invalid_file_requests_are_rejected_without_effect() {
     let options = SubmitOptions { notice: Some(notice), ..SubmitOptions::default() };
     assert!(engine.submit(&[read(0, 1)], &options).is_err());
     for handle in [SegmentHandle::LOCAL, SegmentHandle::from_bits(99)] {
-        assert_eq!(engine.sync_segment(handle).unwrap_err().code(), -1);
+        assert_eq!(engine.segments().sync_file(handle).unwrap_err().code(), -1);
     }
     let missing = Scratch::new();
     for name in [missing.name(""), "file:///".to_owned(), "file:///dev/null".to_owned(), scratch.name("?create=x")] {
@@ -227,7 +227,7 @@ fn one_file_is_one_segment_by_whatever_name() {
         assert_eq!(engine.open_segment(&name).unwrap(), plain, "{name}");
         engine.close_segment(plain).unwrap();
     }
-    assert_eq!(engine.open_segment_no_cache(&scratch.name("")).unwrap(), plain);
+    assert_eq!(engine.segments().open_no_cache(&scratch.name("")).unwrap(), plain);
     engine.close_segment(plain).unwrap();
     let error = engine.open_segment(&link.name("?buffered")).unwrap_err();
     assert!(error.to_string().contains("open as"), "{error}");
@@ -242,7 +242,7 @@ fn one_file_is_one_segment_by_whatever_name() {
     assert!(!missing.0.exists(), "looking makes no file");
     for handle in [plain, readonly] {
         engine.close_segment(handle).unwrap();
-        assert_eq!(engine.sync_segment(handle).unwrap_err().code(), -1);
+        assert_eq!(engine.segments().sync_file(handle).unwrap_err().code(), -1);
     }
     assert_eq!(scratch.descriptors(), 0, "closed");
     assert_eq!(engine.metrics().rails.len(), 0);

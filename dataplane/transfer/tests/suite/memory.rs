@@ -133,14 +133,14 @@ fn descriptions_of_segments_are_renewed() {
     let (a, b, peer) = pair(Way::network(), 4096);
     let [c, gone] = [0, 1].map(|_| Side::new(Way::network().config(), 4096));
     let [other, _] = [&c, &gone].map(|side| a.engine.open_segment(side.engine.name()).unwrap());
-    a.engine.sync_segments().unwrap();
+    a.engine.segments().refresh().unwrap();
     for side in [&b, &c] {
         side.engine.register(region(4096), &RegisterOptions::default()).unwrap();
     }
     drop(gone);
     let known = || [peer, other].map(|handle| a.engine.segment_info(handle).unwrap().buffers.len());
     assert_eq!(known(), [1, 1]);
-    assert!(a.engine.sync_segments().unwrap_err().code() < 0, "one is gone");
+    assert!(a.engine.segments().refresh().unwrap_err().code() < 0, "one is gone");
     assert_eq!(known(), [2, 2]);
 }
 

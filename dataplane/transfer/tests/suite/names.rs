@@ -61,10 +61,10 @@ fn a_batch_that_failed_sends_no_notice() {
 fn a_probe_finds_living_engines() {
     let (a, b, _) = pair(Way::network(), 4096);
     let name = b.engine.name().to_owned();
-    assert_eq!(name, b.engine.local_address().to_string());
-    a.engine.probe(&name).unwrap();
+    assert_eq!(name, b.engine.directory().address().to_string());
+    a.engine.directory().probe(&name).unwrap();
     drop(b);
-    assert_eq!(a.engine.probe(&name).unwrap_err().code(), -102);
+    assert_eq!(a.engine.directory().probe(&name).unwrap_err().code(), -102);
 }
 
 #[test]

@@ -82,6 +82,6 @@ fn another_process_is_read_and_written_until_it_is_killed() {
             child.kill().unwrap();
         });
         child.wait().unwrap();
-        assert!(a.engine.open_segment_no_cache(&name).unwrap_err().code() < 0);
+        assert!(a.engine.segments().open_no_cache(&name).unwrap_err().code() < 0);
     }
 }

@@ -225,7 +225,7 @@ fn threads_with_connections_of_their_own_do_not_end_each_others() {
 fn requests_to_a_stopped_peer_fail_and_a_restarted_one_is_reached() {
     let (a, b) = (stock(), stock());
     let handle = open(&a, &b);
-    let address = b.engine.local_address();
+    let address = b.engine.directory().address();
     let there = b.region.address();
     let requests: Vec<_> = (0..BYTES / 65_536)
         .map(|slot| a.request(Opcode::Write, slot * 65_536, (handle, there + slot as u64 * 65_536), 65_536))
@@ -247,6 +247,6 @@ fn requests_to_a_stopped_peer_fail_and_a_restarted_one_is_reached() {
     let again = TransferEngineConfig { native: false, listen: address, ..Way::Rdma.config() };
     let b = Side::new(again, BYTES);
     b.engine.announce_rdma(None).unwrap();
-    let handle = a.engine.open_segment_no_cache(b.engine.name()).unwrap();
+    let handle = a.engine.segments().open_no_cache(b.engine.name()).unwrap();
     to_and_fro(&a, &b, handle, 5);
 }

@@ -94,7 +94,7 @@ fn zero_copy_reads_are_released_before_unregistration() {
         let served = region(BYTES);
         fill(&served, 0, BYTES, 44);
         b.engine.register(Arc::clone(&served), &RegisterOptions::default()).unwrap();
-        a.engine.sync_segments().unwrap();
+        a.engine.segments().refresh().unwrap();
         fill(&a.region, 0, BYTES, 45);
         let read = a.request(Opcode::Read, 0, (peer, served.address()), BYTES);
         let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
@@ -201,8 +201,8 @@ fn restarts_of_peers_leave_no_state_behind() {
         let mut opened = None;
         for incarnation in 0..6u64 {
             let b = Side::new(TransferEngineConfig { listen, ..way.config() }, BYTES);
-            listen = b.engine.local_address();
-            let handle = a.engine.open_segment_no_cache(b.engine.name()).unwrap();
+            listen = b.engine.directory().address();
+            let handle = a.engine.segments().open_no_cache(b.engine.name()).unwrap();
             assert_eq!(*opened.get_or_insert(handle), handle);
             fill(&b.region, 0, BYTES, 40 + incarnation);
             std::thread::scope(|scope| {
@@ -230,7 +230,7 @@ fn restarts_of_peers_leave_no_state_behind() {
 #[test]
 fn renewing_a_description_is_bounded_by_the_deadline() {
     let (a, b, peer) = pair(Way::network(), BYTES);
-    let address = b.engine.local_address();
+    let address = b.engine.directory().address();
     drop(b);
     let silent = std::net::TcpListener::bind(address).unwrap();
     let elsewhere = a.request(Opcode::Read, 0, (peer, 1), 10);
@@ -251,7 +251,7 @@ fn descriptions_are_renewed_in_parallel() {
         .map(|number| {
             let b = Side::new(Way::network().config(), 4096);
             let peer = a.engine.open_segment(b.engine.name()).unwrap();
-            let address = b.engine.local_address();
+            let address = b.engine.directory().address();
             drop(b);
             // An address outside of its description, so that the description is requested again.
             let request = a.request(Opcode::Read, 10 * number, (peer, 1), 10);

@@ -183,7 +183,7 @@ impl Writer {
     /// Adds a record to the lists of its segment and of its group.
     fn enter(&mut self, header: &RecordHeader, waiter: Option<Waiter>, device: &Device) -> FooterEntry {
         let start = device.segment_at(device.segment_of(header.offset));
-        let listed = header.listed(((header.offset - start) / UNIT_BYTES) as u32);
+        let listed = FooterEntry::of(header, ((header.offset - start) / UNIT_BYTES) as u32);
         if let Some(open) = &mut self.open {
             open.entries.push(listed);
         }

@@ -1,25 +1,20 @@
-//! Submission: a batch is validated as a whole, its addresses are looked up, and it is passed to an initiator.
+//! Plan of a batch: its requests are validated as a whole, and their addresses are looked up, before any has an effect.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvplane_client::{Local, PeerId, Request, SegmentTarget};
-use kvplane_engine::cpu;
 use kvplane_proto::{Limits, Status};
 
-use crate::TransferEngine;
-use crate::batch::request::{Opcode, ScatterRequest, SubmitOptions, TransferRequest, check_overlap};
-use crate::batch::{Batch, Parts, State};
-use crate::driver::Work;
+use crate::batch::Parts;
+use crate::batch::request::{Opcode, TransferRequest};
+use crate::buffers::{Buffer, Map};
+use crate::driver::copies::Copy;
 use crate::error::Error;
-use crate::files::OpenFile;
-use crate::memory::copies::Copy;
-use crate::memory::{Buffer, Map};
-use crate::segment::open::unknown;
-use crate::segment::{Remote, SegmentHandle};
+use crate::segment::file::OpenFile;
+use crate::segment::{Remote, SegmentHandle, unknown};
 
 /// Reason why a batch cannot be planned.
-enum Obstacle {
+pub(crate) enum Obstacle {
     /// The batch is malformed.
     Error(Error),
     /// The owners of these segments have to describe them again first.
@@ -34,157 +29,32 @@ impl From<Error> for Obstacle {
 
 /// Validated batch.
 #[derive(Default)]
-struct Plan {
+pub(crate) struct Plan {
     /// Requests to peers and local copies: the parts of the batch, with the task of each.
-    requests: Vec<Request>,
-    copies: Vec<Copy>,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) copies: Vec<Copy>,
     request_owners: Vec<u32>,
     copy_owners: Vec<u32>,
-    parts: Parts,
+    pub(crate) parts: Parts,
     /// True if part of a buffer is not mapped any more.
     gone: bool,
 }
 
-/// Attempt to submit a batch; another one follows if the description of a segment is outdated.
-struct Attempt<'a> {
-    options: &'a SubmitOptions,
-    /// Time of the submission.
-    start_ns: u64,
-    deadline_ns: u64,
-    /// Segments whose description was renewed meanwhile.
-    refreshed: &'a [SegmentHandle],
-}
-
-impl TransferEngine {
-    /// Starts transfers as one batch; validated as a whole before any has an effect. Requests may name different
-    /// segments. A batch without requests is complete at once.
-    ///
-    /// Transfers within local memory are complete when this returns.
+impl Plan {
+    /// Validates the requests and looks up their addresses: those of local memory in `map`, those of peers in the
+    /// segments that `open` returns. `owners` has the task of each request, where a task has several. The
+    /// descriptions of segments that were `refreshed` are not requested again.
     ///
     /// # Errors
-    /// When a request is malformed or outside of registered memory, which the error names, or a limit of transfers in
-    /// flight is reached.
-    pub fn submit(&self, requests: &[TransferRequest], options: &SubmitOptions) -> Result<Batch, Error> {
-        self.submit_tasks(requests, None, requests.len(), options)
-    }
-
-    /// Starts sets of ranges as one batch, with one task and one result for each set.
-    ///
-    /// # Errors
-    /// Errors of [`Self::submit`]; requests are counted over all sets.
-    pub fn submit_scatter(&self, requests: &[ScatterRequest<'_>], options: &SubmitOptions) -> Result<Batch, Error> {
-        let ranges = requests.iter().try_fold(0u64, |sum, one| sum.checked_add(one.count()));
-        let ranges = ranges.unwrap_or(u64::MAX);
-        if ranges > Limits::BATCH_REQUESTS as u64 {
-            return Err(too_many(ranges));
-        }
-        let (mut flat, mut owners) = (Vec::with_capacity(ranges as usize), Vec::with_capacity(ranges as usize));
-        for (task, request) in requests.iter().enumerate() {
-            if !request.expand(&mut flat) {
-                return Err(Error::Argument(format!("the ranges of request {task} end beyond 2^64 bytes")));
-            }
-            owners.resize(flat.len(), task as u32);
-        }
-        self.submit_tasks(&flat, Some(&owners), requests.len(), options)
-    }
-
-    fn submit_tasks(
-        &self,
+    /// When a request is malformed or outside of registered memory, or a segment has to be described again.
+    pub(crate) fn of(
         requests: &[TransferRequest],
         owners: Option<&[u32]>,
-        tasks: usize,
-        options: &SubmitOptions,
-    ) -> Result<Batch, Error> {
-        if requests.len().max(tasks) > Limits::BATCH_REQUESTS {
-            return Err(too_many(requests.len().max(tasks) as u64));
-        }
-        let start_ns = cpu::monotonic_ns();
-        let timeout = options.deadline.unwrap_or(self.config.deadline);
-        let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
-        let mut refreshed = Vec::new();
-        loop {
-            match self.try_submit(
-                requests,
-                owners,
-                tasks,
-                &Attempt { options, start_ns, deadline_ns, refreshed: &refreshed },
-            ) {
-                Ok(batch) => return Ok(batch),
-                Err(Obstacle::Error(error)) => return Err(error),
-                Err(Obstacle::Refresh(handles)) => {
-                    let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
-                    if left_ns == 0 {
-                        return Err(late(&self.name_of(handles[0])?));
-                    }
-                    self.refresh_all(&handles, Duration::from_nanos(left_ns))?;
-                    refreshed.extend(handles);
-                }
-            }
-        }
-    }
-
-    fn try_submit(
-        &self,
-        requests: &[TransferRequest],
-        owners: Option<&[u32]>,
-        tasks: usize,
-        attempt: &Attempt<'_>,
-    ) -> Result<Batch, Obstacle> {
-        let Attempt { options, start_ns, deadline_ns, refreshed } = *attempt;
-        let (driver, state, work, copies) = {
-            // Held until the batch is registered as a user of its buffers.
-            let map = self.memory.read();
-            let mut plan = self.plan(&map, requests, owners, refreshed)?;
-            let alone = plan.parts.remotes.iter().any(|remote| remote.file.as_ref().is_some_and(|file| file.alone));
-            let driver = if alone { &self.drivers[0] } else { self.driver() };
-            check_overlap(requests)?;
-            if plan.requests.len() > Limits::BATCH_REQUESTS {
-                return Err(too_many(plan.requests.len() as u64).into());
-            }
-            let mut owners = plan.request_owners;
-            owners.append(&mut plan.copy_owners);
-            let whole = owners.len() == tasks && owners.iter().enumerate().all(|(at, &task)| task as usize == at);
-            if plan.parts.remotes.len() > 1 {
-                plan.parts.asked = plan.requests.iter().map(|one| one.peer().map_or(0, |peer| peer.0)).collect();
-            }
-            plan.parts.owners = (!whole).then_some(owners);
-            plan.parts.tasks = tasks;
-            plan.parts.background = options.background;
-            if let (Some(notice), Some(to)) = (&options.notice, requests.first()) {
-                let letter = self.courier.letter(&self.name_of(to.target)?, notice)?;
-                plan.parts.letter = Some((Arc::clone(&self.courier), letter));
-            }
-            if !plan.requests.is_empty() {
-                driver.admit(plan.parts.slices)?;
-            }
-            let state = Arc::new(State::new(self.next_batch(), plan.parts));
-            (
-                driver,
-                state,
-                Work { requests: plan.requests, options: options.of_client(start_ns, deadline_ns) },
-                plan.copies,
-            )
-        };
-        state.end_empty();
-        driver.copies.carry_out(&copies, start_ns, |number, bytes| {
-            state.part_ended((work.requests.len() + number) as u32, Status::Ok, bytes);
-        });
-        match work.requests.is_empty() {
-            true => state.finish(None),
-            false => driver.submit(&state, work),
-        }
-        Ok(Batch::new(state, Arc::clone(driver)))
-    }
-
-    /// Looks up all addresses.
-    fn plan(
-        &self,
         map: &Map,
-        requests: &[TransferRequest],
-        owners: Option<&[u32]>,
+        open: impl Fn(SegmentHandle) -> Option<Arc<Remote>>,
         refreshed: &[SegmentHandle],
-    ) -> Result<Plan, Obstacle> {
-        let mut plan = Plan::default();
+    ) -> Result<Self, Obstacle> {
+        let mut plan = Self::default();
         plan.requests.reserve(requests.len());
         plan.request_owners.reserve(requests.len());
         let mut last: Option<(SegmentHandle, Arc<Remote>, PeerId)> = None;
@@ -206,8 +76,7 @@ impl TransferEngine {
                 continue;
             }
             if last.as_ref().is_none_or(|(handle, ..)| *handle != request.target) {
-                let remote = self.segments.read().get(request.target).cloned();
-                let remote = remote.ok_or_else(|| unknown(request.target))?;
+                let remote = open(request.target).ok_or_else(|| unknown(request.target))?;
                 if remote.is_stale() && !refreshed.contains(&request.target) && !outdated.contains(&request.target) {
                     outdated.push(request.target);
                 }
@@ -239,14 +108,36 @@ impl TransferEngine {
         if plan.gone {
             refuse_freed(map, requests)?;
         }
-        let slice_bytes = self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST);
-        let slices = |request: &Request| request.local().map_or(1, |local| (local.bytes - 1) / slice_bytes + 1);
-        plan.parts.slices = plan.requests.iter().map(slices).sum::<u64>() as usize;
         Ok(plan)
     }
-}
 
-impl Plan {
+    /// Returns true if the first initiator has to carry out the batch, because a file is not to be used by others.
+    pub(crate) fn needs_first(&self) -> bool {
+        self.parts.remotes.iter().any(|remote| remote.file.as_ref().is_some_and(|file| file.alone))
+    }
+
+    /// Completes the parts of a batch of this many tasks, whose slices have at most `slice_bytes`.
+    ///
+    /// # Errors
+    /// When there are too many requests.
+    pub(crate) fn divide(&mut self, tasks: usize, slice_bytes: u64) -> Result<(), Error> {
+        if self.requests.len() > Limits::BATCH_REQUESTS {
+            return Err(too_many(self.requests.len() as u64));
+        }
+        let slice_bytes = slice_bytes.max(Limits::SLICE_BYTES_LEAST);
+        let slices = |request: &Request| request.local().map_or(1, |local| (local.bytes - 1) / slice_bytes + 1);
+        self.parts.slices = self.requests.iter().map(slices).sum::<u64>() as usize;
+        let mut owners = core::mem::take(&mut self.request_owners);
+        owners.append(&mut self.copy_owners);
+        let whole = owners.len() == tasks && owners.iter().enumerate().all(|(at, &task)| task as usize == at);
+        if self.parts.remotes.len() > 1 {
+            self.parts.asked = self.requests.iter().map(|one| one.peer().map_or(0, |peer| peer.0)).collect();
+        }
+        self.parts.owners = (!whole).then_some(owners);
+        self.parts.tasks = tasks;
+        Ok(())
+    }
+
     /// Records a buffer once, unless it is among the last ones recorded.
     fn use_buffer(&mut self, buffer: &Arc<Buffer>) {
         let known = &self.parts.buffers;
@@ -342,7 +233,8 @@ fn check_file(index: usize, request: &TransferRequest, name: &str, file: &OpenFi
     Ok(())
 }
 
-fn late(name: &str) -> Error {
+/// Returns the error for a segment that was not described in time.
+pub(crate) fn late(name: &str) -> Error {
     let what = format!("describe segment {name}");
     Error::Status { what, status: Status::DeadlineExceeded, cause: None }
 }
@@ -353,9 +245,95 @@ fn outside(index: usize, address: u64, bytes: u64, whose: &str) -> Error {
     ))
 }
 
-fn too_many(requests: u64) -> Error {
+/// Returns the error for a batch of too many requests.
+pub(crate) fn too_many(requests: u64) -> Error {
     Error::TooManyRequests(format!(
         "a batch of {requests} requests is over the limit of {}: submit it in parts",
         Limits::BATCH_REQUESTS
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_client::PeerAddress;
+    use kvplane_engine::{Region, RegionOptions};
+
+    use super::*;
+    use crate::segment::peers::Peers;
+
+    const BYTES: u64 = 64 << 10;
+    const THEIRS: u64 = 0x1000;
+    const PEER: SegmentHandle = SegmentHandle::from_bits(1);
+
+    /// One buffer of ours, and a peer with one buffer at [`THEIRS`].
+    struct Rig {
+        map: Map,
+        ours: u64,
+        remote: Arc<Remote>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let region = Region::allocate(&RegionOptions::new("plan-test", BYTES as usize)).unwrap();
+            let (mut map, ours) = (Map::default(), region.address());
+            let index = map.reserve(ours, BYTES).unwrap();
+            map.insert(region, "*".to_owned(), index, None);
+            let peer = Peers::default().at(&PeerAddress::mooncake(([127, 0, 0, 1], 1).into(), 1), "peer");
+            let buffers = [kvplane_mooncake::Buffer::new("peer", THEIRS, BYTES)];
+            Self { map, ours, remote: Arc::new(Remote::foreign("peer", peer, &buffers)) }
+        }
+
+        fn plan(&self, requests: &[TransferRequest], refreshed: &[SegmentHandle]) -> Result<Plan, Obstacle> {
+            let open = |handle| (handle == PEER).then(|| Arc::clone(&self.remote));
+            Plan::of(requests, None, &self.map, open, refreshed)
+        }
+
+        /// Returns a read of 100 bytes into our memory at this offset.
+        fn read(&self, offset: u64, target: SegmentHandle, target_offset: u64) -> TransferRequest {
+            let source = self.ours + offset;
+            TransferRequest { opcode: Opcode::Read, source, target, target_offset, length: 100 }
+        }
+    }
+
+    fn error_of(planned: Result<Plan, Obstacle>) -> String {
+        match planned {
+            Err(Obstacle::Error(error)) => error.to_string(),
+            Err(Obstacle::Refresh(handles)) => panic!("{handles:?} are to be described again"),
+            Ok(_) => panic!("there is a plan"),
+        }
+    }
+
+    #[test]
+    fn requests_are_looked_up_and_divided_into_slices() {
+        let rig = Rig::new();
+        let far = rig.read(0, PEER, THEIRS + 5);
+        let near = rig.read(100, SegmentHandle::LOCAL, rig.ours + 500);
+        let nothing = TransferRequest { length: 0, ..far };
+        let long = TransferRequest { length: BYTES, ..rig.read(0, PEER, THEIRS) };
+        let mut plan = rig.plan(&[far, near, nothing, long], &[]).ok().expect("all are registered");
+        assert_eq!((plan.requests.len(), plan.copies.len(), plan.needs_first()), (2, 1, false));
+        assert_eq!((plan.parts.remotes.len(), plan.parts.buffers.len()), (1, 1), "each is recorded once");
+        plan.divide(4, Limits::SLICE_BYTES_LEAST).unwrap();
+        assert_eq!(plan.parts.slices as u64, 1 + BYTES.div_ceil(Limits::SLICE_BYTES_LEAST));
+        assert_eq!(plan.parts.owners, Some(vec![0, 3, 1]), "requests to peers come before copies");
+        let mut one = rig.plan(&[far], &[]).ok().expect("it is registered");
+        one.divide(1, Limits::SLICE_BYTES_LEAST).unwrap();
+        assert_eq!((one.parts.tasks, one.parts.owners), (1, None));
+    }
+
+    #[test]
+    fn an_address_outside_of_a_description_has_it_requested_once() {
+        let rig = Rig::new();
+        assert!(error_of(rig.plan(&[rig.read(BYTES - 99, PEER, THEIRS)], &[])).contains("ours registered buffers"));
+        let closed = rig.plan(&[rig.read(0, SegmentHandle::from_bits(9), THEIRS)], &[]);
+        assert!(error_of(closed).contains("segment 9 is not open"));
+        let beyond = rig.read(0, PEER, THEIRS + BYTES);
+        let asked = |planned| matches!(planned, Err(Obstacle::Refresh(handles)) if handles == [PEER]);
+        assert!(asked(rig.plan(&[beyond, beyond], &[])));
+        assert!(error_of(rig.plan(&[beyond], &[PEER])).contains("peer's registered buffers"));
+        let within = rig.read(0, PEER, THEIRS);
+        rig.remote.set_stale();
+        assert!(asked(rig.plan(&[within], &[])), "the description is outdated");
+        assert!(rig.plan(&[within], &[PEER]).is_ok());
+    }
 }

@@ -8,7 +8,7 @@ use kvplane_client::{RailCounts, Transport};
 use kvplane_engine::{Region, cpu};
 use kvplane_proto::Status;
 
-use crate::memory::Buffer;
+use crate::buffers::Buffer;
 use crate::metrics::{Metrics, RailSnapshot, SlowTransfer};
 
 /// Number of slow copies that are kept, the latest ones.

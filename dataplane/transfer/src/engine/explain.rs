@@ -16,15 +16,18 @@ use kvplane_engine::{CrossError, Probe, probe};
 use kvplane_mooncake::descriptor::{RDMA, TCP};
 use kvplane_mooncake::{Descriptor, Native, Protocol};
 
-use crate::TransferEngine;
-use crate::directory::is_here;
+use crate::config::TransferEngineConfig;
+use crate::directory::Directory;
+use crate::directory::paths::is_here;
+use crate::driver::initiators::Initiators;
 use crate::error::Error;
-use crate::files::file_name::is_file;
-use crate::metrics::RailSnapshot;
-use crate::rails::MemoryRails;
+use crate::metrics::{Metrics, RailSnapshot};
+use crate::rails::near::Theirs;
 use crate::rails::rdma::RdmaUse;
-use crate::segment::open::DESCRIBE;
+use crate::rails::{MemoryRails, rank};
 use crate::segment::{BufferInfo, SegmentHandle};
+use crate::segments::file_name::is_file;
+use crate::segments::{DESCRIBE, Segments};
 
 /// Deadline of a connection probe.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -123,25 +126,29 @@ impl Explanation {
     }
 }
 
-impl TransferEngine {
-    /// Returns all transports to the engine of this name, and which is chosen. Requests the peer's descriptor, opens
-    /// its segment, and probes the usable transports. For the name of a file, describes how it would be read and
-    /// written.
-    ///
-    /// # Errors
-    /// When no engine answers under this name, or there is no such file.
-    pub fn explain(&self, name: &str) -> Result<Explanation, Error> {
+/// Parts of an engine that decide how a peer is reached, to explain it.
+pub(crate) struct Explainer<'a> {
+    pub(crate) config: &'a TransferEngineConfig,
+    pub(crate) directory: &'a Directory,
+    pub(crate) segments: &'a Segments,
+    pub(crate) initiators: &'a Initiators,
+}
+
+impl Explainer<'_> {
+    /// Explains the paths to the engine, or the file, of this name: see
+    /// [`TransferEngine::explain`](crate::TransferEngine::explain).
+    pub(crate) fn explain(&self, name: &str) -> Result<Explanation, Error> {
         let name = name.trim_start_matches('/');
         if is_file(name) {
-            let how = self.explain_file(name)?;
+            let how = self.segments.explain_file(name)?;
             return Ok(Explanation::new("it is a file", &[(Transport::File, Ok(how))]));
         }
-        if name == self.name() {
+        if name == self.directory.name() {
             let how = "bytes are copied within the process, by the calling thread".to_owned();
             return Ok(Explanation::new("it is this engine", &[(Transport::Local, Ok(how))]));
         }
         let descriptor = self.directory.find(name, DESCRIBE)?;
-        let Some(native) = self.directory.native_of(&descriptor) else {
+        let Some(native) = self.directory.paths().native_of(&descriptor) else {
             let why = match descriptor.native {
                 None => "it is a stock Mooncake engine, which speaks its own protocol only",
                 Some(_) => "the native protocol is switched off here (native)",
@@ -153,9 +160,9 @@ impl TransferEngine {
             };
             return Ok(Explanation::new(why, &[(Transport::MooncakeRdma, rdma), (Transport::Mooncake, tcp)]));
         };
-        let opened = self.open_segment_no_cache(name);
+        let opened = self.segments.open_no_cache(name);
         let buffers = match &opened {
-            Ok(handle) => self.segment_info(*handle)?.buffers,
+            Ok(handle) => self.segments.info(*handle)?.buffers,
             Err(_) => Vec::new(),
         };
         let asked = opened.is_ok();
@@ -164,7 +171,7 @@ impl TransferEngine {
         if let Ok(handle) = opened
             && handle != SegmentHandle::LOCAL
         {
-            self.close_segment(handle)?;
+            self.segments.close(handle)?;
         }
         let refused = opened.err().map(|error| error.to_string());
         let reason = |unavailable| refused.as_deref().or(unavailable);
@@ -181,14 +188,21 @@ impl TransferEngine {
             (Transport::MooncakeRdma, Err(own.clone())),
             (Transport::Mooncake, Err(own)),
         ];
-        let rails = if ways[3].1.is_ok() { self.rank_rails(&descriptor) } else { Vec::new() };
+        let rails = if ways[3].1.is_ok() { self.ranked_rails(&descriptor) } else { Vec::new() };
         Ok(Explanation { rails, ..Explanation::new("it is an engine, not a file", &ways) })
+    }
+
+    /// Returns the rails to the peer of this descriptor for every pair of locations.
+    fn ranked_rails(&self, descriptor: &Descriptor) -> Vec<MemoryRails> {
+        rank(self.directory.publication().near(), &self.initiators.devices(), &Theirs::of(descriptor))
     }
 
     /// Returns the reason why these transports do not lead to a peer that was just opened, if so.
     fn unavailable(&self, name: &str, ways: &[Transport]) -> Option<String> {
         let wanted = |rail: &RailSnapshot| ways.contains(&rail.transport) && rail.peer == name;
-        let mut rails = self.metrics().rails.into_iter().filter(wanted);
+        let mut metrics = Metrics::default();
+        self.initiators.add_to(&mut metrics, self.directory.name());
+        let mut rails = metrics.rails.into_iter().filter(wanted);
         let why = rails.find_map(|rail| rail.reason)?;
         Some(format!("it does not lead to the peer from here: {why}"))
     }
@@ -286,7 +300,7 @@ impl TransferEngine {
         // Treated as a stock TCP engine even where it offers more.
         let protocol = Protocol::One(TCP.to_owned());
         let plain = Descriptor { native: None, protocol, ..descriptor.clone() };
-        let address = self.directory.address_of(&plain, DESCRIBE).map_err(|error| error.to_string())?.tcp;
+        let address = self.directory.paths().address_of(&plain, DESCRIBE).map_err(|error| error.to_string())?.tcp;
         connect(address)?;
         Ok(format!("data protocol version {} at {address}", descriptor.tcp_proto_version))
     }
