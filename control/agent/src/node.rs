@@ -6,6 +6,7 @@
 //! now), the node drops its objects and joins with a new incarnation.
 
 mod drain;
+mod followed_map;
 mod follower;
 mod incarnation;
 mod membership;
@@ -44,6 +45,7 @@ use crate::error::Error;
 use crate::link::ControlLink;
 use crate::tickets::NodeTickets;
 use crate::which::Control;
+use followed_map::FollowedMap;
 use follower::Follower;
 use membership::Membership;
 use shard_report::ShardReports;
@@ -199,10 +201,7 @@ impl Node {
             shards: Arc::clone(&shards),
             stop: Arc::clone(&stop),
             trouble: Arc::clone(&trouble),
-            seen_map: 0,
-            applied: Epoch(0),
-            settled: None,
-            state: 0,
+            followed: FollowedMap::default(),
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),
             figures: ShardReports::default(),

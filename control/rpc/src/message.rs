@@ -58,13 +58,14 @@ pub use crate::message::segments::{
     SegmentReply, UnregisterSegment,
 };
 pub use crate::message::shards::{
-    CopyFigures, EventFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, Room,
-    SLOW_PER_REPORT, ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
+    CopyFigures, EventFigures, EvictionFigures, GetFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT,
+    OperationFigures, PoolFigures, PutFigures, ReportShard, Room, SLOW_PER_REPORT, ShardFigures, ShardList, ShardNode,
+    SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };
 pub use crate::message::silence::ReportSilence;
 pub use crate::message::tier::{
-    ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
-    TierShard, TiersOrdered,
+    ListTiers, LogSegments, OrderTiers, Prefetches, ReportTiers, SHARDS_PER_REPORT, ScrubFigures, TierAction,
+    TierErrors, TierGets, TierList, TierNode, TierOrder, TierOrders, TierShard, TiersOrdered, WriteBudget,
 };
 
 pub use crate::message::tenants::{

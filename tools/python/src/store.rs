@@ -3,7 +3,9 @@
 pub(crate) mod arguments;
 pub(crate) mod batches;
 pub(crate) mod clients;
+pub(crate) mod codes;
 pub(crate) mod many;
+pub(crate) mod member;
 pub(crate) mod ranges;
 pub(crate) mod tasks;
 pub(crate) mod values;
@@ -133,21 +135,18 @@ impl Store {
         let keeping = options(kept);
         if view.bytes() < DIRECT_BYTES {
             let value = view.to_vec();
-            return waiting(py, || self.put_copied(&keys, &value, &keeping));
+            return waiting(py, || {
+                let put = self.clients.with(|member| member.put_copied(keys.get(0), &value, &keeping));
+                put.unwrap_or_else(|code| code)
+            });
         }
         let (address, bytes) = (view.address(), view.bytes());
         // SAFETY: `view` keeps the bytes where they are until after the call.
         let region = unsafe { adopt(address, bytes) };
         let Some(region) = region else { return Ok(failed(INVALID, "the value has no memory")) };
         let code = waiting(py, || {
-            let put = self.clients.with(|member| {
-                let buffer = member.client.register(region);
-                let options = keeping.with(&mut member.client);
-                let put = member.client.put_from_with(keys.get(0), buffer.slice(0, bytes as usize), options);
-                member.client.unregister(buffer);
-                put
-            });
-            put.map_or_else(|code| code, |put| put.map_or_else(|error| store_code(&error), |_| 0))
+            let put = self.clients.with(|member| member.put_region(keys.get(0), region, bytes, &keeping));
+            put.unwrap_or_else(|code| code)
         })?;
         drop(view);
         Ok(code)
@@ -171,17 +170,20 @@ impl Store {
             return Ok(code);
         }
         let keeping = options(kept);
-        waiting(py, || self.put_copied(&keys, &value, &keeping))
+        waiting(py, || {
+            let put = self.clients.with(|member| member.put_copied(keys.get(0), &value, &keeping));
+            put.unwrap_or_else(|code| code)
+        })
     }
 
     /// Returns the bytes of an object, or an error code.
     fn get<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.get_value(py, Keys::one(key)?.get(0))
+        values::get(py, &self.clients, Keys::one(key)?.get(0))
     }
 
     /// Returns the bytes of many objects in one batch, or an error code for each.
     fn get_many<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-        self.get_values(py, &Keys::many(keys)?)
+        many::get_values(py, &self.clients, &Keys::many(keys)?)
     }
 
     /// Stores the bytes of many objects with the buffer protocol in one batch.
@@ -199,7 +201,7 @@ impl Store {
         }
         let (places, keeping) = (places(&views), options(kept));
         // SAFETY: `views` keep the bytes where they are until after the call.
-        waiting(py, || unsafe { self.put_places(&keys, &places, &keeping) })
+        waiting(py, || unsafe { many::put(&self.clients, &keys, &places, &keeping) })
     }
 
     /// Receives many objects in one batch into writable objects with the buffer protocol. Returns the length of each,
@@ -211,7 +213,7 @@ impl Store {
         }
         let places = places(&views);
         // SAFETY: `views` keep the bytes where they are until after the call; the owner of the buffers lends them.
-        waiting(py, || unsafe { self.get_places(&keys, &places) })
+        waiting(py, || unsafe { many::get(&self.clients, &keys, &places) })
     }
 
     /// Receives an object into a writable object with the buffer protocol. Returns its length or an error code.
@@ -225,7 +227,7 @@ impl Store {
         // SAFETY: `view` keeps the bytes where they are until after the call.
         let region = unsafe { adopt(address, bytes) };
         let Some(region) = region else { return Ok(failed(INVALID, "cannot receive into a buffer of 0 bytes")) };
-        let got = waiting(py, || self.get_whole(keys.get(0), region, bytes))?;
+        let got = waiting(py, || self.clients.with(|member| member.get_region(keys.get(0), region, bytes)))?;
         drop(view);
         Ok(got.map_or_else(
             |code| code,
@@ -375,7 +377,7 @@ impl Store {
     /// Returns 1 for each key that has an object, 0 for the others; an error code for all when an owner does not
     /// answer.
     fn exists<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-        let (found, codes) = self.present(py, keys)?;
+        let (found, codes) = values::present(py, &self.clients, keys)?;
         if codes.is_empty() {
             return PyList::new(py, found.into_iter().map(i64::from));
         }
@@ -384,7 +386,7 @@ impl Store {
 
     /// Returns for each key whether there is an object; or the code of the first error.
     fn has<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let (found, codes) = self.present(py, keys)?;
+        let (found, codes) = values::present(py, &self.clients, keys)?;
         match codes.into_iter().find(|code| *code < 0) {
             Some(code) => Ok(code.into_pyobject(py)?.into_any()),
             None => Ok(PyList::new(py, found)?.into_any()),
@@ -393,7 +395,7 @@ impl Store {
 
     /// Returns the lengths of objects, or an error code where there is none.
     fn sizes(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        self.ask(py, &Keys::many(keys)?, |client, keys| {
+        values::ask(py, &self.clients, &Keys::many(keys)?, |client, keys| {
             let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
             Ok(client.batch_size(keys)?.into_iter().map(size).collect())
         })
@@ -401,19 +403,19 @@ impl Store {
 
     /// Removes objects. Returns 0 for each that existed.
     fn remove(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        self.ask(py, &Keys::many(keys)?, |client, keys| {
+        values::ask(py, &self.clients, &Keys::many(keys)?, |client, keys| {
             Ok(client.batch_remove(keys)?.into_iter().map(|there| if there { 0 } else { NOT_FOUND }).collect())
         })
     }
 
     /// Removes the objects whose keys match a pattern. Returns their number.
     fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<i64> {
-        self.count(py, |client| client.remove_matching(pattern))
+        values::count(py, &self.clients, |client| client.remove_matching(pattern))
     }
 
     /// Removes all objects of this tenant. Returns their number.
     fn remove_all(&self, py: Python<'_>) -> PyResult<i64> {
-        self.count(py, |client| client.remove_all(false))
+        values::count(py, &self.clients, |client| client.remove_all(false))
     }
 
     /// Checks that the control plane answers and the store serves requests. Returns 0 or an error code.

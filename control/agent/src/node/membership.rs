@@ -17,6 +17,7 @@ use kvplane_rpc::message::{
     AttachDevices, Heartbeat, Join, Kind, Leave, Load, OfferMap, Owner, RegisterSegment, Request, Segment, SettleReport,
 };
 
+use super::followed_map::FollowedMap;
 use super::incarnation;
 use super::shard_report::ShardReports;
 use super::tier_report::TierReports;
@@ -43,13 +44,7 @@ pub(super) struct Membership {
     pub(super) shards: Arc<Vec<ShardHandle>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) trouble: Arc<Mutex<Option<String>>>,
-    pub(super) seen_map: u64,
-    /// Epoch of the map that the shards follow in this incarnation.
-    pub(super) applied: Epoch,
-    /// Epoch of the map as of which the node last reported all migrations to it as complete.
-    pub(super) settled: Option<Epoch>,
-    /// Cluster state that the map in `applied` belongs to.
-    pub(super) state: u64,
+    pub(super) followed: FollowedMap,
     pub(super) capacity_bytes: u64,
     pub(super) tiers: TierReports,
     pub(super) figures: ShardReports,
@@ -68,7 +63,7 @@ impl Membership {
         self.attach_devices()?;
         self.call_when_ready(&self.said())?;
         tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
-        self.settled = None;
+        self.followed.set_settled(None);
         self.tell_settled(Epoch(0))?;
         self.heartbeat()
     }
@@ -133,7 +128,7 @@ impl Membership {
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         self.link.call_unless(&self.stop, Heartbeat { node, incarnation, load })?;
         // Repeated at every heartbeat: a control plane that was restarted has not seen it.
-        self.settled.map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
+        self.followed.settled().map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
         self.figures.report(&self.link, node, incarnation, &self.shards, &snapshots);
         super::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
@@ -144,22 +139,20 @@ impl Membership {
     fn tell_settled(&mut self, epoch: Epoch) -> Result<(), Error> {
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         self.link.call_unless(&self.stop, SettleReport { node, incarnation, epoch: epoch.0 })?;
-        self.settled = Some(epoch);
+        self.followed.set_settled(Some(epoch));
         Ok(())
     }
 
-    /// Reports that all migrations by the map in `applied` are complete, as soon as they are: joins of other nodes may
+    /// Reports that all migrations by the followed map are complete, as soon as they are: joins of other nodes may
     /// wait for that.
     fn settle(&mut self) -> Result<(), Error> {
-        if self.settled >= Some(self.applied) {
-            return Ok(());
-        }
+        let Some(epoch) = self.followed.unsettled() else { return Ok(()) };
         for shard in self.shards.iter() {
             if !shard.snapshot()?.moves.settled {
                 return Ok(());
             }
         }
-        self.tell_settled(self.applied)
+        self.tell_settled(epoch)
     }
 
     /// Waits until the node is in the map, and, for a while, until it has its share of the slots: it gets that when the
@@ -213,11 +206,11 @@ impl Membership {
     /// Assigns the slots of the newest map to the shards.
     fn follow_map(&mut self) {
         let generation = self.link.map_generation();
-        if generation == self.seen_map {
+        if self.followed.is_current(generation) {
             return;
         }
         let Some(StateMap { state, map }) = self.link.state_map() else { return };
-        if self.applied != Epoch(0) && self.state != state {
+        if self.followed.is_of_another(state) {
             // Epochs of two states cannot be compared, and either state may have assigned the node's slots to others.
             tracing::warn!(node = self.member.node.0, "another cluster state: beginning a new incarnation");
             if let Err(error) = self.begin_incarnation() {
@@ -231,7 +224,7 @@ impl Membership {
         let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
         // If a mailbox is full, the next round tries again.
         if told {
-            (self.seen_map, self.applied, self.state) = (generation, map.epoch, state);
+            self.followed.follow(generation, state, map.epoch);
             tracing::info!(epoch = map.epoch.0, members = map.members.len(), "following a new map");
         }
     }
@@ -291,7 +284,7 @@ impl Membership {
     /// Offers the map that this node follows to a control plane that does not know the node. Returns false when the
     /// control plane refuses it, because it has assigned slots to others.
     fn offer_map(&mut self) -> Result<bool, Error> {
-        let followed = self.link.state_map().filter(|known| known.state == self.state && self.applied != Epoch(0));
+        let followed = self.link.state_map().filter(|known| self.followed.is_of(known.state));
         let Some(StateMap { state, map }) = followed else { return Ok(false) };
         let (join, devices) = (self.said(), self.devices());
         let offer = OfferMap { join, state, map: (*map).clone(), devices, since: self.kept_since.0 };
@@ -317,7 +310,8 @@ impl Membership {
         }
         self.member.incarnation = incarnation;
         *self.incarnation.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
-        (self.applied, self.unanswered) = (Epoch(0), 0);
+        self.followed.end();
+        self.unanswered = 0;
         self.join()?;
         self.list_pool()
     }

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    CopyFigures, EventFigures, HOT_PER_REPORT, HotFigures, HotShard, NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT,
-    ObjectFigures, OperationFigures, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SsdFigures,
+    CopyFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT, HotFigures, HotShard,
+    NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures, PutFigures, ReportHot,
+    ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };
 
 use crate::error::Error;
@@ -52,42 +53,47 @@ impl ShardReports {
 pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_ns: u64) -> ShardFigures {
     let (store, service) = (snapshot.store.unwrap_or_default(), &snapshot.service);
     let slow = &snapshot.times.slow;
+    let latest = slow.iter().skip(slow.len().saturating_sub(SLOW_PER_REPORT));
     ShardFigures {
         shard,
         address: address.to_owned(),
         objects: store.objects,
         object_bytes: store.payload_bytes,
-        pool_bytes: store.pool_bytes,
-        used_bytes: store.used_bytes,
-        largest_free_bytes: store.largest_free_bytes,
-        pinned_bytes: store.pinned_bytes,
-        reserved_bytes: store.reserved_bytes + store.quarantined_bytes,
-        pins: store.pins,
-        reservations: store.reservations,
+        pool: PoolFigures {
+            bytes: store.pool_bytes,
+            used_bytes: store.used_bytes,
+            largest_free_bytes: store.largest_free_bytes,
+            pinned_bytes: store.pinned_bytes,
+            reserved_bytes: store.reserved_bytes + store.quarantined_bytes,
+            pins: store.pins,
+            reservations: store.reservations,
+        },
         connections: snapshot.connections,
-        hits: store.hits,
-        misses: store.misses,
-        get_bytes: service.get_bytes,
-        put_bytes: service.put_bytes,
-        puts: store.puts,
-        put_conflicts: store.exists_conflicts,
-        put_refusals: store.reserve_refusals,
-        put_expirations: store.expirations,
-        put_aborts: store.aborts,
+        gets: GetFigures { hits: store.hits, misses: store.misses, bytes: service.get_bytes },
+        puts: PutFigures {
+            bytes: service.put_bytes,
+            objects: store.puts,
+            conflicts: store.exists_conflicts,
+            refusals: store.reserve_refusals,
+            expirations: store.expirations,
+            aborts: store.aborts,
+        },
         removes: store.removes,
-        evictions: store.evictions,
-        evicted_bytes: store.evicted_bytes,
-        wrong_owner: service.wrong_owner,
-        corrupt: service.corrupt,
-        broken: snapshot.host.broken,
-        parks: snapshot.host.parks,
-        cpu_ns: snapshot.cpu_ns,
+        evictions: EvictionFigures { objects: store.evictions, bytes: store.evicted_bytes },
+        trouble: TroubleFigures {
+            wrong_owner: service.wrong_owner,
+            corrupt: service.corrupt,
+            broken: snapshot.host.broken,
+        },
+        thread: ThreadFigures { parks: snapshot.host.parks, cpu_ns: snapshot.cpu_ns },
         sizes: store.sizes.to_vec(),
         ssd: ssd(snapshot),
         operations: operations(snapshot),
-        slow_count: snapshot.times.slow_count,
-        slow_after_ns: snapshot.times.slow_after_ns,
-        slow: slow.iter().skip(slow.len().saturating_sub(SLOW_PER_REPORT)).map(|one| slow_one(one, now_ns)).collect(),
+        slow: SlowLog {
+            count: snapshot.times.slow_count,
+            after_ns: snapshot.times.slow_after_ns,
+            latest: latest.map(|one| slow_one(one, now_ns)).collect(),
+        },
         events: EventFigures { kept: store.events.are_kept, next: store.events.next, lost: store.events.lost },
         copies: copies(snapshot),
     }

@@ -2,8 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Admission, ScrubState, ShardHandle, ShardSnapshot, TIER_FORMAT, TierOrder, TierSnapshot};
-use kvplane_rpc::message::{self, ReportTiers, SHARDS_PER_REPORT, TierAction, TierShard};
+use kvplane_engine::{
+    Admission, ScrubReport, ScrubState, ShardHandle, ShardSnapshot, TIER_FORMAT, TierOrder, TierSnapshot,
+};
+use kvplane_rpc::message::{
+    self, LogSegments, Prefetches, ReportTiers, SHARDS_PER_REPORT, ScrubFigures, TierAction, TierErrors, TierGets,
+    TierShard, WriteBudget,
+};
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -96,7 +101,7 @@ fn short(mut text: String) -> String {
 }
 
 fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnapshot) -> TierShard {
-    let (stats, counters, scrub) = (&tier.stats, &tier.counters, &tier.scrub);
+    let (stats, counters) = (&tier.stats, &tier.counters);
     let store = snapshot.store.unwrap_or_default();
     let state = match tier.degraded {
         Some(reason) => format!("degraded, memory only: {reason}"),
@@ -111,51 +116,64 @@ fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnaps
         Admission::Selective => "selective",
         Admission::Promised => "promised",
     };
-    let scrubbing = match scrub.state {
-        ScrubState::Idle => "idle",
-        ScrubState::Background => "background",
-        ScrubState::Ordered => "verify",
-        ScrubState::Paused => "paused",
-    };
     TierShard {
         shard,
         device: short(device.to_owned()),
         format: TIER_FORMAT,
         state: short(state),
         objects: stats.objects.into(),
-        segments: stats.segments,
-        free_segments: stats.free_segments,
-        sealed_segments: stats.sealed_segments,
-        open_segments: stats.open_segments,
-        bad_segments: stats.bad_segments,
-        segment_bytes: tier.segment_bytes,
+        segments: LogSegments {
+            all: stats.segments,
+            free: stats.free_segments,
+            sealed: stats.sealed_segments,
+            open: stats.open_segments,
+            bad: stats.bad_segments,
+            bytes_each: tier.segment_bytes,
+        },
         live_bytes: stats.live_bytes,
         dead_bytes: stats.dead_bytes,
         put_bytes: stats.put_bytes,
         written_bytes: stats.written_bytes,
-        memory_hits: store.hits,
-        ssd_hits: counters.hits,
-        misses: store.misses.saturating_sub(counters.hits),
-        read_ahead: counters.prefetches,
-        read_ahead_used: counters.prefetches_used,
-        read_faults: stats.harm.unread,
-        write_faults: stats.write_faults,
-        damaged: stats.harm.damaged,
-        stale: stats.harm.stale,
-        misdirected: stats.harm.misdirected,
-        quarantined: counters.quarantined,
-        rewritten: counters.rewritten,
-        admission: admission.to_owned(),
-        day_bytes: tier.day_bytes,
-        bytes_per_day: tier.bytes_per_day,
-        over_budget: counters.writes_over_budget,
-        scrub: scrubbing.to_owned(),
-        scrub_bytes_per_s: scrub.bytes_per_s,
-        scrub_objects: scrub.pass.objects,
-        scrub_records: scrub.pass.records,
-        scrub_bytes: scrub.pass.bytes,
-        scrub_bad: scrub.pass.bad_records,
-        scrub_passes: scrub.passes,
+        gets: TierGets {
+            memory_hits: store.hits,
+            ssd_hits: counters.hits,
+            misses: store.misses.saturating_sub(counters.hits),
+        },
+        prefetches: Prefetches { objects: counters.prefetches, used: counters.prefetches_used },
+        errors: TierErrors {
+            reads: stats.harm.unread,
+            writes: stats.write_faults,
+            damaged: stats.harm.damaged,
+            stale: stats.harm.stale,
+            misdirected: stats.harm.misdirected,
+            quarantined: counters.quarantined,
+            rewritten: counters.rewritten,
+        },
+        budget: WriteBudget {
+            admission: admission.to_owned(),
+            day_bytes: tier.day_bytes,
+            bytes_per_day: tier.bytes_per_day,
+            not_written: counters.writes_over_budget,
+        },
+        scrub: scrub_figures(&tier.scrub),
         wanted_free_segments: tier.wanted_free_segments,
+    }
+}
+
+fn scrub_figures(scrub: &ScrubReport) -> ScrubFigures {
+    let state = match scrub.state {
+        ScrubState::Idle => "idle",
+        ScrubState::Background => "background",
+        ScrubState::Ordered => "verify",
+        ScrubState::Paused => "paused",
+    };
+    ScrubFigures {
+        state: state.to_owned(),
+        bytes_per_s: scrub.bytes_per_s,
+        objects: scrub.pass.objects,
+        records: scrub.pass.records,
+        bytes: scrub.pass.bytes,
+        bad_records: scrub.pass.bad_records,
+        passes: scrub.passes,
     }
 }

@@ -1,7 +1,7 @@
 //! Access control of the P2P store: peers of the same tenant, which prove tickets under keys that the control plane
 //! gives to them only. Where the control plane issues no tickets, the engine is on loopback and requires none.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_rpc::message::{KeyOfTickets, TicketKeys};
@@ -10,7 +10,7 @@ use kvplane_rpc::random_bytes;
 use kvplane_ticket::{Challenges, TicketKey};
 use kvplane_transfer::{TransferEngine, TransferEngineConfig};
 
-use super::StoreState;
+use super::catalog::Catalog;
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::tickets::credential_of;
@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Ticket keys and tickets of one store.
 pub(super) struct Guard {
     /// State of the next renewal; `None` where the control plane issues no tickets.
-    due: Mutex<Option<Due>>,
+    due: Option<Due>,
 }
 
 struct Due {
@@ -50,36 +50,35 @@ impl Guard {
             if !config.listen.ip().is_loopback() {
                 return Err(Error::NoTickets { listen: config.listen });
             }
-            return Ok((Self { due: Mutex::new(None) }, TransferEngine::start(config)?));
+            return Ok((Self { due: None }, TransferEngine::start(config)?));
         }
         let mut seed = [0; 32];
         random_bytes(&mut seed).map_err(|error| Error::Argument(error.to_string()))?;
         let engine = TransferEngine::start_guarded(config, Challenges::new(seed))?;
         let due = take(&engine, &reply)?;
-        Ok((Self { due: Mutex::new(Some(due)) }, engine))
+        Ok((Self { due: Some(due) }, engine))
     }
 
     /// Renews the keys and the ticket when they are due.
     ///
     /// # Errors
     /// When the control plane does not answer, or issues no tickets any more; the next attempt follows after a backoff.
-    pub(super) fn refresh(&self, shared: &StoreState, serving: bool) -> Result<(), Error> {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(before) = &mut *due else { return Ok(()) };
+    pub(super) fn refresh(&mut self, catalog: &Catalog, engine: &TransferEngine, serving: bool) -> Result<(), Error> {
+        let Some(before) = &mut self.due else { return Ok(()) };
         let after = before.valid / RENEW_AFTER;
         let after = if serving { after.min(SERVING) } else { after };
         if before.asked.elapsed() < after {
             return Ok(());
         }
         before.asked = (Instant::now() + RETRY).checked_sub(after).unwrap_or(before.asked);
-        let reply = shared.link.call(shared.peer_keys())?;
+        let reply = catalog.peer_keys()?;
         if !reply.ticket.wanted {
             return Err(Error::Argument(
                 "the control plane issues no tickets now, and issued some when this process started: restart it"
                     .to_owned(),
             ));
         }
-        *due = Some(take(&shared.engine, &reply)?);
+        *before = take(engine, &reply)?;
         Ok(())
     }
 }

@@ -22,255 +22,61 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod checks;
-mod fetch;
+mod catalog;
+mod config;
 mod get;
 mod guard;
-mod keeper;
-mod manifest;
 mod memory;
-mod named;
 mod ranges;
-mod ranks;
 mod replica;
+mod replicas;
 mod reshard;
-mod widen;
+mod sources;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_cluster::p2p::{Layout, ObjectSpec};
-use kvplane_engine::{Pacing, Region, cpu};
+use kvplane_cluster::reshard::Copy;
+use kvplane_engine::Region;
 use kvplane_proto::Limits;
-use kvplane_rpc::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, ListObjects, ObjectMembers, ObjectSummary, PublishObject, ReleaseObject,
-};
-use kvplane_rpc::{CallError, RefusalCode, Role};
-use kvplane_sys::interrupt;
+use kvplane_rpc::p2p::{GetPeerKeys, ObjectMembers, ObjectSummary};
 use kvplane_sys::random::random_u64;
-use kvplane_transfer::{RdmaConfig, TransferEngine, TransferEngineConfig};
+use kvplane_transfer::{TransferEngine, TransferEngineConfig};
 
 use crate::error::Error;
 use crate::link::ControlLink;
-use crate::which::Control;
 
+pub use catalog::Object;
+pub use config::{P2pConfig, PublishOptions};
 pub use get::{GetOptions, Progress};
-pub use manifest::placement_from_json;
-pub use named::{NamedPart, ReshardNames, packed_bytes};
 pub use ranges::{ReadBytes, ReadOptions};
-pub use ranks::Ranks;
-pub use reshard::{PartSource, Resharding};
+pub use replica::Ranks;
+pub use reshard::{NamedPart, PartSource, ReshardNames, Resharding, packed_bytes, placement_from_json};
 
+use catalog::{Catalog, malformed};
+use get::Get;
 use guard::Guard;
-use keeper::Keeper;
 use memory::Memory;
+use ranges::RangeReads;
 use replica::Replica;
-
-/// Interval at which a leaving replica checks whether its readers are done.
-const LOOK: Duration = Duration::from_millis(20);
-/// Limit of connection sets: each costs resources on every peer.
-const INITIATORS: usize = 4;
-/// Objects per page of a listing.
-const PAGE: u32 = 1024;
-
-/// Settings of a [`P2pStore`].
-#[derive(Clone, Debug)]
-pub struct P2pConfig {
-    /// Control plane that has the catalog.
-    pub control: Control,
-    /// Role of this process: client or node.
-    pub role: Role,
-    /// Tenant of the objects. `default` and the empty name are the default tenant, except that an empty name stands for
-    /// the certificate's tenant if the certificate is bound to one.
-    pub tenant: String,
-    /// Listen on this host's address on the route to the control plane, if that is beyond loopback, instead of the
-    /// address in [`Self::engine`]: for callers that chose no address. Where the control plane issues no tickets, the
-    /// store stays on loopback and prints a warning to standard error.
-    pub by_route: bool,
-    /// Transfer engine that moves the bytes. Peers on other hosts need it to listen on a reachable address, which
-    /// requires a control plane that issues tickets; then only peers of the same tenant are admitted.
-    pub engine: TransferEngineConfig,
-    /// Host label: an object is fetched to a host once, and the processes on it share it. The default is the boot id of
-    /// this machine.
-    pub host: String,
-    /// Rack label, where there is one.
-    pub rack: String,
-    /// Bandwidth limit of uploads to peers, in bytes a second; 0 for no limit.
-    pub upload_bytes_per_second: u64,
-    /// Bandwidth limit of downloads, in bytes a second; 0 for no limit.
-    pub download_bytes_per_second: u64,
-    /// Longest wait of unregistering for reads in flight.
-    pub readers_deadline: Duration,
-}
-
-impl P2pConfig {
-    /// Returns the default settings for this control plane.
-    #[must_use]
-    pub fn new(control: Control) -> Self {
-        // Fetching threads also hash; therefore several threads move bytes in parallel. Not over RDMA: each connection
-        // set would register and lock all memory with all devices once more.
-        let several = || std::thread::available_parallelism().map_or(1, usize::from).min(INITIATORS);
-        let initiators = if RdmaConfig::default().usable().is_ok() { 1 } else { several() };
-        Self {
-            control,
-            role: Role::Client,
-            tenant: String::new(),
-            by_route: false,
-            // Shards take milliseconds: spinning gains nothing and takes CPU time from other processes.
-            engine: TransferEngineConfig { pacing: Pacing::Park, initiators, ..TransferEngineConfig::default() },
-            host: cpu::boot_id().unwrap_or_default(),
-            rack: String::new(),
-            upload_bytes_per_second: 0,
-            download_bytes_per_second: 0,
-            readers_deadline: Duration::from_secs(30),
-        }
-    }
-}
-
-/// Options of publishing an object.
-#[derive(Clone, Debug, Default)]
-pub struct PublishOptions {
-    /// Version; without one, the newest version if its content is equal, else the one after it.
-    pub version: Option<u64>,
-    /// Shard size in bytes, into which buffers are divided; `None` chooses one that suits the object
-    /// ([`Layout::fitting_shard_bytes`]).
-    pub shard_bytes: Option<u64>,
-    /// Description for the users of the object.
-    pub about: Vec<u8>,
-}
-
-/// Object as recorded in the catalog.
-#[derive(Clone, Debug)]
-pub struct Object {
-    /// Name.
-    pub name: String,
-    /// Version.
-    pub version: u64,
-    /// Buffers, and their division into shards.
-    pub layout: Layout,
-    /// Description for the users of the object.
-    pub about: Vec<u8>,
-    spec: Arc<ObjectSpec>,
-}
-
-/// State shared by all threads of a store.
-struct StoreState {
-    config: P2pConfig,
-    engine: TransferEngine,
-    link: ControlLink,
-    client: u64,
-    guard: Guard,
-    memory: Memory,
-    replicas: Mutex<BTreeMap<(String, u64), Arc<Replica>>>,
-    /// Objects that are being announced, so that no other thread begins the same.
-    coming: Mutex<BTreeSet<(String, u64)>>,
-    keeper: Keeper,
-}
-
-/// Exclusive right to announce a version of an object, while this lives.
-struct AnnounceGuard<'a>(&'a StoreState, (String, u64));
-
-impl Drop for AnnounceGuard<'_> {
-    fn drop(&mut self) {
-        self.0.coming().remove(&self.1);
-    }
-}
+use replicas::Replicas;
 
 /// Store that shares objects with peers. Any thread may use it.
 ///
 /// Dropping it stops serving its replicas without waiting for readers: these fetch the missing shards from other peers.
 pub struct P2pStore {
-    shared: Arc<StoreState>,
-    thread: Option<JoinHandle<()>>,
+    engine: Arc<TransferEngine>,
+    catalog: Arc<Catalog>,
+    memory: Arc<Memory>,
+    replicas: Replicas,
+    readers_deadline: Duration,
 }
 
 impl std::fmt::Debug for P2pStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "P2pStore({})", self.name())
-    }
-}
-
-impl StoreState {
-    fn replicas(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Arc<Replica>>> {
-        // Every change under the lock is complete.
-        self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn coming(&self) -> MutexGuard<'_, BTreeSet<(String, u64)>> {
-        // Every change under the lock is complete.
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ensures that only one thread announces a version of an object that is not held here.
-    fn begin(&self, key: &(String, u64)) -> Result<AnnounceGuard<'_>, Error> {
-        let mut coming = self.coming();
-        if self.replicas().contains_key(key) || !coming.insert(key.clone()) {
-            let reason = format!("version {} of object {:?} is held here already, or being taken", key.1, key.0);
-            return Err(Error::Argument(reason));
-        }
-        Ok(AnnounceGuard(self, key.clone()))
-    }
-
-    /// Returns the replica of that name; of the newest version held here if none is given.
-    fn replica(&self, name: &str, version: Option<u64>) -> Result<Arc<Replica>, Error> {
-        let (first, last) = version.map_or((0, u64::MAX), |version| (version, version));
-        let replicas = self.replicas();
-        let found = replicas.range((name.to_owned(), first)..=(name.to_owned(), last)).next_back();
-        let found = found.map(|(_, replica)| Arc::clone(replica));
-        found.ok_or_else(|| Error::Argument(format!("object {name:?} is not held here")))
-    }
-
-    /// Registers the memory and announces the replica.
-    fn announce(&self, replica: Replica) -> Result<Arc<Replica>, Error> {
-        let replica = Arc::new(replica);
-        let key = (replica.name.clone(), replica.version);
-        let _coming = self.begin(&key)?;
-        self.memory.take(&self.engine, &replica.memory(), !replica.origin)?;
-        if let Err(error) = self.keeper.hold(self, &replica) {
-            self.memory.give_back(&self.engine, &replica.memory())?;
-            return Err(error);
-        }
-        self.replicas().insert(key, Arc::clone(&replica));
-        Ok(replica)
-    }
-
-    /// Releases the replica, waits up to `patience` for its readers, and unregisters its memory.
-    fn retire(&self, replica: &Replica, patience: Duration) -> Result<(), Error> {
-        replica.leaving.store(true, Ordering::Release);
-        // A concurrent announcement gets a new member number, which has to be released, too.
-        drop(replica.again.lock());
-        let until = Instant::now() + patience;
-        loop {
-            let wait = Instant::now() < until;
-            let call = ReleaseObject { client: self.client, member: replica.member(), wait };
-            match self.link.call(call) {
-                Ok(released) if released.readers > 0 && wait && interrupt::sleep(LOOK) => {}
-                Err(error) if is_away(&error) && wait && interrupt::sleep(LOOK) => {}
-                // No more peers are sent here. The engine cuts off the remaining readers.
-                _ => break,
-            }
-        }
-        self.keeper.forget(replica.member());
-        self.memory.give_back(&self.engine, &replica.memory())
-    }
-}
-
-impl StoreState {
-    fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
-        let call = FindObject { tenant: self.config.tenant.clone(), name: name.to_owned(), version };
-        let found = self.link.call(call)?;
-        let layout = Layout::new(found.spec.sizes, found.spec.shard_bytes).map_err(|error| malformed(&error))?;
-        let spec = ObjectSpec { layout: layout.clone(), hashes: found.spec.hashes, about: found.spec.about.clone() };
-        spec.check().map_err(|error| malformed(&error))?;
-        let (name, about) = (name.to_owned(), found.spec.about);
-        Ok(Object { name, version: found.version, layout, about, spec: Arc::new(spec) })
-    }
-
-    fn peer_keys(&self) -> GetPeerKeys {
-        GetPeerKeys { client: self.client, tenant: self.config.tenant.clone() }
     }
 }
 
@@ -304,27 +110,23 @@ impl P2pStore {
             }
             started => started?,
         };
-        let (memory, keeper) = (Memory::default(), Keeper::default());
-        let (replicas, coming) = (Mutex::default(), Mutex::default());
-        let shared = StoreState { config, engine, link, client, guard, memory, replicas, coming, keeper };
-        let shared = Arc::new(shared);
-        shared.keeper.follow(&shared)?;
-        let keeping = Arc::clone(&shared);
-        let builder = std::thread::Builder::new().name("kvplane-p2p".to_owned());
-        let thread = builder.spawn(move || keeping.keeper.run(&keeping))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let engine = Arc::new(engine);
+        let catalog = Arc::new(Catalog::new(link, client, &config, engine.name()));
+        let memory = Arc::new(Memory::new(Arc::clone(&engine)));
+        let replicas = Replicas::start(&catalog, &memory, &engine, guard)?;
+        Ok(Self { engine, catalog, memory, replicas, readers_deadline: config.readers_deadline })
     }
 
     /// Returns the segment name by which peers open this store's memory.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.shared.engine.name()
+        self.engine.name()
     }
 
     /// Returns the transfer engine, for its metrics.
     #[must_use]
     pub fn engine(&self) -> &TransferEngine {
-        &self.shared.engine
+        &self.engine
     }
 
     /// Publishes an object and serves it; each region is one of its buffers. The bytes must not change until
@@ -347,14 +149,8 @@ impl P2pStore {
         let hashes = replica::hashes(&layout, regions);
         let spec = Arc::new(ObjectSpec { layout, hashes, about: options.about.clone() });
         spec.check().map_err(|error| malformed(&error))?;
-        let call = PublishObject {
-            tenant: self.shared.config.tenant.clone(),
-            name: name.to_owned(),
-            version: options.version,
-            spec: replica::told(&spec),
-        };
-        let version = self.shared.link.call(call)?.version;
-        self.shared.announce(Replica::whole(name, version, spec, regions))?;
+        let version = self.catalog.publish(name, options.version, &spec)?;
+        self.replicas.announce(Replica::whole(name, version, spec, regions))?;
         Ok(version)
     }
 
@@ -365,15 +161,7 @@ impl P2pStore {
     /// When the object is not held here or being fetched, or its memory is still in use: then the memory must not be
     /// freed.
     pub fn unregister(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
-        let replica = self.shared.replica(name, version)?;
-        let Some(_alone) = Flag::take(&replica.fetched) else {
-            return Err(Error::Argument(format!("object {name:?} is being fetched: wait for that to end")));
-        };
-        self.shared.replicas().remove(&(replica.name.clone(), replica.version));
-        self.shared.retire(&replica, self.shared.config.readers_deadline).inspect_err(|_| {
-            // The call can be repeated.
-            self.shared.replicas().insert((replica.name.clone(), replica.version), Arc::clone(&replica));
-        })
+        self.replicas.retire(name, version, self.readers_deadline)
     }
 
     /// Stops serving an object that was fetched. The same as [`Self::unregister`].
@@ -387,7 +175,7 @@ impl P2pStore {
     /// Returns true if an object is held or being fetched here: that version, or any if none is given.
     #[must_use]
     pub fn holds(&self, name: &str, version: Option<u64>) -> bool {
-        self.shared.replica(name, version).is_ok()
+        self.replicas.get(name, version).is_ok()
     }
 
     /// Looks an object up in the catalog; without a version, the newest whose members together hold all of it.
@@ -395,7 +183,7 @@ impl P2pStore {
     /// # Errors
     /// When no peer holds the object, or the control plane does not answer.
     pub fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
-        self.shared.find(name, version)
+        self.catalog.find(name, version)
     }
 
     /// Returns the objects whose names begin with this prefix, by name and version.
@@ -403,17 +191,7 @@ impl P2pStore {
     /// # Errors
     /// When the control plane does not answer.
     pub fn list(&self, prefix: &str) -> Result<Vec<ObjectSummary>, Error> {
-        let mut objects: Vec<ObjectSummary> = Vec::new();
-        loop {
-            let after = objects.last().map(|last| (last.name.clone(), last.version));
-            let (tenant, prefix) = (self.shared.config.tenant.clone(), prefix.to_owned());
-            let page = self.shared.link.call(ListObjects { tenant, prefix, after, limit: PAGE })?;
-            let more = page.more && !page.objects.is_empty();
-            objects.extend(page.objects);
-            if !more {
-                return Ok(objects);
-            }
-        }
+        self.catalog.list(prefix)
     }
 
     /// Returns the peers that hold an object, how much of it each holds, and the peers that are excluded for wrong
@@ -422,62 +200,93 @@ impl P2pStore {
     /// # Errors
     /// When no peer holds the object, or the control plane does not answer.
     pub fn describe(&self, name: &str, version: Option<u64>) -> Result<ObjectMembers, Error> {
-        let call = DescribeObject { tenant: self.shared.config.tenant.clone(), name: name.to_owned(), version };
-        self.shared.link.call(call)
-    }
-}
-
-impl Drop for P2pStore {
-    fn drop(&mut self) {
-        self.shared.keeper.stop();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread was printed when it happened.
-            let _ = thread.join();
-        }
-        let replicas = std::mem::take(&mut *self.shared.replicas());
-        for replica in replicas.into_values() {
-            // Remaining readers are cut off when the engine is dropped.
-            let _ = self.shared.retire(&replica, Duration::ZERO);
-        }
-    }
-}
-
-/// Returns true if the control plane did not answer.
-fn is_away(error: &Error) -> bool {
-    matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
-}
-
-/// Returns true if the control plane no longer knows the member.
-fn is_forgotten(error: &Error) -> bool {
-    matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::UnknownClient as u16)
-}
-
-/// Returns true if no peer has held the object for longer than the catalog remembers it.
-fn is_unknown(error: &Error) -> bool {
-    matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound as u16)
-}
-
-fn malformed(error: &kvplane_cluster::p2p::ObjectError) -> Error {
-    Error::Argument(error.to_string())
-}
-
-/// Flag that is set while this lives.
-struct Flag<'a>(&'a AtomicBool);
-
-impl<'a> Flag<'a> {
-    fn raise(flag: &'a AtomicBool) -> Self {
-        flag.store(true, Ordering::Release);
-        Self(flag)
+        self.catalog.describe(name, version)
     }
 
-    /// Sets the flag, unless it is set already.
-    fn take(flag: &'a AtomicBool) -> Option<Self> {
-        (!flag.swap(true, Ordering::AcqRel)).then(|| Self(flag))
+    /// Fetches an object into memory, one region for each buffer, and serves the arrived shards to peers from then on,
+    /// until [`Self::delete_replica`]. Returns the number of bytes that were fetched.
+    ///
+    /// Shards of the object may be held here already, from a former call into the same memory: then only missing shards
+    /// are fetched to it. A single `delete_replica` covers all of them.
+    ///
+    /// # Errors
+    /// When the regions do not match the buffers in length, the memory overlaps other registered memory, no peer holds
+    /// a shard, or the deadline has passed. The memory is then unregistered; arrived shards stay in it, for another
+    /// attempt with [`GetOptions::resume`]. Where shards were held before, these and the arrived ones stay held, unless
+    /// the control plane does not answer.
+    pub fn get_replica(
+        &self,
+        object: &Object,
+        regions: &[Arc<Region>],
+        options: &GetOptions<'_>,
+    ) -> Result<u64, Error> {
+        Get::new(&self.catalog, &self.engine, &self.replicas, object, options).fetch(regions)
     }
-}
 
-impl Drop for Flag<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+    /// Reads ranges of an object's buffer into memory, from peers that hold all of the buffer, nearest first. Unlike
+    /// with [`Self::get_replica`], peers cannot fetch the ranges from this process. Hashes cover whole shards, so only
+    /// shards whose bytes are all among the ranges are verified. A peer whose shard is wrong is not used any more.
+    ///
+    /// # Errors
+    /// When a range is not within the buffer or the memory, two overlap in memory, no peer is left, or the deadline has
+    /// passed.
+    pub fn read_ranges(
+        &self,
+        object: &Object,
+        buffer: usize,
+        copies: &[Copy],
+        memory: &Arc<Region>,
+        options: &ReadOptions<'_>,
+    ) -> Result<ReadBytes, Error> {
+        ranges::check_copies(object, buffer, copies, memory.bytes() as u64)?;
+        self.memory.with_registered(memory, || {
+            let reads = RangeReads::new(&self.catalog, &self.engine, memory, options);
+            reads.read(object, buffer, || copies.iter().copied())
+        })
+    }
+
+    /// Reads the fragments of a rank into memory: `from` gives the location of each part of the source, and `to` the
+    /// offset of each fragment of the rank in the memory.
+    ///
+    /// Bytes are read and verified like those of [`Self::read_ranges`]: a shard is verified if this rank needs all of
+    /// it, wherever its bytes go. After a failure, the memory is partially written.
+    ///
+    /// # Errors
+    /// When a location is missing or too small, no peer is left, or the deadline has passed.
+    pub fn reshard(
+        &self,
+        resharding: &Resharding<'_>,
+        from: &BTreeMap<usize, PartSource>,
+        memory: &Arc<Region>,
+        to: &[u64],
+        options: &ReadOptions<'_>,
+    ) -> Result<ReadBytes, Error> {
+        resharding.check(from, to, memory.bytes() as u64)?;
+        self.memory.with_registered(memory, || {
+            resharding.read(&RangeReads::new(&self.catalog, &self.engine, memory, options), from, to)
+        })
+    }
+
+    /// Like [`Self::reshard`], from manifests in JSON: reads the fragments of this rank of the target from the `parts`
+    /// that overlap with them; other parts may be missing. The rank's fragments begin at the offsets `to`, or are
+    /// packed and fill the memory.
+    ///
+    /// # Errors
+    /// Errors of [`Self::reshard`]; also an invalid manifest, or an object that does not exist or differs in size
+    /// from its rank.
+    pub fn reshard_named(
+        &self,
+        names: ReshardNames<'_>,
+        parts: &[NamedPart],
+        memory: &Arc<Region>,
+        to: Option<&[u64]>,
+        options: &ReadOptions<'_>,
+    ) -> Result<ReadBytes, Error> {
+        let (source, target) = names.placements()?;
+        let resharding = Resharding::new(&source, &target, names.participant);
+        let resharding = resharding.map_err(|error| reshard::refused(&error))?;
+        let from = reshard::part_sources(&resharding, parts, |name, version| self.catalog.find(name, version))?;
+        let to = reshard::target_offsets(&target, resharding.part(), memory.bytes() as u64, to)?;
+        self.reshard(&resharding, &from, memory, &to, options)
     }
 }

@@ -55,7 +55,8 @@ pub struct Room {
     pub bytes: Option<u64>,
 }
 
-/// State of one shard. Fields are append-only.
+/// State of one shard. Its encoding is that of all fields in order, those of nested records included: fields are
+/// append-only here, and the nested records do not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardFigures {
@@ -66,11 +67,36 @@ pub struct ShardFigures {
     pub objects: u64,
     /// Bytes of visible objects.
     pub object_bytes: u64,
+    pub pool: PoolFigures,
+    /// Open connections.
+    pub connections: u64,
+    pub gets: GetFigures,
+    pub puts: PutFigures,
+    /// Objects removed on request.
+    pub removes: u64,
+    pub evictions: EvictionFigures,
+    pub trouble: TroubleFigures,
+    pub thread: ThreadFigures,
+    /// Histogram of the sizes of objects that became visible, by powers of two: up to 1 byte, 2, 4 and so on.
+    pub sizes: Vec<u64>,
+    /// SSD tier of the shard, if any.
+    pub ssd: Option<SsdFigures>,
+    /// Latencies, by kind of request.
+    pub operations: Vec<OperationFigures>,
+    pub slow: SlowLog,
+    pub events: EventFigures,
+    /// Replicated objects.
+    pub copies: CopyFigures,
+}
+
+/// Memory pool of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct PoolFigures {
     /// Bytes of the pool.
-    pub pool_bytes: u64,
-    /// Bytes of the pool that are not free.
+    pub bytes: u64,
+    /// Bytes that are not free.
     pub used_bytes: u64,
-    /// Largest free extent of the pool, in bytes.
+    /// Largest free extent, in bytes.
     pub largest_free_bytes: u64,
     /// Bytes of pinned objects.
     pub pinned_bytes: u64,
@@ -80,57 +106,74 @@ pub struct ShardFigures {
     pub pins: u64,
     /// Reservations held.
     pub reservations: u64,
-    /// Open connections.
-    pub connections: u64,
+}
+
+/// Gets of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct GetFigures {
     /// Gets that found their object in memory.
     pub hits: u64,
     /// Gets that did not find their object in memory.
     pub misses: u64,
     /// Bytes that gets returned.
-    pub get_bytes: u64,
+    pub bytes: u64,
+}
+
+/// Puts of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct PutFigures {
     /// Bytes that puts wrote.
-    pub put_bytes: u64,
+    pub bytes: u64,
     /// Objects that became visible.
-    pub puts: u64,
+    pub objects: u64,
     /// Puts of keys that existed already.
-    pub put_conflicts: u64,
+    pub conflicts: u64,
     /// Puts refused because the pool was full.
-    pub put_refusals: u64,
+    pub refusals: u64,
     /// Puts whose deadline passed.
-    pub put_expirations: u64,
+    pub expirations: u64,
     /// Puts that were aborted.
-    pub put_aborts: u64,
-    /// Objects removed on request.
-    pub removes: u64,
+    pub aborts: u64,
+}
+
+/// Evictions from a shard's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct EvictionFigures {
     /// Objects evicted.
-    pub evictions: u64,
+    pub objects: u64,
     /// Bytes of evicted objects.
-    pub evicted_bytes: u64,
+    pub bytes: u64,
+}
+
+/// Requests and frames that a shard could not serve as they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct TroubleFigures {
     /// Requests for keys of other shards.
     pub wrong_owner: u64,
     /// Payloads that did not match their checksum.
     pub corrupt: u64,
     /// Frames that broke the protocol.
     pub broken: u64,
+}
+
+/// Thread of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct ThreadFigures {
     /// Times that the thread parked.
     pub parks: u64,
     /// CPU time of the thread, in nanoseconds.
     pub cpu_ns: u64,
-    /// Histogram of the sizes of objects that became visible, by powers of two: up to 1 byte, 2, 4 and so on.
-    pub sizes: Vec<u64>,
-    /// SSD tier of the shard, if any.
-    pub ssd: Option<SsdFigures>,
-    /// Latencies, by kind of request.
-    pub operations: Vec<OperationFigures>,
+}
+
+/// Slow requests of a shard.
+#[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct SlowLog {
     /// Slow requests.
-    pub slow_count: u64,
+    pub count: u64,
     /// Least duration of a slow request, in nanoseconds.
-    pub slow_after_ns: u64,
+    pub after_ns: u64,
     /// The latest slow requests, oldest first.
-    pub slow: Vec<SlowFigures>,
-    pub events: EventFigures,
-    /// Replicated objects.
-    pub copies: CopyFigures,
+    pub latest: Vec<SlowFigures>,
 }
 
 /// SSD tier of a shard.

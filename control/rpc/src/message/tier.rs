@@ -93,7 +93,8 @@ pub struct TiersOrdered {
     pub orders: Vec<(u64, u64)>,
 }
 
-/// State of one shard's tier. Counts are since the node's start. Fields are append-only.
+/// State of one shard's tier. Counts are since the node's start. Its encoding is that of all fields in order, those of
+/// nested records included: fields are append-only here, and the nested records do not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TierShard {
@@ -107,17 +108,7 @@ pub struct TierShard {
     /// Objects on the device.
     pub objects: u64,
     /// Log segments of the device.
-    pub segments: u32,
-    /// Segments without records.
-    pub free_segments: u32,
-    /// Full segments.
-    pub sealed_segments: u32,
-    /// Segments being filled.
-    pub open_segments: u32,
-    /// Segments with write errors.
-    pub bad_segments: u32,
-    /// Bytes per segment.
-    pub segment_bytes: u64,
+    pub segments: LogSegments,
     /// Bytes of live records.
     pub live_bytes: u64,
     /// Bytes of segments with records that no live record takes.
@@ -126,20 +117,59 @@ pub struct TierShard {
     pub put_bytes: u64,
     /// Bytes written for them, for removals and by reclaim: over `put_bytes`, the write amplification.
     pub written_bytes: u64,
+    pub gets: TierGets,
+    pub prefetches: Prefetches,
+    pub errors: TierErrors,
+    pub budget: WriteBudget,
+    pub scrub: ScrubFigures,
+    /// Segments that an order to reclaim has still to free; 0 when it is done.
+    pub wanted_free_segments: u32,
+}
+
+/// Log segments of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct LogSegments {
+    /// All segments of the device.
+    pub all: u32,
+    /// Segments without records.
+    pub free: u32,
+    /// Full segments.
+    pub sealed: u32,
+    /// Segments being filled.
+    pub open: u32,
+    /// Segments with write errors.
+    pub bad: u32,
+    /// Bytes per segment.
+    pub bytes_each: u64,
+}
+
+/// Gets of a shard, by the tier that answered them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct TierGets {
     /// Gets answered from memory.
     pub memory_hits: u64,
     /// Gets answered from the SSD.
     pub ssd_hits: u64,
     /// Gets that neither tier could answer.
     pub misses: u64,
+}
+
+/// Prefetches from the SSD into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Prefetches {
     /// Objects that were prefetched.
-    pub read_ahead: u64,
+    pub objects: u64,
     /// Prefetched objects that a get used.
-    pub read_ahead_used: u64,
+    pub used: u64,
+}
+
+/// Errors of a device, and records found wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct TierErrors {
     /// Reads that the device failed.
-    pub read_faults: u64,
+    pub reads: u64,
     /// Writes that the device failed.
-    pub write_faults: u64,
+    pub writes: u64,
     /// Records found damaged.
     pub damaged: u64,
     /// Records found stale.
@@ -150,6 +180,11 @@ pub struct TierShard {
     pub quarantined: u64,
     /// Quarantined records that were rewritten from memory.
     pub rewritten: u64,
+}
+
+/// Use of a device's write budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct WriteBudget {
     /// Admission of writes at present: `all`, `selective`, `promised`.
     pub admission: String,
     /// Bytes written in the last day.
@@ -157,21 +192,24 @@ pub struct TierShard {
     /// Budget of bytes written a day; 0 without a limit.
     pub bytes_per_day: u64,
     /// Objects that were not written because the budget was used up.
-    pub over_budget: u64,
-    /// Activity of the scrubber: `idle`, `background`, `verify`, `paused`.
-    pub scrub: String,
+    pub not_written: u64,
+}
+
+/// Scrubber of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct ScrubFigures {
+    /// Activity: `idle`, `background`, `verify`, `paused`.
+    pub state: String,
     /// Bytes a second that the scrubber may read.
-    pub scrub_bytes_per_s: u64,
+    pub bytes_per_s: u64,
     /// Objects on the device when the present pass began.
-    pub scrub_objects: u64,
+    pub objects: u64,
     /// Records read in the present pass.
-    pub scrub_records: u64,
+    pub records: u64,
     /// Bytes of these records.
-    pub scrub_bytes: u64,
+    pub bytes: u64,
     /// Damaged records of the present pass.
-    pub scrub_bad: u64,
+    pub bad_records: u64,
     /// Completed passes.
-    pub scrub_passes: u64,
-    /// Segments that an order to reclaim has still to free; 0 when it is done.
-    pub wanted_free_segments: u32,
+    pub passes: u64,
 }

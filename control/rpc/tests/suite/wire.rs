@@ -168,7 +168,7 @@ fn shard_figures() -> ShardFigures {
         sizes: vec![1],
         ssd: Some(SsdFigures { hits: 4, ..SsdFigures::default() }),
         operations: vec![operation],
-        slow: vec![slow],
+        slow: SlowLog { latest: vec![slow], ..SlowLog::default() },
         events: EventFigures { kept: true, next: 7, lost: 8 },
         copies: CopyFigures { elsewhere: 9, inherited: 10, ..CopyFigures::default() },
         ..ShardFigures::default()
@@ -298,10 +298,11 @@ fn full_reports_are_small() {
     encode(&AnswerOrder { node: 1, incarnation: 1, number: 1, found }).expect("a full answer");
     let figures = shard_figures();
     let operation = OperationFigures { buckets: vec![(1, 1); 112], ..figures.operations[0].clone() };
+    let slow = SlowFigures { status: "s".repeat(64), ..figures.slow.latest[0].clone() };
     let shard = ShardFigures {
         sizes: vec![1; 32],
         operations: vec![operation; OPERATIONS_PER_REPORT],
-        slow: vec![SlowFigures { status: "s".repeat(64), ..figures.slow[0].clone() }; SLOW_PER_REPORT],
+        slow: SlowLog { latest: vec![slow; SLOW_PER_REPORT], ..figures.slow },
         ..figures
     };
     encode(&ReportShard { node: 1, incarnation: 1, shard }).expect("a full report of a shard");

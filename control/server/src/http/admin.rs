@@ -184,12 +184,12 @@ fn summary(view: &View) -> String {
         view.members.iter().filter(|member| crate::http::counts::is_live(member)).count(),
         view.segments.len(),
         sum(|shard| shard.objects),
-        sum(|shard| shard.used_bytes),
-        sum(|shard| shard.pool_bytes),
-        sum(|shard| shard.hits),
-        sum(|shard| shard.misses),
-        sum(|shard| shard.puts),
-        sum(|shard| shard.evictions),
+        sum(|shard| shard.pool.used_bytes),
+        sum(|shard| shard.pool.bytes),
+        sum(|shard| shard.gets.hits),
+        sum(|shard| shard.gets.misses),
+        sum(|shard| shard.puts.objects),
+        sum(|shard| shard.evictions.objects),
     )
 }
 

@@ -53,22 +53,22 @@ const OF_TENANTS: [TenantNumber; 8] = [
 
 /// Metrics with a counterpart.
 const NUMBERS: [Number; 61] = [
-    ("master_allocated_bytes", GAUGE, "Bytes of memory in use, over all nodes.", |sums| sums.all.used_bytes),
-    ("master_total_capacity_bytes", GAUGE, "Bytes of memory for objects, over all nodes.", |sums| sums.all.pool_bytes),
+    ("master_allocated_bytes", GAUGE, "Bytes of memory in use, over all nodes.", |sums| sums.all.pool.used_bytes),
+    ("master_total_capacity_bytes", GAUGE, "Bytes of memory for objects, over all nodes.", |sums| sums.all.pool.bytes),
     ("master_allocated_file_size_bytes", GAUGE, "Bytes of live records on SSDs.", |sums| sums.ssd.live_bytes),
     ("master_total_file_capacity_bytes", GAUGE, "Bytes of SSDs.", |sums| sums.ssd.bytes),
     ("master_key_count", GAUGE, "Objects in memory.", |sums| sums.all.objects),
     ("mem_cache_nums_", GAUGE, "Objects in memory.", |sums| sums.all.objects),
     ("file_cache_nums_", GAUGE, "Objects on SSDs.", |sums| sums.ssd.objects),
     ("master_active_clients", GAUGE, "Nodes that are members.", |sums| sums.live_members()),
-    ("mem_cache_hit_nums_", COUNTER, "Gets answered from memory.", |sums| sums.all.hits),
+    ("mem_cache_hit_nums_", COUNTER, "Gets answered from memory.", |sums| sums.all.gets.hits),
     ("file_cache_hit_nums_", COUNTER, "Gets answered from SSDs.", |sums| sums.ssd.hits),
     ("mem_cache_hit_bytes_total", COUNTER, "Bytes returned from memory.", |sums| {
-        sums.all.get_bytes.saturating_sub(sums.ssd.hit_bytes)
+        sums.all.gets.bytes.saturating_sub(sums.ssd.hit_bytes)
     }),
     ("file_cache_hit_bytes_total", COUNTER, "Bytes returned from SSDs.", |sums| sums.ssd.hit_bytes),
-    ("valid_get_nums_", COUNTER, "Gets that were answered.", |sums| sums.all.hits + sums.ssd.hits),
-    ("total_get_nums_", COUNTER, "Gets.", |sums| sums.all.hits + sums.all.misses),
+    ("valid_get_nums_", COUNTER, "Gets that were answered.", |sums| sums.all.gets.hits + sums.ssd.hits),
+    ("total_get_nums_", COUNTER, "Gets.", |sums| sums.all.gets.hits + sums.all.gets.misses),
     ("master_get_replica_list_requests_total", COUNTER, "Gets over the network.", |sums| sums.count("get")),
     ("master_get_replica_list_failures_total", COUNTER, "Gets that missed or failed.", |sums| sums.failed("get")),
     ("master_batch_get_replica_list_requests_total", COUNTER, "Requests over shared memory.", |sums| {
@@ -78,14 +78,16 @@ const NUMBERS: [Number; 61] = [
     ("master_batch_get_replica_list_failures_total", COUNTER, "Requests that failed.", |sums| sums.failed("lookup")),
     ("master_put_start_requests_total", COUNTER, "Puts over the network.", |sums| sums.count("put")),
     ("master_put_start_failures_total", COUNTER, "Puts that were refused or failed.", |sums| sums.failed("put")),
-    ("master_put_start_alloc_failures_total", COUNTER, "Puts refused for lack of space.", |sums| sums.all.put_refusals),
-    ("master_put_start_discard_cnt", COUNTER, "Puts whose deadline passed.", |sums| sums.all.put_expirations),
-    ("master_put_start_discarded_staging_size", GAUGE, "Bytes of reservations, expired ones included.", |sums| {
-        sums.all.reserved_bytes
+    ("master_put_start_alloc_failures_total", COUNTER, "Puts refused for lack of space.", |sums| {
+        sums.all.puts.refusals
     }),
-    ("master_put_end_requests_total", COUNTER, "Objects that became visible.", |sums| sums.all.puts),
-    ("master_put_end_failures_total", COUNTER, "Puts of existing keys.", |sums| sums.all.put_conflicts),
-    ("master_put_revoke_requests_total", COUNTER, "Puts aborted.", |sums| sums.all.put_aborts),
+    ("master_put_start_discard_cnt", COUNTER, "Puts whose deadline passed.", |sums| sums.all.puts.expirations),
+    ("master_put_start_discarded_staging_size", GAUGE, "Bytes of reservations, expired ones included.", |sums| {
+        sums.all.pool.reserved_bytes
+    }),
+    ("master_put_end_requests_total", COUNTER, "Objects that became visible.", |sums| sums.all.puts.objects),
+    ("master_put_end_failures_total", COUNTER, "Puts of existing keys.", |sums| sums.all.puts.conflicts),
+    ("master_put_revoke_requests_total", COUNTER, "Puts aborted.", |sums| sums.all.puts.aborts),
     ("master_batch_put_start_requests_total", COUNTER, "Reserve requests over shared memory.", |sums| {
         sums.count("reserve")
     }),
@@ -123,18 +125,18 @@ const NUMBERS: [Number; 61] = [
         (sums.calls)("create_task").1
     }),
     ("master_query_task_requests_total", COUNTER, "Queries of tasks.", |sums| (sums.calls)("list_tasks").0),
-    ("master_successful_evictions_total", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
-    ("master_successful_evictions_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
+    ("master_successful_evictions_total", COUNTER, "Objects evicted.", |sums| sums.all.evictions.objects),
+    ("master_successful_evictions_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions.objects),
     ("master_attempted_evictions_total", COUNTER, "Objects evicted, and puts that found nothing to evict.", |sums| {
-        sums.all.evictions + sums.all.put_refusals
+        sums.all.evictions.objects + sums.all.puts.refusals
     }),
     ("master_attempted_evictions_mem", COUNTER, "Objects evicted, and puts that found nothing to evict.", |sums| {
-        sums.all.evictions + sums.all.put_refusals
+        sums.all.evictions.objects + sums.all.puts.refusals
     }),
-    ("master_evicted_key_count", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
-    ("master_evicted_key_count_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
-    ("master_evicted_size_bytes", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evicted_bytes),
-    ("master_evicted_size_bytes_mem", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evicted_bytes),
+    ("master_evicted_key_count", COUNTER, "Objects evicted.", |sums| sums.all.evictions.objects),
+    ("master_evicted_key_count_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions.objects),
+    ("master_evicted_size_bytes", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evictions.bytes),
+    ("master_evicted_size_bytes_mem", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evictions.bytes),
     ("master_evict_disk_replica_requests_total", COUNTER, "Objects dropped by reclaim on SSDs.", |sums| {
         sums.ssd.reclaimed
     }),
@@ -227,21 +229,21 @@ impl Sums<'_> {
 }
 
 fn add(all: &mut ShardFigures, ssd: &mut SsdFigures, shard: &ShardFigures) {
-    all.used_bytes += shard.used_bytes;
-    all.pool_bytes += shard.pool_bytes;
+    all.pool.used_bytes += shard.pool.used_bytes;
+    all.pool.bytes += shard.pool.bytes;
     all.objects += shard.objects;
-    all.hits += shard.hits;
-    all.misses += shard.misses;
-    all.get_bytes += shard.get_bytes;
-    all.put_bytes += shard.put_bytes;
-    all.puts += shard.puts;
-    all.put_conflicts += shard.put_conflicts;
-    all.put_refusals += shard.put_refusals;
-    all.put_expirations += shard.put_expirations;
-    all.put_aborts += shard.put_aborts;
-    all.reserved_bytes += shard.reserved_bytes;
-    all.evictions += shard.evictions;
-    all.evicted_bytes += shard.evicted_bytes;
+    all.gets.hits += shard.gets.hits;
+    all.gets.misses += shard.gets.misses;
+    all.gets.bytes += shard.gets.bytes;
+    all.puts.bytes += shard.puts.bytes;
+    all.puts.objects += shard.puts.objects;
+    all.puts.conflicts += shard.puts.conflicts;
+    all.puts.refusals += shard.puts.refusals;
+    all.puts.expirations += shard.puts.expirations;
+    all.puts.aborts += shard.puts.aborts;
+    all.pool.reserved_bytes += shard.pool.reserved_bytes;
+    all.evictions.objects += shard.evictions.objects;
+    all.evictions.bytes += shard.evictions.bytes;
     all.sizes.resize(all.sizes.len().max(shard.sizes.len()), 0);
     all.sizes.iter_mut().zip(&shard.sizes).for_each(|(sum, more)| *sum += more);
     all.operations.extend(shard.operations.iter().cloned());
@@ -302,7 +304,7 @@ fn tenants(text: &mut String, view: &View) {
 fn segments(text: &mut String, view: &View) {
     let used = |node| {
         let of = view.shards.iter().filter(|one| one.node == node).flat_map(|one| &one.shards);
-        of.map(|shard| shard.used_bytes).sum()
+        of.map(|shard| shard.pool.used_bytes).sum()
     };
     family(text, SEGMENT_USED, GAUGE, "Bytes in use of a segment's memory; 0 for a client's, which reports none.");
     for segment in &view.segments {
@@ -323,7 +325,7 @@ fn sizes(text: &mut String, all: &ShardFigures) {
     }
     let count = all.sizes.iter().sum();
     line(text, &format!("{SIZES}_bucket{{le=\"+Inf\"}}"), count);
-    line(text, &format!("{SIZES}_sum"), all.put_bytes);
+    line(text, &format!("{SIZES}_sum"), all.puts.bytes);
     line(text, &format!("{SIZES}_count"), count);
 }
 

@@ -60,7 +60,7 @@ impl Shards {
             return Some(0);
         }
         let (_, reported) = self.nodes.chosen(Some(node)).find(|(_, reported)| reported.incarnation == incarnation)?;
-        let bytes = |shard: &ShardFigures| shard.pool_bytes.saturating_add(shard.ssd.map_or(0, |ssd| ssd.bytes));
+        let bytes = |shard: &ShardFigures| shard.pool.bytes.saturating_add(shard.ssd.map_or(0, |ssd| ssd.bytes));
         let all = reported.what.values().map(bytes).fold(0, u64::saturating_add);
         (reported.what.len() >= shards).then_some(all)
     }
@@ -74,7 +74,7 @@ impl Shards {
 
 #[cfg(test)]
 mod tests {
-    use kvplane_rpc::message::{HotFigures, ObjectFigures, SsdFigures};
+    use kvplane_rpc::message::{HotFigures, ObjectFigures, PoolFigures, SsdFigures};
 
     use super::*;
 
@@ -102,10 +102,11 @@ mod tests {
 
     #[test]
     fn reports_add_up_by_shard_and_end_with_their_incarnation() {
+        let pool = PoolFigures { bytes: 100, ..PoolFigures::default() };
         let report = |incarnation, shard, objects| ReportShard {
             node: 7,
             incarnation,
-            shard: ShardFigures { shard, objects, pool_bytes: 100, ssd: ssd(shard), ..ShardFigures::default() },
+            shard: ShardFigures { shard, objects, pool, ssd: ssd(shard), ..ShardFigures::default() },
         };
         let mut shards = Shards::default();
         shards.report(report(1, 0, 5), 10);

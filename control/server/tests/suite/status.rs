@@ -41,10 +41,8 @@ async fn fill(local: &LocalCluster) {
     let shard = ShardFigures {
         address: "127.0.0.1:7007".to_owned(),
         objects: 3,
-        pool_bytes: 8192,
-        used_bytes: 4096,
-        hits: 9,
-        misses: 1,
+        pool: PoolFigures { bytes: 8192, used_bytes: 4096, ..PoolFigures::default() },
+        gets: GetFigures { hits: 9, misses: 1, ..GetFigures::default() },
         ..ShardFigures::default()
     };
     node.call(&ReportShard { node: 7, incarnation: 1, shard }).await.expect("taken");

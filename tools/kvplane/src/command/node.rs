@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use kvplane::{
-    DataTls, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy,
-    WritePolicy,
+    DataTls, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig, RdmaUse, SsdConfig,
+    TierPolicy, WritePolicy,
 };
 
 use crate::command::Failure;
@@ -79,66 +79,15 @@ pub(crate) struct Shape {
     /// Number of shards, each with a thread of its own. Default: chosen from the machine's topology.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: Option<u16>,
-    /// Number of this node, above 0, the same at every start. Default: drawn at random at each start.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    node_id: Option<u64>,
-    /// Address that the data ports listen on, which other hosts use to reach this node. An address beyond loopback
-    /// needs a control plane that issues tickets.
-    #[arg(long, default_value = "127.0.0.1")]
-    listen: IpAddr,
-    /// Data port of the first shard; the other shards take the ports that follow. 0: free ports are picked.
-    #[arg(long, default_value_t = 0)]
-    port: u16,
-    /// TLS 1.3 on TCP data connections, with the certificates of control connections. off: none; offer: the connecting
-    /// side chooses; require: plain connections are refused, and none is opened.
-    #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Off)]
-    data_tls: DataTls,
-    /// Weight of this node when slots are assigned, relative to other nodes. Default: one unit for each 64 MiB of the
-    /// pool.
-    #[arg(long)]
-    weight: Option<u32>,
-    /// Failure domain of this node; the replicas of an object are kept in different failure domains. Default: the host.
-    #[arg(long)]
-    failure_domain: Option<String>,
+    #[command(flatten)]
+    member: MemberArguments,
     /// Waiting strategy of the shards. Default: chosen from the machine's topology.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
-    /// Maximum number of objects in memory. Default: one for each 4 KiB of the pool. Each object costs up to 100 bytes
-    /// of memory more.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    max_objects: Option<u64>,
-    /// Eviction policy: slru (segmented LRU: objects that were accessed twice outlive those that were accessed once),
-    /// s3fifo, or lru.
-    #[arg(long, default_value = "slru")]
-    eviction: Eviction,
-    /// High and low watermark of memory use, in percent: above HIGH, puts evict more than they need, down to LOW.
-    /// 100,100: objects are evicted only when a put needs their memory.
-    #[arg(long, value_name = "HIGH,LOW", default_value = "100,100", value_parser = watermarks)]
-    watermarks: (u8, u8),
-    /// Most memory that hard-pinned objects (never evicted) may take, in percent of the pool. Puts with a hard pin
-    /// beyond it are refused.
-    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=90))]
-    hard_pins: u8,
-    /// Longest soft pin that a put may request, in milliseconds; longer requests are shortened. 0: soft pins have no
-    /// effect.
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = 86_400_000,
-        value_parser = clap::value_parser!(u64).range(0..=86_400_000)
-    )]
-    soft_pin_max_ms: u64,
-    /// Use of RDMA.
-    #[arg(long, value_enum, default_value = "auto")]
-    rdma: RdmaChoice,
-    /// RDMA devices to use, separated by commas. Each is connected to the device at the same position of the peer's
-    /// list. Default: all devices.
-    #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
-    rdma_devices: Vec<String>,
-    /// Affinity of RDMA devices to memory: a NIC priority matrix of Mooncake or a topology of TENT, as JSON or as the
-    /// path of a JSON file. Default: derived from the NUMA placement of devices and memory.
-    #[arg(long, alias = "nic_priority_matrix", default_value = "")]
-    nic_priority_matrix: String,
+    #[command(flatten)]
+    objects: ObjectArguments,
+    #[command(flatten)]
+    rdma: RdmaArguments,
     /// Loopback port that serves the shards' counters as Prometheus text at /metrics. 0: a free port is picked.
     /// Default: no such port.
     #[arg(long, alias = "metrics_port")]
@@ -164,6 +113,78 @@ pub(crate) struct Shape {
     /// Directory of local identities and sockets. Default: the user's runtime directory.
     #[arg(long)]
     pub(crate) runtime_directory: Option<PathBuf>,
+}
+
+/// Identity of the node in its cluster, and the addresses that it listens on.
+#[derive(Args, Clone)]
+struct MemberArguments {
+    /// Number of this node, above 0, the same at every start. Default: drawn at random at each start.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    node_id: Option<u64>,
+    /// Address that the data ports listen on, which other hosts use to reach this node. An address beyond loopback
+    /// needs a control plane that issues tickets.
+    #[arg(long, default_value = "127.0.0.1")]
+    listen: IpAddr,
+    /// Data port of the first shard; the other shards take the ports that follow. 0: free ports are picked.
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+    /// TLS 1.3 on TCP data connections, with the certificates of control connections. off: none; offer: the connecting
+    /// side chooses; require: plain connections are refused, and none is opened.
+    #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Off)]
+    data_tls: DataTls,
+    /// Weight of this node when slots are assigned, relative to other nodes. Default: one unit for each 64 MiB of the
+    /// pool.
+    #[arg(long)]
+    weight: Option<u32>,
+    /// Failure domain of this node; the replicas of an object are kept in different failure domains. Default: the host.
+    #[arg(long)]
+    failure_domain: Option<String>,
+}
+
+/// Limits of the objects in memory, and their eviction.
+#[derive(Args, Clone)]
+struct ObjectArguments {
+    /// Maximum number of objects in memory. Default: one for each 4 KiB of the pool. Each object costs up to 100 bytes
+    /// of memory more.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    max_objects: Option<u64>,
+    /// Eviction policy: slru (segmented LRU: objects that were accessed twice outlive those that were accessed once),
+    /// s3fifo, or lru.
+    #[arg(long, default_value = "slru")]
+    eviction: Eviction,
+    /// High and low watermark of memory use, in percent: above HIGH, puts evict more than they need, down to LOW.
+    /// 100,100: objects are evicted only when a put needs their memory.
+    #[arg(long, value_name = "HIGH,LOW", default_value = "100,100", value_parser = watermarks)]
+    watermarks: (u8, u8),
+    /// Most memory that hard-pinned objects (never evicted) may take, in percent of the pool. Puts with a hard pin
+    /// beyond it are refused.
+    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=90))]
+    hard_pins: u8,
+    /// Longest soft pin that a put may request, in milliseconds; longer requests are shortened. 0: soft pins have no
+    /// effect.
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 86_400_000,
+        value_parser = clap::value_parser!(u64).range(0..=86_400_000)
+    )]
+    soft_pin_max_ms: u64,
+}
+
+/// RDMA devices.
+#[derive(Args, Clone)]
+struct RdmaArguments {
+    /// Use of RDMA.
+    #[arg(long, value_enum, default_value = "auto")]
+    rdma: RdmaChoice,
+    /// RDMA devices to use, separated by commas. Each is connected to the device at the same position of the peer's
+    /// list. Default: all devices.
+    #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
+    rdma_devices: Vec<String>,
+    /// Affinity of RDMA devices to memory: a NIC priority matrix of Mooncake or a topology of TENT, as JSON or as the
+    /// path of a JSON file. Default: derived from the NUMA placement of devices and memory.
+    #[arg(long, alias = "nic_priority_matrix", default_value = "")]
+    nic_priority_matrix: String,
 }
 
 /// Settings of the SSD tier.
@@ -254,6 +275,12 @@ impl From<AckChoice> for PutAck {
     }
 }
 
+impl RdmaArguments {
+    fn config(&self) -> Result<RdmaConfig, String> {
+        values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)
+    }
+}
+
 impl Ssd {
     fn policy(&self) -> TierPolicy {
         TierPolicy {
@@ -306,7 +333,7 @@ const MOVES_MOST: Duration = Duration::from_secs(20);
 impl Shape {
     /// Sets the node's number where none was given.
     pub(crate) fn or_node_id(&mut self, node: u64) {
-        self.node_id.get_or_insert(node);
+        self.member.node_id.get_or_insert(node);
     }
 
     /// Returns the default directory of the control plane's state: beside the first SSD that is a file. The objects on
@@ -344,23 +371,23 @@ impl Shape {
     ) -> Result<Option<RunningNode>, Failure> {
         let config = NodeConfig {
             control,
-            node: self.node_id.map(NodeId),
-            listen: self.listen,
-            port: self.port,
-            data_tls: self.data_tls,
+            node: self.member.node_id.map(NodeId),
+            listen: self.member.listen,
+            port: self.member.port,
+            data_tls: self.member.data_tls,
             shards: self.shards.map(usize::from),
-            weight: self.weight,
-            failure_domain: self.failure_domain.clone(),
+            weight: self.member.weight,
+            failure_domain: self.member.failure_domain.clone(),
             runtime_directory: self.runtime_directory.clone(),
             pacing: self.pacing.map(Into::into),
-            max_objects: self.max_objects,
-            eviction: self.eviction,
-            high_watermark_percent: self.watermarks.0,
-            low_watermark_percent: self.watermarks.1,
-            hard_pin_percent: self.hard_pins,
-            soft_pin_max: Duration::from_millis(self.soft_pin_max_ms),
+            max_objects: self.objects.max_objects,
+            eviction: self.objects.eviction,
+            high_watermark_percent: self.objects.watermarks.0,
+            low_watermark_percent: self.objects.watermarks.1,
+            hard_pin_percent: self.objects.hard_pins,
+            soft_pin_max: Duration::from_millis(self.objects.soft_pin_max_ms),
             huge: HugePages::Try,
-            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
+            rdma: self.rdma.config()?,
             ssds: self.ssd.paths.clone(),
             ssd_object_bytes: self.ssd.object_bytes,
             ssd_io: match self.ssd.io {

@@ -11,7 +11,8 @@ use crate::cpython::Keys;
 use crate::memory::{Entry, Lookup, RangeAccess, mapped, peek};
 use crate::outcome::{INVALID, INVALID_KEY, NOT_FOUND, failed, store_code};
 use crate::store::arguments::KeepOptions;
-use crate::store::clients::{Clients, Member};
+use crate::store::clients::Clients;
+use crate::store::member::Member;
 
 /// Maximum length of a key.
 const KEY_BYTES: usize = 4096;

@@ -4,16 +4,16 @@
 //! registered memory: a client registers a buffer at its first use, and drops those that were unregistered.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::message::GetMap;
-use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, RegionOptions, Slice, interrupt};
+use kvplane::{Client, ClientConfig, ControlLink, interrupt};
 
-use crate::memory::{Entry, Memory};
+use crate::memory::Memory;
 use crate::outcome::{INTERNAL, NO_ROOM, failed, store_code};
+use crate::store::member::Member;
 
 /// Maximum number of clients of one store object. Each has its own connections to the shards.
 const CLIENTS: usize = 16;
@@ -24,50 +24,6 @@ const FIRST_NODE: Duration = Duration::from_millis(4_500);
 const PLANE: Duration = Duration::from_secs(1);
 /// Polling interval of that wait.
 const LOOK: Duration = Duration::from_millis(2);
-/// Size of the bounce buffer of plain gets, in bytes.
-const BOUNCE_BYTES: usize = 1 << 20;
-
-/// Client, and the registered memory that it knows.
-pub(crate) struct Member {
-    pub(crate) client: Client,
-    known: HashMap<u64, Buffer>,
-    generation: u64,
-    bounce: Option<Buffer>,
-}
-
-impl Member {
-    /// Returns a range of registered memory as a slice of this client.
-    pub(crate) fn slice(&mut self, entry: &Entry, address: u64, bytes: u64) -> Slice {
-        let client = &mut self.client;
-        let buffer = self.known.entry(entry.id).or_insert_with(|| client.register(Arc::clone(&entry.region)));
-        buffer.slice((address - entry.address) as usize, bytes as usize)
-    }
-
-    /// Returns the bounce buffer of this client.
-    pub(crate) fn bounce(&mut self) -> Result<Buffer, kvplane::Error> {
-        if let Some(bounce) = &self.bounce {
-            return Ok(bounce.clone());
-        }
-        let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("kvplane-get", BOUNCE_BYTES) };
-        let bounce = self.client.register(Region::allocate(&options)?);
-        self.bounce = Some(bounce.clone());
-        Ok(bounce)
-    }
-
-    fn forget_gone(&mut self, memory: &Memory) {
-        let generation = memory.generation();
-        if generation == self.generation {
-            return;
-        }
-        self.generation = generation;
-        let gone: Vec<u64> = self.known.keys().copied().filter(|id| !memory.contains(*id)).collect();
-        for id in gone {
-            if let Some(buffer) = self.known.remove(&id) {
-                self.client.unregister(buffer);
-            }
-        }
-    }
-}
 
 #[derive(Default)]
 struct Members {
@@ -197,7 +153,7 @@ impl Clients {
     pub(crate) fn new(config: ClientConfig, first: Client) -> Self {
         let config = ClientConfig { tenant: first.tenant_name(), ..config };
         let link = first.link().clone();
-        let member = Member { client: first, known: HashMap::new(), generation: 0, bounce: None };
+        let member = Member::new(first, 0);
         Self {
             config,
             link,
@@ -313,10 +269,7 @@ impl Clients {
 
     fn make(&self) -> Result<Member, i64> {
         match Client::connect_with(&self.config, self.link.clone()) {
-            Ok(client) => {
-                let generation = self.memory.generation();
-                Ok(Member { client, known: HashMap::new(), generation, bounce: None })
-            }
+            Ok(client) => Ok(Member::new(client, self.memory.generation())),
             Err(error) => {
                 self.lock().all -= 1;
                 self.returned.notify_one();

@@ -12,11 +12,13 @@ use pyo3::types::PyList;
 
 use crate::cpython::Keys;
 use crate::memory::adopt;
-use crate::outcome::{INTERNAL, INVALID, NOT_FOUND, failed, store_code};
+use crate::outcome::{INVALID, NOT_FOUND, failed, store_code};
 use crate::store::arguments::KeepOptions;
 use crate::store::batches::check_key;
-use crate::store::clients::Member;
-use crate::store::{DIRECT_BYTES, Store};
+use crate::store::clients::Clients;
+use crate::store::codes::Codes;
+use crate::store::member::Member;
+use crate::store::{DIRECT_BYTES, values};
 use crate::waiting::waiting;
 
 /// Python memory: address and length. The caller keeps it there until the call has ended.
@@ -114,107 +116,101 @@ fn each_or_all<T: Copy>(items: &[T], mut run: impl FnMut(&[T]) -> Result<Vec<i64
     }
 }
 
-impl Store {
-    /// Stores the values at these places. Returns 0 for each object that exists afterwards, else an error code.
-    ///
-    /// # Safety
-    /// The places stay mapped until this returns.
-    pub(crate) unsafe fn put_places(&self, keys: &Keys, places: &[Place], keeping: &KeepOptions) -> Vec<i64> {
-        let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
-            let options = keeping.with(&mut member.client);
-            each_or_all(items, |some| {
-                let puts = member.client.batch_put_from_with(some, options)?;
-                Ok(puts.into_iter().map(|put| put.map_or_else(|error| store_code(&error), |_| 0)).collect())
-            })
-        };
-        // SAFETY: by the caller's promise.
-        unsafe { self.at_places(keys, places, true, run) }
-    }
+/// Stores the values at these places. Returns 0 for each object that exists afterwards, else an error code.
+///
+/// # Safety
+/// The places stay mapped until this returns.
+pub(crate) unsafe fn put(clients: &Clients, keys: &Keys, places: &[Place], keeping: &KeepOptions) -> Vec<i64> {
+    let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
+        let options = keeping.with(&mut member.client);
+        each_or_all(items, |some| {
+            let puts = member.client.batch_put_from_with(some, options)?;
+            Ok(puts.into_iter().map(|put| put.map_or_else(|error| store_code(&error), |_| 0)).collect())
+        })
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { at_places(clients, keys, places, true, run) }
+}
 
-    /// Receives objects at these places. Returns the length of each, else an error code.
-    ///
-    /// # Safety
-    /// The places stay mapped until this returns, and no other code uses them until then.
-    pub(crate) unsafe fn get_places(&self, keys: &Keys, places: &[Place]) -> Vec<i64> {
-        let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
-            each_or_all(items, |some| Ok(member.client.batch_get_into(some)?.into_iter().map(got_code).collect()))
-        };
-        // SAFETY: by the caller's promise.
-        unsafe { self.at_places(keys, places, false, run) }
-    }
+/// Receives objects at these places. Returns the length of each, else an error code.
+///
+/// # Safety
+/// The places stay mapped until this returns, and no other code uses them until then.
+pub(crate) unsafe fn get(clients: &Clients, keys: &Keys, places: &[Place]) -> Vec<i64> {
+    let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
+        each_or_all(items, |some| Ok(member.client.batch_get_into(some)?.into_iter().map(got_code).collect()))
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { at_places(clients, keys, places, false, run) }
+}
 
-    /// Runs a batch of the valid keys with non-empty places.
-    ///
-    /// # Safety
-    /// The conditions of its callers hold for `places`.
-    unsafe fn at_places(
-        &self,
-        keys: &Keys,
-        places: &[Place],
-        send: bool,
-        run: impl FnOnce(&mut Member, &[(&[u8], Slice)]) -> Vec<i64>,
-    ) -> Vec<i64> {
-        let empty = |bytes: u64| if bytes == 0 { Err(failed(INVALID, "an object of 0 bytes")) } else { Ok(()) };
-        let checked = |(key, place): (&[u8], &Place)| check_key(key).and_then(|()| empty(place.1)).err().unwrap_or(0);
-        let mut codes: Vec<i64> = keys.iter().zip(places).map(checked).collect();
-        let good: Vec<usize> = (0..codes.len()).filter(|index| codes[*index] == 0).collect();
-        if good.is_empty() {
-            return codes;
-        }
-        let places: Vec<Place> = good.iter().map(|index| places[*index]).collect();
-        let done = self.clients.with(|member| {
-            // SAFETY: by the caller's promise.
-            let lent = unsafe { LentPlaces::new(&mut member.client, &places, send) };
-            let Some(lent) = lent else { return vec![failed(INVALID, "a place is not a valid range"); places.len()] };
-            let items: Vec<(&[u8], Slice)> =
-                good.iter().zip(&lent.slices).map(|(index, slice)| (keys.get(*index), *slice)).collect();
-            let codes = run(member, &items);
-            // SAFETY: by the caller's promise.
-            unsafe { lent.give_back(&mut member.client, &places, (!send).then_some(&codes)) };
-            codes
-        });
-        let mut done = done.unwrap_or_else(|code| vec![code; places.len()]).into_iter();
-        for index in good {
-            codes[index] = done.next().unwrap_or(INTERNAL);
-        }
+/// Runs a batch of the valid keys with non-empty places.
+///
+/// # Safety
+/// The conditions of its callers hold for `places`.
+unsafe fn at_places(
+    clients: &Clients,
+    keys: &Keys,
+    places: &[Place],
+    send: bool,
+    run: impl FnOnce(&mut Member, &[(&[u8], Slice)]) -> Vec<i64>,
+) -> Vec<i64> {
+    let empty = |bytes: u64| if bytes == 0 { Err(failed(INVALID, "an object of 0 bytes")) } else { Ok(()) };
+    let checked = |(key, place): (&[u8], &Place)| check_key(key).and_then(|()| empty(place.1));
+    let codes = Codes::of(keys.iter().zip(places).map(checked));
+    let good: Vec<usize> = codes.good().collect();
+    if good.is_empty() {
+        return codes.answered(Vec::new());
+    }
+    let places: Vec<Place> = good.iter().map(|index| places[*index]).collect();
+    let done = clients.with(|member| {
+        // SAFETY: by the caller's promise.
+        let lent = unsafe { LentPlaces::new(&mut member.client, &places, send) };
+        let Some(lent) = lent else { return vec![failed(INVALID, "a place is not a valid range"); places.len()] };
+        let items: Vec<(&[u8], Slice)> =
+            good.iter().zip(&lent.slices).map(|(index, slice)| (keys.get(*index), *slice)).collect();
+        let codes = run(member, &items);
+        // SAFETY: by the caller's promise.
+        unsafe { lent.give_back(&mut member.client, &places, (!send).then_some(&codes)) };
         codes
-    }
+    });
+    codes.answered(done.unwrap_or_else(|code| vec![code; places.len()]))
+}
 
-    /// Returns the bytes of many objects, or an error code for each: one batch for the lengths, one for the gets.
-    pub(crate) fn get_values<'py>(&self, py: Python<'py>, keys: &Keys) -> PyResult<Bound<'py, PyList>> {
-        let sizes = self.ask(py, keys, |client, keys| {
-            let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
-            Ok(client.batch_size(keys)?.into_iter().map(size).collect())
-        })?;
-        let mut some = Keys::default();
-        let (mut values, mut places) = (Vec::with_capacity(sizes.len()), Vec::new());
-        for (key, &size) in keys.iter().zip(&sizes) {
-            if size <= 0 {
-                values.push(size.into_pyobject(py)?.into_any());
-                continue;
-            }
-            // SAFETY: a new object of so many bytes that no other code refers to; an error is the null pointer.
-            let value = unsafe {
-                Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size as isize))?
-            };
-            // SAFETY: it is such an object.
-            places.push((unsafe { ffi::PyBytes_AsString(value.as_ptr()) } as u64, size as u64));
-            some.add(key);
-            values.push(value);
+/// Returns the bytes of many objects, or an error code for each: one batch for the lengths, one for the gets.
+pub(crate) fn get_values<'py>(py: Python<'py>, clients: &Clients, keys: &Keys) -> PyResult<Bound<'py, PyList>> {
+    let sizes = values::ask(py, clients, keys, |client, keys| {
+        let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
+        Ok(client.batch_size(keys)?.into_iter().map(size).collect())
+    })?;
+    let mut some = Keys::default();
+    let (mut values, mut places) = (Vec::with_capacity(sizes.len()), Vec::new());
+    for (key, &size) in keys.iter().zip(&sizes) {
+        if size <= 0 {
+            values.push(size.into_pyobject(py)?.into_any());
+            continue;
         }
-        // SAFETY: `values` keeps the bytes until after the call, and no code reads them before it has ended.
-        let codes = waiting(py, || unsafe { self.get_places(&some, &places) })?;
-        let mut codes = codes.into_iter().zip(&places);
-        for (index, _) in sizes.iter().enumerate().filter(|(_, size)| **size > 0) {
-            let Some((code, place)) = codes.next() else { break };
-            if code as u64 == place.1 {
-                continue;
-            }
-            // Another object replaced it between the two batches: it is read by itself.
-            let replaced = code == INVALID || code > 0;
-            values[index] =
-                if replaced { self.get_value(py, keys.get(index))? } else { code.into_pyobject(py)?.into_any() };
-        }
-        PyList::new(py, values)
+        // SAFETY: a new object of so many bytes that no other code refers to; an error is the null pointer.
+        let value = unsafe {
+            Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size as isize))?
+        };
+        // SAFETY: it is such an object.
+        places.push((unsafe { ffi::PyBytes_AsString(value.as_ptr()) } as u64, size as u64));
+        some.add(key);
+        values.push(value);
     }
+    // SAFETY: `values` keeps the bytes until after the call, and no code reads them before it has ended.
+    let codes = waiting(py, || unsafe { get(clients, &some, &places) })?;
+    let mut codes = codes.into_iter().zip(&places);
+    for (index, _) in sizes.iter().enumerate().filter(|(_, size)| **size > 0) {
+        let Some((code, place)) = codes.next() else { break };
+        if code as u64 == place.1 {
+            continue;
+        }
+        // Another object replaced it between the two batches: it is read by itself.
+        let replaced = code == INVALID || code > 0;
+        values[index] =
+            if replaced { values::get(py, clients, keys.get(index))? } else { code.into_pyobject(py)?.into_any() };
+    }
+    PyList::new(py, values)
 }

@@ -12,7 +12,7 @@ use crate::http::Answer;
 pub(crate) fn used_bytes(view: &View, segment: &Segment) -> u64 {
     let Owner::Node { node, incarnation } = segment.owner else { return 0 };
     let of = view.shards.iter().filter(|one| one.node == node && one.incarnation == incarnation);
-    of.flat_map(|one| &one.shards).map(|shard| shard.used_bytes).sum()
+    of.flat_map(|one| &one.shards).map(|shard| shard.pool.used_bytes).sum()
 }
 
 /// Returns Mooncake's name and number of the state of a segment's owner.

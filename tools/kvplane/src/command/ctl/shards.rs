@@ -62,7 +62,7 @@ impl Shards {
     pub(crate) fn run(&self, link: &ControlLink) -> Result<(), Failure> {
         let mut nodes = ask(link, self.node)?;
         let shards = nodes.iter_mut().flat_map(|node| &mut node.shards);
-        shards.for_each(|shard| shard.slow.sort_by_key(|slow| std::cmp::Reverse(slow.total_ns)));
+        shards.for_each(|shard| shard.slow.latest.sort_by_key(|slow| std::cmp::Reverse(slow.total_ns)));
         // Names come with another report; without it, objects are shown by their digests.
         let names = if self.slow || self.json { link.call(ListHot { node: self.node }).ok() } else { None };
         let names = names.as_ref().map(Names::of).unwrap_or_default();
@@ -79,7 +79,7 @@ impl Shards {
             for shard in &node.shards {
                 show_shard(shard);
                 if self.slow {
-                    shard.slow.iter().for_each(|slow| show_slow(slow, &names));
+                    shard.slow.latest.iter().for_each(|slow| show_slow(slow, &names));
                 }
             }
         }
@@ -94,13 +94,18 @@ fn show_shard(shard: &ShardFigures) {
         shard.address,
         shard.objects,
         size::show(shard.object_bytes),
-        size::show(shard.used_bytes),
-        size::show(shard.pool_bytes),
+        size::show(shard.pool.used_bytes),
+        size::show(shard.pool.bytes),
         shard.connections
     );
     println!(
         "    {} hits, {} misses; {} puts, {} refused; {} removed, {} evicted",
-        shard.hits, shard.misses, shard.puts, shard.put_refusals, shard.removes, shard.evictions
+        shard.gets.hits,
+        shard.gets.misses,
+        shard.puts.objects,
+        shard.puts.refusals,
+        shard.removes,
+        shard.evictions.objects
     );
     if let Some(ssd) = &shard.ssd {
         println!(
@@ -131,8 +136,8 @@ fn show_shard(shard: &ShardFigures) {
             if one.failed > 0 { format!("  {} failed", one.failed) } else { String::new() }
         );
     }
-    if shard.slow_count > 0 {
-        println!("    {} slower than {}", shard.slow_count, time(shard.slow_after_ns));
+    if shard.slow.count > 0 {
+        println!("    {} slower than {}", shard.slow.count, time(shard.slow.after_ns));
     }
 }
 

@@ -87,7 +87,7 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let bytes_per_s = if verify.pause { 0 } else { verify.rate };
             let wait = !verify.detach && !verify.pause;
             let nodes = order(link, &verify.common, TierAction::Verify { bytes_per_s }, wait)?;
-            let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub_bad).sum();
+            let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub.bad_records).sum();
             match bad {
                 1.. if wait => {
                     let text = "those with their objects in memory were rewritten, the others are misses now";
@@ -136,11 +136,11 @@ fn progress(shard: &TierShard, action: TierAction) -> String {
     match action {
         TierAction::Verify { .. } => format!(
             "shard {}: {} of about {} records, {} bytes, {} damaged",
-            shard.shard, shard.scrub_records, shard.scrub_objects, shard.scrub_bytes, shard.scrub_bad
+            shard.shard, shard.scrub.records, shard.scrub.objects, shard.scrub.bytes, shard.scrub.bad_records
         ),
         TierAction::Reclaim { .. } => format!(
             "shard {}: {} of {} segments free, {} wanted",
-            shard.shard, shard.free_segments, shard.segments, shard.wanted_free_segments
+            shard.shard, shard.segments.free, shard.segments.all, shard.wanted_free_segments
         ),
     }
 }
@@ -152,8 +152,8 @@ fn amplification(shard: &TierShard) -> f64 {
 
 /// Returns the number of segments that are opening, sealing or being reclaimed, or that recovery has not read yet.
 const fn others(shard: &TierShard) -> u32 {
-    let told = shard.free_segments + shard.sealed_segments + shard.open_segments + shard.bad_segments;
-    shard.segments.saturating_sub(told)
+    let told = shard.segments.free + shard.segments.sealed + shard.segments.open + shard.segments.bad;
+    shard.segments.all.saturating_sub(told)
 }
 
 fn show(nodes: &[TierNode], as_json: bool) {
@@ -172,11 +172,11 @@ fn show_shard(shard: &TierShard) {
     println!("  shard {}: {}, format {}, {}", shard.shard, shard.device, shard.format, shard.state);
     println!(
         "    segments {}: {} free, {} sealed, {} open, {} bad, {} others; {:.3} GiB live, {:.3} GiB dead, {} objects",
-        shard.segments,
-        shard.free_segments,
-        shard.sealed_segments,
-        shard.open_segments,
-        shard.bad_segments,
+        shard.segments.all,
+        shard.segments.free,
+        shard.segments.sealed,
+        shard.segments.open,
+        shard.segments.bad,
         others(shard),
         gibibytes(shard.live_bytes),
         gibibytes(shard.dead_bytes),
@@ -184,9 +184,9 @@ fn show_shard(shard: &TierShard) {
     );
     println!(
         "    hits: {} memory, {} SSD; {} misses; {} prefetched, {} of them used",
-        shard.memory_hits, shard.ssd_hits, shard.misses, shard.read_ahead, shard.read_ahead_used
+        shard.gets.memory_hits, shard.gets.ssd_hits, shard.gets.misses, shard.prefetches.objects, shard.prefetches.used
     );
-    let budget = match shard.bytes_per_day {
+    let budget = match shard.budget.bytes_per_day {
         0 => "no limit".to_owned(),
         bytes => format!("of {:.3} GiB a day", gibibytes(bytes)),
     };
@@ -194,28 +194,28 @@ fn show_shard(shard: &TierShard) {
         "    written: {:.3} GiB, amplification {:.2}; last day {:.3} GiB, {budget}; now {}; {} not written over budget",
         gibibytes(shard.written_bytes),
         amplification(shard),
-        gibibytes(shard.day_bytes),
-        shard.admission,
-        shard.over_budget
+        gibibytes(shard.budget.day_bytes),
+        shard.budget.admission,
+        shard.budget.not_written
     );
     println!(
         "    errors: {} reads, {} writes; records: {} damaged, {} stale, {} misdirected, {} quarantined, {} rewritten",
-        shard.read_faults,
-        shard.write_faults,
-        shard.damaged,
-        shard.stale,
-        shard.misdirected,
-        shard.quarantined,
-        shard.rewritten
+        shard.errors.reads,
+        shard.errors.writes,
+        shard.errors.damaged,
+        shard.errors.stale,
+        shard.errors.misdirected,
+        shard.errors.quarantined,
+        shard.errors.rewritten
     );
     println!(
         "    scrub: {} at {} bytes/s; {} of about {} records, {} damaged; {} passes done",
-        shard.scrub,
-        shard.scrub_bytes_per_s,
-        shard.scrub_records,
-        shard.scrub_objects,
-        shard.scrub_bad,
-        shard.scrub_passes
+        shard.scrub.state,
+        shard.scrub.bytes_per_s,
+        shard.scrub.records,
+        shard.scrub.objects,
+        shard.scrub.bad_records,
+        shard.scrub.passes
     );
 }
 
@@ -235,13 +235,13 @@ fn shard_json(shard: &TierShard) -> Value {
         "state": shard.state,
         "objects": shard.objects,
         "segments": {
-            "all": shard.segments,
-            "free": shard.free_segments,
-            "sealed": shard.sealed_segments,
-            "open": shard.open_segments,
-            "bad": shard.bad_segments,
+            "all": shard.segments.all,
+            "free": shard.segments.free,
+            "sealed": shard.segments.sealed,
+            "open": shard.segments.open,
+            "bad": shard.segments.bad,
             "others": others(shard),
-            "bytes_each": shard.segment_bytes,
+            "bytes_each": shard.segments.bytes_each,
             "wanted_free": shard.wanted_free_segments,
         },
         "live_bytes": shard.live_bytes,
@@ -249,31 +249,31 @@ fn shard_json(shard: &TierShard) -> Value {
         "put_bytes": shard.put_bytes,
         "written_bytes": shard.written_bytes,
         "write_amplification": amplification(shard),
-        "hits": { "memory": shard.memory_hits, "ssd": shard.ssd_hits, "misses": shard.misses },
-        "read_ahead": { "objects": shard.read_ahead, "used": shard.read_ahead_used },
+        "hits": { "memory": shard.gets.memory_hits, "ssd": shard.gets.ssd_hits, "misses": shard.gets.misses },
+        "read_ahead": { "objects": shard.prefetches.objects, "used": shard.prefetches.used },
         "errors": {
-            "reads": shard.read_faults,
-            "writes": shard.write_faults,
-            "damaged": shard.damaged,
-            "stale": shard.stale,
-            "misdirected": shard.misdirected,
-            "quarantined": shard.quarantined,
-            "rewritten": shard.rewritten,
+            "reads": shard.errors.reads,
+            "writes": shard.errors.writes,
+            "damaged": shard.errors.damaged,
+            "stale": shard.errors.stale,
+            "misdirected": shard.errors.misdirected,
+            "quarantined": shard.errors.quarantined,
+            "rewritten": shard.errors.rewritten,
         },
         "budget": {
-            "admission": shard.admission,
-            "last_day_bytes": shard.day_bytes,
-            "bytes_per_day": shard.bytes_per_day,
-            "not_written": shard.over_budget,
+            "admission": shard.budget.admission,
+            "last_day_bytes": shard.budget.day_bytes,
+            "bytes_per_day": shard.budget.bytes_per_day,
+            "not_written": shard.budget.not_written,
         },
         "scrub": {
-            "state": shard.scrub,
-            "bytes_per_s": shard.scrub_bytes_per_s,
-            "objects": shard.scrub_objects,
-            "records": shard.scrub_records,
-            "bytes": shard.scrub_bytes,
-            "bad_records": shard.scrub_bad,
-            "passes": shard.scrub_passes,
+            "state": shard.scrub.state,
+            "bytes_per_s": shard.scrub.bytes_per_s,
+            "objects": shard.scrub.objects,
+            "records": shard.scrub.records,
+            "bytes": shard.scrub.bytes,
+            "bad_records": shard.scrub.bad_records,
+            "passes": shard.scrub.passes,
         },
     })
 }

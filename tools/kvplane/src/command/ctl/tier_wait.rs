@@ -106,9 +106,9 @@ fn shard_is_done(
         TierAction::Reclaim { free_percent: 1.. } if !takes_writes => Err(ShardFault::NoWrites(state.clone())),
         TierAction::Reclaim { .. } => Ok(!wait || now.wanted_free_segments == 0),
         TierAction::Verify { bytes_per_s: 0 } => Ok(true),
-        TierAction::Verify { .. } if now.scrub == "verify" => Ok(!wait),
-        TierAction::Verify { .. } if now.scrub == "paused" => Err(ShardFault::Paused),
-        TierAction::Verify { .. } if then.is_some_and(|then| now.scrub_passes <= then.scrub_passes) => {
+        TierAction::Verify { .. } if now.scrub.state == "verify" => Ok(!wait),
+        TierAction::Verify { .. } if now.scrub.state == "paused" => Err(ShardFault::Paused),
+        TierAction::Verify { .. } if then.is_some_and(|then| now.scrub.passes <= then.scrub.passes) => {
             Err(ShardFault::NotAllRead(state.clone()))
         }
         TierAction::Verify { .. } => Ok(true),
@@ -152,7 +152,7 @@ impl Patience {
 fn signs(node: &TierNode) -> impl Iterator<Item = u64> {
     let of_shard = |shard: &TierShard| {
         let found = if shard.state == "recovering" { shard.objects } else { 0 };
-        [found, shard.scrub_records, u64::from(shard.free_segments), u64::from(shard.wanted_free_segments)]
+        [found, shard.scrub.records, u64::from(shard.segments.free), u64::from(shard.wanted_free_segments)]
     };
     [node.node, node.carried_out].into_iter().chain(node.shards.iter().flat_map(of_shard))
 }
@@ -160,13 +160,14 @@ fn signs(node: &TierNode) -> impl Iterator<Item = u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvplane::rpc::message::ScrubFigures;
 
     const VERIFY: TierAction = TierAction::Verify { bytes_per_s: 1 << 30 };
     const RECLAIM: TierAction = TierAction::Reclaim { free_percent: 30 };
 
     fn node(change: impl FnOnce(&mut TierShard)) -> TierNode {
-        let mut shard =
-            TierShard { state: "serving".to_owned(), scrub: "idle".to_owned(), scrub_passes: 3, ..Default::default() };
+        let scrub = ScrubFigures { state: "idle".to_owned(), passes: 3, ..Default::default() };
+        let mut shard = TierShard { state: "serving".to_owned(), scrub, ..Default::default() };
         change(&mut shard);
         TierNode { node: 7, incarnation: 1, age_ns: 0, carried_out: 5, shards: vec![shard] }
     }
@@ -177,8 +178,8 @@ mod tests {
 
     #[test]
     fn an_order_is_done_or_fails_with_the_reason() {
-        assert_eq!(look(&node(|shard| shard.scrub_passes = 4), VERIFY), Ok(true));
-        assert_eq!(look(&node(|shard| shard.scrub = "verify".to_owned()), VERIFY), Ok(false));
+        assert_eq!(look(&node(|shard| shard.scrub.passes = 4), VERIFY), Ok(true));
+        assert_eq!(look(&node(|shard| shard.scrub.state = "verify".to_owned()), VERIFY), Ok(false));
         assert_eq!(look(&node(|shard| shard.wanted_free_segments = 2), RECLAIM), Ok(false));
         assert_eq!(look(&node(|_| {}), RECLAIM), Ok(true));
         assert_eq!(look(&TierNode { carried_out: 4, ..node(|_| {}) }, VERIFY), Ok(false));
@@ -186,7 +187,7 @@ mod tests {
         for (now, action, says) in [
             (refused(), VERIFY, "not all records were read: degraded, memory only: the device is gone"),
             (refused(), RECLAIM, "no segment can be reclaimed: degraded, memory only"),
-            (node(|shard| shard.scrub = "paused".to_owned()), VERIFY, "verification was paused"),
+            (node(|shard| shard.scrub.state = "paused".to_owned()), VERIFY, "verification was paused"),
             (TierNode { incarnation: 2, ..node(|_| {}) }, VERIFY, "restarted before it was done"),
             (TierNode { age_ns: SILENCE_NS + 1, ..node(|_| {}) }, RECLAIM, "has not reported for 60 s"),
         ] {
@@ -198,13 +199,13 @@ mod tests {
     #[test]
     fn an_order_without_progress_times_out() {
         let mut patience = Patience::new(VERIFY);
-        let nodes = [node(|shard| shard.scrub_records = 8)];
+        let nodes = [node(|shard| shard.scrub.records = 8)];
         patience.look(&nodes).expect("it went on");
         patience.look(&nodes).expect("not yet for long");
         patience.since -= STALL + Duration::from_secs(1);
         let error = patience.look(&nodes).expect_err("nothing goes on").to_string();
         assert!(error.contains("for 61 s"), "{error}");
-        patience.look(&[node(|shard| shard.scrub_records = 9)]).expect("it went on");
+        patience.look(&[node(|shard| shard.scrub.records = 9)]).expect("it went on");
         let mut patience = Patience::new(TierAction::Verify { bytes_per_s: 1 });
         patience.look(&nodes).expect("it went on");
         patience.since -= STALL + Duration::from_secs(1);

@@ -121,12 +121,12 @@ fn say_hits(shards: &[TierShard]) {
     let sum = |value: fn(&TierShard) -> u64| shards.iter().map(value).sum::<u64>();
     println!(
         "tiers: {} hits in memory, {} on the SSD, {} misses; {} objects on the SSD, {} prefetched, {} of them used",
-        sum(|shard| shard.memory_hits),
-        sum(|shard| shard.ssd_hits),
-        sum(|shard| shard.misses),
+        sum(|shard| shard.gets.memory_hits),
+        sum(|shard| shard.gets.ssd_hits),
+        sum(|shard| shard.gets.misses),
         sum(|shard| shard.objects),
-        sum(|shard| shard.read_ahead),
-        sum(|shard| shard.read_ahead_used)
+        sum(|shard| shard.prefetches.objects),
+        sum(|shard| shard.prefetches.used)
     );
 }
 

@@ -53,7 +53,7 @@ fn rate(node: u64, old: &ShardFigures, new: &ShardFigures, between: Duration) ->
     let seconds = between.as_secs_f64().max(1e-3);
     let per_s = |old: u64, new: u64| new.saturating_sub(old) as f64 / seconds;
     let ssd = |of: &ShardFigures| of.ssd.map_or(0, |ssd| ssd.hits);
-    let (hits, misses) = (per_s(old.hits, new.hits), per_s(old.misses, new.misses));
+    let (hits, misses) = (per_s(old.gets.hits, new.gets.hits), per_s(old.gets.misses, new.gets.misses));
     let ssd_hits = per_s(ssd(old), ssd(new));
     let gets = hits + misses;
     let times = gets_between(old, new);
@@ -61,19 +61,19 @@ fn rate(node: u64, old: &ShardFigures, new: &ShardFigures, between: Duration) ->
         node,
         shard: new.shard,
         objects: new.objects,
-        used_bytes: new.used_bytes,
-        pool_bytes: new.pool_bytes,
+        used_bytes: new.pool.used_bytes,
+        pool_bytes: new.pool.bytes,
         gets,
         hit_ratio: if gets > 0.0 { ((hits + ssd_hits) / gets).min(1.0) } else { 0.0 },
         ssd_hits,
-        puts: per_s(old.puts, new.puts),
-        evictions: per_s(old.evictions, new.evictions),
-        get_bytes: per_s(old.get_bytes, new.get_bytes),
-        put_bytes: per_s(old.put_bytes, new.put_bytes),
+        puts: per_s(old.puts.objects, new.puts.objects),
+        evictions: per_s(old.evictions.objects, new.evictions.objects),
+        get_bytes: per_s(old.gets.bytes, new.gets.bytes),
+        put_bytes: per_s(old.puts.bytes, new.puts.bytes),
         get_p50_ns: times.quantile_ns(0.5),
         get_p99_ns: times.quantile_ns(0.99),
-        slow: per_s(old.slow_count, new.slow_count),
-        cpu: per_s(old.cpu_ns, new.cpu_ns) / 1e9,
+        slow: per_s(old.slow.count, new.slow.count),
+        cpu: per_s(old.thread.cpu_ns, new.thread.cpu_ns) / 1e9,
     }
 }
 
@@ -99,11 +99,13 @@ fn gets_between(old: &ShardFigures, new: &ShardFigures) -> OperationFigures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvplane::rpc::message::GetFigures;
 
     fn node(age_ns: u64, hits: u64, buckets: &[(u64, u64)]) -> ShardNode {
         let get =
             OperationFigures { operation: "get".to_owned(), buckets: buckets.to_vec(), ..OperationFigures::default() };
-        let shard = ShardFigures { hits, misses: hits / 3, operations: vec![get], ..ShardFigures::default() };
+        let gets = GetFigures { hits, misses: hits / 3, ..GetFigures::default() };
+        let shard = ShardFigures { gets, operations: vec![get], ..ShardFigures::default() };
         ShardNode { node: 7, incarnation: 1, age_ns, shards: vec![shard] }
     }
 

@@ -1,13 +1,15 @@
 //! Verification of range reads: shards that were read completely are compared with their hashes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use kvplane_cluster::reshard::{Copy, Piece, whole_shards};
+use kvplane_engine::Region;
 use kvplane_proto::digest::ContentHash;
 use kvplane_rpc::p2p::ObjectPlace;
 
-use super::ranges::{Batches, Reader};
-use crate::error::Error;
+use super::batches::Batches;
+use crate::p2p::catalog::Object;
 
 /// Limit of shard pieces kept at a time.
 const PIECES: usize = 1 << 20;
@@ -22,13 +24,22 @@ pub(super) enum ContentCheck {
     Wrong(u32, BTreeSet<String>),
 }
 
-impl Reader<'_> {
-    /// Verifies the shards that the copies cover completely. `served` names the peer that each batch came from.
+/// Bytes of one buffer of an object, as they were read into memory.
+pub(super) struct Content<'a> {
+    pub(super) object: &'a Object,
+    pub(super) buffer: usize,
+    pub(super) memory: &'a Arc<Region>,
+}
+
+impl Content<'_> {
+    /// Verifies the shards that the copies cover completely. `served` names the peer that each batch came from, and
+    /// `read` reads copies from one peer again, and returns true if it served them.
     pub(super) fn check<I: Iterator<Item = Copy>>(
         &self,
         copies: &impl Fn() -> I,
         served: &[ObjectPlace],
-    ) -> Result<ContentCheck, Error> {
+        read: impl Fn(&[Copy], &ObjectPlace) -> bool,
+    ) -> ContentCheck {
         let by_batch = || {
             let batches = Batches::of(copies()).enumerate();
             batches.flat_map(|(number, batch)| batch.into_iter().map(move |copy| (number as u32, copy)))
@@ -42,7 +53,7 @@ impl Reader<'_> {
                 }
             }
         });
-        let Some((shard, pieces)) = wrong else { return Ok(ContentCheck::Right(checked)) };
+        let Some((shard, pieces)) = wrong else { return ContentCheck::Right(checked) };
         let numbers: BTreeSet<u32> = pieces.iter().map(|piece| piece.tag).collect();
         let mut sources: Vec<&ObjectPlace> = numbers.into_iter().map(|number| &served[number as usize]).collect();
         sources.sort_by(|one, other| one.segment.cmp(&other.segment));
@@ -57,10 +68,10 @@ impl Reader<'_> {
             let again: Vec<Copy> = pieces.iter().map(copy).collect();
             sources.retain(|source| {
                 let mut batches = Batches::of(again.iter().copied());
-                batches.all(|batch| self.ask(&batch, source).is_ok()) && !self.matches(shard, &pieces)
+                batches.all(|batch| read(&batch, source)) && !self.matches(shard, &pieces)
             });
         }
-        Ok(ContentCheck::Wrong(shard, sources.into_iter().map(|source| source.segment.clone()).collect()))
+        ContentCheck::Wrong(shard, sources.into_iter().map(|source| source.segment.clone()).collect())
     }
 
     fn matches(&self, shard: u32, pieces: &[Piece]) -> bool {
