@@ -19,14 +19,16 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 26] = [
+const EDGES: [(&str, Uses); 27] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
     ("kvplane-tls", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
     ("kvplane-client", Uses::Only(&["kvplane-proto", "kvplane-ticket"])),
-    ("kvplane-sys", Uses::Only(&[])),
+    // A driver for its tests.
+    ("kvplane-fake-cuda", Uses::Only(&[])),
+    ("kvplane-sys", Uses::Only(&["kvplane-fake-cuda"])),
     ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
@@ -116,7 +118,7 @@ const HOMES: [(&str, &[&str]); 30] = [
     ("hyper-util", &["kvplane-server"]),
     ("indicatif", &["kvplane-tools"]),
     ("io-uring", &["kvplane-sys"]),
-    ("libc", &["kvplane-sys"]),
+    ("libc", &["kvplane-sys", "kvplane-fake-cuda"]),
     ("metrics", &["kvplane-server"]),
     ("metrics-exporter-prometheus", &["kvplane-server"]),
     ("object", &["xtask"]),
