@@ -10,10 +10,10 @@ use std::os::fd::OwnedFd;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawContext(pub(crate) u64);
 
-/// Proof that this thread entered a context, which it is to leave.
+/// Proof that this thread entered a context, which it is to leave, with what the driver needs for that.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Previous;
+pub(crate) struct Previous(pub(crate) Option<i32>);
 
 /// Stream of a driver: a queue whose operations are done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +115,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Ends the pinning. Needs the current context.
     fn unpin(&self, address: u64);
 
-    /// Exports a range of device memory as a dma-buf descriptor. Needs the current context.
-    fn export_dma_buf(&self, ordinal: u16, address: u64, bytes: u64) -> Result<OwnedFd, DeviceError>;
+    /// Exports an allocation as a dma-buf descriptor, with the offset of the allocation in it. Needs the current
+    /// context.
+    fn export_dma_buf(&self, ordinal: u16, base: u64, bytes: u64) -> Result<(OwnedFd, u64), DeviceError>;
 
     /// Makes a NIC's writes visible to kernels of the device. Needs the current context.
     fn flush_writes(&self, ordinal: u16) -> Result<(), DeviceError>;

@@ -1,6 +1,7 @@
 //! Errors of device memory: which call of which driver failed, at which address, and what to do.
 
 use super::{DeviceId, Family};
+use std::ffi::CStr;
 use std::fmt;
 use std::io;
 
@@ -93,6 +94,13 @@ pub enum DeviceError {
     Forked,
     /// The memory map of this process cannot be read.
     MemoryMap(io::Error),
+}
+
+impl DeviceError {
+    /// Returns the error of a driver without this function, which it has since that version.
+    pub(super) fn old(family: Family, function: &'static CStr, since: &'static str) -> Self {
+        Self::OldDriver { family, function: function.to_str().unwrap_or_default(), since }
+    }
 }
 
 impl fmt::Display for DeviceError {

@@ -1,7 +1,7 @@
 //! Devices in use: the retained primary context of each, and the guard that makes it current around driver calls.
 
 use super::driver::{Driver, RawContext};
-use super::{DeviceError, DeviceId, DeviceInfo, Family, cuda};
+use super::{DeviceError, DeviceId, DeviceInfo, Family, cuda, hip};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
@@ -17,6 +17,7 @@ pub(super) fn driver(family: Family) -> Result<&'static dyn Driver, DeviceError>
     check_process()?;
     let driver: &'static dyn Driver = match family {
         Family::Cuda => cuda::library()?,
+        Family::Hip => hip::library()?,
     };
     debug_assert_eq!(driver.family(), family, "each family has its own library");
     static WATCH: Once = Once::new();

@@ -146,8 +146,8 @@ impl DeviceMemory {
                 what: "dma-buf descriptors of managed memory",
             });
         }
-        let fd = self.device.with(|driver, ordinal| driver.export_dma_buf(ordinal, base, bytes))?;
-        Ok((fd, self.address - base))
+        let (fd, offset) = self.device.with(|driver, ordinal| driver.export_dma_buf(ordinal, base, bytes))?;
+        Ok((fd, offset + (self.address - base)))
     }
 
     /// Returns a handle by which another process of this host maps the allocation; the range begins at the returned

@@ -18,6 +18,7 @@ mod cuda;
 mod driver;
 mod error;
 mod handle;
+mod hip;
 mod memory;
 mod queue;
 
@@ -34,17 +35,20 @@ pub use queue::{CopyQueue, CopyTicket, DeviceCopy, DeviceRange, StreamHandle};
 pub enum Family {
     /// NVIDIA: `libcuda.so.1`.
     Cuda,
+    /// AMD: `libamdhip64.so`.
+    Hip,
 }
 
 impl Family {
     /// All families, in the order in which they are tried for an address.
-    pub const ALL: [Self; 1] = [Self::Cuda];
+    pub const ALL: [Self; 2] = [Self::Cuda, Self::Hip];
 
     /// Returns the prefix of its locations, as in Mooncake's descriptors.
     #[must_use]
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
+            Self::Hip => "hip",
         }
     }
 
@@ -53,6 +57,7 @@ impl Family {
     pub const fn library(self) -> &'static str {
         match self {
             Self::Cuda => "libcuda.so.1",
+            Self::Hip => "libamdhip64.so",
         }
     }
 }

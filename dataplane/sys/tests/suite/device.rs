@@ -1,6 +1,6 @@
-//! Device memory over the fake CUDA driver: each test runs in a process of its own, as the driver is one to a process.
+//! Device memory over the drivers for tests: each test runs in a process of its own, as the driver is one to a process.
 
-use kvplane_fake_cuda::{Control, Counters};
+use kvplane_fake_devices::{Control, Counters};
 use kvplane_sys::device::{
     CopyQueue, CopyTicket, Device, DeviceCopy, DeviceError, DeviceId, DeviceMemory, DeviceRange, Family, Location,
     MemoryKind, PinnedRegion, StreamHandle, locate, open_families,
@@ -12,7 +12,7 @@ const FIRST: DeviceId = DeviceId { family: Family::Cuda, ordinal: 0 };
 const MIB: u64 = 1 << 20;
 
 fn fake() -> Control {
-    kvplane_fake_cuda::load().unwrap()
+    kvplane_fake_cuda::load_cuda().unwrap()
 }
 
 fn host(bytes: usize) -> Arc<Region> {
@@ -37,31 +37,56 @@ fn assert_released(fake: Control) {
     assert_eq!(counters, Counters { copied_bytes, calls, ..Counters::default() });
 }
 
+/// Copies a pattern to a device, inside it and back.
+fn copy_around(id: DeviceId) {
+    let device = Device::open(id).unwrap();
+    let bytes = 3 * MIB as usize + 17;
+    let (from, to) = (host(bytes), host(bytes));
+    from.copy_in(0, &pattern(7, bytes));
+    let _pins = [&from, &to].map(|region| PinnedRegion::new(&device, Arc::clone(region)).unwrap());
+    let memory = DeviceMemory::allocate(&device, 2 * bytes as u64).unwrap();
+    memory.check().unwrap();
+    assert_eq!(locate(memory.address(), memory.bytes()).unwrap().kind, MemoryKind::Device(id));
+    let [first, second] = [0, bytes as u64].map(|at| DeviceRange::new(&memory, at, bytes as u64));
+    let mut queue = CopyQueue::new(&device).unwrap();
+    let way = [
+        DeviceCopy::ToDevice { from: IoBuf::whole(from), to: first.clone() },
+        DeviceCopy::Between { from: first, to: second.clone() },
+        DeviceCopy::ToHost { from: second, to: IoBuf::whole(Arc::clone(&to)) },
+    ];
+    let tickets: Vec<CopyTicket> = way.into_iter().map(|copy| queue.copy(vec![copy]).unwrap()).collect();
+    finish(&mut queue, tickets[2]);
+    let mut read = vec![0; bytes];
+    to.copy_out(0, &mut read);
+    assert_eq!(read, pattern(7, bytes));
+    assert_eq!(queue.in_flight(), 0);
+}
+
 #[test]
 fn bytes_survive_the_way_to_the_device_inside_it_and_back() {
     let fake = fake();
-    {
-        let device = Device::open(FIRST).unwrap();
-        let bytes = 3 * MIB as usize + 17;
-        let (from, to) = (host(bytes), host(bytes));
-        from.copy_in(0, &pattern(7, bytes));
-        let _pins = [&from, &to].map(|region| PinnedRegion::new(&device, Arc::clone(region)).unwrap());
-        let memory = DeviceMemory::allocate(&device, 2 * bytes as u64).unwrap();
-        let [first, second] = [0, bytes as u64].map(|at| DeviceRange::new(&memory, at, bytes as u64));
-        let mut queue = CopyQueue::new(&device).unwrap();
-        let way = [
-            DeviceCopy::ToDevice { from: IoBuf::whole(from), to: first.clone() },
-            DeviceCopy::Between { from: first, to: second.clone() },
-            DeviceCopy::ToHost { from: second, to: IoBuf::whole(Arc::clone(&to)) },
-        ];
-        let tickets: Vec<CopyTicket> = way.into_iter().map(|copy| queue.copy(vec![copy]).unwrap()).collect();
-        finish(&mut queue, tickets[2]);
-        let mut read = vec![0; bytes];
-        to.copy_out(0, &mut read);
-        assert_eq!(read, pattern(7, bytes));
-        assert_eq!(queue.in_flight(), 0);
+    copy_around(FIRST);
+    assert_released(fake);
+}
+
+#[test]
+fn hip_devices_copy_like_cuda_devices_and_the_callers_device_stays_current() {
+    let fake = kvplane_fake_hip::load_hip().unwrap();
+    for ordinal in [1, 0] {
+        copy_around(DeviceId { family: Family::Hip, ordinal });
     }
     assert_released(fake);
+    let managed = fake.allocate_managed(1, 4096);
+    let second = DeviceId { family: Family::Hip, ordinal: 1 };
+    assert_eq!(locate(managed, 4096).unwrap().kind, MemoryKind::Managed(second));
+    let address = fake.allocate(1, MIB);
+    // SAFETY: no copy is made from or to it after the free.
+    let memory = unsafe { DeviceMemory::adopt(address, MIB) }.unwrap();
+    let error = memory.export_dma_buf().unwrap_err();
+    assert!(error.to_string().contains("no HSA runtime"), "{error}");
+    fake.free(address);
+    assert_eq!(fake.allocate(1, MIB), address);
+    assert!(matches!(memory.check(), Err(DeviceError::Stale { .. })));
 }
 
 #[test]
@@ -277,7 +302,9 @@ fn a_forked_child_gets_an_error_and_touches_no_driver() {
 fn devices_are_listed_with_their_properties_and_unknown_ones_are_errors() {
     let _fake = fake();
     let families = open_families();
-    let [(Family::Cuda, Ok(devices))] = &families[..] else { panic!("{families:?}") };
+    let [(Family::Cuda, Ok(devices)), (Family::Hip, Err(DeviceError::NoDriver { .. }))] = &families[..] else {
+        panic!("{families:?}")
+    };
     let addresses: Vec<&str> = devices.iter().map(|device| device.pci_address.as_str()).collect();
     assert_eq!(addresses, ["0000:a1:00.0", "0000:a2:00.0"]);
     let first = &devices[0];

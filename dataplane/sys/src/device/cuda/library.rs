@@ -6,44 +6,13 @@
 use super::Cuda;
 use super::ffi::*;
 use crate::device::{DeviceError, Family};
-use crate::library::Library;
+use crate::library::{Library, LibraryError, functions, load_once};
 use libc::{c_char, c_int, c_uint, c_void};
 use std::ffi::CStr;
-use std::ptr::NonNull;
-use std::sync::{Mutex, OnceLock};
-
-/// Defines the function table and its lookup: required functions, and those of newer drivers.
-macro_rules! functions {
-    (
-        required { $($field:ident = $symbol:literal: $type:ty,)* }
-        optional { $($later:ident = $later_symbol:literal: $later_type:ty,)* }
-    ) => {
-        /// Functions of the library. All may be called from any thread.
-        pub(super) struct Functions {
-            $(pub(super) $field: $type,)*
-            $(pub(super) $later: Option<$later_type>,)*
-        }
-
-        impl Functions {
-            fn look_up(library: Library) -> Result<Self, DeviceError> {
-                Ok(Self {
-                    $($field: {
-                        let address = need(library, $symbol)?;
-                        // SAFETY: the driver documents a function of this name and type.
-                        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
-                    },)*
-                    $($later: library.symbol($later_symbol).ok().map(|address| {
-                        // SAFETY: as above.
-                        unsafe { std::mem::transmute::<*mut c_void, $later_type>(address.as_ptr()) }
-                    }),)*
-                })
-            }
-        }
-    };
-}
 
 functions! {
-    required {
+    /// Functions of the library. All may be called from any thread.
+    pub(super) struct Functions {
         init = c"cuInit": unsafe extern "C" fn(c_uint) -> CUresult,
         error_name = c"cuGetErrorName": unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult,
         device_count = c"cuDeviceGetCount": unsafe extern "C" fn(*mut c_int) -> CUresult,
@@ -87,30 +56,14 @@ functions! {
     }
 }
 
-fn need(library: Library, name: &'static CStr) -> Result<NonNull<c_void>, DeviceError> {
-    library.symbol(name).map_err(|_| DeviceError::OldDriver {
-        family: Family::Cuda,
-        function: name.to_str().unwrap_or("a function"),
-        since: "450 (CUDA 11)",
-    })
-}
-
 /// Returns the driver of this process. Opened and initialized by the first call; if that failed, the next call tries
 /// again.
 pub(in crate::device) fn library() -> Result<&'static Cuda, DeviceError> {
-    static LOADED: OnceLock<Cuda> = OnceLock::new();
-    // One thread opens it, so that the driver is initialized once.
-    static OPENING: Mutex<()> = Mutex::new(());
-    if let Some(cuda) = LOADED.get() {
-        return Ok(cuda);
-    }
-    let _opening = OPENING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(cuda) = LOADED.get() {
-        return Ok(cuda);
-    }
-    let family = Family::Cuda;
-    let library =
-        Library::open(family.library()).map_err(|error| DeviceError::NoDriver { family, detail: error.to_string() })?;
-    let cuda = Cuda::new(Functions::look_up(library)?)?;
-    Ok(LOADED.get_or_init(|| cuda))
+    load_once!(Cuda, || {
+        let family = Family::Cuda;
+        let library = Library::open(family.library())
+            .map_err(|error| DeviceError::NoDriver { family, detail: error.to_string() })?;
+        let missing = |(name, _): (&'static CStr, LibraryError)| DeviceError::old(family, name, "450 (CUDA 11)");
+        Cuda::new(Functions::look_up(library).map_err(missing)?)
+    })
 }

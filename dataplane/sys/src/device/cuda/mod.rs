@@ -223,7 +223,7 @@ impl Driver for Cuda {
         // SAFETY: a retained context.
         let code = unsafe { (self.functions.context_push)(context.0 as CUcontext) };
         self.check(ordinal, "cuCtxPushCurrent", code)?;
-        Ok(Previous)
+        Ok(Previous(None))
     }
 
     fn leave(&self, _previous: Previous) {
@@ -322,19 +322,15 @@ impl Driver for Cuda {
         let _ = unsafe { (self.functions.host_unregister)(address as *mut c_void) };
     }
 
-    fn export_dma_buf(&self, ordinal: u16, address: u64, bytes: u64) -> Result<OwnedFd, DeviceError> {
-        let old = DeviceError::OldDriver {
-            family: Family::Cuda,
-            function: "cuMemGetHandleForAddressRange",
-            since: "515 (CUDA 11.7)",
-        };
+    fn export_dma_buf(&self, ordinal: u16, base: u64, bytes: u64) -> Result<(OwnedFd, u64), DeviceError> {
+        let old = DeviceError::old(Family::Cuda, c"cuMemGetHandleForAddressRange", "515 (CUDA 11.7)");
         let export = self.functions.export_range.ok_or(old)?;
         let mut fd: c_int = -1;
         // SAFETY: the driver stores one descriptor.
-        let code = unsafe { export((&raw mut fd).cast(), address, bytes as usize, RANGE_DMA_BUF, 0) };
+        let code = unsafe { export((&raw mut fd).cast(), base, bytes as usize, RANGE_DMA_BUF, 0) };
         self.check(ordinal, "cuMemGetHandleForAddressRange", code)?;
         // SAFETY: a new descriptor, which belongs to the caller.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        Ok((unsafe { OwnedFd::from_raw_fd(fd) }, 0))
     }
 
     fn flush_writes(&self, ordinal: u16) -> Result<(), DeviceError> {

@@ -1,4 +1,7 @@
-//! CUDA driver for tests: the shared library `libcuda.so.1` without a GPU, strict where a real driver is forgiving.
+//! Drivers of devices for tests, without a device: strict where a real driver is forgiving.
+//!
+//! The folders `cuda` and `hip` make two shared libraries of this crate, under the names by which programs load CUDA's
+//! driver and HIP's runtime. A library has a state of its own in each process that loads it.
 //!
 //! * **Device memory** is an address range without access, so one byte that the CPU touches is a crash. Its bytes are
 //!   in a memfd, which only the driver maps.
@@ -8,13 +11,14 @@
 //! * **Misuse** is counted or punished: a call without a current context is refused and counted, a copy from or to
 //!   freed memory loses the device, a call in a forked child aborts.
 //!
-//! A test calls [`load`] before the product first asks for the driver; another process gets the directory of
-//! [`directory`] as its `LD_LIBRARY_PATH`. [`Control`] sets delays, injects errors and reads counters.
+//! A test calls [`load_cuda`] or [`load_hip`] before the product first asks for the driver; another process gets the
+//! directory of [`directory`] as its `LD_LIBRARY_PATH`. [`Control`] sets delays, injects errors and reads counters.
 
 mod control;
 mod exports;
+mod hip;
 mod memory;
 mod state;
 mod streams;
 
-pub use control::{Control, Counters, FakeCudaError, directory, load};
+pub use control::{Control, Counters, FakeDriverError, directory, load_cuda, load_hip};

@@ -7,30 +7,36 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Name of the built library in cargo's folders.
-const FILE: &str = "libkvplane_fake_cuda.so";
+/// Names of the built libraries in cargo's folders.
+const CUDA: &str = "libkvplane_fake_cuda.so";
+const HIP: &str = "libkvplane_fake_hip.so";
 
 /// Reason why the driver cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FakeCudaError {
+pub enum FakeDriverError {
     /// No built library beside the test's program.
-    NotBuilt(PathBuf),
+    NotBuilt {
+        /// Name of the library.
+        file: &'static str,
+        /// Folder of the test's program.
+        folder: PathBuf,
+    },
     /// The loader rejected it.
     Loader(String),
 }
 
-impl fmt::Display for FakeCudaError {
+impl fmt::Display for FakeDriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotBuilt(folder) => {
-                write!(f, "{FILE} is not in {}; build the package kvplane-fake-cuda", folder.display())
+            Self::NotBuilt { file, folder } => {
+                write!(f, "{file} is not in {}; build the packages kvplane-fake-*", folder.display())
             }
-            Self::Loader(text) => write!(f, "{FILE} cannot be loaded: {text}"),
+            Self::Loader(text) => write!(f, "the fake driver cannot be loaded: {text}"),
         }
     }
 }
 
-impl std::error::Error for FakeCudaError {}
+impl std::error::Error for FakeDriverError {}
 
 /// Counters of the driver in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,50 +72,67 @@ unsafe impl Send for Control {}
 // SAFETY: as above.
 unsafe impl Sync for Control {}
 
-/// Loads the driver into this process, once, and returns its control. To be called before the product looks for it.
+/// Loads CUDA's driver into this process, once, and returns its control. To be called before the product looks for it.
 ///
 /// # Errors
 /// When the library was not built, or the loader rejects it.
-pub fn load() -> Result<Control, FakeCudaError> {
+pub fn load_cuda() -> Result<Control, FakeDriverError> {
     static LOADED: OnceLock<Control> = OnceLock::new();
-    if let Some(control) = LOADED.get() {
+    open(&LOADED, CUDA)
+}
+
+/// Loads HIP's runtime into this process, like [`load_cuda`].
+///
+/// # Errors
+/// When the library was not built, or the loader rejects it.
+pub fn load_hip() -> Result<Control, FakeDriverError> {
+    static LOADED: OnceLock<Control> = OnceLock::new();
+    open(&LOADED, HIP)
+}
+
+fn open(loaded: &OnceLock<Control>, name: &'static str) -> Result<Control, FakeDriverError> {
+    if let Some(control) = loaded.get() {
         return Ok(*control);
     }
-    let path = file()?;
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|error| FakeCudaError::Loader(error.to_string()))?;
+    let path = file(name)?;
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|error| FakeDriverError::Loader(error.to_string()))?;
     // SAFETY: the path ends with a zero byte; the library has no constructors.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         // SAFETY: the loader keeps the text of this thread's last error until its next call here.
         let text = unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned();
-        return Err(FakeCudaError::Loader(text));
+        return Err(FakeDriverError::Loader(text));
     }
-    Ok(*LOADED.get_or_init(|| Control { handle }))
+    Ok(*loaded.get_or_init(|| Control { handle }))
 }
 
-/// Returns a directory that has the driver under its name, for another process's `LD_LIBRARY_PATH`.
+/// Returns a directory that has the drivers under their names, for another process's `LD_LIBRARY_PATH`.
 ///
 /// # Errors
 /// When the library was not built, or the directory cannot be written.
-pub fn directory() -> Result<PathBuf, FakeCudaError> {
-    let file = file()?;
-    let folder = file.parent().unwrap_or(Path::new("/")).join("fake-cuda");
-    let failed = |error: std::io::Error| FakeCudaError::Loader(error.to_string());
-    std::fs::create_dir_all(&folder).map_err(failed)?;
-    let link = folder.join("libcuda.so.1");
-    match std::os::unix::fs::symlink(&file, &link) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => Ok(folder),
+pub fn directory() -> Result<PathBuf, FakeDriverError> {
+    let failed = |error: std::io::Error| FakeDriverError::Loader(error.to_string());
+    let mut folder = PathBuf::new();
+    for (name, link) in [(CUDA, "libcuda.so.1"), (HIP, "libamdhip64.so")] {
+        let file = file(name)?;
+        folder = file.parent().unwrap_or(Path::new("/")).join("fake-devices");
+        std::fs::create_dir_all(&folder).map_err(failed)?;
+        if let Err(error) = std::os::unix::fs::symlink(&file, folder.join(link))
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            return Err(failed(error));
+        }
     }
+    Ok(folder)
 }
 
-/// Finds the built library beside the running program.
-fn file() -> Result<PathBuf, FakeCudaError> {
-    let program = std::env::current_exe().map_err(|error| FakeCudaError::Loader(error.to_string()))?;
+/// Finds a built library beside the running program.
+fn file(name: &'static str) -> Result<PathBuf, FakeDriverError> {
+    let program = std::env::current_exe().map_err(|error| FakeDriverError::Loader(error.to_string()))?;
     let folders = program.ancestors().skip(1).take(2);
-    let found =
-        folders.flat_map(|folder| [folder.join(FILE), folder.join("deps").join(FILE)]).find(|file| file.exists());
-    found.ok_or_else(|| FakeCudaError::NotBuilt(program.parent().unwrap_or(Path::new("/")).to_owned()))
+    let mut files = folders.flat_map(|folder| [folder.join(name), folder.join("deps").join(name)]);
+    let folder = || program.parent().unwrap_or(Path::new("/")).to_owned();
+    files.find(|file| file.exists()).ok_or_else(|| FakeDriverError::NotBuilt { file: name, folder: folder() })
 }
 
 impl Control {

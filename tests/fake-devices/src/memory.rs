@@ -87,7 +87,7 @@ impl Memory {
         }
         let fd = imported.unwrap_or_else(|| {
             // SAFETY: a constant name.
-            unsafe { libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC) }
+            unsafe { libc::memfd_create(c"fake-devices".as_ptr(), libc::MFD_CLOEXEC) }
         });
         let length = (bytes as usize).next_multiple_of(4096);
         // SAFETY: a descriptor of this function.

@@ -54,9 +54,9 @@ pub(crate) struct State {
     pub(crate) copied_bytes: u64,
 }
 
-/// Number of devices: `KVPLANE_FAKE_CUDA_DEVICES`, or 2.
+/// Number of devices: `KVPLANE_FAKE_DEVICES`, or 2.
 fn devices() -> usize {
-    std::env::var("KVPLANE_FAKE_CUDA_DEVICES").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
+    std::env::var("KVPLANE_FAKE_DEVICES").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
 }
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
@@ -97,7 +97,7 @@ pub(crate) fn call(name: &'static str) -> Result<MutexGuard<'static, State>, i32
     let pid = std::process::id();
     let owner = OWNER.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed).unwrap_or_else(|owner| owner);
     if owner != 0 && owner != pid {
-        eprintln!("fake-cuda: {name} in a forked child");
+        eprintln!("fake-devices: {name} in a forked child");
         std::process::abort();
     }
     let mut state = state();

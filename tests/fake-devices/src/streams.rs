@@ -74,7 +74,7 @@ impl Stream {
     pub(crate) fn new(device: usize, number: u64) -> Arc<Self> {
         let stream = Arc::new(Self { device, queue: Mutex::default(), filled: Condvar::new() });
         let worker = Arc::clone(&stream);
-        let name = format!("fake-cuda {number}");
+        let name = format!("fake-devices {number}");
         thread::Builder::new().name(name).spawn(move || worker.work(number)).expect("starts a thread");
         stream
     }
