@@ -55,6 +55,9 @@ impl Library {
     }
 }
 
+/// Required function that a library lacks, with the loader's error.
+pub(crate) type Missing = (&'static CStr, LibraryError);
+
 /// Defines a table of functions of a library and its lookup, which returns the name of a required function that is
 /// missing, with the loader's error. Optional functions are those of newer versions.
 macro_rules! functions {
@@ -70,7 +73,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            fn look_up(library: $crate::library::Library) -> Result<Self, (&'static std::ffi::CStr, $crate::library::LibraryError)> {
+            fn look_up(library: $crate::library::Library) -> Result<Self, $crate::library::Missing> {
                 Ok(Self {
                     $($field: {
                         let address = library.symbol($symbol).map_err(|error| ($symbol, error))?;

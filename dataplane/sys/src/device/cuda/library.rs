@@ -6,9 +6,8 @@
 use super::Cuda;
 use super::ffi::*;
 use crate::device::{DeviceError, Family};
-use crate::library::{Library, LibraryError, functions, load_once};
+use crate::library::{Library, Missing, functions, load_once};
 use libc::{c_char, c_int, c_uint, c_void};
-use std::ffi::CStr;
 
 functions! {
     /// Functions of the library. All may be called from any thread.
@@ -63,7 +62,7 @@ pub(in crate::device) fn library() -> Result<&'static Cuda, DeviceError> {
         let family = Family::Cuda;
         let library = Library::open(family.library())
             .map_err(|error| DeviceError::NoDriver { family, detail: error.to_string() })?;
-        let missing = |(name, _): (&'static CStr, LibraryError)| DeviceError::old(family, name, "450 (CUDA 11)");
+        let missing = |(name, _): Missing| DeviceError::old(family, name, "450 (CUDA 11)");
         Cuda::new(Functions::look_up(library).map_err(missing)?)
     })
 }

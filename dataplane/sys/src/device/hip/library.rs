@@ -4,9 +4,8 @@
 
 use super::Hip;
 use crate::device::{DeviceError, Family};
-use crate::library::{Library, LibraryError, functions, load_once};
+use crate::library::{Library, Missing, functions, load_once};
 use libc::{c_char, c_int, c_void};
-use std::ffi::CStr;
 
 /// Library of HSA, which exports dma-buf descriptors.
 const HSA: &str = "libhsa-runtime64.so.1";
@@ -94,7 +93,7 @@ pub(in crate::device) fn library() -> Result<&'static Hip, DeviceError> {
         let family = Family::Hip;
         let library = Library::open(family.library())
             .map_err(|error| DeviceError::NoDriver { family, detail: error.to_string() })?;
-        let missing = |(name, _): (&'static CStr, LibraryError)| DeviceError::old(family, name, "5.0");
+        let missing = |(name, _): Missing| DeviceError::old(family, name, "5.0");
         let functions = Functions::look_up(library).map_err(missing)?;
         let dma_bufs = Library::open(HSA).ok().and_then(|library| DmaBufs::look_up(library).ok());
         Hip::new(functions, dma_bufs)
