@@ -6,9 +6,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::fmt;
-use std::ptr::NonNull;
 
-use crate::library::{Library, LibraryError};
+use crate::library::{Library, LibraryError, functions};
 
 /// Library name of version 2 of the interface.
 const NAME: &str = "libhwloc.so.15";
@@ -54,44 +53,27 @@ impl From<LibraryError> for HwlocError {
 
 type Topology = *mut c_void;
 
-/// Defines the function table and its lookup by symbol name.
-macro_rules! functions {
-    ($($field:ident = $name:literal: $type:ty,)*) => {
-        struct Functions {
-            $($field: $type,)*
-        }
-
-        impl Functions {
-            fn look_up(library: Library) -> Result<Self, LibraryError> {
-                $(
-                    let address: NonNull<c_void> = library.symbol($name)?;
-                    // SAFETY: the library documents a function of this name and type since its version 2.1; a pointer
-                    // to code and one to data have one size here.
-                    let $field = unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) };
-                )*
-                Ok(Self { $($field,)* })
-            }
-        }
-    };
-}
-
 functions! {
-    version = c"hwloc_get_api_version": unsafe extern "C" fn() -> c_uint,
-    init = c"hwloc_topology_init": unsafe extern "C" fn(*mut Topology) -> c_int,
-    set_flags = c"hwloc_topology_set_flags": unsafe extern "C" fn(Topology, c_ulong) -> c_int,
-    set_filter = c"hwloc_topology_set_all_types_filter": unsafe extern "C" fn(Topology, c_int) -> c_int,
-    set_components = c"hwloc_topology_set_components":
-        unsafe extern "C" fn(Topology, c_ulong, *const c_char) -> c_int,
-    load = c"hwloc_topology_load": unsafe extern "C" fn(Topology) -> c_int,
-    export = c"hwloc_topology_export_xmlbuffer":
-        unsafe extern "C" fn(Topology, *mut *mut c_char, *mut c_int, c_ulong) -> c_int,
-    free_buffer = c"hwloc_free_xmlbuffer": unsafe extern "C" fn(Topology, *mut c_char),
-    destroy = c"hwloc_topology_destroy": unsafe extern "C" fn(Topology),
+    /// Functions of the library, documented since its version 2.1.
+    struct Functions {
+        version = c"hwloc_get_api_version": unsafe extern "C" fn() -> c_uint,
+        init = c"hwloc_topology_init": unsafe extern "C" fn(*mut Topology) -> c_int,
+        set_flags = c"hwloc_topology_set_flags": unsafe extern "C" fn(Topology, c_ulong) -> c_int,
+        set_filter = c"hwloc_topology_set_all_types_filter": unsafe extern "C" fn(Topology, c_int) -> c_int,
+        set_components = c"hwloc_topology_set_components":
+            unsafe extern "C" fn(Topology, c_ulong, *const c_char) -> c_int,
+        load = c"hwloc_topology_load": unsafe extern "C" fn(Topology) -> c_int,
+        export = c"hwloc_topology_export_xmlbuffer":
+            unsafe extern "C" fn(Topology, *mut *mut c_char, *mut c_int, c_ulong) -> c_int,
+        free_buffer = c"hwloc_free_xmlbuffer": unsafe extern "C" fn(Topology, *mut c_char),
+        destroy = c"hwloc_topology_destroy": unsafe extern "C" fn(Topology),
+    }
+    optional {}
 }
 
 impl Functions {
     fn find(library: Library) -> Result<Self, HwlocError> {
-        let found = Self::look_up(library)?;
+        let found = Self::look_up(library).map_err(|(_, error)| error)?;
         // SAFETY: takes no arguments and returns a number.
         let version = unsafe { (found.version)() };
         if version >> 16 == 2 { Ok(found) } else { Err(HwlocError::Version(version)) }

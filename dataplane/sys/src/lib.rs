@@ -13,6 +13,7 @@ compile_error!("kvplane-sys needs Linux on x86-64");
 pub mod advice;
 mod copy;
 pub mod cpu;
+pub mod device;
 pub mod errno;
 pub mod hwloc;
 pub mod interrupt;

@@ -55,6 +55,62 @@ impl Library {
     }
 }
 
+/// Required function that a library lacks, with the loader's error.
+pub(crate) type Missing = (&'static CStr, LibraryError);
+
+/// Defines a table of functions of a library and its lookup, which returns the name of a required function that is
+/// missing, with the loader's error. Optional functions are those of newer versions.
+macro_rules! functions {
+    (
+        $(#[$meta:meta])*
+        $visibility:vis struct $table:ident { $($field:ident = $symbol:literal: $type:ty,)* }
+        optional { $($later:ident = $later_symbol:literal: $later_type:ty,)* }
+    ) => {
+        $(#[$meta])*
+        $visibility struct $table {
+            $($visibility $field: $type,)*
+            $($visibility $later: Option<$later_type>,)*
+        }
+
+        impl $table {
+            fn look_up(library: $crate::library::Library) -> Result<Self, $crate::library::Missing> {
+                Ok(Self {
+                    $($field: {
+                        let address = library.symbol($symbol).map_err(|error| ($symbol, error))?;
+                        // SAFETY: the library documents a function of this name and type; a pointer to code and one to
+                        // data have one size here.
+                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, $type>(address.as_ptr()) }
+                    },)*
+                    $($later: library.symbol($later_symbol).ok().map(|address| {
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, $later_type>(address.as_ptr()) }
+                    }),)*
+                })
+            }
+        }
+    };
+}
+
+/// Returns the one value of a type in this process, which the first call makes; if that failed, the next call tries
+/// again. One thread makes it, the others wait.
+macro_rules! load_once {
+    ($type:ty, $make:expr) => {{
+        static LOADED: std::sync::OnceLock<$type> = std::sync::OnceLock::new();
+        static LOADING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        if let Some(loaded) = LOADED.get() {
+            return Ok(loaded);
+        }
+        let _loading = LOADING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(loaded) = LOADED.get() {
+            return Ok(loaded);
+        }
+        let loaded = $make()?;
+        Ok(LOADED.get_or_init(|| loaded))
+    }};
+}
+
+pub(crate) use {functions, load_once};
+
 fn last_error() -> LibraryError {
     // SAFETY: the loader keeps the text of this thread's last error until its next call here.
     let text = unsafe {

@@ -1,5 +1,6 @@
 //! Tests that need `unsafe` from outside, in one binary: a module for each subject.
 
+mod device;
 mod process_memory;
 mod two_processes;
 mod verbs;

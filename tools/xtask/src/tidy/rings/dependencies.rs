@@ -19,14 +19,18 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 26] = [
+const EDGES: [(&str, Uses); 29] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
     ("kvplane-tls", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
     ("kvplane-client", Uses::Only(&["kvplane-proto", "kvplane-ticket"])),
-    ("kvplane-sys", Uses::Only(&[])),
+    // Drivers for the tests of the next.
+    ("kvplane-fake-devices", Uses::Only(&[])),
+    ("kvplane-fake-cuda", Uses::Only(&["kvplane-fake-devices"])),
+    ("kvplane-fake-hip", Uses::Only(&["kvplane-fake-devices"])),
+    ("kvplane-sys", Uses::Only(&["kvplane-fake-devices", "kvplane-fake-cuda", "kvplane-fake-hip"])),
     ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
@@ -116,7 +120,7 @@ const HOMES: [(&str, &[&str]); 30] = [
     ("hyper-util", &["kvplane-server"]),
     ("indicatif", &["kvplane-tools"]),
     ("io-uring", &["kvplane-sys"]),
-    ("libc", &["kvplane-sys"]),
+    ("libc", &["kvplane-sys", "kvplane-fake-devices"]),
     ("metrics", &["kvplane-server"]),
     ("metrics-exporter-prometheus", &["kvplane-server"]),
     ("object", &["xtask"]),

@@ -1,0 +1,220 @@
+//! Memory that copies name: ranges of device allocations, and pinned memory of the host.
+
+use super::driver::HANDLE_BYTES;
+use super::handle::check_process;
+use super::{Allocation, Device, DeviceError, DeviceId, MemoryKind, locate};
+use crate::region::Region;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Range of device memory, inside one allocation. The owner of the memory keeps it allocated; the range only knows the
+/// identity of the allocation and holds the context of its device. Any thread may use it.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    allocation: Allocation,
+    address: u64,
+    bytes: u64,
+    ownership: Ownership,
+}
+
+/// Owner of a range's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ownership {
+    /// The caller that allocated it.
+    Caller,
+    /// This range: its memory is freed on drop.
+    Range,
+    /// Another process, whose memory is mapped until the drop.
+    Process,
+}
+
+impl DeviceMemory {
+    /// Adopts memory that the caller allocated on a device.
+    ///
+    /// # Errors
+    /// When the address is the host's or unknown, or the range exceeds its allocation; see [`locate`] and
+    /// [`Device::open`].
+    ///
+    /// # Safety
+    /// The allocation must not be freed before the last clone of the returned `Arc` is gone: copies in flight hold
+    /// clones, and an address that the driver uses again could become memory of the host.
+    pub unsafe fn adopt(address: u64, bytes: u64) -> Result<Arc<Self>, DeviceError> {
+        let there = locate(address, bytes)?;
+        let (Some(allocation), Some(id)) = (there.allocation, there.kind.device()) else {
+            return Err(DeviceError::UnknownAddress { address, detail: "it is memory of the host".to_owned() });
+        };
+        let device = Device::open(id)?;
+        Ok(Arc::new(Self { device, allocation, address, bytes, ownership: Ownership::Caller }))
+    }
+
+    /// Allocates memory on a device, which is freed with the last clone. Its bytes are undefined.
+    ///
+    /// # Errors
+    /// When the device has too little memory left, or is lost.
+    pub fn allocate(device: &Arc<Device>, bytes: u64) -> Result<Arc<Self>, DeviceError> {
+        let address = device.with(|driver, ordinal| driver.allocate(ordinal, bytes))?;
+        let described = device.with(|driver, ordinal| match driver.describe(address)? {
+            Some(allocation) => Ok(allocation),
+            None => Err(DeviceError::Stale { address, id: DeviceId { family: driver.family(), ordinal } }),
+        });
+        let allocation = match described {
+            Ok(allocation) => allocation,
+            Err(error) => {
+                device.with(|driver, _| {
+                    driver.free(address);
+                    Ok(())
+                })?;
+                return Err(error);
+            }
+        };
+        Ok(Arc::new(Self { device: Arc::clone(device), allocation, address, bytes, ownership: Ownership::Range }))
+    }
+
+    /// Maps an allocation of another process by its handle. The mapping ends with the last clone.
+    ///
+    /// # Errors
+    /// When the driver rejects the handle: the allocation is gone, this process made the handle itself, or the devices
+    /// cannot access each other.
+    pub fn map(device: &Arc<Device>, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Result<Arc<Self>, DeviceError> {
+        let base = device.with(|driver, ordinal| driver.map(ordinal, handle))?;
+        let kind = MemoryKind::Device(device.id());
+        let allocation = Allocation { kind, base, bytes, buffer_id: 0, rdma: false, handle: false };
+        Ok(Arc::new(Self {
+            device: Arc::clone(device),
+            allocation,
+            address: base,
+            bytes,
+            ownership: Ownership::Process,
+        }))
+    }
+
+    /// Returns the device.
+    #[must_use]
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Returns the allocation around the range.
+    #[must_use]
+    pub const fn allocation(&self) -> &Allocation {
+        &self.allocation
+    }
+
+    /// Returns the first address.
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Returns the length in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Checks that the memory is still the allocation that was adopted.
+    ///
+    /// # Errors
+    /// [`DeviceError::Stale`] if it was freed, whether or not the address is in use again; errors of the driver.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        check_process()?;
+        if self.ownership != Ownership::Caller {
+            return Ok(());
+        }
+        let is_same =
+            |found: &Allocation| found.buffer_id == self.allocation.buffer_id && found.covers(self.address, self.bytes);
+        match locate(self.address, self.bytes) {
+            Ok(there) if there.allocation.as_ref().is_some_and(is_same) => Ok(()),
+            Ok(_) | Err(DeviceError::UnknownAddress { .. } | DeviceError::BeyondAllocation { .. }) => {
+                Err(DeviceError::Stale { address: self.address, id: self.device.id() })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Exports the whole allocation as a dma-buf descriptor; the range begins at the returned offset in it. One
+    /// descriptor serves all NICs.
+    ///
+    /// # Errors
+    /// When the memory is managed, or the driver or the device cannot export it.
+    pub fn export_dma_buf(&self) -> Result<(OwnedFd, u64), DeviceError> {
+        let Allocation { kind, base, bytes, .. } = self.allocation;
+        if matches!(kind, MemoryKind::Managed(_)) {
+            return Err(DeviceError::Unsupported {
+                id: self.device.id(),
+                what: "dma-buf descriptors of managed memory",
+            });
+        }
+        let (fd, offset) = self.device.with(|driver, ordinal| driver.export_dma_buf(ordinal, base, bytes))?;
+        Ok((fd, offset + (self.address - base)))
+    }
+
+    /// Returns a handle by which another process of this host maps the allocation; the range begins at the returned
+    /// offset in it.
+    ///
+    /// # Errors
+    /// When the allocation cannot be shared in this way.
+    pub fn share(&self) -> Result<([u8; HANDLE_BYTES], u64), DeviceError> {
+        if !self.allocation.handle {
+            return Err(DeviceError::Unsupported { id: self.device.id(), what: "handles of this allocation" });
+        }
+        let base = self.allocation.base;
+        let handle = self.device.with(|driver, ordinal| driver.share(ordinal, base))?;
+        Ok((handle, self.address - base))
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let (base, ownership) = (self.allocation.base, self.ownership);
+        if ownership != Ownership::Caller {
+            // A context that is gone has neither allocations nor mappings.
+            let _ = self.device.with(|driver, _| {
+                if ownership == Ownership::Range {
+                    driver.free(base);
+                } else {
+                    driver.unmap(base);
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+/// Host memory that the copy engines access directly. The pinning ends on drop. Any thread may use it.
+#[derive(Debug)]
+pub struct PinnedRegion {
+    device: Arc<Device>,
+    region: Arc<Region>,
+}
+
+impl PinnedRegion {
+    /// Pins a region for the copy engines of all devices of this one's family.
+    ///
+    /// # Errors
+    /// When the driver cannot pin it: out of memory, or pinned already.
+    pub fn new(device: &Arc<Device>, region: Arc<Region>) -> Result<Self, DeviceError> {
+        let (address, bytes) = (region.address(), region.bytes());
+        // SAFETY: `region` is held until the pinning ends.
+        device.with(|driver, ordinal| unsafe { driver.pin(ordinal, address, bytes) })?;
+        Ok(Self { device: Arc::clone(device), region })
+    }
+
+    /// Returns the region.
+    #[must_use]
+    pub const fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for PinnedRegion {
+    fn drop(&mut self) {
+        let address = self.region.address();
+        // A context that is gone pins nothing.
+        let _ = self.device.with(|driver, _| {
+            driver.unpin(address);
+            Ok(())
+        });
+    }
+}
