@@ -80,7 +80,7 @@ impl Objects for ClusterArguments {
         let mut client = self.client(tenant)?;
         let (mut cursor, mut keys) = (None, Vec::new());
         loop {
-            let page = client.list(cursor).map_err(|error| error.to_string())?;
+            let page = client.keys().list(cursor).map_err(|error| error.to_string())?;
             keys.extend(page.keys.iter().filter(|key| !key.key.is_empty()).map(name_of));
             if keys.len() > most {
                 return Ok((keys, true));
@@ -93,7 +93,7 @@ impl Objects for ClusterArguments {
     }
 
     fn remove_all(&self, tenant: Option<&str>) -> Result<u64, String> {
-        let removed = self.client(tenant.unwrap_or_default())?.remove_all(tenant.is_none());
+        let removed = self.client(tenant.unwrap_or_default())?.keys().remove_all(tenant.is_none());
         removed.map_err(|error| error.to_string())
     }
 }
