@@ -47,6 +47,11 @@ impl Namespace {
         digest_of(&self.tenant, key)
     }
 
+    /// Returns the digests of keys.
+    pub(super) fn digests(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Digest>, Error> {
+        keys.iter().map(|key| self.digest(key.as_ref())).collect()
+    }
+
     /// Returns a hasher for many keys, which have been checked.
     pub(super) fn hasher(&self) -> KeysOf<'_> {
         KeysOf::new(&self.tenant)

@@ -55,8 +55,7 @@ impl Replicas<'_> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let digests: Result<Vec<Digest>, Error> = keys.iter().map(|key| self.namespace.digest(key.as_ref())).collect();
-        let digests = digests?;
+        let digests = self.namespace.digests(keys)?;
         let bounce = self.bounce.at_least(digests.len() * HEAD_BYTES, self.objects.requester_mut())?;
         let room = |at: usize, bytes| bounce.slice(at * HEAD_BYTES, bytes).local();
         let first = |(at, digest): (usize, &_)| Request::GetRange(*digest, 0, room(at, 1));
@@ -124,8 +123,7 @@ impl Replicas<'_> {
     /// # Errors
     /// When one of the objects does not exist ([`Status::NotFound`]), or the control plane refuses the task.
     pub fn create_task(&mut self, keys: &[impl AsRef<[u8]>], targets: &[String]) -> Result<u64, Error> {
-        let digests: Result<Vec<Digest>, Error> = keys.iter().map(|key| self.namespace.digest(key.as_ref())).collect();
-        let digests = self.parts_of(keys, &digests?)?;
+        let digests = self.parts_of(keys, &self.namespace.digests(keys)?)?;
         let digests = digests.into_iter().map(|digest| digest.0).collect();
         let mut name = match keys {
             [key] => String::from_utf8_lossy(key.as_ref()).into_owned(),
