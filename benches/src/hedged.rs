@@ -101,7 +101,7 @@ fn fill(directory: &Directory, keys: &[String], bytes: usize) -> Result<(), Fail
     let begun = Instant::now();
     for key in keys {
         // The first puts may come before the nodes know each other.
-        while client.put_replicas(key.as_bytes(), &value, &twice)?.1 < 2 {
+        while client.replicas().put(key.as_bytes(), &value, &twice)?.1 < 2 {
             if begun.elapsed() > PATIENCE {
                 return Err(format!("{key} has no second copy after {} s", PATIENCE.as_secs()).into());
             }

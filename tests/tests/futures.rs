@@ -57,7 +57,7 @@ fn striped_objects_are_put_got_and_removed_as_any_others() {
                 ObjectRange { key: b"long", offset: MIB as u64 - 50, into: memory.slice(0, 100) },
                 ObjectRange { key: b"short", offset: 10, into: memory.slice(200, 20) },
             ];
-            let got = client.get_ranges(&ranges).await.expect("a batch");
+            let got = client.ranges().get(&ranges).await.expect("a batch");
             assert!(got.iter().all(|got| matches!(got, Ok(Some(_)))), "{got:?}");
             assert_eq!(read(&memory, 0, 100), long[MIB - 50..MIB + 50]);
             assert_eq!(read(&memory, 200, 20), short[10..30]);
@@ -89,38 +89,44 @@ fn lists_ranges_and_sessions_run_beside_batches_in_flight() {
                 })
                 .collect();
             let pieces = [memory.slice(60_000, 40_000), memory.slice(0, 60_000)];
-            let puts =
-                client.batch_put_parts(&[("parts", &pieces[..])], &PutOptions::default()).await.expect("a batch");
+            let puts = client
+                .scatter_gather()
+                .batch_put_from(&[("parts", &pieces[..])], &PutOptions::default())
+                .await
+                .expect("a batch");
             assert!(matches!(puts[0], Ok(Put::Stored(_))));
             let options = PutOptions::default();
-            let begun = client.put_sessions(&[("session", 100_000)], &options, Duration::from_secs(20));
+            let begun = client.put_sessions().batch_open(&[("session", 100_000)], &options, Duration::from_secs(20));
             let Ok(BeginOutcome::Session(session)) = begun.await.expect("a batch").remove(0) else {
                 panic!("it was begun")
             };
             let half = |at: usize| Fill { session: &session, offset: at as u64, from: memory.slice(at, 50_000) };
-            assert!(client.fill(&[half(50_000)]).await.expect("a batch")[0].is_ok());
+            assert!(client.put_sessions().fill(&[half(50_000)]).await.expect("a batch")[0].is_ok());
             let range = [ObjectRange { key: b"session", offset: 60_000, into: memory.slice(MIB, 1000) }];
-            let there = client.get_ranges_as_they_come(&range).await.expect("a batch");
+            let there = client.ranges().get_as_they_come(&range).await.expect("a batch");
             assert!(matches!(there[0], Ok(RangeOutcome::Written)), "{there:?}");
             assert_eq!(read(&memory, MIB, 1000), whole[60_000..61_000]);
-            assert!(client.fill(&[half(0)]).await.expect("a batch")[0].is_ok());
-            assert!(matches!(client.commit_sessions(&[&session]).await.expect("a batch")[0], Ok(Put::Stored(_))));
-            assert_eq!(client.abort_sessions(&[&session]).await.expect("a batch"), [false]);
+            assert!(client.put_sessions().fill(&[half(0)]).await.expect("a batch")[0].is_ok());
+            assert!(matches!(
+                client.put_sessions().batch_commit(&[&session]).await.expect("a batch")[0],
+                Ok(Put::Stored(_))
+            ));
+            assert_eq!(client.put_sessions().batch_abort(&[&session]).await.expect("a batch"), [false]);
             assert!(client.get(b"session").await.expect("a get").as_deref() == Some(&whole[..]));
             let into: Vec<Slice> = vec![memory.slice(2 * MIB, 7), memory.slice(3 * MIB, 99_993)];
-            let got = client.batch_get_into_parts(&[("parts", into)]).await.expect("a batch");
+            let got = client.scatter_gather().batch_get_into(&[("parts", into)]).await.expect("a batch");
             assert!(matches!(&got[0], Ok(Some(got)) if got.bytes == 100_000));
             assert_eq!(read(&memory, 2 * MIB, 7), whole[60_000..60_007]);
-            let mut reading = client.get_session(b"parts").await.expect("an answer").expect("the object");
+            let mut reading = client.ranges().open_session(b"parts").await.expect("an answer").expect("the object");
             let range = [ObjectRange { key: b"parts", offset: 39_999, into: memory.slice(5 * MIB, 2) }];
-            assert!(client.read_session(&mut reading, &range).await.expect("a range"));
+            assert!(client.ranges().read_session(&mut reading, &range).await.expect("a range"));
             assert_eq!(read(&memory, 5 * MIB, 2), [whole[99_999], whole[0]]);
             for (n, other) in others.into_iter().enumerate() {
                 assert_eq!(other.join().expect("a thread without a panic"), [Some(100 + n as u64)]);
             }
             let (mut listed, mut cursor) = (std::collections::BTreeSet::new(), None);
             loop {
-                let page = client.list(cursor).await.expect("a page");
+                let page = client.keys().list(cursor).await.expect("a page");
                 listed.extend(page.keys.into_iter().map(|key| key.key));
                 cursor = page.next;
                 if cursor.is_none() {
@@ -128,11 +134,11 @@ fn lists_ranges_and_sessions_run_beside_batches_in_flight() {
                 }
             }
             assert_eq!(listed.len(), 66);
-            assert_eq!(client.remove_matching("^other-").await.expect("a removal"), 64);
+            assert_eq!(client.keys().remove_matching("^other-").await.expect("a removal"), 64);
             let puts = client.put_with(b"copied", b"value".to_vec(), &PutOptions::default()).await;
             assert!(matches!(puts, Ok(Put::Stored(_))));
             assert!(client.with(|client| client.exists(b"copied").expect("an answer")).await.expect("a call"));
-            assert_eq!(client.remove_all(false).await.expect("a removal"), 3);
+            assert_eq!(client.keys().remove_all(false).await.expect("a removal"), 3);
         });
     }
 }

@@ -50,7 +50,7 @@ fn an_object_is_put_from_and_read_into_many_pieces() {
         let slices: Vec<Slice> = pieces.iter().map(|(at, bytes)| from.slice(*at, *bytes)).collect();
         let keys: Vec<String> = (0..20).map(|n| format!("parts-{shared}-{n}")).collect();
         let items: Vec<(&String, &[Slice])> = keys.iter().enumerate().map(|(n, key)| (key, &slices[n..])).collect();
-        for put in client.batch_put_parts(&items, &PutOptions::default()).expect("a batch") {
+        for put in client.scatter_gather().batch_put_from(&items, &PutOptions::default()).expect("a batch") {
             assert!(matches!(put, Ok(Put::Stored(_))), "{put:?}");
         }
         assert_eq!(client.get(keys[0].as_bytes()).expect("a get").as_deref(), Some(&whole[..]), "over {shared}");
@@ -65,7 +65,7 @@ fn an_object_is_put_from_and_read_into_many_pieces() {
                 into.slice(at - bytes, *bytes)
             })
             .collect();
-        let got = client.get_into_parts(keys[0].as_bytes(), &targets).expect("a get").expect("the object");
+        let got = client.scatter_gather().get_into(keys[0].as_bytes(), &targets).expect("a get").expect("the object");
         assert_eq!(got.bytes as usize, whole.len());
         let (mut at, mut found) = (0, Vec::new());
         for bytes in cuts {
@@ -74,24 +74,35 @@ fn an_object_is_put_from_and_read_into_many_pieces() {
         }
         assert!(found == whole);
 
-        let small = client.get_into_parts(keys[0].as_bytes(), &targets[..2]).expect_err("two pieces of four");
+        let small =
+            client.scatter_gather().get_into(keys[0].as_bytes(), &targets[..2]).expect_err("two pieces of four");
         assert_eq!(small.status(), Some(Status::BufferTooSmall), "{small}");
-        assert_eq!(client.get_into_parts(b"nobody", &targets).expect("a get"), None);
+        assert_eq!(client.scatter_gather().get_into(b"nobody", &targets).expect("a get"), None);
         let twice = [into.slice(0, 100), into.slice(50, 100)];
         assert!(
-            client.get_into_parts(keys[0].as_bytes(), &twice).expect_err("overlapping").to_string().contains("over")
+            client
+                .scatter_gather()
+                .get_into(keys[0].as_bytes(), &twice)
+                .expect_err("overlapping")
+                .to_string()
+                .contains("over")
         );
         let none: [Slice; 0] = [];
-        assert!(client.put_parts(b"none", &none, &PutOptions::default()).is_err(), "nothing to store");
+        assert!(client.scatter_gather().put_from(b"none", &none, &PutOptions::default()).is_err(), "nothing to store");
         let many = vec![from.slice(0, 1); 5000];
         assert!(
-            client.put_parts(b"many", &many, &PutOptions::default()).expect_err("5000").to_string().contains("4096")
+            client
+                .scatter_gather()
+                .put_from(b"many", &many, &PutOptions::default())
+                .expect_err("5000")
+                .to_string()
+                .contains("4096")
         );
     }
 }
 
 fn begin(client: &mut Client, key: &str, bytes: usize, options: &PutOptions, idle: Duration) -> PutSession {
-    match client.put_session(key.as_bytes(), bytes as u64, options, idle).expect("a session") {
+    match client.put_sessions().open(key.as_bytes(), bytes as u64, options, idle).expect("a session") {
         BeginOutcome::Session(session) => session,
         BeginOutcome::Exists => panic!("{key} exists"),
     }
@@ -99,7 +110,7 @@ fn begin(client: &mut Client, key: &str, bytes: usize, options: &PutOptions, idl
 
 fn outcome(client: &mut Client, key: &str, offset: usize, into: Slice) -> RangeOutcome {
     let range = ObjectRange { key: key.as_bytes(), offset: offset as u64, into };
-    client.get_ranges_as_they_come(&[range]).expect("an answer").pop().expect("one").expect("no error")
+    client.ranges().get_as_they_come(&[range]).expect("an answer").pop().expect("one").expect("no error")
 }
 
 #[test]
@@ -121,44 +132,52 @@ fn layers_are_written_and_read_as_they_come() {
             let (at, next) = (layer * LAYER, (layer + 1) % LAYERS * LAYER);
             assert_eq!(outcome(&mut reader, &key, at, into.slice(at, LAYER)), RangeOutcome::Pending, "layer {layer}");
             let fill = Fill { session: &session, offset: at as u64, from: from.slice(at, LAYER) };
-            writer.fill(&[fill]).expect("a batch").pop().expect("one").expect("a fill");
+            writer.put_sessions().fill(&[fill]).expect("a batch").pop().expect("one").expect("a fill");
             assert_eq!(outcome(&mut reader, &key, at, into.slice(at, LAYER)), RangeOutcome::Written);
             assert!(read(&into, at, LAYER) == whole[at..at + LAYER], "layer {layer}");
             if nth == 0 {
                 let beyond = outcome(&mut reader, &key, next, into.slice(next, LAYER));
                 assert_eq!(beyond, RangeOutcome::Pending, "what was not written is not read");
-                let early = writer.commit_session(&session).expect_err("most is missing");
+                let early = writer.put_sessions().commit(&session).expect_err("most is missing");
                 assert_eq!(early.status(), Some(Status::Pending), "{early}");
                 assert_eq!(reader.get(key.as_bytes()).expect("a get"), None, "it is not there before it is committed");
             }
         }
         let again = Fill { session: &session, offset: 0, from: from.slice(LAYER, LAYER) };
-        writer.fill(&[again]).expect("a batch").pop().expect("one").expect("it is written already, and left as it is");
-        let Put::Stored(version) = writer.commit_session(&session).expect("all is there") else { panic!("it exists") };
-        assert_eq!(writer.commit_session(&session).expect("it was"), Put::Stored(version), "a repeated commit");
+        writer
+            .put_sessions()
+            .fill(&[again])
+            .expect("a batch")
+            .pop()
+            .expect("one")
+            .expect("it is written already, and left as it is");
+        let Put::Stored(version) = writer.put_sessions().commit(&session).expect("all is there") else {
+            panic!("it exists")
+        };
+        assert_eq!(writer.put_sessions().commit(&session).expect("it was"), Put::Stored(version), "a repeated commit");
         assert_eq!(outcome(&mut reader, &key, 5, into.slice(0, 10)), RangeOutcome::Whole(version));
         assert!(reader.get(key.as_bytes()).expect("a get").as_deref() == Some(&whole[..]), "checksum and all");
         let late = Fill { session: &session, offset: 0, from: from.slice(0, LAYER) };
-        let late = writer.fill(&[late]).expect("a batch").pop().expect("one").expect_err("it is over");
+        let late = writer.put_sessions().fill(&[late]).expect("a batch").pop().expect("one").expect_err("it is over");
         assert_eq!(late.status(), Some(Status::Stale));
 
-        let mut session = reader.get_session(key.as_bytes()).expect("an answer").expect("the object");
+        let mut session = reader.ranges().open_session(key.as_bytes()).expect("an answer").expect("the object");
         assert_eq!(session.bytes(), whole.len() as u64);
         let range = |offset| ObjectRange { key: key.as_bytes(), offset, into: into.slice(0, 100) };
-        assert!(reader.read_session(&mut session, &[range(7)]).expect("a range"));
+        assert!(reader.ranges().read_session(&mut session, &[range(7)]).expect("a range"));
         writer.upsert(key.as_bytes(), &value(4, LAYERS * LAYER)).expect("another version");
-        let stale = reader.read_session(&mut session, &[range(9)]).expect_err("it was replaced");
+        let stale = reader.ranges().read_session(&mut session, &[range(9)]).expect_err("it was replaced");
         assert_eq!(stale.status(), Some(Status::Stale));
 
         // The object is replaced before the first range by a longer one, whose length the session does not know.
-        let mut session = reader.get_session(key.as_bytes()).expect("an answer").expect("the object");
+        let mut session = reader.ranges().open_session(key.as_bytes()).expect("an answer").expect("the object");
         writer.upsert(key.as_bytes(), &value(5, LAYERS * LAYER + 1)).expect("a longer version");
         for _ in 0..2 {
-            let stale = reader.read_session(&mut session, &[range(7)]).expect_err("it was replaced");
+            let stale = reader.ranges().read_session(&mut session, &[range(7)]).expect_err("it was replaced");
             assert_eq!(stale.status(), Some(Status::Stale));
         }
         assert!(writer.remove(key.as_bytes()).expect("an answer"));
-        assert!(!reader.read_session(&mut session, &[range(7)]).expect("an answer"), "there is none");
+        assert!(!reader.ranges().read_session(&mut session, &[range(7)]).expect("an answer"), "there is none");
     }
 }
 
@@ -172,7 +191,7 @@ fn bad_ranges_of_sessions_are_refused_and_nothing_is_left() {
         let session = begin(&mut client, "bad", 1000, &PutOptions::default(), IDLE);
         let fill = |client: &mut Client, buffer: &Buffer, offset, bytes| {
             let fill = Fill { session: &session, offset, from: buffer.slice(0, bytes) };
-            client.fill(&[fill]).expect("a batch").pop().expect("one").map_err(|error| error.status())
+            client.put_sessions().fill(&[fill]).expect("a batch").pop().expect("one").map_err(|error| error.status())
         };
         assert_eq!(fill(&mut client, &ours, 990, 11), Err(Some(Status::OutOfRange)));
         assert_eq!(fill(&mut client, &ours, u64::MAX - 20, 11), Err(Some(Status::OutOfRange)));
@@ -180,25 +199,25 @@ fn bad_ranges_of_sessions_are_refused_and_nothing_is_left() {
         assert_eq!(fill(&mut client, &ours, 100, 100), Ok(()));
         assert_eq!(fill(&mut client, &ours, 150, 100), Err(Some(Status::BadRequest)), "half of it is written");
         assert!(in_use(&bed).0 >= 1000);
-        assert_eq!(client.abort_sessions(&[&session]).expect("an answer"), [true]);
-        assert_eq!(client.abort_sessions(&[&session]).expect("an answer"), [false]);
+        assert_eq!(client.put_sessions().batch_abort(&[&session]).expect("an answer"), [true]);
+        assert_eq!(client.put_sessions().batch_abort(&[&session]).expect("an answer"), [false]);
         assert_eq!(in_use(&bed).0, 0, "an aborted session leaves nothing");
-        let zero = client.put_session(b"zero", 0, &PutOptions::default(), IDLE).expect_err("0 bytes");
+        let zero = client.put_sessions().open(b"zero", 0, &PutOptions::default(), IDLE).expect_err("0 bytes");
         assert!(zero.to_string().contains("0 bytes"), "{zero}");
-        let large = client.put_session(b"large", 1 << 30, &PutOptions::default(), IDLE).expect_err("a GiB");
+        let large = client.put_sessions().open(b"large", 1 << 30, &PutOptions::default(), IDLE).expect_err("a GiB");
         assert_eq!(large.status(), Some(Status::TooLarge));
-        let long = client.put_session(b"long", 10, &PutOptions::default(), Duration::from_secs(3600));
+        let long = client.put_sessions().open(b"long", 10, &PutOptions::default(), Duration::from_secs(3600));
         assert!(long.expect_err("an hour").to_string().contains("600000"));
         client.put(b"there", b"value").expect("a put");
-        let there = client.put_session(b"there", 10, &PutOptions::default(), IDLE).expect("an answer");
+        let there = client.put_sessions().open(b"there", 10, &PutOptions::default(), IDLE).expect("an answer");
         assert!(matches!(there, BeginOutcome::Exists));
         // A replacing put: the former object stays until the commit.
         let replace = PutOptions { replace: true, ..PutOptions::default() };
         let session = begin(&mut client, "there", 100, &replace, IDLE);
         let all = Fill { session: &session, offset: 0, from: ours.slice(0, 100) };
-        client.fill(&[all]).expect("a batch").pop().expect("one").expect("a fill");
+        client.put_sessions().fill(&[all]).expect("a batch").pop().expect("one").expect("a fill");
         assert_eq!(client.get(b"there").expect("a get").as_deref(), Some(&b"value"[..]));
-        assert!(matches!(client.commit_session(&session), Ok(Put::Stored(_))));
+        assert!(matches!(client.put_sessions().commit(&session), Ok(Put::Stored(_))));
         assert_eq!(client.size(b"there").expect("a size"), Some(100));
         client.remove(b"there").expect("a remove");
     }
@@ -214,14 +233,14 @@ fn a_session_whose_writer_is_gone_or_idle_is_given_up() {
         let idle = Duration::from_millis(300);
         let left = begin(&mut writer, "left", 1 << 20, &PutOptions::default(), idle);
         let fill = Fill { session: &left, offset: 0, from: buffer.slice(0, 4096) };
-        writer.fill(&[fill]).expect("a batch").pop().expect("one").expect("a fill");
+        writer.put_sessions().fill(&[fill]).expect("a batch").pop().expect("one").expect("a fill");
         assert!(in_use(&bed).0 >= 1 << 20);
         // Writes to an aborted session have no effect: one of these fills comes too late.
         let mut offset = 4096;
         let late = loop {
             std::thread::sleep(Duration::from_millis(if offset > 20_000 { 400 } else { 20 }));
             let fill = Fill { session: &left, offset, from: buffer.slice(0, 4096) };
-            let outcome = writer.fill(&[fill]).expect("a batch").pop().expect("one");
+            let outcome = writer.put_sessions().fill(&[fill]).expect("a batch").pop().expect("one");
             offset += 4096;
             if let Err(error) = outcome {
                 break error;
@@ -229,7 +248,7 @@ fn a_session_whose_writer_is_gone_or_idle_is_given_up() {
         };
         assert_eq!(late.status(), Some(Status::Stale), "{late}");
         assert_eq!(in_use(&bed), (0, 0));
-        assert_eq!(writer.commit_session(&left).expect_err("it is over").status(), Some(Status::Stale));
+        assert_eq!(writer.put_sessions().commit(&left).expect_err("it is over").status(), Some(Status::Stale));
         // A writer that has disconnected.
         let session = begin(&mut writer, "gone", 1 << 20, &PutOptions::default(), idle);
         assert!(in_use(&bed).0 >= 1 << 20);
@@ -271,17 +290,17 @@ fn large_objects_lie_in_stripes_and_behave_as_others() {
         assert_eq!(small.status(), Some(Status::BufferTooSmall), "{small}");
         for (offset, length) in [(0, 10), ((1 << 20) - 5, 10), (500_000, 3 << 20), (bytes - 1, 1)] {
             let range = ObjectRange { key: b"large", offset: offset as u64, into: into.slice(64, length) };
-            assert!(client.get_ranges(&[range]).expect("a batch")[0].as_ref().is_ok_and(Option::is_some));
+            assert!(client.ranges().get(&[range]).expect("a batch")[0].as_ref().is_ok_and(Option::is_some));
             assert!(read(&into, 64, length) == whole[offset..offset + length], "{length} bytes at {offset}");
         }
         let past = ObjectRange { key: b"large", offset: bytes as u64 - 1, into: into.slice(0, 2) };
-        let past = client.get_ranges(&[past]).expect("a batch").pop().expect("one").expect_err("past the end");
+        let past = client.ranges().get(&[past]).expect("a batch").pop().expect("one").expect_err("past the end");
         assert_eq!(past.status(), Some(Status::OutOfRange));
-        let page = client.list(None).expect("a page");
+        let page = client.keys().list(None).expect("a page");
         let mut keys = page.keys;
         let mut next = page.next;
         while let Some(cursor) = next {
-            let page = client.list(Some(cursor)).expect("a page");
+            let page = client.keys().list(Some(cursor)).expect("a page");
             keys.extend(page.keys);
             next = page.next;
         }
@@ -336,7 +355,7 @@ fn an_object_that_lost_stripes_can_be_put_again() {
             headed += u32::from(removed);
             headless += u64::from(!removed);
             let range = ObjectRange { key: key.as_bytes(), offset: 0, into: from.slice(0, LENGTH) };
-            let found = client.get_ranges(&[range]).expect("a batch").pop().expect("one").expect("an answer");
+            let found = client.ranges().get(&[range]).expect("a batch").pop().expect("one").expect("an answer");
             assert!(found.is_none(), "all of {key} in one range");
             assert!(!client.exists(key.as_bytes()).expect("an answer"), "{key}");
             let anew = value(n as u32 + 10, (1 << 20) + 5);
@@ -395,7 +414,7 @@ fn lookups_are_answered_after_an_owner_left_and_another_joined() {
         assert!(kept.iter().enumerate().all(|(n, there)| *there == (n % 2 == 0)));
         // The node's connections end, but the client's map still names it.
         let gone = bed.nodes.remove(0);
-        let owners = client.owners(&keys).expect("a map");
+        let owners = client.placement().owners(&keys).expect("a map");
         let left = bed.nodes[0].snapshots().expect("a living node")[0].store.expect("a store").objects;
         drop(gone);
         let digests: Vec<Digest> = keys.iter().map(|key| client.digest(key.as_bytes()).expect("a key")).collect();
@@ -409,7 +428,7 @@ fn lookups_are_answered_after_an_owner_left_and_another_joined() {
         bed.nodes.push(third);
         // Slots migrate to the new node once its map is published, and it fetches objects that it does not have.
         let until = Instant::now() + Duration::from_secs(60);
-        while client.owners(&keys).expect("a map").iter().flatten().collect::<BTreeSet<_>>().len() < 2 {
+        while client.placement().owners(&keys).expect("a map").iter().flatten().collect::<BTreeSet<_>>().len() < 2 {
             assert!(Instant::now() < until, "no map with the third node came; before: {owners:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -444,7 +463,7 @@ fn futures_have_options_ranges_sizes_and_removals() {
             assert_eq!(sizes, [Some(10_000), Some(50), None]);
             let range = ObjectRange { key: b"one", offset: 9_000, into: memory.slice(20_000, 1_000) };
             let missing = ObjectRange { key: b"three", into: memory.slice(30_000, 1_000), ..range };
-            let ranges = client.get_ranges(&[range, missing]).await.expect("a batch");
+            let ranges = client.ranges().get(&[range, missing]).await.expect("a batch");
             assert!(matches!(&ranges[..], [Ok(Some(found)), Ok(None)] if *found == version), "{ranges:?}");
             assert!(read(&memory, 20_000, 1_000) == value(5, 10_000)[9_000..]);
             assert_eq!(client.batch_remove(&["one", "two", "three"]).await.expect("removals"), [true, true, false]);

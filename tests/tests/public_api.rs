@@ -22,24 +22,25 @@ fn batches_are_started_and_finished_later() {
         let batch = |from: u32, at: usize| -> Vec<_> {
             (from..from + 8).map(|n| (key(n), memory.slice(at + n as usize * 8192, 8192))).collect()
         };
-        assert!(client.next_finished().expect("nothing is open").is_none());
+        assert!(client.batches().next_finished().expect("nothing is open").is_none());
         let options = PutOptions::default();
-        let puts: Vec<Open> = (0..8).map(|n| client.start_puts(&batch(n * 8, 0), &options).expect("a start")).collect();
-        assert_eq!(client.open_batches(), 8);
+        let puts: Vec<Open> =
+            (0..8).map(|n| client.batches().start_puts(&batch(n * 8, 0), &options).expect("a start")).collect();
+        assert_eq!(client.batches().count(), 8);
         // Blocking calls take no results of open batches.
         assert!(!client.exists(b"nothing").expect("an answer"));
         let mut seen = Vec::new();
-        while let Some((open, finished)) = client.next_finished().expect("a batch ends") {
+        while let Some((open, finished)) = client.batches().next_finished().expect("a batch ends") {
             let BatchOutcome::Puts(outcomes) = finished else { panic!("not puts") };
             assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(Put::Stored(_)))), "{outcomes:?}");
             seen.push(open);
         }
         assert!(puts.iter().all(|open| seen.contains(open)) && seen.len() == 8);
         for n in 0..8 {
-            client.start_gets(&batch(n * 8, 2 << 20)).expect("a start");
+            client.batches().start_gets(&batch(n * 8, 2 << 20)).expect("a start");
         }
         let mut found = 0;
-        while let Some((_, finished)) = client.next_finished().expect("a batch ends") {
+        while let Some((_, finished)) = client.batches().next_finished().expect("a batch ends") {
             let BatchOutcome::Gets(outcomes) = finished else { panic!("not gets") };
             found += outcomes.into_iter().filter(|got| matches!(got, Ok(Some(got)) if got.bytes == 8192)).count();
         }
@@ -50,9 +51,9 @@ fn batches_are_started_and_finished_later() {
             assert!(bytes == value(n, 8192), "object {n}");
         }
         for _ in 0..256 {
-            client.start_gets(&[(key(0), memory.slice(0, 8192))]).expect("a start");
+            client.batches().start_gets(&[(key(0), memory.slice(0, 8192))]).expect("a start");
         }
-        let refused = client.start_gets(&[(key(0), memory.slice(0, 8192))]).expect_err("too many");
+        let refused = client.batches().start_gets(&[(key(0), memory.slice(0, 8192))]).expect_err("too many");
         assert!(refused.to_string().contains("256 batches are open"), "{refused}");
     }
 }

@@ -106,7 +106,7 @@ impl NodeBed {
                 *first_key += 1;
                 items[at].0 = (*first_key - 1).to_le_bytes();
             }
-            bed.client.start_puts(items, &PutOptions::default())
+            bed.client.batches().start_puts(items, &PutOptions::default())
         })
     }
 
@@ -123,7 +123,7 @@ impl NodeBed {
             for (key, _) in items.iter_mut() {
                 *key = (keys.start + rng.below(keys.end - keys.start)).to_le_bytes();
             }
-            bed.client.start_gets(items)
+            bed.client.batches().start_gets(items)
         })
     }
 
@@ -165,7 +165,7 @@ impl NodeBed {
             let mut items: Vec<Item> = (first..first + each).map(|at| ([0; 8], place(at))).collect();
             open.push((start(self, &mut items, &[])?, Instant::now(), items));
         }
-        while let Some((done, finished)) = self.client.next_finished()? {
+        while let Some((done, finished)) = self.client.batches().next_finished()? {
             let at = open.iter().position(|(batch, ..)| *batch == done).ok_or("an unknown batch")?;
             let (_, started, mut items) = open.swap_remove(at);
             let refused = refused(&finished)?;

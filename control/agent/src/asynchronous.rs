@@ -5,6 +5,7 @@
 //! latest, which is why requests name registered memory that the client keeps alive.
 
 mod calls;
+mod groups;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,14 +14,15 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_cha
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvplane_client::{Local, PutBook, Request, TaskResult};
+use kvplane_client::{PutBook, Request, TaskResult};
 use kvplane_engine::{Buffer, Doorbell, Region, Slice};
-use kvplane_proto::message::{ObjectName, PutOptions};
-use kvplane_proto::{BatchId, Limits, Status, Version};
+use kvplane_proto::message::PutOptions;
+use kvplane_proto::{BatchId, Status};
 use tokio::sync::oneshot;
 
-use crate::client::{Client, ClientConfig, Got, ObjectRange, Put};
+use crate::client::{Client, ClientConfig, Got, Namespace, Put, Striping, check_key, check_options};
 use crate::error::Error;
+pub use groups::{AsyncKeys, AsyncObjectRanges, AsyncPutSessions, AsyncScatterGather};
 
 /// Limit of commands that wait for the thread.
 const COMMANDS: usize = 1024;
@@ -43,15 +45,9 @@ pub struct AsyncClient {
     doorbell: Doorbell,
     /// Commands sent and not yet received; checked by the thread before it parks.
     waiting: Arc<AtomicUsize>,
-    keys: Arc<Keys>,
+    namespace: Arc<Namespace>,
+    striping: Striping,
     _thread: Arc<Thread>,
-}
-
-struct Keys {
-    tenant: Vec<u8>,
-    keep_keys: bool,
-    /// Longer objects are striped.
-    stripe_bytes: u64,
 }
 
 struct Thread {
@@ -79,18 +75,15 @@ impl AsyncClient {
         let (config, bell) = (config.clone(), doorbell.clone());
         let waiting = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&waiting);
-        let keys = Arc::new(Keys {
-            tenant: link.tenant_meant(&config.tenant).to_owned().into_bytes(),
-            keep_keys: config.keep_keys,
-            stripe_bytes: config.stripe_bytes(),
-        });
+        let namespace = Arc::new(Namespace::new(link.tenant_meant(&config.tenant), config.keep_keys)?);
+        let striping = Striping::new(config.stripe_bytes);
         let (ready, wait) = sync_channel(1);
         let handle = std::thread::Builder::new().name("kvplane-client".to_owned()).spawn(move || {
             let mut client = match Client::connect_with(&config, link) {
                 Ok(client) => client,
                 Err(error) => return drop(ready.send(Err(error))),
             };
-            let watched = client.initiator().watch(bell);
+            let watched = client.requester().initiator().watch(bell);
             let failed = watched.is_err();
             let _ = ready.send(watched.map_err(Error::from));
             if !failed {
@@ -99,7 +92,7 @@ impl AsyncClient {
         })?;
         wait.recv().map_err(|_| Error::Argument("the client's thread ended".to_owned()))??;
         let thread = Arc::new(Thread { doorbell: doorbell.clone(), handle: Some(handle) });
-        Ok(Self { commands, doorbell, waiting, keys, _thread: thread })
+        Ok(Self { commands, doorbell, waiting, namespace, striping, _thread: thread })
     }
 
     /// Registers memory.
@@ -142,21 +135,6 @@ impl AsyncClient {
         })?;
         self.doorbell.ring();
         Ok(())
-    }
-
-    fn put_request(
-        &self,
-        puts: &mut PutBook,
-        key: &[u8],
-        slice: Slice,
-        options: &PutOptions,
-    ) -> Result<Request, Error> {
-        let name = ObjectName { tenant: &self.keys.tenant, key };
-        crate::client::put_request(puts, &name, self.keys.keep_keys, slice.local(), options)
-    }
-
-    fn digest(&self, key: &[u8]) -> Result<kvplane_proto::Digest, Error> {
-        crate::client::digest_of(&self.keys.tenant, key)
     }
 
     /// Stores registered memory under a key.
@@ -202,16 +180,16 @@ impl AsyncClient {
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
-        crate::client::check_options(options)?;
+        check_options(options)?;
         let mut puts = PutBook::new();
         // Objects that are striped in any case are validated with the others, but not put yet: of a malformed batch
         // nothing is stored.
         let mut whole = Vec::with_capacity(items.len());
         let mut outcomes: Vec<Result<Put, Error>> = Vec::with_capacity(items.len());
         for (at, (key, slice)) in items.iter().enumerate() {
-            self.digest(key.as_ref())?;
-            if slice.local().bytes <= self.keys.stripe_bytes {
-                whole.push((at, self.put_request(&mut puts, key.as_ref(), *slice, options)?));
+            check_key(key.as_ref())?;
+            if !self.striping.is_striped(slice.local().bytes) {
+                whole.push((at, self.namespace.put(&mut puts, key.as_ref(), slice.local(), options)?));
             }
             outcomes.push(Err(refused("put", Status::TooLarge)));
         }
@@ -247,7 +225,7 @@ impl AsyncClient {
         items: &[(impl AsRef<[u8]>, Slice)],
     ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
         let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| Ok(Request::Get(self.digest(key.as_ref())?, first_of(*slice)))).collect();
+            items.iter().map(|(key, slice)| self.namespace.get(key.as_ref(), *slice)).collect();
         let results = self.run(requests?).await?;
         let outcome = |result: &TaskResult| match result.status {
             Status::Ok => Ok(Some(Got { bytes: result.bytes, version: result.version })),
@@ -268,9 +246,7 @@ impl AsyncClient {
     /// # Errors
     /// When an owner does not answer.
     pub async fn batch_exists(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
-        let requests: Result<Vec<Request>, Error> =
-            keys.iter().map(|key| Ok(Request::Exists(self.digest(key.as_ref())?))).collect();
-        let results = self.run(requests?).await?;
+        let results = self.run(self.namespace.requests(keys, Request::Exists)?).await?;
         if results.iter().any(|result| result.status == Status::Striped) {
             let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.as_ref().to_vec()).collect();
             return self.with(move |client| client.batch_exists(&keys)).await?;
@@ -290,14 +266,12 @@ impl AsyncClient {
     /// # Errors
     /// When an owner does not answer.
     pub async fn batch_size(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
-        let requests: Result<Vec<Request>, Error> =
-            keys.iter().map(|key| Ok(Request::Size(self.digest(key.as_ref())?))).collect();
         let size = |result: TaskResult| match result.status {
             Status::Ok => Ok(Some(result.bytes)),
             Status::NotFound => Ok(None),
             status => Err(refused("size", status)),
         };
-        let results = self.run(requests?).await?;
+        let results = self.run(self.namespace.requests(keys, Request::Size)?).await?;
         if results.iter().any(|result| result.status == Status::Striped) {
             let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.as_ref().to_vec()).collect();
             return self.with(move |client| client.batch_size(&keys)).await?;
@@ -305,37 +279,12 @@ impl AsyncClient {
         results.into_iter().map(size).collect()
     }
 
-    /// Reads ranges of objects into registered memory: see [`Client::get_ranges`].
-    ///
-    /// # Errors
-    /// Errors of [`Client::get_ranges`].
-    pub async fn get_ranges(&self, ranges: &[ObjectRange<'_>]) -> Result<Vec<Result<Option<Version>, Error>>, Error> {
-        let request =
-            |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local()));
-        let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
-        let outcome = |result: &TaskResult| match result.status {
-            Status::Ok => Ok(Some(result.version)),
-            Status::NotFound => Ok(None),
-            status => Err(refused("get of a range", status)),
-        };
-        let results = self.run(requests?).await?;
-        let mut outcomes: Vec<Result<Option<Version>, Error>> = results.iter().map(outcome).collect();
-        let striped = ranges.iter().enumerate().filter(|(at, _)| results[*at].status == Status::Striped);
-        let striped: Vec<(usize, ObjectRange<'_>)> = striped.map(|(at, range)| (at, *range)).collect();
-        if !striped.is_empty() {
-            self.ranges_from_stripes(&striped, &mut outcomes).await?;
-        }
-        Ok(outcomes)
-    }
-
     /// Removes the objects under these keys. Returns for each whether there was one.
     ///
     /// # Errors
     /// When an owner does not answer.
     pub async fn batch_remove(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
-        let requests: Result<Vec<Request>, Error> =
-            keys.iter().map(|key| Ok(Request::Remove(self.digest(key.as_ref())?))).collect();
-        let mut results = self.run(requests?).await?;
+        let mut results = self.run(self.namespace.requests(keys, Request::Remove)?).await?;
         let striped: Vec<usize> = (0..keys.len()).filter(|at| results[*at].status == Status::Striped).collect();
         if !striped.is_empty() {
             let names: Vec<Vec<u8>> = striped.iter().map(|at| keys[*at].as_ref().to_vec()).collect();
@@ -359,11 +308,6 @@ impl AsyncClient {
     pub async fn remove(&self, key: &[u8]) -> Result<bool, Error> {
         Ok(self.batch_remove(&[key]).await?.pop().unwrap_or(false))
     }
-}
-
-/// Limits a slice to one payload: longer objects are striped.
-fn first_of(slice: Slice) -> Local {
-    Local { bytes: slice.local().bytes.min(Limits::PAYLOAD_BYTES), ..slice.local() }
 }
 
 fn refused(what: &str, status: Status) -> Error {
@@ -396,19 +340,19 @@ fn drive(mut client: Client, commands: &Receiver<Command>, waiting: &AtomicUsize
         if abandoned && open.is_empty() {
             return;
         }
-        client.follow_map();
-        if client.initiator().round(PARK, || waiting.load(Ordering::SeqCst) > 0).is_err() {
+        client.requester().follow_map();
+        if client.requester().initiator().round(PARK, || waiting.load(Ordering::SeqCst) > 0).is_err() {
             return;
         }
-        while let Some(batch) = client.initiator().poll_done() {
+        while let Some(batch) = client.requester().initiator().poll_done() {
             finish(&mut client, &mut open, batch);
         }
     }
 }
 
 fn finish(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, batch: BatchId) {
-    let results = client.initiator().results(batch).to_vec();
-    client.initiator().release(batch);
+    let results = client.requester().initiator().results(batch).to_vec();
+    client.requester().initiator().release(batch);
     if let Some(answer) = open.remove(&batch) {
         let _ = answer.send(Ok(results));
     }
@@ -422,10 +366,10 @@ fn obey(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, command: Comm
             work(client);
             // The wait of `work` consumed the completions of other batches: those are finished here.
             let done: Vec<BatchId> =
-                open.keys().copied().filter(|batch| client.initiator().is_complete(*batch)).collect();
+                open.keys().copied().filter(|batch| client.requester().initiator().is_complete(*batch)).collect();
             done.into_iter().for_each(|batch| finish(client, open, batch));
         }
-        Command::Run { requests, puts, answer } => match client.submit(&requests, &puts) {
+        Command::Run { requests, puts, answer } => match client.requester().submit(&requests, &puts) {
             Ok(batch) => drop(open.insert(batch, answer)),
             Err(error) => drop(answer.send(Err(error))),
         },

@@ -6,167 +6,88 @@
 //!
 //! Thread affinity: a client belongs to one thread at a time. Threads that send requests in parallel each have a
 //! client; these may share one control link ([`Client::connect_with`]).
+//!
+//! The components lie in layers. `Requester` sends requests and follows the map. `Objects` has objects by their digests
+//! on top of it, whole or striped. `Puts` decides how a new object is stored. `Namespace` turns keys into digests. The
+//! groups of operations at the rim ([`Client::keys`] and so on) borrow of these what they need.
 
-mod ahead;
-mod capacity;
+mod batches;
+mod bounce;
+mod config;
 mod keys;
-mod near;
-mod open;
-mod parts;
+mod namespace;
+mod objects;
+mod outcome;
+mod owners;
+mod placement;
 mod puts;
-mod questions;
 mod ranges;
 mod replicas;
-mod run;
+mod requester;
+mod scatter_gather;
 mod sessions;
-mod silence;
-mod stripes;
-mod tasks;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_client::{Config, Local, PutBook, Request, TaskResult};
-use kvplane_engine::{Buffer, HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, Slice, cpu};
+use kvplane_client::{Request, TaskResult};
+use kvplane_engine::{Buffer, Region, Slice};
 use kvplane_proto::message::PutOptions;
-use kvplane_proto::{Digest, Limits, Status, Version};
+use kvplane_proto::{Digest, Status, Version};
 use kvplane_rpc::Role;
-use kvplane_sys::random::random_u64;
-use kvplane_tls::DataTls;
-use kvplane_transfer::{RdmaConfig, RdmaUse};
+use kvplane_transfer::Metrics;
 
 use crate::error::Error;
 use crate::link::{ControlLink, until_there};
-use crate::which::Control;
-pub use ahead::PrefetchTo;
-pub use keys::{KeyInfo, ListCursor, ListPage};
-pub use near::Near;
-pub use open::{BatchOutcome, Open};
-pub(crate) use puts::{check_options, put_request};
-pub use ranges::ObjectRange;
-pub use sessions::{BeginOutcome, Fill, GetSession, PutSession, RangeOutcome};
+use batches::PendingBatch;
+pub use batches::{BatchOutcome, Open, OpenBatches};
+use bounce::BounceBuffer;
+pub use config::ClientConfig;
+pub use keys::{KeyInfo, Keys, ListCursor, ListPage};
+pub(crate) use namespace::{Namespace, check_key, check_options, digest_of};
+use objects::Objects;
+pub use outcome::{Got, Put};
+pub use placement::Placement;
+pub use puts::Near;
+use puts::Puts;
+pub(crate) use puts::Striping;
+pub use ranges::{GetSession, ObjectRange, ObjectRanges, RangeOutcome};
+pub use replicas::Replicas;
+use requester::Requester;
+pub use scatter_gather::ScatterGather;
+pub use sessions::{BeginOutcome, Fill, PutSession, PutSessions};
 
 /// Initial size of the bounce buffer of plain puts and gets, in bytes.
 const BOUNCE_BYTES: usize = 1 << 20;
-/// Interval at which a waiting client checks for a newer map.
-const MAP_LOOK: Duration = Duration::from_millis(5);
 
 /// Roles that may send object requests to nodes, the usual one first; operators may, too.
 const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
 
-/// Settings of a client.
-#[derive(Clone, Debug)]
-pub struct ClientConfig {
-    /// Control plane to connect to.
-    pub control: Control,
-    /// Tenant of the keys; keys of different tenants never collide. `default` and the empty name are the default
-    /// tenant, except that an empty name stands for the certificate's tenant if the client's certificate is bound to
-    /// one.
-    pub tenant: String,
-    /// Send the keys of objects to the nodes, so that objects can be listed and removed by pattern. Without it an
-    /// object takes slightly less memory (docs/adr/0014) and is known by its digest only.
-    pub keep_keys: bool,
-    /// Use shared memory for nodes on this host.
-    pub shared_memory: bool,
-    /// Use TCP.
-    pub tcp: bool,
-    /// Mode of TLS on TCP connections to nodes. With `Offer`, connections to nodes that require TLS use it.
-    pub data_tls: DataTls,
-    /// Mode of RDMA, and the devices to use.
-    pub rdma: RdmaConfig,
-    /// TCP connections to each shard.
-    pub lanes: u16,
-    /// Strategy of waiting for replies: polling and sleeping.
-    pub pacing: Pacing,
-    /// Deadline of each call.
-    pub deadline: Duration,
-    /// Longest wait of [`Client::connect`] for a control plane that does not answer or is not published yet: it may be
-    /// restarting.
-    pub connect: Duration,
-    /// Verify checksums of objects copied over shared memory; over TCP they are always verified.
-    pub verify_shared: bool,
-    /// Stripe size, at least 1 MiB: longer objects, and objects that are too long for a shard, are stored as stripes
-    /// spread over the cluster.
-    pub stripe_bytes: u64,
-    /// Upper bound of the hedge delay, 100 ms by default: a get that the owner has not answered by its 99th percentile
-    /// of latency (at least half of this bound, at most this bound) is sent to the replica owner. Zero: hedge
-    /// only when the owner is unreachable. Not used over RDMA.
-    pub hedge: Duration,
-    /// Spread gets of whole objects with two replicas over both owners. Each replica has its own version.
-    pub spread: bool,
-}
-
-impl ClientConfig {
-    /// Default of [`Self::hedge`].
-    pub const HEDGE: Duration = Duration::from_millis(100);
-
-    /// Default of [`Self::connect`].
-    pub const CONNECT: Duration = ControlLink::RESTART;
-
-    /// Returns the settings for the local control plane of this cluster.
-    #[must_use]
-    pub fn local(cluster: &str) -> Self {
-        Self {
-            control: Control::Local { cluster: cluster.to_owned(), runtime_directory: None },
-            tenant: String::new(),
-            keep_keys: true,
-            shared_memory: true,
-            tcp: true,
-            data_tls: DataTls::Offer,
-            rdma: RdmaConfig::default(),
-            lanes: 2,
-            pacing: Pacing::default(),
-            deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
-            connect: Self::CONNECT,
-            verify_shared: true,
-            stripe_bytes: 64 << 20,
-            hedge: Self::HEDGE,
-            spread: true,
-        }
-    }
-
-    /// Returns the stripe size, clamped to the limits of the protocol.
-    pub(crate) fn stripe_bytes(&self) -> u64 {
-        self.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES)
-    }
-}
-
-/// A successful get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Got {
-    /// Length of the object.
-    pub bytes: u64,
-    /// Version that the put of this object was given.
-    pub version: Version,
-}
-
-/// A successful put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
-    /// The object is stored.
-    Stored(Version),
-    /// An object under this key exists already; it is left unchanged.
-    Exists,
+/// Tier that prefetched objects are brought to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PrefetchTo {
+    /// Memory of the node that has the object on an SSD.
+    Memory,
 }
 
 /// The blocking client of the store.
+///
+/// Its own calls put, get, query and remove objects. Further operations come in groups:
+///
+/// * [`Client::keys`] lists keys, and removes them by pattern;
+/// * [`Client::ranges`] reads parts of objects;
+/// * [`Client::put_sessions`] writes objects range by range;
+/// * [`Client::scatter_gather`] puts and gets objects in several pieces of memory;
+/// * [`Client::batches`] starts batches that are finished later;
+/// * [`Client::replicas`] counts, finds, creates and removes replicas;
+/// * [`Client::placement`] names the nodes of new objects, and the owners of keys.
 pub struct Client {
-    initiator: Initiator,
-    link: ControlLink,
-    seen_map: u64,
-    seen_ticket: u64,
-    /// Cluster state that the map in use belongs to.
-    state: u64,
-    tenant: Vec<u8>,
-    keep_keys: bool,
-    puts: PutBook,
-    deadline: Duration,
-    bounce: Option<Buffer>,
-    open: Vec<open::PendingBatch>,
-    striping: stripes::Striping,
-    capacity: capacity::Capacity,
-    near: near::Nearness,
-    reports: silence::Reports,
+    objects: Objects,
+    namespace: Namespace,
+    puts: Puts,
+    bounce: BounceBuffer,
+    pending: Vec<PendingBatch>,
 }
 
 impl Client {
@@ -188,85 +109,41 @@ impl Client {
     /// # Errors
     /// When the kernel refuses an io_uring.
     pub fn connect_with(config: &ClientConfig, link: ControlLink) -> Result<Self, Error> {
-        if !config.shared_memory && !config.tcp && config.rdma.mode != RdmaUse::Require {
-            return Err(Error::Argument(
-                "neither shared memory nor TCP is allowed, and RDMA is not required: no path to any node".to_owned(),
-            ));
-        }
-        let name = link.tenant_meant(&config.tenant).to_owned();
-        link.hold_ticket(&name)?;
-        let seen_map = link.map_generation();
-        let first = link.state_map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
-        let client = Config {
-            cluster: config.control.cluster().to_owned(),
-            client: random_u64()?,
-            // Without a boot id, no node counts as local to this host.
-            host: cpu::boot_id().unwrap_or_default(),
-            lanes: config.lanes,
-            shared: config.shared_memory,
-            // Objects are copied through the mapped pool of their shard, or streamed over TCP. CMA (the kernel's
-            // copies between processes) serves segments, which a client of the store does not use.
-            cma: false,
-            stream: config.tcp && config.rdma.mode != RdmaUse::Require,
-            hedge_ns: config.hedge.as_nanos().min(u64::MAX.into()) as u64,
-            spread: config.spread,
-            ..Config::default()
-        };
-        let (rdma, tls) = (config.rdma.devices()?, link.keychain(config.data_tls)?);
-        let host = HostConfig { verify_shared: config.verify_shared, rdma, tls, ..HostConfig::default() };
-        let mut initiator = Initiator::new(client, &host, config.pacing)?;
-        initiator.set_map((*first.map).clone());
-        let (tenant, keep_keys) = (name.into_bytes(), config.keep_keys);
-        if tenant.len() > Limits::NAME_BYTES {
-            let text =
-                format!("the tenant's name has {} bytes, over the limit of {}", tenant.len(), Limits::NAME_BYTES);
-            return Err(Error::Argument(text));
-        }
-        let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
-        let (bounce, open, seen_ticket) = (None, Vec::new(), 0);
-        let mut client = Self {
-            initiator,
-            link,
-            seen_map,
-            seen_ticket,
-            state,
-            tenant,
-            keep_keys,
-            puts,
-            deadline,
-            bounce,
-            open,
-            striping: stripes::Striping::new(config.stripe_bytes()),
-            capacity: capacity::Capacity::default(),
-            near: near::Nearness::default(),
-            reports: silence::Reports::default(),
-        };
-        client.follow_map();
-        Ok(client)
+        let tenant = link.tenant_meant(&config.tenant).to_owned();
+        let requester = Requester::new(config, link, &tenant)?;
+        Ok(Self {
+            objects: Objects::new(requester),
+            namespace: Namespace::new(&tenant, config.keep_keys)?,
+            puts: Puts::new(config.stripe_bytes),
+            bounce: BounceBuffer::new("kvplane-bounce", BOUNCE_BYTES),
+            pending: Vec::new(),
+        })
     }
 
     /// Returns the control link, to be shared with other clients.
     #[must_use]
     pub const fn link(&self) -> &ControlLink {
-        &self.link
+        self.objects.requester().link()
+    }
+
+    pub(crate) const fn requester(&mut self) -> &mut Requester {
+        self.objects.requester_mut()
     }
 
     /// Registers memory with this client.
     pub fn register(&mut self, region: Arc<Region>) -> Buffer {
-        let index = self.initiator.add_buffer(Arc::clone(&region));
-        Buffer::new(region, index)
+        self.requester().register(region)
     }
 
     /// Unregisters memory.
-    #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
     pub fn unregister(&mut self, buffer: Buffer) {
-        self.initiator.remove_buffer(buffer.index());
+        self.requester().unregister(buffer);
     }
 
-    /// Returns the number of gets that were sent to a replica owner so far, because the owner was slower than the hedge
-    /// delay ([`ClientConfig::hedge`]) or unreachable.
-    pub fn hedged_gets(&mut self) -> u64 {
-        self.initiator.books().counters().second_asked
+    /// Returns the tenant whose objects the client uses: as configured, or as bound by its certificate.
+    #[must_use]
+    pub fn tenant_name(&self) -> String {
+        self.namespace.tenant_name()
     }
 
     /// Returns the digest under which this client's key is stored.
@@ -274,48 +151,99 @@ impl Client {
     /// # Errors
     /// When the key is empty or too long.
     pub fn digest(&self, key: &[u8]) -> Result<Digest, Error> {
-        digest_of(&self.tenant, key)
+        self.namespace.digest(key)
     }
 
-    pub(crate) const fn initiator(&mut self) -> &mut Initiator {
-        &mut self.initiator
+    /// Returns the counters of this client; rails are listed without the names of their shards.
+    pub fn metrics(&mut self) -> Metrics {
+        self.requester().metrics()
     }
 
-    /// Switches to the newest map and ticket.
-    pub(crate) fn follow_map(&mut self) {
-        let ticket = self.link.ticket_generation();
-        if ticket != self.seen_ticket
-            && let Some(credential) = self.link.credential()
-        {
-            self.seen_ticket = ticket;
-            self.initiator.set_credential(credential);
+    /// Returns the number of gets that were sent to a replica owner so far, because the owner was slower than the hedge
+    /// delay ([`ClientConfig::hedge`]) or unreachable.
+    pub fn hedged_gets(&mut self) -> u64 {
+        self.requester().initiator().books().counters().second_asked
+    }
+
+    /// Runs requests as one batch and returns their results in order.
+    ///
+    /// # Errors
+    /// When a request is malformed, or the kernel fails; never for the outcomes of the requests themselves.
+    pub fn run(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
+        self.requester().run(requests)
+    }
+}
+
+/// Groups of operations.
+impl Client {
+    /// Returns the keys of the client's tenant, to be listed, or removed by pattern.
+    pub const fn keys(&mut self) -> Keys<'_> {
+        Keys { objects: &mut self.objects, namespace: &self.namespace }
+    }
+
+    /// Returns the reads of parts of objects.
+    pub const fn ranges(&mut self) -> ObjectRanges<'_> {
+        ObjectRanges { objects: &mut self.objects, namespace: &self.namespace }
+    }
+
+    /// Returns the put sessions, which write objects range by range.
+    pub const fn put_sessions(&mut self) -> PutSessions<'_> {
+        PutSessions { objects: &mut self.objects, namespace: &self.namespace, puts: self.puts.whole() }
+    }
+
+    /// Returns the puts and gets of objects in several pieces of registered memory.
+    pub const fn scatter_gather(&mut self) -> ScatterGather<'_> {
+        ScatterGather { objects: &mut self.objects, namespace: &self.namespace, puts: &mut self.puts }
+    }
+
+    /// Returns the batches that are started now and finished later.
+    pub const fn batches(&mut self) -> OpenBatches<'_> {
+        OpenBatches { objects: &mut self.objects, namespace: &self.namespace, pending: &mut self.pending }
+    }
+
+    /// Returns the replicas of objects, and the tasks that create them.
+    pub const fn replicas(&mut self) -> Replicas<'_> {
+        let (puts, bounce) = (self.puts.whole(), &mut self.bounce);
+        Replicas { objects: &mut self.objects, namespace: &self.namespace, puts, bounce }
+    }
+
+    /// Returns the placement of objects: preferred nodes, and the owners of keys.
+    pub const fn placement(&mut self) -> Placement<'_> {
+        let requester = self.objects.requester_mut();
+        Placement { requester, namespace: &self.namespace, puts: &mut self.puts }
+    }
+}
+
+/// Puts.
+impl Client {
+    /// Stores a copy of these bytes under a key.
+    ///
+    /// # Errors
+    /// When they cannot be stored: the status says why.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, Error> {
+        self.put_with(key, value, &PutOptions::default())
+    }
+
+    /// Like [`Self::put`], with options.
+    ///
+    /// # Errors
+    /// When the bytes cannot be stored: the status says why.
+    pub fn put_with(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Put, Error> {
+        let slice = self.bounce.copy_in(value, self.objects.requester_mut())?;
+        self.put_from_with(key, slice, options)
+    }
+
+    /// Stores a copy of these bytes under a key and replaces an existing object; gets in flight complete with the old
+    /// object.
+    ///
+    /// # Errors
+    /// When the bytes cannot be stored: the status says why. The old object is then unchanged, or may have been
+    /// evicted.
+    pub fn upsert(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
+        match self.put_with(key, value, &PutOptions { replace: true, ..PutOptions::default() })? {
+            Put::Stored(version) => Ok(version),
+            Put::Exists => Err(self.objects.requester().problem("upsert".to_owned(), Status::Exists)),
         }
-        let generation = self.link.map_generation();
-        if generation != self.seen_map
-            && let Some(known) = self.link.state_map()
-        {
-            self.seen_map = generation;
-            let map = (*known.map).clone();
-            // A control plane that lost its state numbers epochs from the start. The old map is used until nodes
-            // join the new state.
-            if self.state == known.state {
-                self.initiator.set_map(map);
-            } else if !map.members.is_empty() {
-                self.state = known.state;
-                self.initiator.adopt_map(map);
-            }
-        }
-    }
-
-    fn problem(&self, what: String, status: Status) -> Error {
-        let cause = match status {
-            Status::Unreachable | Status::DeadlineExceeded | Status::Incompatible => {
-                self.initiator.last_problem().map(str::to_owned)
-            }
-            Status::TicketEnded => self.link.holder().why_ended(),
-            _ => None,
-        };
-        Error::Status { what, status, cause }
     }
 
     /// Stores registered memory under a key.
@@ -326,12 +254,44 @@ impl Client {
         self.put_from_with(key, slice, &PutOptions::default())
     }
 
+    /// Like [`Self::put_from`], with options.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub fn put_from_with(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
+        let mut outcomes = self.batch_put_from_with(&[(key, slice)], options)?;
+        outcomes.pop().unwrap_or(Ok(Put::Exists))
+    }
+
     /// Stores many objects; one outcome for each.
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
     pub fn batch_put_from(&mut self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
         self.batch_put_from_with(items, &PutOptions::default())
+    }
+
+    /// Like [`Self::batch_put_from`], with options.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed: an invalid key or option. Then nothing of it is stored.
+    pub fn batch_put_from_with(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        self.puts.put(items, options, &self.namespace, &mut self.objects)
+    }
+}
+
+/// Gets.
+impl Client {
+    /// Returns a copy of the object under a key; `None` when there is none.
+    ///
+    /// # Errors
+    /// When its owner does not answer.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        self.objects.get_copy(|slice| self.namespace.get(key, slice), &mut self.bounce)
     }
 
     /// Reads the object under a key into registered memory; `None` when there is none.
@@ -343,24 +303,6 @@ impl Client {
         outcomes.pop().unwrap_or(Ok(None))
     }
 
-    /// Builds a get of an object into a slice. Requests at most one payload: longer objects are striped.
-    fn get_request(&self, key: &[u8], slice: Slice) -> Result<Request, Error> {
-        let local = Local { bytes: slice.local().bytes.min(Limits::PAYLOAD_BYTES), ..slice.local() };
-        Ok(Request::Get(self.digest(key)?, local))
-    }
-
-    fn got(&self, result: TaskResult, slice: Slice) -> Result<Option<Got>, Error> {
-        match result.status {
-            Status::Ok => Ok(Some(Got { bytes: result.bytes, version: result.version })),
-            Status::NotFound => Ok(None),
-            Status::BufferTooSmall => {
-                let what = format!("get of {} bytes into {}", result.bytes, slice.local().bytes);
-                Err(self.problem(what, Status::BufferTooSmall))
-            }
-            status => Err(self.problem("get".to_owned(), status)),
-        }
-    }
-
     /// Reads many objects; one outcome for each.
     ///
     /// # Errors
@@ -369,81 +311,117 @@ impl Client {
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
     ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
-        let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| self.get_request(key.as_ref(), *slice)).collect();
-        let results = self.run(&requests?)?;
-        let outcome = |(result, (key, slice)): (TaskResult, &(_, Slice))| {
-            if result.status == Status::Striped {
-                return self.get_striped(self.digest(AsRef::as_ref(key))?, *slice);
-            }
-            self.got(result, *slice)
-        };
-        Ok(results.into_iter().zip(items).map(outcome).collect())
+        let gets: Result<Vec<Request>, Error> =
+            items.iter().map(|(key, slice)| self.namespace.get(key.as_ref(), *slice)).collect();
+        self.objects.get_into(&gets?, items.iter().map(|(_, slice)| *slice))
     }
 
-    /// Stores a copy of these bytes under a key.
+    /// Like [`Self::batch_exists`], and prefetches objects that are on an SSD only: nodes begin to read them into
+    /// memory, within the part of their memory that is set aside for prefetching. Objects that no get has read within
+    /// this client's deadline are evicted from memory again.
     ///
     /// # Errors
-    /// When they cannot be stored: the status says why.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, Error> {
-        self.put_with(key, value, &PutOptions::default())
+    /// When an owner does not answer.
+    pub fn batch_exists_ahead(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        self.batch_present(keys, Request::Prefetch, "exists")
     }
 
-    /// Returns a copy of the object under a key; `None` when there is none.
+    /// Prefetches objects into `tier`: nodes begin to read those that are on a slower tier. A get of an object whose
+    /// prefetch is in flight joins it. Returns for each key whether the object exists; a prefetch itself is not
+    /// guaranteed, because nodes limit the memory of prefetched objects. Objects that no get has read within the
+    /// deadline are evicted from memory again. A node that does not answer within the deadline counts as one without
+    /// the object.
+    ///
+    /// # Errors
+    /// When an owner does not answer.
+    pub fn prefetch(
+        &mut self,
+        keys: &[impl AsRef<[u8]>],
+        tier: PrefetchTo,
+        deadline: Duration,
+    ) -> Result<Vec<bool>, Error> {
+        let PrefetchTo::Memory = tier;
+        let requests = self.namespace.requests(keys, Request::Prefetch)?;
+        let results = self.objects.within(deadline, |objects| objects.query(&requests))?;
+        let there = |result: TaskResult| match result.status {
+            Status::DeadlineExceeded => Ok(false),
+            _ => self.objects.requester().present(result, "prefetch"),
+        };
+        results.into_iter().map(there).collect()
+    }
+}
+
+/// Queries and removals.
+impl Client {
+    /// Returns true if there is an object under this key. Does not count as an access.
     ///
     /// # Errors
     /// When its owner does not answer.
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        let mut bounce = self.bounce(BOUNCE_BYTES)?;
-        // An object may be replaced by a longer one between two attempts; repeatedly, that is not to be expected.
-        for _ in 0..4 {
-            let whole = bounce.slice(0, bounce.region().bytes());
-            let result = self.run_one(self.get_request(key, whole)?)?;
-            if result.status == Status::BufferTooSmall {
-                bounce = self.bounce(usize::try_from(result.bytes).unwrap_or(usize::MAX))?;
-                continue;
-            }
-            let got = if result.status == Status::Striped {
-                let digest = self.digest(key)?;
-                let Some(head) = self.head_of(digest)? else { continue };
-                bounce = self.bounce(usize::try_from(head.bytes).unwrap_or(usize::MAX))?;
-                match self.get_striped(digest, bounce.slice(0, bounce.region().bytes())) {
-                    // Replaced by a longer object meanwhile.
-                    Err(why) if why.status() == Some(Status::BufferTooSmall) => continue,
-                    got => got?,
-                }
-            } else {
-                self.got(result, whole)?
-            };
-            let Some(got) = got else { return Ok(None) };
-            let mut value = vec![0; got.bytes as usize];
-            bounce.region().copy_out(0, &mut value);
-            return Ok(Some(value));
-        }
-        Err(self.problem("get".to_owned(), Status::BufferTooSmall))
+    pub fn exists(&mut self, key: &[u8]) -> Result<bool, Error> {
+        self.objects.exists(self.namespace.digest(key)?)
     }
 
-    /// Returns the client's bounce buffer, grown to at least `bytes`.
-    fn bounce(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        let had = self.bounce.take();
-        let new = || RegionOptions {
-            huge: HugePages::Try,
-            ..RegionOptions::new("kvplane-bounce", bytes.max(BOUNCE_BYTES).next_power_of_two())
-        };
-        let buffer = self.room(had, bytes, new)?;
-        self.bounce = Some(buffer.clone());
-        Ok(buffer)
+    /// Returns for each key whether there is an object. Does not count as an access. Each owner gets one request for
+    /// every 32,768 keys of the list.
+    ///
+    /// # Errors
+    /// When an owner does not answer.
+    pub fn batch_exists(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        keys.iter().try_for_each(|key| check_key(key.as_ref()))?;
+        let mut hasher = self.namespace.hasher();
+        self.objects.exist(keys.len(), |at| hasher.digest(keys[at].as_ref()))
     }
-}
 
-pub(crate) fn digest_of(tenant: &[u8], key: &[u8]) -> Result<Digest, Error> {
-    check_key(key)?;
-    Ok(Digest::of(tenant, key))
-}
-
-fn check_key(key: &[u8]) -> Result<(), Error> {
-    if key.is_empty() || key.len() > Limits::KEY_BYTES {
-        return Err(Error::Argument(format!("a key has 1 to {} bytes, not {}", Limits::KEY_BYTES, key.len())));
+    /// Like [`Self::batch_exists`], by digests as [`Self::digest`] returns them.
+    ///
+    /// # Errors
+    /// When an owner does not answer.
+    pub fn batch_exists_by_digest(&mut self, digests: &[Digest]) -> Result<Vec<bool>, Error> {
+        self.objects.exist(digests.len(), |at| digests[at])
     }
-    Ok(())
+
+    /// Returns the length of the object under this key, or `None` if there is none. Does not count as an access.
+    ///
+    /// # Errors
+    /// When its owner does not answer.
+    pub fn size(&mut self, key: &[u8]) -> Result<Option<u64>, Error> {
+        self.objects.size(self.namespace.digest(key)?)
+    }
+
+    /// Returns the lengths of the objects under these keys. Does not count as an access.
+    ///
+    /// # Errors
+    /// When an owner does not answer.
+    pub fn batch_size(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
+        let results = self.objects.query(&self.namespace.requests(keys, Request::Size)?)?;
+        let requester = self.objects.requester();
+        results.into_iter().map(|result| Ok(requester.present(result, "size")?.then_some(result.bytes))).collect()
+    }
+
+    /// Removes the object under this key. Returns true if there was one.
+    ///
+    /// # Errors
+    /// When its owner does not answer.
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, Error> {
+        Ok(self.batch_remove(&[key])?.pop().unwrap_or(false))
+    }
+
+    /// Removes the objects under these keys. Returns for each whether there was one.
+    ///
+    /// # Errors
+    /// When an owner does not answer.
+    pub fn batch_remove(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        self.batch_present(keys, Request::Remove, "remove")
+    }
+
+    /// Runs a request for each key; returns for each whether there is an object.
+    fn batch_present(
+        &mut self,
+        keys: &[impl AsRef<[u8]>],
+        request: impl Fn(Digest) -> Request,
+        what: &str,
+    ) -> Result<Vec<bool>, Error> {
+        let results = self.objects.query(&self.namespace.requests(keys, request)?)?;
+        results.into_iter().map(|result| self.objects.requester().present(result, what)).collect()
+    }
 }

@@ -35,10 +35,11 @@ mod scheduler;
 mod tickets;
 mod which;
 
-pub use asynchronous::AsyncClient;
+pub use asynchronous::{AsyncClient, AsyncKeys, AsyncObjectRanges, AsyncPutSessions, AsyncScatterGather};
 pub use client::{
-    BatchOutcome, BeginOutcome, Client, ClientConfig, Fill, GetSession, Got, KeyInfo, ListCursor, ListPage, Near,
-    ObjectRange, Open, PrefetchTo, Put, PutSession, RangeOutcome,
+    BatchOutcome, BeginOutcome, Client, ClientConfig, Fill, GetSession, Got, KeyInfo, Keys, ListCursor, ListPage, Near,
+    ObjectRange, ObjectRanges, Open, OpenBatches, Placement, PrefetchTo, Put, PutSession, PutSessions, RangeOutcome,
+    Replicas, ScatterGather,
 };
 pub use error::Error;
 pub use kvplane_transfer::Error as TransferError;

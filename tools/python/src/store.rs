@@ -410,12 +410,12 @@ impl Store {
 
     /// Removes the objects whose keys match a pattern. Returns their number.
     fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<i64> {
-        values::count(py, &self.clients, |client| client.remove_matching(pattern))
+        values::count(py, &self.clients, |client| client.keys().remove_matching(pattern))
     }
 
     /// Removes all objects of this tenant. Returns their number.
     fn remove_all(&self, py: Python<'_>) -> PyResult<i64> {
-        values::count(py, &self.clients, |client| client.remove_all(false))
+        values::count(py, &self.clients, |client| client.keys().remove_all(false))
     }
 
     /// Checks that the control plane answers and the store serves requests. Returns 0 or an error code.
@@ -445,7 +445,7 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = number_of)] id: u64,
     ) -> PyResult<(Option<tasks::TaskTuple>, i64)> {
-        let seen = waiting(py, || match self.clients.with(|member| member.client.task(id)) {
+        let seen = waiting(py, || match self.clients.with(|member| member.client.replicas().task(id)) {
             Ok(task) => task.map_err(|error| store_code(&error)).and_then(tasks::seen),
             Err(code) => Err(code),
         })?;

@@ -9,13 +9,13 @@
 //! tenant and key. A removal by tenant or by pattern never touches them, because their tenant is unknown.
 
 use kvplane_client::Request;
-use kvplane_proto::ids::{SLOTS, Slot};
-use kvplane_proto::map::{ClusterMap, OwnerTable};
 use kvplane_proto::message::{KeyItem, KeyPage, KeyView, PageQuery, Part};
 use kvplane_proto::{Digest, Epoch, Limits, Status, Version};
 use regex::bytes::{Regex, RegexBuilder};
 
-use super::Client;
+use super::namespace::Namespace;
+use super::objects::Objects;
+use super::owners::owners_since;
 use crate::error::Error;
 
 /// Limit on the memory of a compiled pattern and of its lazy DFA, in bytes.
@@ -84,7 +84,7 @@ impl KeyInfo {
 pub struct ListCursor {
     /// Epoch since which the owners are those that were queried so far.
     epoch: Epoch,
-    /// Index of the shard, in the order of [`one_slot_each`].
+    /// Index of the shard, in the order of `Owners::one_slot_each`.
     shard: usize,
     from: u64,
     walk: u64,
@@ -99,26 +99,13 @@ pub struct ListPage {
     pub next: Option<ListCursor>,
 }
 
-/// Returns one slot of each shard that owns any: a digest in the slot addresses the shard.
-fn one_slot_each(map: &ClusterMap) -> Vec<Slot> {
-    let owners = OwnerTable::compute(map);
-    let (mut seen, mut slots) = (std::collections::HashSet::new(), Vec::new());
-    for slot in (0..SLOTS).map(|slot| Slot(slot as u16)) {
-        if let Some(owner) = owners.owners(slot).first()
-            && seen.insert(*owner)
-        {
-            slots.push(slot);
-        }
-    }
-    slots
+/// Keys of a client's tenant, listed and removed by pattern: [`Client::keys`](super::Client::keys).
+pub struct Keys<'a> {
+    pub(super) objects: &'a mut Objects,
+    pub(super) namespace: &'a Namespace,
 }
 
-/// Returns the epoch since which the slots have the owners that they have in this map.
-fn owners_since(map: &ClusterMap) -> Epoch {
-    map.former.as_ref().map_or(map.epoch, |former| former.since)
-}
-
-impl Client {
+impl Keys<'_> {
     /// Returns the next page of the objects of this client's tenant; `None` starts a listing.
     ///
     /// # Errors
@@ -126,11 +113,11 @@ impl Client {
     pub fn list(&mut self, cursor: Option<ListCursor>) -> Result<ListPage, Error> {
         let mut page = self.list_all(cursor, false)?;
         // The default tenant's empty name also matches objects without a name, whose tenant is unknown.
-        let tenant = self.tenant.clone();
+        let tenant = self.namespace.tenant();
         page.keys.retain(|key| key.tenant == tenant && key.part != Part::Stripe);
         let mut heads: Vec<&mut KeyInfo> = page.keys.iter_mut().filter(|key| key.part == Part::Head).collect();
         let digests: Vec<Digest> = heads.iter().map(|key| key.digest).collect();
-        for (key, bytes) in heads.iter_mut().zip(self.striped_bytes(&digests)?) {
+        for (key, bytes) in heads.iter_mut().zip(self.objects.striped_bytes(&digests)?) {
             key.bytes = bytes;
         }
         page.keys.retain(|key| key.bytes > 0);
@@ -140,52 +127,36 @@ impl Client {
     /// Returns the next page of the objects of all tenants, with names. `removes` announces that the listed objects are
     /// to be removed: objects of nodes that are away must not return either.
     fn list_all(&mut self, cursor: Option<ListCursor>, removes: bool) -> Result<ListPage, Error> {
-        self.follow_map();
-        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
-        let slots = one_slot_each(&map);
-        let begin = ListCursor { epoch: owners_since(&map), shard: 0, from: 0, walk: 0 };
+        let requester = self.objects.requester_mut();
+        requester.follow_map();
+        let owners = requester.owners()?;
+        let slots = owners.one_slot_each();
+        let begin = ListCursor { epoch: owners.since(), shard: 0, from: 0, walk: 0 };
         let at = cursor.filter(|cursor| cursor.epoch == begin.epoch).unwrap_or(begin);
         let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
         let digest = Digest(u128::from(slot.0) << 114);
         let from = PageQuery { walk: at.walk, from: at.from, names: true, removes, ..PageQuery::default() };
-        let (mut status, mut body) = self.ask_list(digest, from)?;
+        let (mut status, mut body) = requester.list(digest, from)?;
         if removes && status == Status::BadRequest {
             // A node of an earlier version: it discards its objects after it was away.
-            (status, body) = self.ask_list(digest, PageQuery { removes: false, ..from })?;
+            (status, body) = requester.list(digest, PageQuery { removes: false, ..from })?;
         }
         if status == Status::Stale {
             // The shard's order has changed: list this shard from the start.
             return Ok(ListPage { keys: Vec::new(), next: Some(ListCursor { from: 0, walk: 0, ..at }) });
         }
         let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
-        let Some(page) = page else { return Err(self.problem("list".to_owned(), status)) };
+        let Some(page) = page else { return Err(requester.problem("list".to_owned(), status)) };
         let reply = page.reply();
-        self.follow_map();
+        requester.follow_map();
         let next = match reply.next {
             // Owners changed during the request: a shard that was listed before may now own objects of another.
-            _ if self.link.map().is_some_and(|now| owners_since(&now) != at.epoch) => Some(at),
+            _ if requester.map().is_ok_and(|now| owners_since(&now) != at.epoch) => Some(at),
             0 if at.shard + 1 < slots.len() => Some(ListCursor { shard: at.shard + 1, from: 0, walk: 0, ..at }),
             0 => None,
             from => Some(ListCursor { from, walk: reply.walk, ..at }),
         };
         Ok(ListPage { keys: page.keys().map(|view| KeyInfo::of(&view)).collect(), next })
-    }
-
-    /// Returns true only where the owner has recovered everything that it holds and has no such object.
-    pub(super) fn is_gone(&mut self, digest: Digest) -> Result<bool, Error> {
-        let from = PageQuery { one: true, ..PageQuery::default() };
-        let (status, body) = self.ask_list(digest, from)?;
-        let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
-        Ok(page.is_some_and(|page| page.keys().all(|view| view.item.digest != digest)))
-    }
-
-    fn ask_list(&mut self, digest: Digest, from: PageQuery) -> Result<(Status, Option<Vec<u8>>), Error> {
-        let batch = self.initiator.submit(&[Request::List(digest, from)], self.deadline)?;
-        self.wait(batch)?;
-        let status = self.initiator.results(batch)[0].status;
-        let body = self.initiator.take_description(batch);
-        self.initiator.release(batch);
-        Ok((status, body))
     }
 
     /// Removes the objects of this client's tenant whose keys match a pattern; returns their number. Keys are bytes,
@@ -213,15 +184,11 @@ impl Client {
         let (mut cursor, mut removed) = (None, 0);
         loop {
             let page = self.list_all(cursor, true)?;
-            let chosen: Vec<&KeyInfo> = page.keys.iter().filter(|key| chosen(&self.tenant, key)).collect();
+            let chosen: Vec<&KeyInfo> = page.keys.iter().filter(|key| chosen(self.namespace.tenant(), key)).collect();
             let requests: Vec<Request> = chosen.iter().map(|key| Request::Remove(key.digest)).collect();
-            if !requests.is_empty() {
-                let mut results = self.run(&requests)?;
-                self.resolve_striped(&requests, &mut results)?;
-                for (result, key) in results.into_iter().zip(chosen) {
-                    // A stripe is a part of an object that is counted already.
-                    removed += u64::from(self.present(result, "remove")? && key.part != Part::Stripe);
-                }
+            for (result, key) in self.objects.query(&requests)?.into_iter().zip(chosen) {
+                // A stripe is a part of an object that is counted already.
+                removed += u64::from(self.objects.requester().present(result, "remove")? && key.part != Part::Stripe);
             }
             match page.next {
                 Some(next) => cursor = Some(next),

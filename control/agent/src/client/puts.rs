@@ -1,59 +1,87 @@
-//! Puts with options: replicas, pins, and replacement of an existing object.
+//! Puts: each object whole, in stripes, or on a preferred node.
 
-use kvplane_client::{Local, PutBook, Request, TaskResult};
-use kvplane_proto::digest::tenant_number;
-use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
-use kvplane_proto::{Digest, Limits, Status, Version};
+mod capacity;
+mod near;
+mod striped;
+mod striping;
+mod whole;
 
-use super::stripes::STRIPE_LEAST_BYTES;
-use super::{Client, Put, Slice, digest_of};
+use kvplane_engine::Slice;
+use kvplane_proto::message::PutOptions;
+use kvplane_proto::{Digest, Status};
+
+use super::namespace::{Namespace, check_key, check_options};
+use super::objects::{Objects, STRIPE_LEAST_BYTES};
+use super::outcome::Put;
 use crate::error::Error;
+pub use near::Near;
+use striped::{ObjectPut, StripedPuts};
+pub(crate) use striping::Striping;
+pub(super) use whole::WholePuts;
 
-impl Client {
-    /// Like [`Self::put_from`], with options.
-    ///
-    /// # Errors
-    /// When it cannot be stored: the status says why.
-    pub fn put_from_with(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
-        let mut outcomes = self.batch_put_from_with(&[(key, slice)], options)?;
-        outcomes.pop().unwrap_or(Ok(Put::Exists))
+/// Length from which objects are put on preferred nodes; shorter objects stay with the owner of their key.
+const NEAR_LEAST_BYTES: u64 = STRIPE_LEAST_BYTES;
+
+/// Decides how each object is put, and puts it.
+pub(super) struct Puts {
+    whole: WholePuts,
+    striped: StripedPuts,
+    near: Near,
+}
+
+impl Puts {
+    /// Creates puts with a stripe size.
+    pub(super) fn new(stripe_bytes: u64) -> Self {
+        Self { whole: WholePuts::new(), striped: StripedPuts::new(stripe_bytes), near: Near::default() }
     }
 
-    /// Like [`Self::batch_put_from`], with options.
-    ///
-    /// # Errors
-    /// When the batch as a whole is malformed: an invalid key or option. Then nothing of it is stored.
-    pub fn batch_put_from_with(
+    /// Sets the preferred nodes of later puts.
+    pub(super) fn prefer(&mut self, near: Near) {
+        self.near = near;
+    }
+
+    pub(super) const fn whole(&mut self) -> &mut WholePuts {
+        &mut self.whole
+    }
+
+    /// Stores objects; one outcome for each.
+    pub(super) fn put(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
+        namespace: &Namespace,
+        objects: &mut Objects,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         check_options(options)?;
         // Parts of a batch are stored before later items are examined, so all items are validated first.
-        items.iter().try_for_each(|(key, _)| super::check_key(key.as_ref()))?;
+        items.iter().try_for_each(|(key, _)| check_key(key.as_ref()))?;
         if !self.near.is_empty() {
-            return self.batch_put_near(items, options);
+            return self.put_near(items, options, namespace, objects);
         }
-        self.batch_put_anywhere(items, options)
+        self.put_anywhere(items, options, namespace, objects)
     }
 
-    /// Like [`Self::batch_put_from_with`], each object with the owner of its key.
-    pub(super) fn batch_put_anywhere(
+    /// Stores objects, each with the owner of its key.
+    fn put_anywhere(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
+        namespace: &Namespace,
+        objects: &mut Objects,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         // Decided once for each object: an object that a shard refuses as too long changes the decision for the
         // next.
-        let striped: Vec<bool> = items.iter().map(|(_, slice)| self.is_striped(slice.local().bytes)).collect();
+        let striping = self.striped.striping();
+        let striped: Vec<bool> = items.iter().map(|(_, slice)| striping.is_striped(slice.local().bytes)).collect();
         let short: Vec<(&[u8], Slice)> = items
             .iter()
             .zip(&striped)
             .filter(|(_, striped)| !**striped)
             .map(|((key, slice), _)| (key.as_ref(), *slice))
             .collect();
-        let mut outcomes =
-            if short.is_empty() { Vec::new() } else { self.batch_put_whole(&short, options)? }.into_iter();
+        let outcomes =
+            if short.is_empty() { Vec::new() } else { self.whole.put(&short, options, namespace, objects)? };
+        let mut outcomes = outcomes.into_iter();
         let mut all = Vec::with_capacity(items.len());
         for ((key, slice), striped) in items.iter().zip(striped) {
             let whole = if striped { None } else { outcomes.next() };
@@ -65,9 +93,10 @@ impl Client {
                 Some(put) if !too_large(&put) => put,
                 refused => {
                     if refused.is_some() {
-                        self.striping.refused(slice.local().bytes);
+                        self.striped.striping().refuse(slice.local().bytes);
                     }
-                    match (refused, self.put_striped(key.as_ref(), *slice, options)) {
+                    let put = ObjectPut::new(namespace, key.as_ref(), *slice, options)?;
+                    match (refused, self.striped.put(&put, &mut self.whole, objects)) {
                         // No shard takes it whole, and its stripes do not fit either.
                         (Some(first), Err(error)) if error.status() == Some(Status::NoSpace) => first,
                         (_, striped) => striped,
@@ -78,96 +107,47 @@ impl Client {
         Ok(all)
     }
 
-    /// Like [`Self::batch_put_from_with`], each object in one piece.
-    pub(super) fn batch_put_whole(
+    /// Stores objects on preferred nodes. Objects whose owner is preferred already, and short or striped ones, are put
+    /// the usual way.
+    fn put_near(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
+        namespace: &Namespace,
+        objects: &mut Objects,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
-        check_options(options)?;
-        self.puts.clear();
-        let mut requests = Vec::with_capacity(items.len());
+        let requester = objects.requester_mut();
+        requester.follow_map();
+        let owners = requester.owners()?;
+        let first = items.first().map(|(key, _)| namespace.digest(key.as_ref())).transpose()?;
+        let nodes = self.near.nodes(first, &owners);
+        let mut placed: Vec<Option<Result<Put, Error>>> = Vec::with_capacity(items.len());
         for (key, slice) in items {
-            let name = ObjectName { tenant: &self.tenant, key: key.as_ref() };
-            requests.push(put_request(&mut self.puts, &name, self.keep_keys, slice.local(), options)?);
+            let put = ObjectPut::new(namespace, key.as_ref(), *slice, options)?;
+            let is_there = owners.node_of(put.digest()).is_none_or(|node| nodes.contains(&node));
+            let bytes = slice.local().bytes;
+            if is_there || nodes.is_empty() || bytes < NEAR_LEAST_BYTES || self.striped.striping().is_striped(bytes) {
+                placed.push(None);
+                continue;
+            }
+            let mut outcome = Ok(None);
+            for node in &nodes {
+                let is_there = |digest: Digest| owners.node_of(digest) == Some(*node);
+                outcome = self.striped.put_at(&put, is_there, &mut self.whole, objects);
+                if !matches!(outcome, Ok(None)) {
+                    break;
+                }
+            }
+            placed.push(outcome.transpose());
         }
-        let results = self.run_new_puts(&requests)?;
-        Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
+        let rest: Vec<(&[u8], Slice)> = items
+            .iter()
+            .zip(&placed)
+            .filter(|(_, placed)| placed.is_none())
+            .map(|((key, slice), _)| (key.as_ref(), *slice))
+            .collect();
+        let rest = if rest.is_empty() { Vec::new() } else { self.put_anywhere(&rest, options, namespace, objects)? };
+        let mut rest = rest.into_iter();
+        Ok(placed.into_iter().map(|placed| placed.or_else(|| rest.next()).unwrap_or(Ok(Put::Exists))).collect())
     }
-
-    /// Stores a copy of these bytes under a key and replaces an existing object; gets in flight complete with the old
-    /// object.
-    ///
-    /// # Errors
-    /// When the bytes cannot be stored: the status says why. The old object is then unchanged, or may have been
-    /// evicted.
-    pub fn upsert(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
-        match self.put_with(key, value, &PutOptions { replace: true, ..PutOptions::default() })? {
-            Put::Stored(version) => Ok(version),
-            Put::Exists => Err(self.problem("upsert".to_owned(), Status::Exists)),
-        }
-    }
-
-    /// Like [`Self::put`], with options.
-    ///
-    /// # Errors
-    /// When the bytes cannot be stored: the status says why.
-    pub fn put_with(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Put, Error> {
-        if value.is_empty() {
-            return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
-        }
-        let bounce = self.bounce(value.len())?;
-        bounce.region().copy_in(0, value);
-        self.put_from_with(key, bounce.slice(0, value.len()), options)
-    }
-}
-
-impl Client {
-    pub(super) fn stored(&self, result: TaskResult, slice: Slice) -> Result<Put, Error> {
-        match result.status {
-            Status::Ok => Ok(Put::Stored(result.version)),
-            Status::Exists => Ok(Put::Exists),
-            status => Err(self.problem(format!("put of {} bytes", slice.local().bytes), status)),
-        }
-    }
-
-    /// Enters a put's options in the client's book. Returns the object's digest and the number of the entry.
-    pub(super) fn enter_put(&mut self, key: &[u8], bytes: u64, options: &PutOptions) -> Result<(Digest, u32), Error> {
-        check_options(options)?;
-        let local = Local { buffer: 0, offset: 0, bytes };
-        let name = ObjectName { tenant: &self.tenant, key };
-        match put_request(&mut self.puts, &name, self.keep_keys, local, options)? {
-            Request::PutAs(digest, _, number) => Ok((digest, number)),
-            _ => unreachable!("a put with an entry is one"),
-        }
-    }
-}
-
-/// Builds the put of an object and enters its options in a book. The key is sent along if `keep_key` is set.
-pub(crate) fn put_request(
-    puts: &mut PutBook,
-    name: &ObjectName<'_>,
-    keep_key: bool,
-    local: Local,
-    options: &PutOptions,
-) -> Result<Request, Error> {
-    let ObjectName { tenant, key } = *name;
-    let digest = digest_of(tenant, key)?;
-    let options = PutOptions { tenant: tenant_number(tenant), ..*options };
-    let item = PutItem::plain(digest, local.bytes).with_options(&options);
-    let number = if keep_key {
-        let lengths = (key.len() as u16, tenant.len() as u8);
-        puts.push(PutItem { key_bytes: lengths.0, tenant_bytes: lengths.1, ..item }, name)
-    } else {
-        puts.push(item, &ObjectName::NONE)
-    };
-    Ok(Request::PutAs(digest, local, number))
-}
-
-pub(crate) fn check_options(options: &PutOptions) -> Result<(), Error> {
-    if options.soft_pin_ms <= Limits::SOFT_PIN_MS {
-        return Ok(());
-    }
-    let (given, most) = (options.soft_pin_ms, Limits::SOFT_PIN_MS);
-    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most} ms")))
 }

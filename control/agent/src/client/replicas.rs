@@ -1,43 +1,45 @@
-//! Replica counts: puts that wait for their replicas, and queries for the holders of objects.
+//! Replicas of objects: puts that count them, queries for the shards that hold objects, and replication tasks.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvplane_client::{Request, TaskResult};
-use kvplane_proto::map::OwnerTable;
-use kvplane_proto::message::{ObjectName, PutOptions};
+use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Status};
+use kvplane_rpc::message::{CancelTask, CreateTask, ListTasks, TASK_NAME_BYTES, TaskStatus};
 
-use super::puts::put_request;
-use super::questions::address_of;
-use super::stripes::HEAD_BYTES;
-use super::{Client, Put};
+use super::bounce::BounceBuffer;
+use super::namespace::{Namespace, check_options};
+use super::objects::{HEAD_BYTES, Objects};
+use super::outcome::Put;
+use super::puts::WholePuts;
 use crate::error::Error;
 
 /// Longest wait for an owner whose replica owner answered in its place.
 const OWNER_WAIT: Duration = Duration::from_secs(1);
 
-impl Client {
+/// Replicas of a client's objects: [`Client::replicas`](super::Client::replicas).
+pub struct Replicas<'a> {
+    pub(super) objects: &'a mut Objects,
+    pub(super) namespace: &'a Namespace,
+    pub(super) puts: &'a mut WholePuts,
+    pub(super) bounce: &'a mut BounceBuffer,
+}
+
+impl Replicas<'_> {
     /// Stores a copy of these bytes under a key, replicated as `options` say, and waits until the replicas are written
     /// or turn out not to be. Returns the number of owners that have the object: 0 if an object existed already.
     ///
     /// # Errors
     /// When the bytes cannot be stored, or are too long for one shard: the status says why.
-    pub fn put_replicas(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<(Put, u8), Error> {
-        if value.is_empty() {
-            return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
-        }
-        let bounce = self.bounce(value.len())?;
-        bounce.region().copy_in(0, value);
-        let slice = bounce.slice(0, value.len());
+    pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<(Put, u8), Error> {
+        let slice = self.bounce.copy_in(value, self.objects.requester_mut())?;
         let options = PutOptions { wait_replicas: options.replicas > 1, ..*options };
-        super::puts::check_options(&options)?;
-        self.puts.clear();
-        let name = ObjectName { tenant: &self.tenant, key };
-        let request = put_request(&mut self.puts, &name, self.keep_keys, slice.local(), &options)?;
-        let results = self.run_new_puts(&[request])?;
-        let replicas = results[0].replicas;
-        Ok((self.stored(results[0], slice)?, replicas))
+        check_options(&options)?;
+        let book = self.puts.new_book();
+        let request = self.namespace.put(book, key, slice.local(), &options)?;
+        let result = self.objects.put_new(&[request], book)?[0];
+        Ok((self.objects.requester().stored(result, slice.local().bytes)?, result.replicas))
     }
 
     /// Returns the shards that hold the objects under these keys, for each the owner before the replica owner; empty
@@ -49,27 +51,25 @@ impl Client {
     ///
     /// # Errors
     /// When a key is empty or too long, there is no map, or an owner does not answer.
-    pub fn replicas(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Vec<SocketAddr>>, Error> {
+    pub fn locate(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Vec<SocketAddr>>, Error> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let digests: Result<Vec<_>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
-        let digests = digests?;
-        let bounce = self.bounce(digests.len() * HEAD_BYTES)?;
+        let digests = self.namespace.digests(keys)?;
+        let bounce = self.bounce.at_least(digests.len() * HEAD_BYTES, self.objects.requester_mut())?;
         let room = |at: usize, bytes| bounce.slice(at * HEAD_BYTES, bytes).local();
         let first = |(at, digest): (usize, &_)| Request::GetRange(*digest, 0, room(at, 1));
         let requests: Vec<Request> = digests.iter().enumerate().map(first).collect();
-        let mut results = self.run(&requests)?;
+        let mut results = self.objects.requester_mut().run(&requests)?;
         let striped: Vec<usize> = (0..results.len()).filter(|at| results[*at].status == Status::Striped).collect();
         let head = |at: &usize| Request::GetHead(digests[*at], room(*at, HEAD_BYTES));
         let heads: Vec<Request> = striped.iter().map(head).collect();
-        let heads = if heads.is_empty() { Vec::new() } else { self.run(&heads)? };
+        let heads = if heads.is_empty() { Vec::new() } else { self.objects.requester_mut().run(&heads)? };
         striped.into_iter().zip(heads).for_each(|(at, result)| results[at] = result);
         let owners = self.owners_of_hedged(&digests, &results)?;
-        let map = self.link.map().ok_or_else(|| Error::Argument("there is no cluster map yet".to_owned()))?;
-        let table = OwnerTable::compute(&map);
+        let by_map = self.objects.requester_mut().owners()?;
         let places = results.into_iter().zip(&digests).zip(owners).map(|((result, digest), has_owner)| {
-            if !self.present(result, "query of the replicas")? {
+            if !self.objects.requester().present(result, "query of the replicas")? {
                 return Ok(Vec::new());
             }
             let known = match (result.from_replica, has_owner) {
@@ -77,11 +77,79 @@ impl Client {
                 (true, false) => 1..2,
                 (true, true) => 0..2,
             };
-            let owners = table.owners(digest.slot());
-            let owners = owners.get(known.start..known.end.min(owners.len())).unwrap_or_default();
-            Ok(owners.iter().filter_map(|owner| address_of(&map, *owner)).collect())
+            Ok(by_map.shards_of(*digest, known))
         });
         places.collect()
+    }
+
+    /// Removes the replicas of the objects under these keys from their replica owners. Returns for each whether there
+    /// was a replica, as far as is known, and it is gone. The object stays with its owner and is not replicated again
+    /// until it is put with two replicas, a task replicates it, it becomes hot enough that its shard replicates it, or
+    /// its slot has another owner. A striped object counts as a whole.
+    ///
+    /// # Errors
+    /// When a key is empty or too long, or the owners do not answer; for a single object when its owner refuses
+    /// ([`Status::Busy`] where the replica owner does not answer), or a stripe of it is missing.
+    pub fn remove(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<bool, Error>>, Error> {
+        let (mut parts, mut whole) = (Vec::new(), Vec::with_capacity(keys.len()));
+        for key in keys {
+            let digest = self.namespace.digest(key.as_ref())?;
+            whole.push(match self.parts_of(&[key], &[digest]) {
+                Ok(digests) => {
+                    parts.extend(digests.iter().map(|digest| Request::RemoveCopy(*digest)));
+                    Ok(digests.len())
+                }
+                Err(Error::Status { status: Status::NotFound, .. }) => Ok(0),
+                Err(why) => Err(why),
+            });
+        }
+        let mut results =
+            if parts.is_empty() { Vec::new() } else { self.objects.requester_mut().run(&parts)? }.into_iter();
+        let mut of_one = |count: usize| {
+            let statuses: Vec<Status> = results.by_ref().take(count).map(|result| result.status).collect();
+            let refused = statuses.iter().find(|status| !matches!(status, Status::Ok | Status::NotFound));
+            refused.map_or(Ok(statuses.contains(&Status::Ok)), |status| Err(*status))
+        };
+        let gone: Vec<Result<Result<bool, Status>, Error>> =
+            whole.into_iter().map(|count| count.map(&mut of_one)).collect();
+        let problem = |status| self.objects.requester().problem("removal of a replica".to_owned(), status);
+        Ok(gone.into_iter().map(|one| one.and_then(|gone| gone.map_err(problem))).collect())
+    }
+
+    /// Replicates the objects under these keys to the replica owners of their slots, as if they had been put with two
+    /// replicas. Returns the number of the task. The destination follows from the key: `targets`, names of segments,
+    /// only have to exist. A striped object counts as its stripe head and stripes; at most 512 objects go in one task.
+    ///
+    /// # Errors
+    /// When one of the objects does not exist ([`Status::NotFound`]), or the control plane refuses the task.
+    pub fn create_task(&mut self, keys: &[impl AsRef<[u8]>], targets: &[String]) -> Result<u64, Error> {
+        let digests = self.parts_of(keys, &self.namespace.digests(keys)?)?;
+        let digests = digests.into_iter().map(|digest| digest.0).collect();
+        let mut name = match keys {
+            [key] => String::from_utf8_lossy(key.as_ref()).into_owned(),
+            keys => format!("{} keys", keys.len()),
+        };
+        name.truncate(name.floor_char_boundary(TASK_NAME_BYTES));
+        let call = CreateTask { tenant: self.namespace.tenant_name(), name, digests, targets: targets.to_vec() };
+        Ok(self.objects.requester().link().call(call)?.id)
+    }
+
+    /// Returns the state of a task of this client's tenant; `None` if there is no task of this number, or it was
+    /// forgotten.
+    ///
+    /// # Errors
+    /// When the control plane does not answer.
+    pub fn task(&self, id: u64) -> Result<Option<TaskStatus>, Error> {
+        let call = ListTasks { tenant: Some(self.namespace.tenant_name()), id: Some(id), after: 0 };
+        Ok(self.objects.requester().link().call(call)?.tasks.pop())
+    }
+
+    /// Cancels a task of this client's tenant. Objects that were replicated stay replicated.
+    ///
+    /// # Errors
+    /// When there is no unfinished task of this number.
+    pub fn cancel_task(&self, id: u64) -> Result<(), Error> {
+        self.objects.requester().link().call(CancelTask { tenant: Some(self.namespace.tenant_name()), id }).map(|_| ())
     }
 
     /// Returns, for each object that its replica owner answered for, whether the owner has it too. A hedged get does
@@ -93,14 +161,38 @@ impl Client {
             return Ok(owners);
         }
         let requests: Vec<Request> = hedged.iter().map(|at| Request::Exists(digests[*at])).collect();
-        let soon = self.deadline.min(OWNER_WAIT);
-        let whole = core::mem::replace(&mut self.deadline, soon);
-        let answers = self.run(&requests);
-        self.deadline = whole;
-        for (at, answer) in hedged.into_iter().zip(answers?) {
+        let soon = self.objects.requester().deadline().min(OWNER_WAIT);
+        let answers = self.objects.within(soon, |objects| objects.requester_mut().run(&requests))?;
+        for (at, answer) in hedged.into_iter().zip(answers) {
             // `Striped` means that the stripe head exists.
             owners[at] = matches!(answer.status, Status::Ok | Status::Striped);
         }
         Ok(owners)
+    }
+
+    fn no_copy(&self, key: &[u8], status: Status) -> Error {
+        self.objects.requester().problem(format!("replication of the object under \"{}\"", key.escape_ascii()), status)
+    }
+
+    /// Returns the digests of everything that these objects consist of: for striped ones, stripe head and stripes.
+    fn parts_of(&mut self, keys: &[impl AsRef<[u8]>], digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+        if digests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sizes: Vec<Request> = digests.iter().map(|digest| Request::Size(*digest)).collect();
+        let results = self.objects.requester_mut().run(&sizes)?;
+        let mut parts = Vec::with_capacity(digests.len());
+        for ((key, digest), result) in keys.iter().zip(digests).zip(results) {
+            let striped = match result.status {
+                Status::Ok => {
+                    parts.push(*digest);
+                    continue;
+                }
+                Status::Striped => self.objects.parts_of_striped(*digest)?,
+                status => return Err(self.no_copy(key.as_ref(), status)),
+            };
+            parts.extend(striped.ok_or_else(|| self.no_copy(key.as_ref(), Status::NotFound))?);
+        }
+        Ok(parts)
     }
 }

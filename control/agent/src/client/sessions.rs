@@ -1,17 +1,21 @@
-//! Put and get sessions: objects that are written and read range by range, as an engine produces and needs its layers.
+//! Put sessions: objects that are written range by range, as an engine produces its layers.
 //!
 //! A put session reserves its memory at the start. Its ranges are written in any order and in parallel, and the object
 //! becomes visible when the session is committed. Until then only range reads of incomplete objects
-//! ([`Client::get_ranges_as_they_come`]) see its ranges. The node aborts a session that is idle for longer than its
-//! limit, such as that of a client that was killed; late writes of such a client are rejected.
+//! ([`super::ObjectRanges::get_as_they_come`]) see its ranges. The node aborts a session that is idle for longer than
+//! its limit, such as that of a client that was killed; late writes of such a client are rejected.
 
 use std::time::Duration;
 
 use kvplane_client::{PeerIncarnation, Request, TaskResult};
+use kvplane_engine::Slice;
 use kvplane_proto::message::PutOptions;
-use kvplane_proto::{Digest, Limits, Status, Version};
+use kvplane_proto::{Digest, Limits, Status};
 
-use super::{Client, ObjectRange, Put, Slice};
+use super::namespace::{Namespace, check_options};
+use super::objects::Objects;
+use super::outcome::Put;
+use super::puts::WholePuts;
 use crate::error::Error;
 
 /// Object that is being written range by range, to be committed or aborted. The node aborts it after the session's idle
@@ -58,47 +62,26 @@ pub struct Fill<'a> {
     pub from: Slice,
 }
 
-/// Outcome of a range read that includes incomplete objects.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RangeOutcome {
-    /// Range of a committed object.
-    Whole(Version),
-    /// Range of an object that is still being written, and may be aborted yet.
-    Written,
-    /// The object is being written, and the range is not complete: retry.
-    Pending,
-    /// The object does not exist and is not being written.
-    Missing,
+/// Put sessions of a client: [`Client::put_sessions`](super::Client::put_sessions).
+pub struct PutSessions<'a> {
+    pub(super) objects: &'a mut Objects,
+    pub(super) namespace: &'a Namespace,
+    pub(super) puts: &'a mut WholePuts,
 }
 
-/// Object that is read range by range, all of one version.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GetSession {
-    bytes: u64,
-    version: Option<Version>,
-}
-
-impl GetSession {
-    /// Returns the length of the object.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Client {
+impl PutSessions<'_> {
     /// Opens a put session for an object of `bytes`, which the node aborts after `idle` without a write.
     ///
     /// # Errors
     /// When it cannot be stored: the status says why.
-    pub fn put_session(
+    pub fn open(
         &mut self,
         key: &[u8],
         bytes: u64,
         options: &PutOptions,
         idle: Duration,
     ) -> Result<BeginOutcome, Error> {
-        let mut begun = self.put_sessions(&[(key, bytes)], options, idle)?;
+        let mut begun = self.batch_open(&[(key, bytes)], options, idle)?;
         begun.pop().unwrap_or(Ok(BeginOutcome::Exists))
     }
 
@@ -106,7 +89,7 @@ impl Client {
     ///
     /// # Errors
     /// When the batch as a whole is malformed: an invalid key or length, or an idle limit of more than ten minutes.
-    pub fn put_sessions(
+    pub fn batch_open(
         &mut self,
         items: &[(impl AsRef<[u8]>, u64)],
         options: &PutOptions,
@@ -120,13 +103,14 @@ impl Client {
         if items.is_empty() {
             return Ok(Vec::new());
         }
+        check_options(options)?;
         let mut requests = Vec::with_capacity(items.len());
-        self.puts.clear();
+        let book = self.puts.new_book();
         for (key, bytes) in items {
-            let (digest, number) = self.enter_put(key.as_ref(), *bytes, options)?;
+            let (digest, number) = self.namespace.enter(book, key.as_ref(), *bytes, options)?;
             requests.push(Request::Begin(digest, *bytes, idle_ms, number));
         }
-        let results = self.run_new_puts(&requests)?;
+        let results = self.objects.put_new(&requests, book)?;
         let begun = results.into_iter().zip(items).zip(&requests).map(|((result, (_, bytes)), request)| {
             let Request::Begin(digest, ..) = *request else { return Ok(BeginOutcome::Exists) };
             match result.status {
@@ -135,7 +119,7 @@ impl Client {
                     Ok(BeginOutcome::Session(PutSession { digest, incarnation, number, bytes: *bytes }))
                 }
                 Status::Exists => Ok(BeginOutcome::Exists),
-                status => Err(self.problem(format!("session of {bytes} bytes"), status)),
+                status => Err(self.objects.requester().problem(format!("session of {bytes} bytes"), status)),
             }
         });
         Ok(begun.collect())
@@ -155,33 +139,38 @@ impl Client {
             Request::Fill(digest, incarnation, number, fill.offset, fill.from.local())
         };
         let requests: Vec<Request> = fills.iter().map(request).collect();
-        let results = self.run(&requests)?;
+        let results = self.objects.requester_mut().run(&requests)?;
         let outcomes = results.into_iter().zip(fills).map(|(result, fill)| match result.status {
             Status::Ok | Status::Exists => Ok(()),
             status => {
                 let (bytes, offset) = (fill.from.local().bytes, fill.offset);
-                Err(self.problem(format!("fill of {bytes} bytes at {offset} of {}", fill.session.bytes), status))
+                Err(self
+                    .objects
+                    .requester()
+                    .problem(format!("fill of {bytes} bytes at {offset} of {}", fill.session.bytes), status))
             }
         });
         Ok(outcomes.collect())
     }
 
     /// Commits sessions whose ranges are all written; one outcome for each. A session that is not complete (`Pending`)
-    /// stays open: the missing ranges can be written and the session committed again ([`Self::commit_session`]).
+    /// stays open: the missing ranges can be written and the session committed again ([`Self::commit`]).
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
-    pub fn commit_sessions(&mut self, sessions: &[&PutSession]) -> Result<Vec<Result<Put, Error>>, Error> {
+    pub fn batch_commit(&mut self, sessions: &[&PutSession]) -> Result<Vec<Result<Put, Error>>, Error> {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
         let requests: Vec<Request> =
             sessions.iter().map(|session| Request::Seal(session.digest, session.incarnation, session.number)).collect();
-        let results = self.run(&requests)?;
+        let results = self.objects.requester_mut().run(&requests)?;
         let outcomes = results.into_iter().zip(sessions).map(|(result, session)| match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
             Status::Exists => Ok(Put::Exists),
-            status => Err(self.problem(format!("commit of a session of {} bytes", session.bytes), status)),
+            status => {
+                Err(self.objects.requester().problem(format!("commit of a session of {} bytes", session.bytes), status))
+            }
         });
         Ok(outcomes.collect())
     }
@@ -190,8 +179,8 @@ impl Client {
     ///
     /// # Errors
     /// When it is not complete, was aborted meanwhile, or its owner does not answer.
-    pub fn commit_session(&mut self, session: &PutSession) -> Result<Put, Error> {
-        let mut outcomes = self.commit_sessions(&[session])?;
+    pub fn commit(&mut self, session: &PutSession) -> Result<Put, Error> {
+        let mut outcomes = self.batch_commit(&[session])?;
         outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
@@ -199,7 +188,7 @@ impl Client {
     ///
     /// # Errors
     /// When an owner does not answer.
-    pub fn abort_sessions(&mut self, sessions: &[&PutSession]) -> Result<Vec<bool>, Error> {
+    pub fn batch_abort(&mut self, sessions: &[&PutSession]) -> Result<Vec<bool>, Error> {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
@@ -207,76 +196,11 @@ impl Client {
             .iter()
             .map(|session| Request::Discard(session.digest, session.incarnation, session.number))
             .collect();
-        let results = self.run(&requests)?;
+        let results = self.objects.requester_mut().run(&requests)?;
         let present = |result: TaskResult| match result.status {
             Status::Stale => Ok(false),
-            _ => self.present(result, "abort of a session"),
+            _ => self.objects.requester().present(result, "abort of a session"),
         };
         results.into_iter().map(present).collect()
-    }
-
-    /// Like [`Self::get_ranges`], and also reads objects that are still being written: those of their ranges that are
-    /// complete.
-    ///
-    /// # Errors
-    /// Errors of [`Self::get_ranges`].
-    pub fn get_ranges_as_they_come(
-        &mut self,
-        ranges: &[ObjectRange<'_>],
-    ) -> Result<Vec<Result<RangeOutcome, Error>>, Error> {
-        if ranges.is_empty() {
-            return Ok(Vec::new());
-        }
-        let request =
-            |range: &ObjectRange<'_>| Ok(Request::PeekRange(self.digest(range.key)?, range.offset, range.into.local()));
-        let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
-        let results = self.run(&requests?)?;
-        let outcomes = results.into_iter().zip(ranges).map(|(result, range)| match (result.status, result.version) {
-            (Status::Ok, Version(0)) => Ok(RangeOutcome::Written),
-            (Status::Ok, version) => Ok(RangeOutcome::Whole(version)),
-            (Status::Pending, _) => Ok(RangeOutcome::Pending),
-            (Status::NotFound, _) => Ok(RangeOutcome::Missing),
-            (Status::Striped, _) => {
-                let found = self.get_striped_range(self.digest(range.key)?, range.offset, range.into.local())?;
-                Ok(found.map_or(RangeOutcome::Missing, RangeOutcome::Whole))
-            }
-            (status, _) => {
-                let what = format!("get of {} bytes at {} of an object", range.into.local().bytes, range.offset);
-                Err(self.problem(what, status))
-            }
-        });
-        Ok(outcomes.collect())
-    }
-
-    /// Opens a get session, which reads an object range by range; `None` when there is none. It pins nothing on the
-    /// node: a range may turn out to be of another version, which is an error, or of an object that is gone.
-    ///
-    /// # Errors
-    /// When the owner does not answer.
-    pub fn get_session(&mut self, key: &[u8]) -> Result<Option<GetSession>, Error> {
-        Ok(self.size(key)?.map(|bytes| GetSession { bytes, version: None }))
-    }
-
-    /// Reads ranges of a session's object, under its key. Returns true if the object exists. All ranges of a session
-    /// are of one version.
-    ///
-    /// # Errors
-    /// `Stale` when the object was replaced since the session's first range, or by one of another length before that;
-    /// otherwise the same as [`Self::get_ranges`].
-    pub fn read_session(&mut self, session: &mut GetSession, ranges: &[ObjectRange<'_>]) -> Result<bool, Error> {
-        let mut is_replaced = false;
-        for (outcome, range) in self.get_ranges(ranges)?.into_iter().zip(ranges) {
-            let Some(version) = outcome? else { return Ok(false) };
-            // The reply that gave the length did not give a version: the length is checked again, now that the
-            // version is known.
-            if session.version.is_none() {
-                let Some(bytes) = self.size(range.key)? else { return Ok(false) };
-                is_replaced = bytes != session.bytes;
-            }
-            if is_replaced || *session.version.get_or_insert(version) != version {
-                return Err(self.problem("get of a range of an object that was replaced".to_owned(), Status::Stale));
-            }
-        }
-        Ok(true)
     }
 }

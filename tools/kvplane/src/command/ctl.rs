@@ -273,7 +273,7 @@ impl Ctl {
             Action::Put { key, file, keep } => self.put(key, file, &keep.options()),
             Action::Keys { long, json, limit } => keys::list(&mut self.client()?, *long, *json, *limit),
             Action::DeleteMatching { pattern } => {
-                println!("{} objects removed", self.client()?.remove_matching(pattern)?);
+                println!("{} objects removed", self.client()?.keys().remove_matching(pattern)?);
                 Ok(())
             }
             Action::DeleteAll => self.delete_all(),
@@ -304,7 +304,7 @@ impl Ctl {
                 format!("{whole} {of:?} alone, the only tenant of this certificate: use delete-matching ''").into()
             );
         }
-        println!("{} objects removed", client.remove_all(true)?);
+        println!("{} objects removed", client.keys().remove_all(true)?);
         Ok(())
     }
 
@@ -368,7 +368,7 @@ impl Ctl {
         if wanted <= 1 {
             return Ok((client.put_with(key, value, options)?, String::new()));
         }
-        match client.put_replicas(key, value, options) {
+        match client.replicas().put(key, value, options) {
             Ok((put, copies)) if copies < wanted => {
                 let why = "see `kvplane control --replicas`, the number of nodes and their free memory";
                 Ok((put, format!(", {copies} of {wanted} replicas: {why}")))

@@ -101,7 +101,7 @@ impl Objects for ClusterArguments {
         let mut client = self.client(tenant).map_err(|error| error.to_string())?;
         let (mut cursor, mut keys) = (None, Vec::new());
         loop {
-            let page = client.list(cursor).map_err(|error| error.to_string())?;
+            let page = client.keys().list(cursor).map_err(|error| error.to_string())?;
             keys.extend(page.keys.iter().filter(|key| !key.key.is_empty()).map(name_of));
             if keys.len() > most {
                 return Ok((keys, true));
@@ -115,6 +115,6 @@ impl Objects for ClusterArguments {
 
     fn remove_all(&self, tenant: Option<&str>) -> Result<u64, String> {
         let mut client = self.client(tenant.unwrap_or_default()).map_err(|error| error.to_string())?;
-        client.remove_all(tenant.is_none()).map_err(|error| error.to_string())
+        client.keys().remove_all(tenant.is_none()).map_err(|error| error.to_string())
     }
 }

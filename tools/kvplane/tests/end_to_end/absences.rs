@@ -49,7 +49,7 @@ fn cluster(place: &Workplace, replicas: u8) -> (Process, Vec<Process>, Client) {
         let several = replicas > 1;
         let replicas = if several { 2 } else { 0 };
         let options = PutOptions { replicas, wait_replicas: several, replace: several, ..PutOptions::default() };
-        let mut put = || client.put_replicas(name(key).as_bytes(), &value(key, 0), &options).ok();
+        let mut put = || client.replicas().put(name(key).as_bytes(), &value(key, 0), &options).ok();
         wait_until(|| put().filter(|(_, there)| !several || *there == 2)).expect("it is taken");
     }
     (control, nodes, client)
@@ -204,7 +204,7 @@ fn a_list_during_a_node_death_has_all_objects_of_the_others() {
         let options = PutOptions { replicas: 2, wait_replicas: true, replace: true, ..PutOptions::default() };
         for key in 0..KEYS {
             // The first puts may use the map of before, with fewer owners.
-            let mut put = || client.put_replicas(name(key).as_bytes(), &value(key, 0), &options).ok();
+            let mut put = || client.replicas().put(name(key).as_bytes(), &value(key, 0), &options).ok();
             wait_until(|| put().filter(|(_, copies)| *copies == 2)).expect("it is taken twice");
         }
         nodes[number - 1].kill();

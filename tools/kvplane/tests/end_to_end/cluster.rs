@@ -193,7 +193,7 @@ fn load() {
     for name in kept.chain((0..OBJECTS).map(changed)) {
         let done = wait_until(|| {
             // Objects that exist already are put again, until both owners have them.
-            let (_, replicas) = client.put_replicas(name.as_bytes(), &value(&name), &twice).ok()?;
+            let (_, replicas) = client.replicas().put(name.as_bytes(), &value(&name), &twice).ok()?;
             (replicas == 2).then_some(())
         });
         assert_eq!(done, Some(()), "{name} has two owners");
@@ -238,7 +238,7 @@ fn operate(config: &ClientConfig, spared: u64, round: u64, begun: Instant) -> Ve
         }
         let started = Instant::now();
         let well = match put {
-            true => client.put_replicas(name.as_bytes(), &value(&name), &twice).is_ok(),
+            true => client.replicas().put(name.as_bytes(), &value(&name), &twice).is_ok(),
             false => check(&name, client.get(name.as_bytes())),
         };
         let owners: Vec<String> = owners.iter().map(u64::to_string).collect();

@@ -86,7 +86,8 @@ fn nodes_that_require_tls_replicate_only_among_each_other() {
     let mut client = client(&place, DataTls::Offer).unwrap();
     let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
     let put = |client: &mut Client, key: usize| {
-        let (_, copies) = client.put_replicas(format!("{key}").as_bytes(), &value(key, 90_000), &twice).expect("a put");
+        let (_, copies) =
+            client.replicas().put(format!("{key}").as_bytes(), &value(key, 90_000), &twice).expect("a put");
         copies
     };
     for key in 0..40 {

@@ -46,13 +46,13 @@ fn pinned_objects_stay_for_as_long_as_their_puts_asked() {
         }
         assert!(client.exists(format!("soft-{run}").as_bytes()).unwrap(), "its time is not over");
         assert!(!client.exists(format!("brief-{run}").as_bytes()).unwrap(), "its time is over");
-        let page = client.list(None).unwrap();
+        let page = client.keys().list(None).unwrap();
         let pinned = page.keys.iter().filter(|key| key.hard_pin && key.data_type == 3).count();
         assert!(pinned > 0, "listed keys have the options of their puts");
         // Hard-pinned objects are freed only by removal.
-        assert_eq!(client.remove_matching("^hard-").unwrap(), stored as u64);
+        assert_eq!(client.keys().remove_matching("^hard-").unwrap(), stored as u64);
         put(client, "one-more", 0, hard).expect("there is room for pins again");
-        client.remove_all(false).unwrap();
+        client.keys().remove_all(false).unwrap();
     }
     let error =
         place.client(Way::Tcp).put_with(b"k", b"v", &PutOptions { soft_pin_ms: 86_400_001, ..PutOptions::default() });

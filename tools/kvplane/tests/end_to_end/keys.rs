@@ -15,7 +15,7 @@ fn value_of(key: &str, version: usize) -> Vec<u8> {
 fn listed(client: &mut Client) -> BTreeSet<Vec<u8>> {
     let (mut cursor, mut found) = (None, BTreeSet::new());
     loop {
-        let page = client.list(cursor).unwrap();
+        let page = client.keys().list(cursor).unwrap();
         found.extend(page.keys.into_iter().map(|key| key.key));
         match page.next {
             Some(next) => cursor = Some(next),
@@ -50,13 +50,13 @@ fn keys_are_kept_listed_and_removed_by_pattern() {
         expected.extend(odd.iter().cloned());
         assert_eq!(listed(client), expected);
 
-        assert_eq!(client.remove_matching("^model/[12]/").unwrap(), 200);
-        assert_eq!(client.remove_matching(r"(?-u)^\xff").unwrap(), 1);
-        assert!(client.remove_matching("(").is_err());
-        assert!(client.remove_matching("((a{99}){99}){99}").unwrap_err().to_string().contains("limit"));
+        assert_eq!(client.keys().remove_matching("^model/[12]/").unwrap(), 200);
+        assert_eq!(client.keys().remove_matching(r"(?-u)^\xff").unwrap(), 1);
+        assert!(client.keys().remove_matching("(").is_err());
+        assert!(client.keys().remove_matching("((a{99}){99}){99}").unwrap_err().to_string().contains("limit"));
         assert_eq!(listed(client).len(), 201);
         assert_eq!(client.get(b"model/1/block-1").unwrap(), None);
-        assert_eq!(client.remove_all(false).unwrap(), 201);
+        assert_eq!(client.keys().remove_all(false).unwrap(), 201);
         assert_eq!(listed(client), BTreeSet::new());
     }
 }
@@ -87,16 +87,20 @@ fn removal_by_pattern_leaves_nameless_objects_and_those_of_other_tenants() {
         };
         for pattern in [".*", "a*", "", "^$"] {
             fill(mine);
-            assert_eq!(mine.remove_matching(pattern).unwrap(), if pattern == "^$" { 0 } else { 2 }, "{pattern:?}");
+            assert_eq!(
+                mine.keys().remove_matching(pattern).unwrap(),
+                if pattern == "^$" { 0 } else { 2 },
+                "{pattern:?}"
+            );
             assert_eq!(mine.exists(b"long").unwrap(), pattern == "^$", "{pattern:?}");
         }
-        assert_eq!(mine.remove_all(false).unwrap(), 2);
+        assert_eq!(mine.keys().remove_all(false).unwrap(), 2);
         fill(mine);
         let future = AsyncClient::connect(&config("", true)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        assert_eq!(runtime.block_on(future.remove_matching(".*")).unwrap(), 2);
+        assert_eq!(runtime.block_on(future.keys().remove_matching(".*")).unwrap(), 2);
         fill(mine);
-        assert_eq!(runtime.block_on(future.remove_all(false)).unwrap(), 2);
+        assert_eq!(runtime.block_on(future.keys().remove_all(false)).unwrap(), 2);
         fill(mine);
         let (status, said) = http_ask(dev.http(), "POST", "/api/v1/remove_all", "");
         assert!(status == 200 && said.contains("\"removed_count\":2"), "{status} {said}");
@@ -104,7 +108,7 @@ fn removal_by_pattern_leaves_nameless_objects_and_those_of_other_tenants() {
             assert!(other.get(b"unseen/long").unwrap().as_deref() == Some(&long[..]));
             assert_eq!(other.get(b"unseen/short").unwrap().as_deref(), Some(&b"short"[..]));
         }
-        assert_eq!(mine.remove_all(true).unwrap(), 6);
+        assert_eq!(mine.keys().remove_all(true).unwrap(), 6);
     }
 }
 
@@ -135,7 +139,7 @@ fn objects_are_replaced_and_read_in_parts() {
             ranges.push(ObjectRange { key: key.as_bytes(), offset: offset as u64, into: buffer.slice(at, bytes) });
             at += bytes;
         }
-        for outcome in client.get_ranges(&ranges).unwrap() {
+        for outcome in client.ranges().get(&ranges).unwrap() {
             assert_eq!(outcome.unwrap(), Some(last));
         }
         let mut got = vec![0; at];
@@ -145,20 +149,20 @@ fn objects_are_replaced_and_read_in_parts() {
         assert!(got == wanted);
         let past = ObjectRange { key: key.as_bytes(), offset: 49_999, into: buffer.slice(0, 2) };
         let none = ObjectRange { key: b"nobody", offset: 0, into: buffer.slice(8, 2) };
-        let outcomes = client.get_ranges(&[past, none]).unwrap();
+        let outcomes = client.ranges().get(&[past, none]).unwrap();
         assert_eq!(outcomes[0].as_ref().unwrap_err().status(), Some(Status::OutOfRange));
         assert!(matches!(outcomes[1], Ok(None)));
         let overlap = [past, ObjectRange { into: buffer.slice(1, 2), ..none }];
-        assert!(client.get_ranges(&overlap).unwrap_err().to_string().contains("overlapping"));
+        assert!(client.ranges().get(&overlap).unwrap_err().to_string().contains("overlapping"));
 
         let pieces = [buffer.slice(0, 30_000), buffer.slice(100_000, 1), buffer.slice(200_000, 19_999)];
-        assert_eq!(client.get_into_many(key.as_bytes(), &pieces).unwrap(), Some(last));
+        assert_eq!(client.scatter_gather().get_exact(key.as_bytes(), &pieces).unwrap(), Some(last));
         let mut middle = [0];
         buffer.region().copy_out(100_000, &mut middle);
         assert_eq!(middle[0], whole[30_000]);
-        let small = client.get_into_many(key.as_bytes(), &pieces[..2]).unwrap_err();
+        let small = client.scatter_gather().get_exact(key.as_bytes(), &pieces[..2]).unwrap_err();
         assert_eq!(small.status(), Some(Status::BufferTooSmall));
-        client.remove_all(true).unwrap();
+        client.keys().remove_all(true).unwrap();
     }
 }
 
@@ -227,7 +231,7 @@ fn keys_of_what_only_the_ssd_has_are_listed_and_replacing_it_lasts() {
         assert!(client.get(name.as_bytes()).unwrap() == Some(value(at)), "{name}");
     }
     assert_eq!(listed(&mut client), keys_of(names()), "after they came back to memory");
-    assert_eq!(client.remove_matching("^kept-[0-4]$").unwrap(), 5);
+    assert_eq!(client.keys().remove_matching("^kept-[0-4]$").unwrap(), 5);
     assert_eq!(listed(&mut client).len(), 55);
 }
 
@@ -252,7 +256,7 @@ fn objects_of_4_kib_take_4_kib_above_an_ssd_keys_and_all() {
     assert_eq!(crate::ssd::counted(&dev, "kvplane_shard_evictions_total"), 0.0);
     let (mut cursor, mut found) = (None, BTreeSet::new());
     loop {
-        let page = client.list(cursor).unwrap();
+        let page = client.keys().list(cursor).unwrap();
         for key in page.keys {
             assert!(key.in_memory && key.bytes == 4096, "{key:?}");
             found.insert(key.key);

@@ -33,7 +33,7 @@ fn objects_are_placed_on_preferred_nodes_or_together() {
     let mut client = Client::connect(&config).unwrap();
     let all = OBJECTS * BYTES;
     // An unknown node is ignored; the owner of the key's slot needs no head.
-    client.prefer(Near { nodes: vec![NodeId(99), NodeId(2)], together: false });
+    client.placement().prefer(Near { nodes: vec![NodeId(99), NodeId(2)], together: false });
     for key in 0..OBJECTS {
         client.put(format!("near-{key}").as_bytes(), &value(key)).unwrap();
     }
@@ -56,7 +56,7 @@ fn objects_are_placed_on_preferred_nodes_or_together() {
     let empty = wait_until(|| ((1..=3).map(|node| used(&control, node)).sum::<u64>() == 0).then_some(()));
     assert_eq!(empty, Some(()), "nothing is left behind");
     // Without preferred nodes, a batch is placed with its first key.
-    client.prefer(Near { nodes: Vec::new(), together: true });
+    client.placement().prefer(Near { nodes: Vec::new(), together: true });
     let names: Vec<String> = (0..OBJECTS).map(|key| format!("together-{key}")).collect();
     let values: Vec<Vec<u8>> = (0..OBJECTS).map(value).collect();
     let region = kvplane::Region::allocate(&kvplane::RegionOptions::new("places", all)).unwrap();

@@ -41,7 +41,10 @@ impl Writer {
 
     fn begin(&mut self, key: &str) -> PutSession {
         let begun = wait_until(|| {
-            self.client.put_session(key.as_bytes(), BYTES as u64, &PutOptions::default(), Duration::from_secs(60)).ok()
+            self.client
+                .put_sessions()
+                .open(key.as_bytes(), BYTES as u64, &PutOptions::default(), Duration::from_secs(60))
+                .ok()
         });
         match begun.expect("a session") {
             BeginOutcome::Session(session) => session,
@@ -53,22 +56,22 @@ impl Writer {
     fn fill(&mut self, session: &PutSession, letter: u8, half: usize) -> Result<(), Option<Status>> {
         let from = self.memory.slice(usize::from(letter - b'A') * BYTES, HALF);
         let fill = Fill { session, offset: (half * HALF) as u64, from };
-        self.client.fill(&[fill]).unwrap().pop().unwrap().map_err(|error| error.status())
+        self.client.put_sessions().fill(&[fill]).unwrap().pop().unwrap().map_err(|error| error.status())
     }
 
     /// Checks that the first session has ended, and that the second is written and has the written bytes.
     fn check(&mut self, over: &PutSession, goes_on: &PutSession, key: &str) {
         assert_eq!(self.fill(over, b'A', 1), Err(Some(Status::Stale)));
-        assert_eq!(self.client.commit_session(over).unwrap_err().status(), Some(Status::Stale));
-        assert_eq!(self.client.abort_sessions(&[over]).unwrap(), [false]);
+        assert_eq!(self.client.put_sessions().commit(over).unwrap_err().status(), Some(Status::Stale));
+        assert_eq!(self.client.put_sessions().batch_abort(&[over]).unwrap(), [false]);
         assert_eq!(self.fill(goes_on, b'B', 0), Ok(()));
         assert_eq!(
-            self.client.commit_session(goes_on).unwrap_err().status(),
+            self.client.put_sessions().commit(goes_on).unwrap_err().status(),
             Some(Status::Pending),
             "half of it is there"
         );
         assert_eq!(self.fill(goes_on, b'B', 1), Ok(()));
-        assert!(matches!(self.client.commit_session(goes_on), Ok(Put::Stored(_))));
+        assert!(matches!(self.client.put_sessions().commit(goes_on), Ok(Put::Stored(_))));
         let value = self.client.get(key.as_bytes()).unwrap().expect("it was committed");
         assert!(
             value == [b'B'; BYTES],
@@ -109,7 +112,7 @@ fn a_put_session_whose_slot_migrates_harms_no_session_there() {
         // second.
         let keys: Vec<String> = (0..16).map(|number| format!("{way:?}-{number}")).collect();
         let both = wait_until(|| {
-            let owners: BTreeSet<_> = writer.client.owners(&keys).unwrap().into_iter().flatten().collect();
+            let owners: BTreeSet<_> = writer.client.placement().owners(&keys).unwrap().into_iter().flatten().collect();
             (owners.len() == 2).then_some(())
         });
         assert_eq!(both, Some(()), "each node owns some of the keys");
@@ -132,7 +135,7 @@ fn a_put_session_whose_slot_migrates_harms_no_session_there() {
         writer.check(&sessions[moved], &next, &key);
         for (session, key) in sessions.iter().zip(&keys) {
             if writer.fill(session, b'B', 1) == Ok(()) {
-                assert!(matches!(writer.client.commit_session(session), Ok(Put::Stored(_))));
+                assert!(matches!(writer.client.put_sessions().commit(session), Ok(Put::Stored(_))));
                 let value = writer.client.get(key.as_bytes()).unwrap().expect("it was committed");
                 assert!(value[..HALF] == [b'A'; HALF] && value[HALF..] == [b'B'; HALF], "{key}");
             } else {

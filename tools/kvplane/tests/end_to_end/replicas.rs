@@ -42,7 +42,7 @@ fn twice() -> PutOptions {
 /// Puts until two nodes have the object: the first puts may come before the nodes know each other.
 fn put_twice(client: &mut Client, key: u64, turn: u64) {
     let done = wait_until(|| {
-        let (_, replicas) = client.put_replicas(name(key).as_bytes(), &value(key, turn), &twice()).expect("a put");
+        let (_, replicas) = client.replicas().put(name(key).as_bytes(), &value(key, turn), &twice()).expect("a put");
         (replicas == 2).then_some(())
     });
     assert_eq!(done, Some(()), "{} has two copies", name(key));
@@ -61,11 +61,11 @@ fn objects_with_two_replicas_are_read_after_a_node_is_killed() {
     }
     client.put(b"alone", &value(7, 7)).unwrap();
     let keys = [name(0), name(1), "alone".to_owned(), "nowhere".to_owned()];
-    let places = client.replicas(&keys).unwrap();
+    let places = client.replicas().locate(&keys).unwrap();
     assert_eq!(places.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1, 0], "{places:?}");
     assert!(places[..2].iter().all(|shards| shards[0] != shards[1]), "{places:?}");
     let mut shared = Client::connect(&place.client_config(Way::Shm)).unwrap();
-    assert_eq!(shared.replicas(&keys).unwrap(), places);
+    assert_eq!(shared.replicas().locate(&keys).unwrap(), places);
     let by_hand = finish(place.command(&["ctl", "put", "--replicas", "2", "by-hand", "-"]), &value(7, 7)).text();
     assert!(by_hand.contains(", 2 replicas"), "{by_hand}");
     // Replaced or removed objects have no replica left that could come back.
@@ -105,7 +105,7 @@ fn objects_with_two_replicas_are_read_after_a_node_is_killed() {
     // Each object has two replicas again, or will soon: then another node may die.
     let whole = wait_until(|| {
         let mut fresh = Client::connect(&config).ok()?;
-        let (_, replicas) = fresh.put_replicas(b"probe", &value(1, 1), &twice()).ok()?;
+        let (_, replicas) = fresh.replicas().put(b"probe", &value(1, 1), &twice()).ok()?;
         (replicas == 2).then_some(())
     });
     assert_eq!(whole, Some(()), "two nodes are enough for two copies");
@@ -220,13 +220,13 @@ fn objects_replicated_by_a_task_are_read_after_a_node_is_killed() {
     let scheduler = Scheduler::connect(&config.control, Duration::from_secs(2)).unwrap();
     client.put(b"hot", &value(1, 1)).unwrap();
     let id = scheduler.replicate("", &["hot"]).unwrap();
-    let done = wait_until(|| client.task(id).unwrap().filter(|task| task.state == TaskState::Succeeded));
+    let done = wait_until(|| client.replicas().task(id).unwrap().filter(|task| task.state == TaskState::Succeeded));
     assert_eq!(done.map(|task| task.copied), Some(1));
     // A repeated task has nothing to do. A missing object is refused, and so is an unknown segment.
     assert!(place.run(&["ctl", "copy", &keys[0]]).text().contains("1 of 1"));
-    let missing = client.create_copy_task(&["nobody"], &[]).expect_err("there is no such object");
+    let missing = client.replicas().create_task(&["nobody"], &[]).expect_err("there is no such object");
     assert_eq!(missing.status(), Some(kvplane::Status::NotFound));
-    let nowhere = client.create_copy_task(&[&keys[0]], &["nowhere".to_owned()]).expect_err("no such segment");
+    let nowhere = client.replicas().create_task(&[&keys[0]], &["nowhere".to_owned()]).expect_err("no such segment");
     assert!(nowhere.to_string().contains("nowhere"), "{nowhere}");
     nodes[0].kill();
     for key in 0..100 {
@@ -238,10 +238,11 @@ fn objects_replicated_by_a_task_are_read_after_a_node_is_killed() {
     let gone = wait_until(|| (health(control.http())["members"] == 1).then_some(()));
     assert_eq!(gone, Some(()), "the dead node leaves the map");
     client.put(b"alone", b"value").unwrap();
-    let id = client.create_copy_task(&["alone"], &[]).unwrap();
-    let ended = wait_until(|| client.task(id).unwrap().filter(|task| task.message.contains("no second node")));
-    assert!(ended.is_some(), "{:?}", client.task(id));
-    assert!(client.cancel_task(id).is_err(), "it is over");
+    let id = client.replicas().create_task(&["alone"], &[]).unwrap();
+    let ended =
+        wait_until(|| client.replicas().task(id).unwrap().filter(|task| task.message.contains("no second node")));
+    assert!(ended.is_some(), "{:?}", client.replicas().task(id));
+    assert!(client.replicas().cancel_task(id).is_err(), "it is over");
 }
 
 /// Returns the gets that found an object, and those of them that a replica answered, by node.
@@ -299,7 +300,7 @@ fn a_hot_object_is_read_from_both_nodes() {
     // A client that replaces the object repeatedly reads its last acknowledged version, whatever others have read.
     let mut reader = Client::connect(&place.client_config(Way::Tcp)).unwrap();
     for turn in 1..100 {
-        client.put_replicas(b"hot", &value(0, turn), &twice()).expect("a put");
+        client.replicas().put(b"hot", &value(0, turn), &twice()).expect("a put");
         for _ in 0..5 {
             assert_eq!(reader.get(b"hot").unwrap(), Some(value(0, turn)), "turn {turn}");
         }
@@ -357,14 +358,14 @@ fn a_copy_that_is_given_up_is_gone_and_its_object_is_not() {
         let long = vec![7; 9 << 20];
         let there = wait_until(|| {
             striping.put_with(b"long", &long, &twice()).unwrap();
-            (client.replicas(&["long"]).unwrap()[0].len() == 2).then_some(())
+            (client.replicas().locate(&["long"]).unwrap()[0].len() == 2).then_some(())
         });
         assert_eq!(there, Some(()), "the head has two copies");
         let mut keys: Vec<String> = (0..10).map(name).collect();
         keys.extend(["alone", "nowhere", "long"].map(str::to_owned));
-        let gone: Vec<bool> = client.remove_copies(&keys).unwrap().into_iter().map(Result::unwrap).collect();
+        let gone: Vec<bool> = client.replicas().remove(&keys).unwrap().into_iter().map(Result::unwrap).collect();
         assert_eq!(gone, [&[true; 10][..], &[false, false, true]].concat(), "{way:?}");
-        let places = client.replicas(&keys).unwrap();
+        let places = client.replicas().locate(&keys).unwrap();
         let count: Vec<usize> = places.iter().map(Vec::len).collect();
         assert_eq!(count, [&[1; 10][..], &[1, 0, 1]].concat(), "{way:?}");
         for key in 0..20 {
@@ -372,7 +373,10 @@ fn a_copy_that_is_given_up_is_gone_and_its_object_is_not() {
         }
         assert_eq!(striping.get(b"long").unwrap(), Some(long));
         let others: Vec<String> = (10..20).map(name).collect();
-        assert!(client.replicas(&others).unwrap().iter().all(|shards| shards.len() == 2), "others keep theirs");
+        assert!(
+            client.replicas().locate(&others).unwrap().iter().all(|shards| shards.len() == 2),
+            "others keep theirs"
+        );
         // A put with two replicas creates both again.
         put_twice(&mut client, 0, 0);
         assert!(client.remove(b"alone").unwrap() && striping.remove(b"long").unwrap());

@@ -64,7 +64,7 @@ fn fill(config: &ClientConfig) {
     let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
     for key in 0..OBJECTS {
         let done = wait_until(|| {
-            let (_, replicas) = client.put_replicas(name(key).as_bytes(), &value(key, 0), &twice).expect("a put");
+            let (_, replicas) = client.replicas().put(name(key).as_bytes(), &value(key, 0), &twice).expect("a put");
             (replicas == 2).then_some(())
         });
         assert_eq!(done, Some(()), "{} has two copies", name(key));

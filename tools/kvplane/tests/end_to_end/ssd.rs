@@ -151,7 +151,7 @@ fn short_objects_of_shared_memory_keep_their_names_over_a_restart() {
         let mut client = Client::connect(&config).unwrap();
         let (mut names, mut next) = (Vec::new(), None);
         loop {
-            let page = client.list(next).unwrap();
+            let page = client.keys().list(next).unwrap();
             names.extend(page.keys.into_iter().map(|key| String::from_utf8(key.key).unwrap()));
             next = page.next;
             if next.is_none() {

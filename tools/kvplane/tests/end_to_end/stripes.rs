@@ -94,7 +94,7 @@ fn each_object_of_a_batch_has_its_own_outcome() {
         for (key, bytes) in &keys {
             assert!(reader.get(key.as_bytes()).unwrap() == Some(value(key, *bytes)), "{key}");
         }
-        assert_eq!(reader.remove_all(false).unwrap(), keys.len() as u64);
+        assert_eq!(reader.keys().remove_all(false).unwrap(), keys.len() as u64);
     }
 }
 
@@ -106,7 +106,7 @@ fn batch_with_an_invalid_key_stores_no_object() {
     let buffer = client.register(memory());
     let far = keys_of(client, 2, "far", 1).remove(0);
     for near in [Near::default(), Near { nodes: vec![NodeId(1)], together: false }] {
-        client.prefer(near);
+        client.placement().prefer(near);
         // Only that object is cut into stripes here; the first one would have been placed.
         let keys = [(far.clone(), 2 << 20), ("short".to_owned(), 4096), (String::new(), LONG)];
         let error = client.batch_put_from(&items(&buffer, &keys)).unwrap_err().to_string();
@@ -146,7 +146,7 @@ fn object_larger_than_the_pool_is_refused_and_evicts_no_other() {
         assert!(client.get(name.as_bytes()).unwrap() == Some(value(name, 1 << 20)), "{name}");
     }
     // A refused object has left nothing that blocks one that fits.
-    client.remove_all(false).unwrap();
+    client.keys().remove_all(false).unwrap();
     let fits = vec![9; 30 << 20];
     assert!(matches!(client.put(b"fits", &fits), Ok(Put::Stored(_))));
     assert!(client.get(b"fits").unwrap() == Some(fits));
@@ -156,7 +156,7 @@ fn object_larger_than_the_pool_is_refused_and_evicts_no_other() {
 fn asked(client: &mut Client, key: &str) -> Vec<bool> {
     let (mut cursor, mut listed) = (None, false);
     loop {
-        let page = client.list(cursor).unwrap();
+        let page = client.keys().list(cursor).unwrap();
         listed |= page.keys.iter().any(|info| info.key == key.as_bytes());
         cursor = page.next;
         if cursor.is_none() {
@@ -230,18 +230,18 @@ fn a_short_object_replaces_the_remains_of_a_long_one() {
         }
         let put = match ways {
             0 => client.put(b"long", &short),
-            1 => client.put_replicas(b"long", &short, &PutOptions::default()).map(|(put, _)| put),
+            1 => client.replicas().put(b"long", &short, &PutOptions::default()).map(|(put, _)| put),
             2 => runtime.block_on(later.put_from(b"long", theirs.slice(0, 1000))),
             3 => {
-                let session = client.put_session(b"long", 1000, &PutOptions::default(), Duration::from_secs(5));
+                let session = client.put_sessions().open(b"long", 1000, &PutOptions::default(), Duration::from_secs(5));
                 let Ok(BeginOutcome::Session(session)) = session else { panic!("{session:?}") };
                 let fill = Fill { session: &session, offset: 0, from: buffer.slice(0, 1000) };
-                client.fill(&[fill]).unwrap().pop().unwrap().unwrap();
-                client.commit_session(&session)
+                client.put_sessions().fill(&[fill]).unwrap().pop().unwrap().unwrap();
+                client.put_sessions().commit(&session)
             }
             _ => {
-                client.start_puts(&[(b"long", buffer.slice(0, 1000))], &PutOptions::default()).unwrap();
-                let finished = client.next_finished().unwrap();
+                client.batches().start_puts(&[(b"long", buffer.slice(0, 1000))], &PutOptions::default()).unwrap();
+                let finished = client.batches().next_finished().unwrap();
                 let Some((_, BatchOutcome::Puts(mut puts))) = finished else { panic!("{finished:?}") };
                 puts.pop().unwrap()
             }

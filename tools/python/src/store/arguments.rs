@@ -23,8 +23,8 @@ pub(crate) struct KeepOptions {
 impl KeepOptions {
     /// Returns the options for puts with this client, after setting its preferred nodes.
     pub(crate) fn with(&self, client: &mut Client) -> &PutOptions {
-        let nodes = self.segments.iter().filter_map(|segment| client.node_of_segment(segment)).collect();
-        client.prefer(Near { nodes, together: self.together });
+        let nodes = self.segments.iter().filter_map(|segment| client.placement().node_of_segment(segment)).collect();
+        client.placement().prefer(Near { nodes, together: self.together });
         &self.options
     }
 

@@ -193,12 +193,13 @@ fn outcomes(member: &mut Member, items: &[(usize, &[u8], Vec<Slice>)], work: Wor
             let puts = if whole {
                 client.batch_put_from_with(&single, options)?
             } else {
-                client.batch_put_parts(&parts, options)?
+                client.scatter_gather().batch_put_from(&parts, options)?
             };
             Ok(puts.into_iter().map(|put| put.map_or_else(|error| store_code(&error), |_| 0)).collect())
         }
         Work::Get => {
-            let gets = if whole { client.batch_get_into(&single)? } else { client.batch_get_into_parts(&parts)? };
+            let gets =
+                if whole { client.batch_get_into(&single)? } else { client.scatter_gather().batch_get_into(&parts)? };
             let code = |got: Result<Option<kvplane::Got>, Error>| match got {
                 Ok(Some(got)) => got.bytes as i64,
                 Ok(None) => failed(NOT_FOUND, "no such object"),

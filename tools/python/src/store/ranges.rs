@@ -47,7 +47,7 @@ pub(crate) fn open(clients: &Clients, keys: &Keys) -> Vec<(i64, u64)> {
                 into: bounce.slice(place, 1),
             };
             let ranges: Vec<ObjectRange<'_>> = some.iter().enumerate().map(first).collect();
-            let outcomes = member.client.get_ranges(&ranges);
+            let outcomes = member.client.ranges().get(&ranges);
             let failed_all = outcomes.as_ref().err().map(store_code);
             let mut outcomes = outcomes.unwrap_or_default().into_iter();
             for &index in some {
@@ -108,11 +108,11 @@ pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part], versions: Opti
                 Err(error) => store_code(&error),
             };
         };
-        match member.client.get_ranges(&ranges) {
+        match member.client.ranges().get(&ranges) {
             Ok(outcomes) => which.iter().zip(outcomes).for_each(|(index, outcome)| put_down(*index, outcome)),
             Err(_) if ranges.len() > 1 => {
                 for (range, index) in ranges.iter().zip(&which) {
-                    let one = member.client.get_ranges(std::slice::from_ref(range));
+                    let one = member.client.ranges().get(std::slice::from_ref(range));
                     put_down(*index, one.and_then(|mut one| one.pop().unwrap_or(Ok(None))));
                 }
             }
@@ -141,7 +141,7 @@ impl Sessions {
             if self.lock().len() >= SESSIONS {
                 return Err(failed(INVALID, format!("{SESSIONS} sessions are open, which is the limit")));
             }
-            let begun = clients.with(|member| member.client.put_session(key, sizes[index], options, IDLE))?;
+            let begun = clients.with(|member| member.client.put_sessions().open(key, sizes[index], options, IDLE))?;
             match begun.map_err(|error| store_code(&error))? {
                 BeginOutcome::Session(session) => {
                     self.lock().insert(key.to_vec(), Arc::new(session));
@@ -181,7 +181,7 @@ impl Sessions {
             let held: Vec<_> = ready.iter().map(fill).collect();
             let fills: Vec<Fill<'_>> =
                 held.iter().map(|(session, offset, from)| Fill { session, offset: *offset, from: *from }).collect();
-            match member.client.fill(&fills) {
+            match member.client.put_sessions().fill(&fills) {
                 Ok(outcomes) => {
                     for (index, outcome) in which.iter().zip(outcomes) {
                         if let Err(error) = outcome {
@@ -201,8 +201,8 @@ impl Sessions {
         let end = |key: &[u8]| {
             let session = self.lock().remove(key).ok_or_else(|| failed(NOT_FOUND, "no session of this key is open"))?;
             let ended = clients.with(|member| match commit {
-                true => member.client.commit_session(&session).map(|_: Put| ()),
-                false => member.client.abort_sessions(&[&session]).map(drop),
+                true => member.client.put_sessions().commit(&session).map(|_: Put| ()),
+                false => member.client.put_sessions().batch_abort(&[&session]).map(drop),
             })?;
             ended.map_err(|error| {
                 let code = store_code(&error);

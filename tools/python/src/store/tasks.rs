@@ -24,7 +24,7 @@ pub(crate) type TaskTuple = (u8, u32, u32, u64, u64, String);
 /// Returns the addresses of the shards that hold the objects under these keys; empty where that is unavailable.
 pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
     let keys: Vec<&[u8]> = keys.iter().collect();
-    let places = clients.with(|member| member.client.replicas(&keys));
+    let places = clients.with(|member| member.client.replicas().locate(&keys));
     let places = places.ok().and_then(Result::ok).unwrap_or_else(|| vec![Vec::new(); keys.len()]);
     places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
 }
@@ -32,7 +32,7 @@ pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
 /// Removes the replicas of these objects. Returns for each 1 if there was one, 0 if not, or an error code.
 pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
     let keys: Vec<&[u8]> = keys.iter().collect();
-    match clients.with(|member| member.client.remove_copies(&keys)) {
+    match clients.with(|member| member.client.replicas().remove(&keys)) {
         Ok(Ok(gone)) => gone.into_iter().map(|gone| gone.map_or_else(|why| store_code(&why), i64::from)).collect(),
         Ok(Err(why)) => vec![store_code(&why); keys.len()],
         Err(code) => vec![code; keys.len()],
@@ -42,7 +42,7 @@ pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
 /// Replicates objects. Returns the number of the task, or 0 and an error code.
 pub(crate) fn create(clients: &Clients, keys: &Keys, targets: &[String]) -> (u64, i64) {
     let keys: Vec<&[u8]> = keys.iter().collect();
-    match clients.with(|member| member.client.create_copy_task(&keys, targets)) {
+    match clients.with(|member| member.client.replicas().create_task(&keys, targets)) {
         Ok(Ok(id)) => (id, 0),
         Ok(Err(error)) => (0, code_of(&error)),
         Err(code) => (0, code),

@@ -12,7 +12,7 @@ pub(super) fn list(client: &mut Client, long: bool, json: bool, limit: u64) -> R
     let (mut cursor, mut left) = (None, limit);
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     while left > 0 {
-        let page = client.list(cursor)?;
+        let page = client.keys().list(cursor)?;
         for key in page.keys.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
             left -= 1;
             if json {

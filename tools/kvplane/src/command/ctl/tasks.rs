@@ -37,10 +37,10 @@ pub(crate) struct CopyKeys {
 
 impl CopyKeys {
     pub(super) fn run(&self, client: &mut Client) -> Result<(), Failure> {
-        let id = client.create_copy_task(&self.keys, &[])?;
+        let id = client.replicas().create_task(&self.keys, &[])?;
         let until = Instant::now() + Duration::from_secs(self.wait);
         loop {
-            let Some(task) = client.task(id)? else {
+            let Some(task) = client.replicas().task(id)? else {
                 return Err(format!("task {id} is unknown: the control plane keeps tasks for a limited time").into());
             };
             match task.state {

@@ -165,7 +165,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
     let block_bytes = usize::try_from(plan.block_bytes)?;
     let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
     let mut client = Client::connect(&config)?;
-    client.remove_matching(&format!("^{}@", model(block_bytes)))?;
+    client.keys().remove_matching(&format!("^{}@", model(block_bytes)))?;
     let scheduler = Arc::new(Scheduler::connect(&control, BUDGET)?);
     let mut instances = HashMap::new();
     for number in 0..flags.engines {

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use kvplane_engine::Initiator;
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::message::ReportSilence;
 
-use super::Client;
+use crate::link::ControlLink;
 
 /// Time for which a node leaves requests unanswered, without any sign of life, before it is reported.
 const SILENT: Duration = Duration::from_millis(450);
@@ -17,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// Report state of a client.
+/// Times of the reports of unresponsive nodes.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     looked: Option<Instant>,
@@ -26,6 +27,26 @@ pub(super) struct Reports {
 }
 
 impl Reports {
+    /// Reports unresponsive nodes to the control plane. Does nothing where slots have a single owner, which no failover
+    /// can replace.
+    pub(super) fn send(&mut self, initiator: &mut Initiator, link: &ControlLink) {
+        let now = Instant::now();
+        if self.looked.is_some_and(|at| now.duration_since(at) < LOOK) {
+            return;
+        }
+        self.looked = Some(now);
+        let silent: Vec<_> = initiator.books().silent_nodes(SILENT.as_nanos() as u64).collect();
+        if silent.is_empty() && self.silent.is_empty() {
+            return;
+        }
+        if link.map().is_none_or(|map| map.replicas < 2) {
+            return;
+        }
+        for (node, incarnation) in self.due(&silent, now) {
+            link.tell(ReportSilence { node: node.0, incarnation: incarnation.0 });
+        }
+    }
+
     /// Returns those of the unresponsive nodes that are due for a report.
     fn due(&mut self, silent: &[(NodeId, Incarnation)], now: Instant) -> Vec<(NodeId, Incarnation)> {
         // A node that answered again starts with a fresh backoff.
@@ -39,28 +60,6 @@ impl Reports {
             }
         }
         due
-    }
-}
-
-impl Client {
-    /// Reports unresponsive nodes to the control plane. Does nothing where slots have a single owner, which no failover
-    /// can replace.
-    pub(super) fn report_silence(&mut self) {
-        let now = Instant::now();
-        if self.reports.looked.is_some_and(|at| now.duration_since(at) < LOOK) {
-            return;
-        }
-        self.reports.looked = Some(now);
-        let silent: Vec<_> = self.initiator.books().silent_nodes(SILENT.as_nanos() as u64).collect();
-        if silent.is_empty() && self.reports.silent.is_empty() {
-            return;
-        }
-        if self.link.map().is_none_or(|map| map.replicas < 2) {
-            return;
-        }
-        for (node, incarnation) in self.reports.due(&silent, now) {
-            self.link.tell(ReportSilence { node: node.0, incarnation: incarnation.0 });
-        }
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use kvplane_proto::Status;
 use kvplane_rpc::message::GetRoom;
 
-use super::Client;
 use crate::error::Error;
+use crate::link::ControlLink;
 
 /// Longest wait for the control plane's reply; puts then proceed without it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,46 +29,46 @@ pub(super) struct Capacity {
     until: Option<Instant>,
 }
 
-impl Client {
-    /// Requests the capacity from the control plane.
-    fn learn_capacity(&mut self) -> Option<u64> {
-        if self.capacity.until.is_some_and(|until| Instant::now() < until) {
-            return None;
-        }
-        let generation = self.link.map_generation();
-        let answer = self.link.call_within(GetRoom, PATIENCE);
-        let pause = answer.as_ref().map_or(Some(PAUSES[0]), |room| room.bytes.is_none().then_some(PAUSES[1]));
-        self.capacity.until = pause.map(|pause| Instant::now() + pause);
-        self.capacity.known = answer.ok().and_then(|room| room.bytes).map(|bytes| (generation, bytes));
-        self.capacity.known.map(|(_, bytes)| bytes)
-    }
-
-    /// Returns the capacity of the cluster in bytes, if it is known.
-    fn capacity(&mut self) -> Option<u64> {
-        match self.capacity.known {
-            Some((generation, bytes)) if generation == self.link.map_generation() => Some(bytes),
-            _ => self.learn_capacity(),
-        }
-    }
-
+impl Capacity {
     /// Rejects an object that is longer than the capacity of the cluster.
-    pub(super) fn check_capacity(&mut self, bytes: u64) -> Result<(), Error> {
+    pub(super) fn check(&mut self, bytes: u64, link: &ControlLink) -> Result<(), Error> {
         let fits = |room: Option<u64>| room.is_none_or(|room| bytes <= room);
-        if fits(self.capacity()) {
+        if fits(self.bytes(link)) {
             return Ok(());
         }
-        let room = self.learn_capacity();
+        let room = self.learn(link);
         if fits(room) {
             return Ok(());
         }
         let room = room.unwrap_or_default();
         let what = format!("put of {bytes} bytes into a cluster whose pools and SSDs together have {room}");
-        Err(self.problem(what, Status::TooLarge))
+        Err(Error::Status { what, status: Status::TooLarge, cause: None })
     }
 
     /// Returns the bytes of a long object that are put before the client checks that the first stripes still exist: a
     /// quarter of the capacity, so that most objects go in a single wave.
-    pub(super) fn wave_bytes(&mut self) -> u64 {
-        self.capacity().map_or(WAVE_BYTES, |room| room / 4)
+    pub(super) fn wave_bytes(&mut self, link: &ControlLink) -> u64 {
+        self.bytes(link).map_or(WAVE_BYTES, |room| room / 4)
+    }
+
+    /// Returns the capacity of the cluster in bytes, if it is known.
+    fn bytes(&mut self, link: &ControlLink) -> Option<u64> {
+        match self.known {
+            Some((generation, bytes)) if generation == link.map_generation() => Some(bytes),
+            _ => self.learn(link),
+        }
+    }
+
+    /// Requests the capacity from the control plane.
+    fn learn(&mut self, link: &ControlLink) -> Option<u64> {
+        if self.until.is_some_and(|until| Instant::now() < until) {
+            return None;
+        }
+        let generation = link.map_generation();
+        let answer = link.call_within(GetRoom, PATIENCE);
+        let pause = answer.as_ref().map_or(Some(PAUSES[0]), |room| room.bytes.is_none().then_some(PAUSES[1]));
+        self.until = pause.map(|pause| Instant::now() + pause);
+        self.known = answer.ok().and_then(|room| room.bytes).map(|bytes| (generation, bytes));
+        self.known.map(|(_, bytes)| bytes)
     }
 }
