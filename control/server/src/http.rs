@@ -7,7 +7,7 @@
 //! | `/get_all_segments` | names of segments, one per line |
 //! | `/metadata` | Mooncake's metadata server, if enabled: the only path that can be written |
 //! | `/status`, `/status.json` | the status page, and its data: see [`crate::http::status`] |
-//! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
+//! | `/register`, `/query` and others | the Conductor, see [`shim`] |
 //! | others | see [`crate::http::admin`] |
 //!
 //! One request per connection, all of it within a deadline. Heads and bodies are limited; read-only paths reject a body
@@ -21,6 +21,7 @@ pub(crate) mod counts;
 pub(crate) mod metadata;
 pub(crate) mod mooncake_metrics;
 pub(crate) mod objects;
+mod shim;
 pub(crate) mod status;
 
 use std::convert::Infallible;
@@ -41,7 +42,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::conductor::shim;
+use crate::cluster::view::View;
 use crate::control::{Control, SOFTWARE};
 use crate::http::access::Access;
 use crate::http::connections::{ConnectionLimits, Connections, Entrance, Place};
@@ -258,7 +259,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         return (path, (StatusCode::PAYLOAD_TOO_LARGE, TEXT, "A request with a body is not served.\n".into()));
     }
     let control = &pages.control;
-    let view = match control.view() {
+    let view = match View::of(&control.cluster) {
         Ok(view) => view,
         Err(refusal) => {
             let text = serde_json::json!({ "status": "failed", "reason": refusal.reason });

@@ -29,7 +29,8 @@ use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use crate::control::{Control, View};
+use crate::cluster::view::View;
+use crate::control::Control;
 use crate::http::{Answer, JSON, TEXT};
 pub(crate) use drains::DrainStarts;
 use kvplane_rpc::Refusal;
@@ -138,7 +139,7 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only GET and HEAD are served here");
     }
-    let view = match control.view() {
+    let view = match View::of(&control.cluster) {
         Ok(view) => view,
         Err(refusal) => return refused(&refusal),
     };
@@ -158,11 +159,11 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
             Ok(ok(&json!({ "present": true, "leader_address": address, "view_version": view.epoch })))
         }
         "/query_key" => match required("key") {
-            Ok(key) => Ok(keys::one(control, &tenant, &key).await),
+            Ok(key) => Ok(keys::one(&control.cluster, &tenant, &key).await),
             Err(missing) => Err(missing),
         },
         "/batch_query_keys" => match required("keys") {
-            Ok(keys) => Ok(keys::several(control, &tenant, &keys).await),
+            Ok(keys) => Ok(keys::several(&control.cluster, &tenant, &keys).await),
             Err(missing) => Err(missing),
         },
         "/get_all_keys" => Ok(objects::keys(&control.objects, tenant).await),

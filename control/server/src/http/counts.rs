@@ -11,7 +11,7 @@ use kvplane_rpc::{Event, Rejection};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use crate::control::View;
+use crate::cluster::view::View;
 use crate::http::mooncake_metrics;
 
 /// States of a member in the order of the state table, so that an unused one shows as 0.

@@ -8,7 +8,7 @@ use core::fmt::Write;
 
 use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures, TenantList, TenantStatus};
 
-use crate::control::View;
+use crate::cluster::view::View;
 use crate::http::admin::effective_bytes;
 
 /// Sums over all shards, and counters of calls.

@@ -17,14 +17,15 @@ use std::time::Instant;
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
-use kvplane_cluster::{Input, MemberState};
+use kvplane_cluster::MemberState;
 use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_rpc::Refusal;
 use kvplane_rpc::message::{EmptyReply, Owner};
-use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
 use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
-use crate::control::{Control, NodeHoldings};
+use crate::cluster::view::{NodeHoldings, View};
+use crate::control::Control;
 use crate::http::Answer;
 
 /// Most nodes of one job.
@@ -103,7 +104,7 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
         Ok(names) => names,
         Err(reason) => return bad(&reason),
     };
-    let view = match control.view() {
+    let view = match View::of(&control.cluster) {
         Ok(view) => view,
         Err(refusal) => return refused(&refusal),
     };
@@ -160,42 +161,6 @@ fn undrain(control: &Control, of: NodeIncarnation) -> Result<EmptyReply, Refusal
     control.undrain_now(NodeId(node), Some(Incarnation(incarnation)))
 }
 
-impl Control {
-    /// Drains a node, of this incarnation if one is named.
-    pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
-        self.refuse_unless_live(node, incarnation)?;
-        self.handle(Input::Drain { node, incarnation })?;
-        tracing::info!(node = node.0, "began to drain a node");
-        Ok(EmptyReply)
-    }
-
-    /// Ends the drain of a node.
-    pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
-        self.refuse_unless_live(node, incarnation)?;
-        self.handle(Input::Undrain { node, incarnation })?;
-        tracing::info!(node = node.0, "ended the drain of a node");
-        Ok(EmptyReply)
-    }
-
-    /// Refuses an operator's call, which names no incarnation, if the node is not live. A node that names its
-    /// incarnation gets the core's refusal, with the next step.
-    fn refuse_unless_live(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<(), Refusal> {
-        if incarnation.is_some() {
-            return Ok(());
-        }
-        let reason = match self.holdings()?.get(&node.0).map(|holding| holding.state) {
-            None => format!("node {node} is not known: see `kvplane ctl status`"),
-            Some(MemberState::Dead) => format!(
-                "node {node} is dead: its slots have other owners already; run `kvplane ctl remove {node}` if it does \
-                 not return"
-            ),
-            Some(MemberState::Left) => format!("node {node} has left the cluster: its slots have other owners already"),
-            Some(_) => return Ok(()),
-        };
-        Err(Refusal::new(RefusalCode::UnknownMember, reason))
-    }
-}
-
 fn cancel(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
     let units = match units(control, incarnations) {
         Ok(units) => units,
@@ -220,7 +185,7 @@ fn show(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
 }
 
 fn list(control: &Control) -> Answer {
-    let holdings = match control.holdings() {
+    let holdings = match NodeHoldings::of_members(&control.cluster) {
         Ok(holdings) => holdings,
         Err(refusal) => return refused(&refusal),
     };
@@ -235,7 +200,7 @@ fn list(control: &Control) -> Answer {
 
 /// Returns the states of a job's nodes.
 fn units(control: &Control, incarnations: &[NodeIncarnation]) -> Result<Vec<Unit>, Refusal> {
-    let holdings = control.holdings()?;
+    let holdings = NodeHoldings::of_members(&control.cluster)?;
     Ok(incarnations.iter().map(|incarnation| unit(control, holdings.get(&incarnation.0), *incarnation)).collect())
 }
 
