@@ -9,6 +9,7 @@
 //! order of all of them.
 
 pub(crate) mod owners;
+pub(crate) mod port_probe;
 pub(crate) mod view;
 
 use std::sync::{Mutex, MutexGuard};

@@ -7,7 +7,7 @@
 //! | [`ConductorService`] | the Conductor and its streams; the event feeds that are followed | one for each |
 //! | [`P2p`] | the catalog of the P2P store and the streams of fetch orders | one |
 //! | [`TaskHost`] | replication tasks | one |
-//! | [`Counts`], [`DrainStarts`] | counters of calls and of HTTP; starts of drains | one each |
+//! | [`Counts`] | counters of connections, calls and HTTP requests | one |
 //!
 //! Everything runs on one thread, so no lock is contended: each says which values change together, and none is held
 //! while something is awaited. Where one is taken under another, the order is: feeds, Conductor, cluster. The Conductor
@@ -24,11 +24,9 @@ use kvplane_rpc::{Refusal, RefusalCode};
 use crate::cluster::ClusterHost;
 use crate::cluster::view::NodeHoldings;
 use crate::conductor::ConductorService;
-use crate::http::admin::DrainStarts;
-use crate::http::counts::Counts;
-use crate::http::objects::ObjectsAccess;
-use crate::nodes::tasks::TaskHost;
+use crate::counts::Counts;
 use crate::p2p::P2p;
+use crate::tasks::TaskHost;
 
 mod calls;
 
@@ -44,31 +42,15 @@ pub(crate) struct Control {
     pub(crate) p2p: Arc<P2p>,
     /// Host of replication tasks.
     pub(crate) tasks: Arc<TaskHost>,
-    pub(crate) objects: ObjectsAccess,
     pub(crate) counts: Counts,
-    pub(crate) drained: DrainStarts,
     address: OnceLock<SocketAddr>,
 }
 
 impl Control {
     /// Joins the components to a control plane.
-    pub(crate) fn new(
-        cluster: Arc<ClusterHost>,
-        conductor: Option<Arc<ConductorService>>,
-        p2p: P2p,
-        objects: ObjectsAccess,
-    ) -> Self {
+    pub(crate) fn new(cluster: Arc<ClusterHost>, conductor: Option<Arc<ConductorService>>, p2p: P2p) -> Self {
         let tasks = Arc::new(TaskHost::new(Arc::clone(&cluster)));
-        Self {
-            cluster,
-            conductor,
-            p2p: Arc::new(p2p),
-            tasks,
-            objects,
-            counts: Counts::default(),
-            drained: DrainStarts::default(),
-            address: OnceLock::new(),
-        }
+        Self { cluster, conductor, p2p: Arc::new(p2p), tasks, counts: Counts::default(), address: OnceLock::new() }
     }
 
     /// Returns the Conductor.

@@ -17,8 +17,8 @@
 pub(crate) mod access;
 pub(crate) mod admin;
 pub(crate) mod connections;
-pub(crate) mod counts;
 pub(crate) mod metadata;
+mod metrics;
 pub(crate) mod mooncake_metrics;
 pub(crate) mod objects;
 mod shim;
@@ -45,9 +45,11 @@ use tokio::time::{sleep, sleep_until, timeout};
 use crate::cluster::view::View;
 use crate::control::{Control, SOFTWARE};
 use crate::http::access::Access;
+use crate::http::admin::DrainJobs;
 use crate::http::connections::{ConnectionLimits, Connections, Entrance, Place};
-use crate::http::counts::is_live;
 use crate::http::metadata::{Metadata, MetadataLimits};
+use crate::http::metrics::is_live;
+use crate::http::objects::ObjectsAccess;
 use crate::server::Role;
 
 /// Deadline of a request, from the connection to the last byte of the answer.
@@ -74,11 +76,19 @@ pub(crate) struct Pages {
     control: Arc<Control>,
     access: Access,
     metadata: Option<Metadata>,
+    objects: ObjectsAccess,
+    drains: DrainJobs,
 }
 
 impl Pages {
-    pub(crate) fn new(control: Arc<Control>, access: Access, metadata: Option<MetadataLimits>) -> Self {
-        Self { control, access, metadata: metadata.map(Metadata::new) }
+    pub(crate) fn new(
+        control: Arc<Control>,
+        access: Access,
+        metadata: Option<MetadataLimits>,
+        objects: ObjectsAccess,
+    ) -> Self {
+        let drains = DrainJobs::new(Arc::clone(&control));
+        Self { control, access, metadata: metadata.map(Metadata::new), objects, drains }
     }
 }
 
@@ -196,7 +206,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
         }
         _ if request.uri().path() == status::JSON => (status::JSON, status::answer(&pages.control, &request)),
         _ => match (admin::known(request.uri().path()), shim::known(request.uri().path())) {
-            (Some(path), _) => (path, admin::answer(&pages.control, path, request).await),
+            (Some(path), _) => (path, admin::answer(pages, path, request).await),
             (None, Some(path)) => (path, shim::answer(&pages.control, path, request).await),
             (None, None) => route(pages, &request),
         },
@@ -285,7 +295,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         "/metrics" => {
             let conductor = control.conductor.as_ref().map(|conductor| conductor.metrics());
             let leads = format!("{LEADS_HELP}kvplane_control_leads 1\n");
-            let text = control.counts.render(&view) + &leads + &conductor.unwrap_or_default();
+            let text = metrics::render(&control.counts.numbers(), &view) + &leads + &conductor.unwrap_or_default();
             (StatusCode::OK, PROMETHEUS, text.into())
         }
         _ => {

@@ -7,7 +7,7 @@
 //! * `cluster`: hosts the pure `kvplane-cluster`; `store`: its durable state, in a file or in etcd; `nodes`: reports of
 //!   nodes, and orders to them.
 //! * `conductor`: hosts the pure `kvplane-conductor`, if enabled.
-//! * `p2p`: hosts the P2P store's catalog.
+//! * `p2p`: hosts the P2P store's catalog; `tasks`: hosts replication tasks.
 //! * `http`: pages, metrics, and paths of Mooncake's tools, with their authentication; `events`: ZeroMQ.
 //!
 //! This crate makes no decisions itself and is on no data path: while it is down, puts and gets continue with the last
@@ -19,6 +19,7 @@ mod cluster;
 mod conductor;
 mod config;
 mod control;
+mod counts;
 mod credentials;
 mod events;
 mod http;
@@ -26,6 +27,7 @@ mod nodes;
 mod p2p;
 mod server;
 mod store;
+mod tasks;
 mod tickets;
 
 pub use conductor::policy_named;

@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::host::ConductorHost;
 use super::store_blocks::StoreBlocks;
 use crate::cluster::ClusterHost;
-use crate::nodes::tasks::TaskHost;
+use crate::tasks::TaskHost;
 
 /// Interval of checks for new prefixes to replicate, and for the progress of tasks.
 const LOOK: Duration = Duration::from_secs(1);

@@ -11,7 +11,6 @@ use kvplane_rpc::{Caller, RefusalCode, Role, Service};
 
 use super::Control;
 use crate::cluster::ClusterHost;
-use crate::http::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::store::Store;
 
@@ -32,7 +31,7 @@ fn join() -> Join {
 fn map_that_cannot_be_made_durable_is_not_published() {
     let cluster = Cluster::new(ClusterConfig::new("test"), [], 0).expect("defaults are valid");
     let host = ClusterHost::new(cluster, Store::in_memory(1), None, false).expect("no disk");
-    let control = Control::new(Arc::new(host), None, P2p::new(1, 0), ObjectsAccess::default());
+    let control = Control::new(Arc::new(host), None, P2p::new(1, 0));
     let address = SocketAddr::from(([127, 0, 0, 1], 1));
     let caller = Caller { role: Role::Node, address };
     control.join(caller, join()).expect("a good member");

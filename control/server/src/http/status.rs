@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::cluster::view::View;
 use crate::control::{Control, SOFTWARE};
 use crate::http::admin::{answer_json, parameter, refused};
-use crate::http::counts::is_live;
+use crate::http::metrics::is_live;
 use crate::http::{Answer, TEXT};
 
 pub(crate) const PAGE: &str = "/status";

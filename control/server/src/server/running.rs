@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{Id, JoinSet};
 
 use super::{EndError, Role};
-use crate::cluster::ClusterHost;
+use crate::cluster::{ClusterHost, port_probe};
 use crate::conductor::store_blocks::{self, StoreBlocks};
 use crate::conductor::{ConductorService, DecodedRecords, RestoredConductor, copies};
 use crate::config::StartError;
@@ -25,7 +25,6 @@ use crate::http;
 use crate::http::access::Access;
 use crate::http::metadata::MetadataLimits;
 use crate::http::objects::ObjectsAccess;
-use crate::nodes::port_probe;
 use crate::p2p::P2p;
 use crate::store::Store;
 use crate::store::etcd::{Etcd, Place, Takeover};
@@ -119,7 +118,7 @@ impl Rest {
         let p2p =
             P2p::new(random_u64().map_err(StartError::Randomness)?, random_u64().map_err(StartError::Randomness)?);
         let conductor = conductor.map(|restored| Arc::new(ConductorService::new(restored, Arc::clone(&cluster))));
-        Ok(Arc::new(Control::new(cluster, conductor, p2p, self.objects.clone())))
+        Ok(Arc::new(Control::new(cluster, conductor, p2p)))
     }
 }
 
@@ -194,7 +193,8 @@ impl ControlProcess {
     async fn lead(&self, control: &Arc<Control>) -> String {
         let mut parts = Parts::default();
         if let Some((listener, _)) = &self.http {
-            let pages = http::Pages::new(control.clone(), self.access.clone(), self.metadata);
+            let pages =
+                http::Pages::new(control.clone(), self.access.clone(), self.metadata, self.rest.objects.clone());
             parts.spawn("HTTP", http::serve(listener.clone(), pages));
         }
         if let Some((listener, _)) = &self.events {

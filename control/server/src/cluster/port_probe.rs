@@ -194,6 +194,9 @@ async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_cluster::{ClusterConfig, Load};
+    use kvplane_proto::map::ShardAddress;
+
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
@@ -233,5 +236,39 @@ mod tests {
         let _ = first.await;
         assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Nobody);
         assert_eq!(probe_ports("c", incarnation, &[]).await, PortProbe::Parts);
+    }
+
+    #[test]
+    fn new_members_are_probed_and_later_those_that_are_silent() {
+        let config = ClusterConfig { replicas: 2, ..ClusterConfig::new("c") };
+        let interval_ns = config.heartbeat_interval_ns;
+        let mut cluster = Cluster::new(config, [], 0).expect("the defaults are valid");
+        let mut join = |node, now_ns| {
+            let (node, incarnation, port) = (NodeId(node), Incarnation(1), SocketAddr::from(([127, 0, 0, 1], 7001)));
+            let member = Member {
+                node,
+                incarnation,
+                weight: 1,
+                failure_domain: String::new(),
+                host: String::new(),
+                shards: vec![ShardAddress { tcp: port, shm: None }],
+            };
+            let join = Input::Join { member, capacity_bytes: 1, version: String::new() };
+            let beat = Input::Heartbeat { node, incarnation, load: Load::default() };
+            for input in [join, beat] {
+                while cluster.poll_output().is_some() {}
+                cluster.handle(input, now_ns).expect("a good member");
+            }
+            ((node, incarnation), vec![port])
+        };
+        let (one, other) = (join(7, 1), join(8, 2));
+        let both = BTreeSet::from([one.0, other.0]);
+        let none = BTreeMap::new();
+        assert_eq!(doors(&cluster, 3, &none, 8), (both.clone(), vec![one.clone(), other.clone()]));
+        assert_eq!(doors(&cluster, 3, &none, 1), (both.clone(), vec![one.clone()]), "one at a time");
+        let known = BTreeMap::from([(one.0, true), (other.0, false)]);
+        assert_eq!(doors(&cluster, 3, &known, 8), (both.clone(), vec![]), "they were probed, and are heard");
+        let late_ns = 2 + 2 * interval_ns;
+        assert_eq!(doors(&cluster, late_ns, &known, 8), (both, vec![one]), "the other was never reached");
     }
 }
