@@ -7,7 +7,7 @@
 //! | `/get_all_segments` | names of segments, one per line |
 //! | `/metadata` | Mooncake's metadata server, if enabled: the only path that can be written |
 //! | `/status`, `/status.json` | the status page, and its data: see [`crate::http::status`] |
-//! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
+//! | `/register`, `/query` and others | the Conductor, see [`shim`] |
 //! | others | see [`crate::http::admin`] |
 //!
 //! One request per connection, all of it within a deadline. Heads and bodies are limited; read-only paths reject a body
@@ -17,10 +17,11 @@
 pub(crate) mod access;
 pub(crate) mod admin;
 pub(crate) mod connections;
-pub(crate) mod counts;
 pub(crate) mod metadata;
+mod metrics;
 pub(crate) mod mooncake_metrics;
 pub(crate) mod objects;
+mod shim;
 pub(crate) mod status;
 
 use std::convert::Infallible;
@@ -41,12 +42,14 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::conductor::shim;
+use crate::cluster::view::View;
 use crate::control::{Control, SOFTWARE};
 use crate::http::access::Access;
+use crate::http::admin::DrainJobs;
 use crate::http::connections::{ConnectionLimits, Connections, Entrance, Place};
-use crate::http::counts::is_live;
 use crate::http::metadata::{Metadata, MetadataLimits};
+use crate::http::metrics::is_live;
+use crate::http::objects::ObjectsAccess;
 use crate::server::Role;
 
 /// Deadline of a request, from the connection to the last byte of the answer.
@@ -73,11 +76,19 @@ pub(crate) struct Pages {
     control: Arc<Control>,
     access: Access,
     metadata: Option<Metadata>,
+    objects: ObjectsAccess,
+    drains: DrainJobs,
 }
 
 impl Pages {
-    pub(crate) fn new(control: Arc<Control>, access: Access, metadata: Option<MetadataLimits>) -> Self {
-        Self { control, access, metadata: metadata.map(Metadata::new) }
+    pub(crate) fn new(
+        control: Arc<Control>,
+        access: Access,
+        metadata: Option<MetadataLimits>,
+        objects: ObjectsAccess,
+    ) -> Self {
+        let drains = DrainJobs::new(Arc::clone(&control));
+        Self { control, access, metadata: metadata.map(Metadata::new), objects, drains }
     }
 }
 
@@ -195,7 +206,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
         }
         _ if request.uri().path() == status::JSON => (status::JSON, status::answer(&pages.control, &request)),
         _ => match (admin::known(request.uri().path()), shim::known(request.uri().path())) {
-            (Some(path), _) => (path, admin::answer(&pages.control, path, request).await),
+            (Some(path), _) => (path, admin::answer(pages, path, request).await),
             (None, Some(path)) => (path, shim::answer(&pages.control, path, request).await),
             (None, None) => route(pages, &request),
         },
@@ -258,7 +269,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         return (path, (StatusCode::PAYLOAD_TOO_LARGE, TEXT, "A request with a body is not served.\n".into()));
     }
     let control = &pages.control;
-    let view = match control.view() {
+    let view = match View::of(&control.cluster) {
         Ok(view) => view,
         Err(refusal) => {
             let text = serde_json::json!({ "status": "failed", "reason": refusal.reason });
@@ -284,7 +295,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         "/metrics" => {
             let conductor = control.conductor.as_ref().map(|conductor| conductor.metrics());
             let leads = format!("{LEADS_HELP}kvplane_control_leads 1\n");
-            let text = control.counts.render(&view) + &leads + &conductor.unwrap_or_default();
+            let text = metrics::render(&control.counts.numbers(), &view) + &leads + &conductor.unwrap_or_default();
             (StatusCode::OK, PROMETHEUS, text.into())
         }
         _ => {

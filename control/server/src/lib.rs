@@ -3,20 +3,23 @@
 //! * [`ControlServer`], [`ControlHandle`]: start and stop a control plane on a thread of its own.
 //! * [`ControlConfig`], [`StartError`]: settings, and errors of starting.
 //! * [`MetadataLimits`]: limits of the metadata server for Mooncake's engines.
+//! * `control`: serves the calls with the components of a control plane.
+//! * `cluster`: hosts the pure `kvplane-cluster`; `store`: its durable state, in a file or in etcd; `nodes`: reports of
+//!   nodes, and orders to them.
 //! * `conductor`: hosts the pure `kvplane-conductor`, if enabled.
-//! * `p2p`: hosts the P2P store's catalog; `tasks`: carries out replication tasks.
-//! * `control`: drives the pure `kvplane-cluster` and serves calls; `store`, `etcd`: the durable cluster state; `http`,
-//!   `admin`, `counts`: pages and metrics, `access`: their authentication; `shards`, `tiers`, `follow`: nodes' reports
-//!   and orders.
+//! * `p2p`: hosts the P2P store's catalog; `tasks`: hosts replication tasks.
+//! * `http`: pages, metrics, and paths of Mooncake's tools, with their authentication; `events`: ZeroMQ.
 //!
 //! This crate makes no decisions itself and is on no data path: while it is down, puts and gets continue with the last
 //! map.
 
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod conductor;
 mod config;
 mod control;
+mod counts;
 mod credentials;
 mod events;
 mod http;
@@ -24,6 +27,7 @@ mod nodes;
 mod p2p;
 mod server;
 mod store;
+mod tasks;
 mod tickets;
 
 pub use conductor::policy_named;

@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::digest::tenant_number;
-use kvplane_rpc::message::{EmptyReply, GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
+use kvplane_rpc::message::{GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
 use kvplane_sys::private_files::{read_private, write_private};
 use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey, TicketTime};
 
 use crate::config::StartError;
-use crate::control::Control;
 use crate::store::etcd::Turn;
 
 /// Name of the file of the keys in the state directory.
@@ -190,6 +189,61 @@ impl Tickets {
         Ok(())
     }
 
+    /// Issues a ticket to the caller, from this epoch on.
+    pub(crate) fn issue(&mut self, caller: Caller, call: &GetTicket, epoch: u64) -> Result<TicketReply, Refusal> {
+        let now = self.now();
+        self.rotate(now, false)?;
+        let terms = Terms {
+            role: holder_role(caller.role),
+            rights: Rights::READ.and(Rights::WRITE),
+            tenant: call.tenant.as_deref().map(|name| tenant_number(name.as_bytes())),
+            holder: call.holder,
+            incarnation: 0,
+            epochs: (epoch, u64::MAX),
+        };
+        Ok(self.reply(&terms, now))
+    }
+
+    /// Returns the keys with which a node verifies tickets, and a ticket for the node, from this epoch on.
+    pub(crate) fn keys_of_node(&mut self, call: &GetTicketKeys, epoch: u64) -> Result<TicketKeys, Refusal> {
+        let seconds = self.now();
+        self.rotate(seconds, false)?;
+        let terms = Terms {
+            role: HolderRole::Node,
+            rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH),
+            tenant: None,
+            holder: call.node,
+            incarnation: call.incarnation,
+            epochs: (epoch, u64::MAX),
+        };
+        let keys = self.mint.keys().map(told).collect();
+        Ok(TicketKeys { seconds, keys, ticket: self.reply(&terms, seconds) })
+    }
+
+    /// Returns the keys of a tenant's peers for a process of the P2P store; they reveal nothing about the keys of
+    /// nodes.
+    pub(crate) fn keys_of_peer(&mut self, caller: Caller, call: &GetPeerKeys) -> Result<TicketKeys, Refusal> {
+        let seconds = self.now();
+        self.rotate(seconds, false)?;
+        let terms = Terms {
+            role: holder_role(caller.role),
+            rights: Rights::READ.and(Rights::WRITE),
+            tenant: None,
+            holder: call.client,
+            incarnation: 0,
+            epochs: (0, u64::MAX),
+        };
+        let credential = self.mint.issue_to_peer(&call.tenant, &terms, seconds);
+        let keys = self.mint.keys().map(|key| told(&key.for_peers(&call.tenant))).collect();
+        Ok(TicketKeys { seconds, keys, ticket: self.told(&credential) })
+    }
+
+    /// Rotates the key at once.
+    pub(crate) fn rotate_at_once(&mut self) -> Result<(), Refusal> {
+        let now = self.now();
+        self.rotate(now, true)
+    }
+
     fn reply(&self, terms: &Terms, now: u64) -> TicketReply {
         self.told(&self.mint.issue(terms, now))
     }
@@ -201,7 +255,12 @@ impl Tickets {
     }
 }
 
-const NO_TICKET: TicketReply = TicketReply { wanted: false, ticket: Vec::new(), secret: Vec::new(), valid_ns: 0 };
+/// Answer to a request for a ticket where shards require none.
+pub(crate) const NO_TICKET: TicketReply =
+    TicketReply { wanted: false, ticket: Vec::new(), secret: Vec::new(), valid_ns: 0 };
+
+/// Answer to a request for keys where shards require no tickets.
+pub(crate) const NO_KEYS: TicketKeys = TicketKeys { seconds: 0, keys: Vec::new(), ticket: NO_TICKET };
 
 const fn holder_role(role: Role) -> HolderRole {
     match role {
@@ -243,79 +302,6 @@ fn parse(text: &str) -> Option<Vec<TicketKey>> {
         Some(TicketKey { id: u64::from_str_radix(id, 16).ok()?, secret, until: until.parse().ok()? })
     };
     text.lines().map(key).collect::<Option<Vec<_>>>().filter(|keys| keys.len() >= 2)
-}
-
-impl Control {
-    /// Issues a ticket to the caller.
-    pub(crate) fn ticket(&self, caller: Caller, call: &GetTicket) -> Result<TicketReply, Refusal> {
-        let epoch = self.epoch()?;
-        self.with_mint(|tickets, now| {
-            let Some(tickets) = tickets else { return Ok(NO_TICKET) };
-            tickets.rotate(now, false)?;
-            let terms = Terms {
-                role: holder_role(caller.role),
-                rights: Rights::READ.and(Rights::WRITE),
-                tenant: call.tenant.as_deref().map(|name| tenant_number(name.as_bytes())),
-                holder: call.holder,
-                incarnation: 0,
-                epochs: (epoch, u64::MAX),
-            };
-            Ok(tickets.reply(&terms, now))
-        })
-    }
-
-    /// Returns the keys with which a node verifies tickets, and a ticket for the node.
-    pub(crate) fn ticket_keys(&self, call: &GetTicketKeys) -> Result<TicketKeys, Refusal> {
-        let epoch = self.epoch()?;
-        self.with_mint(|tickets, seconds| {
-            let Some(tickets) = tickets else { return Ok(TicketKeys { seconds, keys: Vec::new(), ticket: NO_TICKET }) };
-            tickets.rotate(seconds, false)?;
-            let terms = Terms {
-                role: HolderRole::Node,
-                rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH),
-                tenant: None,
-                holder: call.node,
-                incarnation: call.incarnation,
-                epochs: (epoch, u64::MAX),
-            };
-            let keys = tickets.mint.keys().map(told).collect();
-            Ok(TicketKeys { seconds, keys, ticket: tickets.reply(&terms, seconds) })
-        })
-    }
-
-    /// Returns the keys of a tenant's peers for a process of the P2P store; they reveal nothing about the keys of
-    /// nodes.
-    pub(crate) fn peer_keys(&self, caller: Caller, call: &GetPeerKeys) -> Result<TicketKeys, Refusal> {
-        self.with_mint(|tickets, seconds| {
-            let Some(tickets) = tickets else { return Ok(TicketKeys { seconds, keys: Vec::new(), ticket: NO_TICKET }) };
-            tickets.rotate(seconds, false)?;
-            let terms = Terms {
-                role: holder_role(caller.role),
-                rights: Rights::READ.and(Rights::WRITE),
-                tenant: None,
-                holder: call.client,
-                incarnation: 0,
-                epochs: (0, u64::MAX),
-            };
-            let credential = tickets.mint.issue_to_peer(&call.tenant, &terms, seconds);
-            let keys = tickets.mint.keys().map(|key| told(&key.for_peers(&call.tenant))).collect();
-            Ok(TicketKeys { seconds, keys, ticket: tickets.told(&credential) })
-        })
-    }
-
-    /// Rotates the key at once.
-    pub(crate) fn rotate_tickets_now(&self) -> Result<EmptyReply, Refusal> {
-        self.with_mint(|tickets, now| match tickets {
-            Some(tickets) => tickets.rotate(now, true).map(|()| EmptyReply),
-            None => Err(Refusal::new(RefusalCode::NotFound, "this control plane issues no tickets".to_owned())),
-        })
-    }
-
-    fn with_mint<T>(&self, make: impl FnOnce(Option<&mut Tickets>, u64) -> Result<T, Refusal>) -> Result<T, Refusal> {
-        let mut core = self.core()?;
-        let now = core.tickets.as_mut().map_or(0, Tickets::now);
-        make(core.tickets.as_mut(), now)
-    }
 }
 
 #[cfg(test)]

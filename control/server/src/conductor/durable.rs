@@ -5,7 +5,7 @@
 //! instance that is lost while the state cannot be written keeps its record until it can; if the process ends before,
 //! the instance is restored and lost again.
 
-use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use kvplane_cluster::{
     Change, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord, PlacementRecord,
@@ -15,22 +15,28 @@ use kvplane_conductor::conductor::{
     Conductor, ConductorConfig, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher,
 };
 use kvplane_conductor::policy::{PolicyName, Slo};
-use kvplane_rpc::Refusal;
 use kvplane_rpc::conductor::EventSource;
 
 use super::master::MasterSpec;
 use super::placement::{promise_in, promise_out};
+use super::seeds::Seeds;
 use super::subscriber::{EventOrigin, Feed};
-use super::{Core, Host};
-use crate::control::Control;
 
 /// Decoded records of the Conductor.
 #[derive(Default)]
 pub(crate) struct DecodedRecords {
     instances: Vec<DurableInstance>,
-    pub(super) masters: Vec<MasterSpec>,
-    pub(super) seeds: Vec<(PoolKey, String)>,
+    masters: Vec<MasterSpec>,
+    seeds: Vec<(PoolKey, String)>,
     placement: Option<(PolicyName, Slo)>,
+}
+
+/// A Conductor with what was stored of it and beside it.
+pub(crate) struct RestoredConductor {
+    pub(super) conductor: Conductor,
+    /// Masters that were registered.
+    pub(super) masters: Vec<MasterSpec>,
+    pub(super) seeds: Seeds,
 }
 
 impl DecodedRecords {
@@ -67,17 +73,18 @@ impl DecodedRecords {
         Ok(restored)
     }
 
-    /// Creates a Conductor from them. An instance's silence counts from `graced_ns` on. A placement policy that an
+    /// Restores a Conductor from them. For `grace` no instance is doubted for its silence. A placement policy that an
     /// operator has set overrides the configured one.
     ///
     /// # Errors
     /// When the limits do not allow all of them.
-    pub(super) fn conductor(
-        &mut self,
+    pub(crate) fn restore(
+        self,
         mut config: ConductorConfig,
         first: u64,
-        graced_ns: u64,
-    ) -> Result<Conductor, String> {
+        grace: Duration,
+    ) -> Result<RestoredConductor, String> {
+        let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         if let Some((policy, slo)) = self.placement {
             if (policy, slo) != (config.policy, config.scheduler.slo) {
                 tracing::info!(
@@ -88,62 +95,11 @@ impl DecodedRecords {
             (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
         }
         let mut conductor = Conductor::new(config, first);
-        for instance in self.instances.drain(..) {
+        for instance in self.instances {
             let name = instance.spec.name.clone();
             conductor.restore(instance, graced_ns).map_err(|error| format!("the stored instance {name:?}: {error}"))?;
         }
-        Ok(conductor)
-    }
-}
-
-/// Time at which a change becomes durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keep {
-    /// Before the call is answered; otherwise the call fails.
-    Now,
-    /// At once if possible, otherwise with a later call: no caller was promised that the change lasts.
-    Soon,
-}
-
-impl Host {
-    /// Sets the control plane that makes the state durable.
-    pub(crate) fn keep_in(&self, control: &Arc<Control>) {
-        // It is set once, when both exist.
-        let _ = self.keeper.set(Arc::downgrade(control));
-    }
-
-    fn keeper(&self) -> Option<Arc<Control>> {
-        self.keeper.get().and_then(Weak::upgrade)
-    }
-
-    /// Refuses a change of durable state while it could not be written.
-    pub(super) fn check_durable(&self) -> Result<(), Refusal> {
-        self.keeper().map_or(Ok(()), |control| control.check_durable())
-    }
-
-    /// Makes the pending changes durable.
-    pub(super) fn keep(&self, core: &mut Core, keep: Keep) -> Result<(), Refusal> {
-        if core.changes.is_empty() && !core.conductor.has_durable() {
-            return Ok(());
-        }
-        let Some(control) = self.keeper() else { return Ok(()) };
-        if keep == Keep::Soon && control.check_durable().is_err() {
-            return Ok(());
-        }
-        let mut changes = std::mem::take(&mut core.changes);
-        changes.extend(core.conductor.take_durable().into_iter().map(change));
-        control.keep(&changes)
-    }
-
-    /// Follows the instances and masters that were registered before this process started, unless tasks do already.
-    pub(super) fn follow_restored(self: &Arc<Self>) {
-        let (followed, masters) = {
-            let mut core = self.core();
-            let followed: Vec<EventOrigin> = core.conductor.instances().specs().filter_map(followed).collect();
-            (followed, std::mem::take(&mut core.restored_masters))
-        };
-        followed.into_iter().for_each(|followed| self.follow(followed, false));
-        masters.into_iter().for_each(|master| self.follow_master(master, true));
+        Ok(RestoredConductor { conductor, masters: self.masters, seeds: Seeds::restored(self.seeds) })
     }
 }
 
@@ -169,19 +125,8 @@ pub(super) fn master_gone(name: &str) -> Change {
     Change::Remove(RecordKey::Conductor(ConductorKey::Master(name.to_owned())))
 }
 
-/// Returns the changes that store a seed, and remove the seed that made room for it.
-pub(super) fn seed_changes(pool: &PoolKey, seed: &str, forgotten: Option<(PoolKey, String)>) -> Vec<Change> {
-    let record = |pool: &PoolKey, seed: &str| {
-        let PoolKey { tenant, model, block_tokens } = pool.clone();
-        SeedRecord { tenant, model, block_tokens, seed: seed.to_owned() }
-    };
-    let put = Change::Put(Record::Conductor(ConductorRecord::Seed(record(pool, seed))));
-    let gone = forgotten
-        .map(|(pool, seed)| Change::Remove(RecordKey::Conductor(ConductorKey::Seed(record(&pool, &seed).digest()))));
-    gone.into_iter().chain([put]).collect()
-}
-
-fn change(durable: Durable) -> Change {
+/// Returns the record's change for one of the Conductor's.
+pub(super) fn change_out(durable: Durable) -> Change {
     let put = |record| Change::Put(Record::Conductor(record));
     match durable {
         Durable::Gone(name) => Change::Remove(RecordKey::Conductor(ConductorKey::Instance(name.to_string()))),
@@ -282,7 +227,7 @@ mod tests {
         }
         for policy in PolicyName::ALL {
             let slo = Slo { ttft_ns: 3, tbt_ns: u64::MAX };
-            let Change::Put(record) = change(Durable::Placement(policy, slo)) else { panic!("a record") };
+            let Change::Put(record) = change_out(Durable::Placement(policy, slo)) else { panic!("a record") };
             assert_eq!(DecodedRecords::of(&[record]).expect("known").placement, Some((policy, slo)));
         }
         let later = PlacementRecord { policy: "later".to_owned(), ttft_ns: 0, tbt_ns: 0 };

@@ -19,10 +19,8 @@ use kvplane_rpc::conductor::EventSource;
 use kvplane_rpc::{Refusal, RefusalCode};
 use tokio::task::AbortHandle;
 
-use super::durable::{Keep, master_change, master_gone};
+use super::host::ConductorHost;
 use super::store_blocks::{Change, MEMORY, SSD, StoreState};
-use super::subscriber::{self, EventOrigin, Feed};
-use super::{Host, check_source};
 
 /// Most masters that are followed.
 const MASTERS: usize = 16;
@@ -32,16 +30,6 @@ const PARTS: usize = 256;
 pub(super) const FORGET: Duration = Duration::from_secs(60);
 /// Blocks sent to a new model's index in one go.
 const TOLD: usize = 1_024;
-
-/// Masters by the names that they are registered under.
-pub(super) type Masters = BTreeMap<String, MasterRow>;
-
-/// A followed master.
-pub(super) struct MasterRow {
-    pub registered: MasterSpec,
-    degraded: Arc<AtomicBool>,
-    task: AbortHandle,
-}
 
 /// A master as registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +43,28 @@ pub(crate) struct MasterSpec {
     pub publisher: String,
 }
 
+impl MasterSpec {
+    /// Returns the source of its events: it has no replay.
+    pub(super) fn source(&self) -> EventSource {
+        EventSource { publisher: self.publisher.clone(), replay: String::new(), topic: String::new() }
+    }
+}
+
+/// A followed master.
+pub(super) struct MasterRow {
+    registered: MasterSpec,
+    degraded: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
 impl MasterRow {
+    /// Describes a master that a task follows.
+    pub(super) fn new(registered: MasterSpec, degraded: Arc<AtomicBool>, task: AbortHandle) -> Self {
+        Self { registered, degraded, task }
+    }
+
     /// Returns true while the index may lack objects of its store.
-    pub(super) fn degraded(&self) -> bool {
+    fn is_degraded(&self) -> bool {
         self.degraded.load(Ordering::Relaxed)
     }
 
@@ -67,78 +74,78 @@ impl MasterRow {
     }
 }
 
-impl Host {
-    /// Registers a master and follows it. Idempotent; returns true if it is new.
-    pub(crate) fn register_master(self: &Arc<Self>, spec: MasterSpec) -> Result<bool, Refusal> {
-        let source = EventSource { publisher: spec.publisher.clone(), replay: String::new(), topic: String::new() };
-        check_source(&source)?;
-        self.check_durable()?;
-        let mut core = self.core();
-        match core.masters.get(&spec.name) {
-            Some(known) if known.registered == spec => return Ok(false),
-            Some(_) => {
-                let reason = format!("{:?} is registered with other settings; unregister it first", spec.name);
-                return Err(Refusal::new(RefusalCode::AlreadyExists, reason));
-            }
-            None if core.masters.len() >= MASTERS => {
-                let reason = format!("there are {MASTERS} masters already, which is the limit");
-                return Err(Refusal::new(RefusalCode::LimitReached, reason));
-            }
-            None => {}
-        }
-        core.changes.push(master_change(&spec));
-        self.keep(&mut core, Keep::Now)?;
-        drop(core);
-        self.follow_master(spec, false);
-        Ok(true)
+/// Masters that are followed, by the names that they are registered under.
+#[derive(Default)]
+pub(super) struct Masters {
+    rows: BTreeMap<String, MasterRow>,
+    /// Masters that were registered before this process started and are not followed yet.
+    restored: Vec<MasterSpec>,
+}
+
+impl Masters {
+    /// Takes the masters that were stored.
+    pub(super) fn restored(restored: Vec<MasterSpec>) -> Self {
+        Self { rows: BTreeMap::new(), restored }
     }
 
-    /// Follows a master from now on. A master that was registered before this process started has no replay, so it is
-    /// degraded until it has cleared its parts or restarts.
-    pub(super) fn follow_master(self: &Arc<Self>, spec: MasterSpec, was_registered: bool) {
-        let source = EventSource { publisher: spec.publisher.clone(), replay: String::new(), topic: String::new() };
-        let degraded = Arc::new(AtomicBool::new(was_registered));
-        let master = Master {
-            host: Arc::clone(self),
-            name: spec.name.clone(),
-            known: StoreState::default(),
-            parts: BTreeSet::new(),
-            unsure: if was_registered { BTreeSet::from([0]) } else { BTreeSet::new() },
-            degraded: Arc::clone(&degraded),
-        };
-        let task =
-            tokio::spawn(subscriber::follow(Arc::clone(self), EventOrigin { source, feed: Feed::Master(master) }));
-        let row = MasterRow { registered: spec.clone(), degraded, task: task.abort_handle() };
-        self.core().masters.insert(spec.name, row);
+    /// Takes the masters that are not followed yet, to follow them.
+    pub(super) fn take_restored(&mut self) -> Vec<MasterSpec> {
+        std::mem::take(&mut self.restored)
     }
 
-    /// Unregisters a master. Returns false if there is none of that name and tenant.
+    /// Returns true if the master is new, false if it is followed already.
     ///
     /// # Errors
-    /// When the change cannot be made durable.
-    pub(crate) fn unregister_master(&self, name: &str, tenant: &str) -> Result<bool, Refusal> {
-        self.check_durable()?;
-        let mut core = self.core();
-        if core.masters.get(name).is_none_or(|known| known.registered.tenant != tenant) {
-            return Ok(false);
+    /// When one of that name has other settings, or there are too many.
+    pub(super) fn is_new(&self, spec: &MasterSpec) -> Result<bool, Refusal> {
+        match self.rows.get(&spec.name) {
+            Some(known) if known.registered == *spec => Ok(false),
+            Some(_) => {
+                let reason = format!("{:?} is registered with other settings; unregister it first", spec.name);
+                Err(Refusal::new(RefusalCode::AlreadyExists, reason))
+            }
+            None if self.rows.len() >= MASTERS => {
+                let reason = format!("there are {MASTERS} masters already, which is the limit");
+                Err(Refusal::new(RefusalCode::LimitReached, reason))
+            }
+            None => Ok(true),
         }
-        core.changes.push(master_gone(name));
-        self.keep(&mut core, Keep::Now)?;
-        let gone = core.masters.remove(name);
-        drop(core);
-        Ok(gone.map(MasterRow::end).is_some())
+    }
+
+    /// Enters a master that a task follows now.
+    pub(super) fn insert(&mut self, row: MasterRow) {
+        self.rows.insert(row.registered.name.clone(), row);
+    }
+
+    /// Returns true if a master of this name and tenant is followed.
+    pub(super) fn has(&self, name: &str, tenant: &str) -> bool {
+        self.rows.get(name).is_some_and(|known| known.registered.tenant == tenant)
+    }
+
+    /// Removes a master.
+    pub(super) fn remove(&mut self, name: &str) -> Option<MasterRow> {
+        self.rows.remove(name)
     }
 
     /// Returns all masters, and whether each is degraded.
-    pub(crate) fn masters(&self) -> Vec<(MasterSpec, bool)> {
-        let core = self.core();
-        core.masters.values().map(|row| (row.registered.clone(), row.degraded())).collect()
+    pub(super) fn list(&self) -> Vec<(MasterSpec, bool)> {
+        self.rows.values().map(|row| (row.registered.clone(), row.is_degraded())).collect()
+    }
+
+    /// Returns true while the index may lack objects of a store.
+    pub(super) fn is_degraded(&self) -> bool {
+        !self.restored.is_empty() || self.rows.values().any(MasterRow::is_degraded)
+    }
+
+    /// Ends following all of them.
+    pub(super) fn end(self) {
+        self.rows.into_values().for_each(MasterRow::end);
     }
 }
 
 /// Contents of a store, by its master's events.
 pub(super) struct Master {
-    host: Arc<Host>,
+    host: Arc<ConductorHost>,
     name: String,
     known: StoreState,
     /// Numbers of the store's parts.
@@ -149,6 +156,24 @@ pub(super) struct Master {
 }
 
 impl Master {
+    /// Begins without contents. A master that was registered before this process started has no replay, so its store
+    /// counts as incomplete.
+    pub(super) fn new(host: Arc<ConductorHost>, name: &str, was_registered: bool) -> Self {
+        Self {
+            host,
+            name: name.to_owned(),
+            known: StoreState::default(),
+            parts: BTreeSet::new(),
+            unsure: if was_registered { BTreeSet::from([0]) } else { BTreeSet::new() },
+            degraded: Arc::new(AtomicBool::new(was_registered)),
+        }
+    }
+
+    /// Returns the mark that is true while the contents may be incomplete.
+    pub(super) fn degraded(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.degraded)
+    }
+
     /// Applies a batch; returns the number of events that could not be decoded, and of those that concern no blocks.
     pub(super) fn take(&mut self, payload: &[u8]) -> (usize, usize) {
         let value = Value::read(payload);
@@ -234,5 +259,49 @@ impl Master {
 impl Drop for Master {
     fn drop(&mut self) {
         self.forget(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str, publisher: &str) -> MasterSpec {
+        let (name, tenant, publisher) = (name.to_owned(), "t".to_owned(), publisher.to_owned());
+        MasterSpec { name, tenant, model: String::new(), block_tokens: 0, publisher }
+    }
+
+    fn row(name: &str, degraded: bool) -> MasterRow {
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        MasterRow::new(spec(name, "h:1"), Arc::new(AtomicBool::new(degraded)), task)
+    }
+
+    #[tokio::test]
+    async fn a_master_is_registered_once_within_the_limit() {
+        let mut masters = Masters::default();
+        assert!(masters.is_new(&spec("a", "h:1")).is_ok_and(|is_new| is_new));
+        masters.insert(row("a", false));
+        assert!(masters.is_new(&spec("a", "h:1")).is_ok_and(|is_new| !is_new));
+        let code = |refused: Result<bool, Refusal>| refused.err().and_then(|refusal| refusal.known_code());
+        assert_eq!(code(masters.is_new(&spec("a", "h:2"))), Some(RefusalCode::AlreadyExists));
+        (1..MASTERS).for_each(|number| masters.insert(row(&number.to_string(), false)));
+        assert_eq!(code(masters.is_new(&spec("b", "h:1"))), Some(RefusalCode::LimitReached));
+        assert!(masters.has("a", "t") && !masters.has("a", "other") && !masters.has("b", "t"));
+        masters.remove("a").expect("it is there").end();
+        assert!(masters.is_new(&spec("b", "h:1")).is_ok_and(|is_new| is_new));
+    }
+
+    #[tokio::test]
+    async fn masters_are_degraded_until_all_are_followed_and_complete() {
+        let mut masters = Masters::restored(vec![spec("a", "h:1")]);
+        assert!(masters.is_degraded(), "it is not followed yet");
+        assert_eq!(masters.take_restored(), [spec("a", "h:1")]);
+        assert!(!masters.is_degraded());
+        masters.insert(row("a", false));
+        masters.insert(row("b", true));
+        assert!(masters.is_degraded());
+        assert_eq!(masters.list(), [(spec("a", "h:1"), false), (spec("b", "h:1"), true)]);
+        masters.remove("b").expect("it is there").end();
+        assert!(!masters.is_degraded());
     }
 }

@@ -1,11 +1,9 @@
-//! Operators' control of the Conductor: held instances, and the placement policy.
+//! Operators' control of the Conductor: the placement policy with its objective, and held instances.
 
+use kvplane_conductor::conductor::Conductor;
 use kvplane_conductor::policy::{PolicyName, Slo};
-use kvplane_rpc::message::EmptyReply;
-use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, PlacementPolicy, SetPlacement};
+use kvplane_rpc::placement::{Placement, PlacementPolicy, SetPlacement};
 use kvplane_rpc::{Refusal, RefusalCode};
-
-use super::Host;
 
 /// Converts a policy to the Conductor's type.
 #[must_use]
@@ -44,47 +42,30 @@ pub(super) const fn promise_out(ns: u64) -> u64 {
     if ns == u64::MAX { 0 } else { ns }
 }
 
+/// Returns what an operator set, or the configuration: the policy, the objective, and the held instances.
+pub(super) fn shown(conductor: &mut Conductor, now_ns: u64) -> Placement {
+    let (policy, _, slo) = conductor.placement();
+    let held = conductor.table(now_ns).instances.into_iter().filter(|row| row.held);
+    let held = held.map(|row| row.name.to_string()).collect();
+    let set =
+        SetPlacement { policy: policy_out(policy), ttft_ns: promise_out(slo.ttft_ns), tbt_ns: promise_out(slo.tbt_ns) };
+    Placement { set, held }
+}
+
+/// Sets a policy with its objective: requests that would miss it are refused.
+pub(super) fn set(conductor: &mut Conductor, policy: PlacementPolicy, slo: Slo, now_ns: u64) {
+    conductor.set_placement(policy_named(policy), slo != Slo::NONE, slo, now_ns);
+}
+
 /// Hint at the policies with admission.
 const HEED: &str = "objectives are kept by kvplane, local and algorithm-1";
 
-impl Host {
-    pub(crate) fn hold(&self, call: &HoldInstance) -> Result<InstanceHeld, Refusal> {
-        let requests = self.change(|core, now_ns| core.conductor.hold(&call.instance, call.held, now_ns))?;
-        tracing::info!(
-            instance = call.instance,
-            held = call.held,
-            requests,
-            "an operator held or released an instance"
-        );
-        Ok(InstanceHeld { requests })
+/// Returns the objective of a call; refuses one that its policy would not keep.
+pub(super) fn slo_in(call: &SetPlacement) -> Result<Slo, Refusal> {
+    let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
+    if slo != Slo::NONE && !policy_named(call.policy).heeds_promises() {
+        let reason = format!("{:?} rejects no request, so it keeps no objective; {HEED}", call.policy);
+        return Err(Refusal::new(RefusalCode::BadRequest, reason));
     }
-
-    pub(crate) fn set_placement(&self, call: &SetPlacement) -> Result<EmptyReply, Refusal> {
-        let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
-        let refuses = slo != Slo::NONE;
-        if refuses && !policy_named(call.policy).heeds_promises() {
-            let reason = format!("{:?} rejects no request, so it keeps no objective; {HEED}", call.policy);
-            return Err(Refusal::new(RefusalCode::BadRequest, reason));
-        }
-        self.change(|core, now_ns| {
-            core.conductor.set_placement(policy_named(call.policy), refuses, slo, now_ns);
-            Ok(())
-        })?;
-        tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changed the placement policy");
-        Ok(EmptyReply)
-    }
-
-    pub(crate) fn placement(&self) -> Placement {
-        let now_ns = self.now_ns();
-        let mut core = self.core();
-        let (policy, _, slo) = core.conductor.placement();
-        let held = core.conductor.table(now_ns).instances.into_iter().filter(|row| row.held);
-        let held = held.map(|row| row.name.to_string()).collect();
-        let set = SetPlacement {
-            policy: policy_out(policy),
-            ttft_ns: promise_out(slo.ttft_ns),
-            tbt_ns: promise_out(slo.tbt_ns),
-        };
-        Placement { set, held }
-    }
+    Ok(slo)
 }

@@ -4,7 +4,7 @@
 //! or on an SSD of its shard. A new model causes a snapshot, since its blocks were not indexed before.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
@@ -13,8 +13,8 @@ use kvplane_rpc::codec::decode;
 use kvplane_rpc::message::{EventReport, Events, NodeEvents, ObjectChange, ObjectMedium};
 use tokio::time::sleep;
 
-use super::Host;
-use crate::control::Control;
+use super::host::ConductorHost;
+use crate::cluster::ClusterHost;
 
 /// Most indexed blocks, about 200 bytes each; schedulers do not see further ones.
 const BLOCKS: usize = 1 << 20;
@@ -140,20 +140,39 @@ impl StoreState {
     }
 }
 
+/// Known blocks of this cluster's store, by its events. The lock protects them alone.
+#[derive(Default)]
+pub(crate) struct StoreBlocks {
+    known: Mutex<StoreState>,
+}
+
+impl StoreBlocks {
+    fn lock(&self) -> MutexGuard<'_, StoreState> {
+        // The state is consistent between reports.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the objects that hold those of a tenant's blocks of a model that are known to be stored.
+    pub(super) fn objects(&self, tenant: &str, model: &str, hashes: &[u64]) -> Vec<Digest> {
+        let known = self.lock();
+        hashes.iter().filter_map(|hash| known.object(tenant, model, *hash)).collect()
+    }
+}
+
 /// Follows the store's events until the control plane ends.
-pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
-    let mut fresh = host.fresh.subscribe();
+pub(crate) async fn follow(host: Arc<ConductorHost>, blocks: Arc<StoreBlocks>, cluster: Arc<ClusterHost>) {
+    let mut fresh = host.models();
     // The host lives as long as this task.
     if *fresh.borrow_and_update() == 0 && fresh.changed().await.is_err() {
         return;
     }
     loop {
-        let Ok(mut events) = control.follow() else {
+        let Ok(mut events) = cluster.watch_events() else {
             sleep(RETRY).await;
             continue;
         };
         // A snapshot of every shard comes first.
-        *host.stored() = StoreState::default();
+        *blocks.lock() = StoreState::default();
         let mut shards = BTreeSet::new();
         loop {
             tokio::select! {
@@ -162,11 +181,11 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
                     // The frame was encoded by this process.
                     let Ok(Events { events }) = decode::<Events>(&frame) else { continue };
                     let shard = events.node << 16 ^ u64::from(events.shard);
-                    let (void, changes) = host.stored().take(shard, events);
+                    let (void, changes) = blocks.lock().take(shard, events);
                     shards.insert(shard);
                     host.store_changed(shard, void, &changes);
                 }
-                Ok(()) = fresh.changed() => control.want_snapshot(),
+                Ok(()) = fresh.changed() => cluster.want_snapshot(),
             }
         }
         // The task did not keep up, so its stream was closed.

@@ -10,7 +10,6 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvplane_conductor::conductor::{CacheBatch, CacheChange, ConductorError, PoolKey};
@@ -21,7 +20,8 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::Host;
+use super::feeds::FeedCounts;
+use super::host::ConductorHost;
 use super::master::{FORGET, Master};
 use crate::events::zmtp::message;
 use crate::events::zmtp_client::{Kind, Peer, PeerInput, hello, subscription};
@@ -130,8 +130,8 @@ impl Line {
 }
 
 /// Follows the events until the instance is not registered any more in this incarnation.
-pub(super) async fn follow(host: Arc<Host>, followed: EventOrigin) {
-    let mut follower = Follower { host, followed, next: None, away: false };
+pub(super) async fn follow(host: Arc<ConductorHost>, counts: Arc<FeedCounts>, followed: EventOrigin) {
+    let mut follower = Follower { host, counts, followed, next: None, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
@@ -172,7 +172,8 @@ impl From<io::Error> for FollowEnd {
 }
 
 struct Follower {
-    host: Arc<Host>,
+    host: Arc<ConductorHost>,
+    counts: Arc<FeedCounts>,
     followed: EventOrigin,
     /// Number of the next batch.
     next: Option<u64>,
@@ -186,7 +187,7 @@ impl Follower {
     fn is_away(&mut self, elapsed: Duration, error: &io::Error) -> Result<(), FollowEnd> {
         let publisher = &self.followed.source.publisher;
         if !std::mem::replace(&mut self.away, true) {
-            self.host.lost_publishers.fetch_add(1, Ordering::Relaxed);
+            self.counts.note_lost_publisher();
             tracing::warn!(publisher, "a publisher of cache events is unreachable, retrying: {error}");
         }
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(()) };
@@ -233,7 +234,7 @@ impl Follower {
             self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
         }
         self.is_back();
-        let mut models = self.host.fresh.subscribe();
+        let mut models = self.host.models();
         if let Feed::Master(master) = &self.followed.feed {
             // Models that were registered during the disconnection.
             master.tell_all().await;
@@ -316,14 +317,14 @@ impl Follower {
                     master.forget(missing && seq > 1);
                 }
                 let (unread, foreign) = master.take(payload);
-                self.host.note_events(unread, foreign);
+                self.counts.note_skipped(unread, foreign);
                 self.next = Some(seq.wrapping_add(1));
                 return Ok(());
             }
         };
         let read = read_batch(payload, block_tokens);
         let unread = read.as_ref().map_or(1, |batch| batch.unread);
-        self.host.note_events(unread, read.as_ref().map_or(0, |batch| batch.foreign));
+        self.counts.note_skipped(unread, read.as_ref().map_or(0, |batch| batch.foreign));
         let read = read.unwrap_or_default();
         if let Some(root) = &read.root {
             self.compare(root);

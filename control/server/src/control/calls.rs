@@ -25,14 +25,10 @@ use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement,
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
 
-use super::{Control, SOFTWARE};
+use super::{Control, SOFTWARE, unexpected};
+use crate::cluster::view::View;
 use crate::nodes::shards::Shards;
-
-/// Returns the refusal for a reply of the wrong kind: the core answers each input with one kind of reply.
-fn unexpected(reply: &Reply) -> Refusal {
-    let reason = format!("a bug: the cluster answered {reply:?}");
-    Refusal::new(RefusalCode::ShuttingDown, reason)
-}
+use crate::tickets::{NO_KEYS, NO_TICKET};
 
 /// Checks that the caller may act for the owner: a client acts for itself, a node for itself and for clients in its
 /// process.
@@ -48,12 +44,12 @@ fn check_owner(caller: Caller, owner: Owner) -> Result<SegmentOwner, Refusal> {
 
 impl Service for Control {
     fn hello(&self, _: Caller, _: Hello) -> Result<Welcome, Refusal> {
-        let core = self.core()?;
-        let config = core.cluster.config();
+        let hosted = self.cluster.lock()?;
+        let config = hosted.cluster().config();
         Ok(Welcome {
             software: SOFTWARE.to_owned(),
-            state_id: core.store.state_id(),
-            epoch: core.cluster.map().epoch.0,
+            state_id: hosted.state_id(),
+            epoch: hosted.epoch(),
             heartbeat_interval_ns: config.heartbeat_interval_ns,
             heartbeat_deadline_ns: config.heartbeat_deadline_ns,
         })
@@ -62,7 +58,7 @@ impl Service for Control {
     fn join(&self, caller: Caller, call: Join) -> Result<JoinReply, Refusal> {
         let Join { member, capacity_bytes, version } = call;
         let (node, incarnation, shards) = (member.node.0, member.incarnation.0, member.shards.len());
-        match self.handle(Input::Join { member, capacity_bytes, version })? {
+        match self.cluster.handle(Input::Join { member, capacity_bytes, version })? {
             Reply::Joined { epoch, heartbeat_interval_ns, heartbeat_deadline_ns } => {
                 tracing::info!(node, incarnation, shards, from = %caller.address, "a node joins");
                 Ok(JoinReply { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
@@ -76,7 +72,7 @@ impl Service for Control {
         let (node, epoch, members) = (member.node.0, map.epoch.0, map.members.len());
         let devices = (devices != 0).then_some((devices, Epoch(since)));
         let offer = Box::new(Offer { state, map, member, capacity_bytes, version, devices });
-        match self.handle(Input::Offer { offer })? {
+        match self.cluster.handle(Input::Offer { offer })? {
             Reply::Offered => {
                 tracing::warn!(node, epoch, members, from = %caller.address, "a member offers the map that it follows");
                 Ok(EmptyReply)
@@ -86,13 +82,13 @@ impl Service for Control {
     }
 
     fn get_incarnation(&self, _: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal> {
-        Ok(LastIncarnation { incarnation: self.core()?.cluster.last_incarnation(NodeId(call.node)).0 })
+        Ok(LastIncarnation { incarnation: self.cluster.lock()?.cluster().last_incarnation(NodeId(call.node)).0 })
     }
 
     fn attach_devices(&self, _: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal> {
         let AttachDevices { node, incarnation, devices } = call;
         let (node, incarnation) = (NodeId(node), Incarnation(incarnation));
-        match self.handle(Input::AttachDevices { node, incarnation, devices })? {
+        match self.cluster.handle(Input::AttachDevices { node, incarnation, devices })? {
             Reply::DevicesKept { since } => Ok(DevicesKept { since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
@@ -100,7 +96,7 @@ impl Service for Control {
 
     fn heartbeat(&self, _: Caller, call: Heartbeat) -> Result<Alive, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
-        match self.handle(Input::Heartbeat { node, incarnation, load: call.load.into() })? {
+        match self.cluster.handle(Input::Heartbeat { node, incarnation, load: call.load.into() })? {
             Reply::Alive { epoch, since } => Ok(Alive { epoch: epoch.0, since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
@@ -108,15 +104,19 @@ impl Service for Control {
 
     fn settled(&self, _: Caller, call: SettleReport) -> Result<EmptyReply, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
-        self.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| EmptyReply)
+        self.cluster.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| EmptyReply)
     }
 
     fn get_moves(&self, _: Caller, call: GetMoves) -> Result<Moves, Refusal> {
         let node = NodeId(call.node);
         let (unsettled, behind) = match call.ends {
-            None => self.unsettled(node)?,
+            None => {
+                let hosted = self.cluster.lock()?;
+                let others = hosted.cluster().unsettled().filter(|unsettled| *unsettled != node);
+                (others.count(), hosted.cluster().is_behind(node))
+            }
             Some(incarnation) => {
-                match self.handle(Input::PrepareLeave { node, incarnation: Incarnation(incarnation) })? {
+                match self.cluster.handle(Input::PrepareLeave { node, incarnation: Incarnation(incarnation) })? {
                     Reply::Moves { unsettled, behind } => (unsettled, behind),
                     reply => return Err(unexpected(&reply)),
                 }
@@ -130,8 +130,8 @@ impl Service for Control {
         let incarnation = match (call.incarnation, caller.role) {
             (Some(incarnation), _) => Incarnation(incarnation),
             (None, Role::Admin | Role::Control) => {
-                let core = self.core()?;
-                let found = core.cluster.members().find(|view| view.member.node == node);
+                let hosted = self.cluster.lock()?;
+                let found = hosted.cluster().members().find(|view| view.member.node == node);
                 let Some(found) = found else {
                     let reason = format!("node {node} is not known");
                     return Err(Refusal::new(RefusalCode::UnknownMember, reason));
@@ -145,7 +145,7 @@ impl Service for Control {
         };
         // A node that shuts down by itself returns, if it has devices; a node that an operator removes does not.
         let restarts = call.incarnation.is_some();
-        self.handle(match restarts {
+        self.cluster.handle(match restarts {
             true => Input::Restart { node, incarnation },
             false => Input::Leave { node, incarnation },
         })?;
@@ -165,12 +165,12 @@ impl Service for Control {
 
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<EmptyReply, Refusal> {
         check_owner(caller, call.segment.owner)?;
-        self.handle(Input::RegisterSegment { segment: call.segment.into() }).map(|_| EmptyReply)
+        self.cluster.handle(Input::RegisterSegment { segment: call.segment.into() }).map(|_| EmptyReply)
     }
 
     fn renew_segments(&self, _: Caller, call: RenewSegments) -> Result<RenewReply, Refusal> {
         let client = ClientId(call.client);
-        match self.handle(Input::ClientHeartbeat { client })? {
+        match self.cluster.handle(Input::ClientHeartbeat { client })? {
             Reply::Renewed { segments } => Ok(RenewReply { segments: segments as u64 }),
             reply => Err(unexpected(&reply)),
         }
@@ -178,11 +178,11 @@ impl Service for Control {
 
     fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<EmptyReply, Refusal> {
         let owner = check_owner(caller, call.owner)?;
-        self.handle(Input::UnregisterSegment { owner, name: call.name }).map(|_| EmptyReply)
+        self.cluster.handle(Input::UnregisterSegment { owner, name: call.name }).map(|_| EmptyReply)
     }
 
     fn get_segment(&self, _: Caller, call: GetSegment) -> Result<SegmentReply, Refusal> {
-        match self.core()?.cluster.segment(&call.name) {
+        match self.cluster.lock()?.cluster().segment(&call.name) {
             Some(segment) => Ok(SegmentReply { segment: segment.clone().into() }),
             None => {
                 let reason = format!("there is no segment {:?}", call.name);
@@ -193,7 +193,7 @@ impl Service for Control {
 
     fn list_segments(&self, _: Caller, call: ListSegments) -> Result<SegmentList, Refusal> {
         let limit = (call.limit as usize).clamp(1, PAGE_SEGMENTS);
-        match self.handle(Input::ListSegments { after: call.after, limit })? {
+        match self.cluster.handle(Input::ListSegments { after: call.after, limit })? {
             Reply::Segments { segments, more } => {
                 Ok(SegmentList { segments: segments.into_iter().map(Segment::from).collect(), more })
             }
@@ -202,13 +202,13 @@ impl Service for Control {
     }
 
     fn status(&self, _: Caller) -> Result<StatusReply, Refusal> {
-        let view = self.view()?;
+        let view = View::of(&self.cluster)?;
         Ok(StatusReply {
             software: SOFTWARE.to_owned(),
             cluster: view.cluster,
             uptime_ns: view.uptime_ns,
             epoch: view.epoch,
-            replicas: self.core()?.cluster.config().replicas,
+            replicas: view.replicas,
             segments: view.segments.len() as u64,
             // Members that left or were removed are not members any more.
             members: view.members.into_iter().filter(|member| member.state != "left").collect(),
@@ -216,27 +216,27 @@ impl Service for Control {
     }
 
     fn report_tiers(&self, _: Caller, call: ReportTiers) -> Result<TierOrders, Refusal> {
-        let now_ns = self.now_ns();
-        let mut core = self.core()?;
-        let shards = core.check_incarnation(call.node, call.incarnation)?;
+        let now_ns = self.cluster.now_ns();
+        let mut hosted = self.cluster.lock()?;
+        let shards = hosted.check_incarnation(call.node, call.incarnation)?;
         if call.shards.len() > SHARDS_PER_REPORT || call.shards.iter().any(|shard| usize::from(shard.shard) >= shards) {
             let reason = format!("node {} has {shards} shards, and its report names others or too many", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
-        Ok(TierOrders { orders: core.tiers.report(call, now_ns) })
+        Ok(TierOrders { orders: hosted.nodes.tiers.report(call, now_ns) })
     }
 
     fn list_tiers(&self, _: Caller, call: ListTiers) -> Result<TierList, Refusal> {
-        let now_ns = self.now_ns();
-        let mut core = self.core()?;
-        core.forget_gone();
-        Ok(TierList { nodes: core.tiers.list(call.node, now_ns) })
+        let now_ns = self.cluster.now_ns();
+        let mut hosted = self.cluster.lock()?;
+        hosted.forget_gone();
+        Ok(TierList { nodes: hosted.nodes.tiers.list(call.node, now_ns) })
     }
 
     fn order_tiers(&self, _: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal> {
-        let mut core = self.core()?;
-        core.forget_gone();
-        let orders = core.tiers.order(call.node, call.action);
+        let mut hosted = self.cluster.lock()?;
+        hosted.forget_gone();
+        let orders = hosted.nodes.tiers.order(call.node, call.action);
         if orders.is_empty() {
             let reason = match call.node {
                 Some(node) => format!("node {node} is not known, or has no SSD: start it with --ssd"),
@@ -248,48 +248,48 @@ impl Service for Control {
     }
 
     fn report_shard(&self, _: Caller, call: ReportShard) -> Result<EmptyReply, Refusal> {
-        let now_ns = self.now_ns();
-        let mut core = self.core()?;
-        let shards = core.check_incarnation(call.node, call.incarnation)?;
+        let now_ns = self.cluster.now_ns();
+        let mut hosted = self.cluster.lock()?;
+        let shards = hosted.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards {
             let reason = format!("node {} has {shards} shards, and reports shard {}", call.node, call.shard.shard);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
-        core.shards.report(call, now_ns);
+        hosted.nodes.shards.report(call, now_ns);
         Ok(EmptyReply)
     }
 
     fn report_hot(&self, _: Caller, call: ReportHot) -> Result<EmptyReply, Refusal> {
-        let now_ns = self.now_ns();
-        let mut core = self.core()?;
-        let shards = core.check_incarnation(call.node, call.incarnation)?;
+        let now_ns = self.cluster.now_ns();
+        let mut hosted = self.cluster.lock()?;
+        let shards = hosted.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards || !Shards::is_sound(&call.shard) {
             let reason = format!("node {} has {shards} shards, and its report names others or is too large", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
-        core.shards.report_hot(call, now_ns);
+        hosted.nodes.shards.report_hot(call, now_ns);
         Ok(EmptyReply)
     }
 
     fn list_hot(&self, _: Caller, call: ListHot) -> Result<HotList, Refusal> {
-        let mut core = self.core()?;
-        core.forget_gone();
-        Ok(HotList { nodes: core.shards.list_hot(call.node) })
+        let mut hosted = self.cluster.lock()?;
+        hosted.forget_gone();
+        Ok(HotList { nodes: hosted.nodes.shards.list_hot(call.node) })
     }
 
     fn list_shards(&self, _: Caller, call: ListShards) -> Result<ShardList, Refusal> {
-        let now_ns = self.now_ns();
-        let mut core = self.core()?;
-        core.forget_gone();
-        Ok(ShardList { nodes: core.shards.list(call.node, now_ns) })
+        let now_ns = self.cluster.now_ns();
+        let mut hosted = self.cluster.lock()?;
+        hosted.forget_gone();
+        Ok(ShardList { nodes: hosted.nodes.shards.list(call.node, now_ns) })
     }
 
     fn get_room(&self, _: Caller) -> Result<Room, Refusal> {
-        let core = self.core()?;
-        let live = core.cluster.members().filter(|view| view.state.is_live());
+        let hosted = self.cluster.lock()?;
+        let live = hosted.cluster().members().filter(|view| view.state.is_live());
         let mut room = live.map(|view| {
             let member = view.member;
-            core.shards.room_of(member.node.0, member.incarnation.0, member.shards.len())
+            hosted.nodes.shards.room_of(member.node.0, member.incarnation.0, member.shards.len())
         });
         Ok(Room { bytes: room.try_fold(0u64, |sum, bytes| Some(sum.saturating_add(bytes?))) })
     }
@@ -303,76 +303,83 @@ impl Service for Control {
     }
 
     fn list_tenants(&self, _: Caller) -> Result<TenantList, Refusal> {
-        self.tenant_list()
+        Ok(self.cluster.lock()?.tenants())
     }
 
     fn sync_tenants(&self, _: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal> {
-        self.sync_tenants_now(call)
+        self.cluster.lock()?.sync_tenants(call)
     }
 
     fn get_ticket(&self, caller: Caller, call: GetTicket) -> Result<TicketReply, Refusal> {
-        self.ticket(caller, &call)
+        let mut hosted = self.cluster.lock()?;
+        let epoch = hosted.epoch();
+        hosted.tickets.as_mut().map_or(Ok(NO_TICKET), |tickets| tickets.issue(caller, &call, epoch))
     }
 
     fn get_ticket_keys(&self, _: Caller, call: GetTicketKeys) -> Result<TicketKeys, Refusal> {
-        self.ticket_keys(&call)
+        let mut hosted = self.cluster.lock()?;
+        let epoch = hosted.epoch();
+        hosted.tickets.as_mut().map_or(Ok(NO_KEYS), |tickets| tickets.keys_of_node(&call, epoch))
     }
 
     fn rotate_tickets(&self, _: Caller) -> Result<EmptyReply, Refusal> {
-        self.rotate_tickets_now()
+        match &mut self.cluster.lock()?.tickets {
+            Some(tickets) => tickets.rotate_at_once().map(|()| EmptyReply),
+            None => Err(Refusal::new(RefusalCode::NotFound, "this control plane issues no tickets")),
+        }
     }
 
     fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
-        let mut core = self.core()?;
-        core.check_incarnation(call.node, call.incarnation)?;
-        core.follow.line(call.node, call.incarnation)
+        let mut hosted = self.cluster.lock()?;
+        hosted.check_incarnation(call.node, call.incarnation)?;
+        hosted.nodes.follow.line(call.node, call.incarnation)
     }
 
     fn answer_order(&self, _: Caller, call: AnswerOrder) -> Result<EmptyReply, Refusal> {
-        let mut core = self.core()?;
-        core.check_incarnation(call.node, call.incarnation)?;
-        core.follow.answered(call);
+        let mut hosted = self.cluster.lock()?;
+        hosted.check_incarnation(call.node, call.incarnation)?;
+        hosted.nodes.follow.answered(call);
         Ok(EmptyReply)
     }
 
     fn answer_copies(&self, _: Caller, call: AnswerCopies) -> Result<EmptyReply, Refusal> {
-        let mut core = self.core()?;
-        core.check_incarnation(call.node, call.incarnation)?;
-        core.follow.copied(call);
+        let mut hosted = self.cluster.lock()?;
+        hosted.check_incarnation(call.node, call.incarnation)?;
+        hosted.nodes.follow.copied(call);
         Ok(EmptyReply)
     }
 
     fn report_silence(&self, _: Caller, call: ReportSilence) -> Result<EmptyReply, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
-        self.handle(Input::Reported { node, incarnation }).map(|_| EmptyReply)
+        self.cluster.handle(Input::Reported { node, incarnation }).map(|_| EmptyReply)
     }
 
     fn create_task(&self, _: Caller, call: CreateTask) -> Result<TaskCreated, Refusal> {
-        self.create_task_now(call)
+        self.tasks.create(call)
     }
 
     fn list_tasks(&self, _: Caller, call: ListTasks) -> Result<TaskList, Refusal> {
-        Ok(self.task_list(&call))
+        Ok(self.tasks.list(&call))
     }
 
     fn cancel_task(&self, _: Caller, call: CancelTask) -> Result<EmptyReply, Refusal> {
-        self.cancel_task_now(&call)
+        self.tasks.cancel(&call)
     }
 
     fn report_events(&self, _: Caller, call: ReportEvents) -> Result<EmptyReply, Refusal> {
-        let mut core = self.core()?;
+        let mut hosted = self.cluster.lock()?;
         let events = &call.events;
-        core.check_incarnation(events.node, events.incarnation)?;
-        if !core.follow.knows(events.node, events.incarnation) {
+        hosted.check_incarnation(events.node, events.incarnation)?;
+        if !hosted.nodes.follow.knows(events.node, events.incarnation) {
             let reason = format!("node {} reports events without an order to do so", events.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
-        core.follow.publish(events)?;
+        hosted.nodes.follow.publish(events)?;
         Ok(EmptyReply)
     }
 
     fn watch_events(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
-        self.follow()
+        self.cluster.watch_events()
     }
 
     fn register_instance(&self, _: Caller, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
@@ -424,7 +431,7 @@ impl Service for Control {
     }
 
     fn show_copies(&self, _: Caller) -> Result<CopiesShown, Refusal> {
-        Ok(self.conductor()?.copies_shown(self.keeps_copies()?))
+        Ok(self.conductor()?.copies_shown(self.cluster.lock()?.keeps_copies()))
     }
 
     fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -432,7 +439,7 @@ impl Service for Control {
     }
 
     fn watch_assignments(&self, _: Caller, call: WatchAssignments) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
-        self.conductor()?.watch_assignments(call)
+        self.conductor()?.watch_assignments(&call)
     }
 
     fn publish_object(&self, _: Caller, call: PublishObject) -> Result<ObjectPublished, Refusal> {
@@ -480,7 +487,8 @@ impl Service for Control {
     }
 
     fn get_peer_keys(&self, caller: Caller, call: GetPeerKeys) -> Result<TicketKeys, Refusal> {
-        self.peer_keys(caller, &call)
+        let mut hosted = self.cluster.lock()?;
+        hosted.tickets.as_mut().map_or(Ok(NO_KEYS), |tickets| tickets.keys_of_peer(caller, &call))
     }
 
     fn watch_fetches(&self, _: Caller, call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -488,7 +496,7 @@ impl Service for Control {
     }
 
     fn maps(&self) -> watch::Receiver<MapFrame> {
-        self.maps.subscribe()
+        self.cluster.maps()
     }
 
     fn observe(&self, event: Event) {

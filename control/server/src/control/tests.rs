@@ -1,7 +1,7 @@
 //! Behavior when the disk fails: nothing more is published, every call is refused, and the driver ends.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::sync::Arc;
 
 use kvplane_cluster::{Cluster, ClusterConfig};
 use kvplane_proto::ids::{Incarnation, NodeId};
@@ -10,6 +10,8 @@ use kvplane_rpc::message::{GetSegment, Heartbeat, Join, Load};
 use kvplane_rpc::{Caller, RefusalCode, Role, Service};
 
 use super::Control;
+use crate::cluster::ClusterHost;
+use crate::p2p::P2p;
 use crate::store::Store;
 
 fn join() -> Join {
@@ -28,11 +30,12 @@ fn join() -> Join {
 #[test]
 fn map_that_cannot_be_made_durable_is_not_published() {
     let cluster = Cluster::new(ClusterConfig::new("test"), [], 0).expect("defaults are valid");
-    let control = Control::new(cluster, Store::in_memory(1), Instant::now()).expect("no disk");
+    let host = ClusterHost::new(cluster, Store::in_memory(1), None, false).expect("no disk");
+    let control = Control::new(Arc::new(host), None, P2p::new(1, 0));
     let address = SocketAddr::from(([127, 0, 0, 1], 1));
     let caller = Caller { role: Role::Node, address };
     control.join(caller, join()).expect("a good member");
-    control.core.lock().expect("no panic").store.broken = true;
+    control.cluster.lock().expect("no failure").break_store();
     let mut maps = control.maps();
     maps.mark_unchanged();
 
@@ -45,6 +48,6 @@ fn map_that_cannot_be_made_durable_is_not_published() {
     let read = control.get_segment(caller, GetSegment { name: "s".to_owned() });
     assert_eq!(read.expect_err("no more").known_code(), Some(RefusalCode::Storage));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let reason = runtime.expect("a runtime").block_on(control.run());
+    let reason = runtime.expect("a runtime").block_on(control.cluster.run());
     assert!(reason.contains("broken"), "{reason}");
 }

@@ -25,7 +25,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::control::Control;
+use crate::cluster::ClusterHost;
 use crate::events::msgpack::Writer;
 use crate::events::zmtp::{Subscriber, SubscriberInput, hello, message};
 
@@ -194,11 +194,11 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
 }
 
 /// Serves until it is dropped.
-pub(crate) async fn serve(listener: Arc<TcpListener>, control: Arc<Control>, backend: String) {
+pub(crate) async fn serve(listener: Arc<TcpListener>, cluster: Arc<ClusterHost>, backend: String) {
     let (messages, _) = broadcast::channel(MESSAGES);
     let (count, counted) = watch::channel(0usize);
     let (fresh, wanted) = mpsc::channel(1);
-    let publishing = publish(control, backend, messages.clone(), counted, wanted);
+    let publishing = publish(cluster, backend, messages.clone(), counted, wanted);
     let serving = accept(listener, messages, count, fresh);
     tokio::join!(publishing, serving);
 }
@@ -229,7 +229,7 @@ async fn accept(
 
 /// Publishes events while there are subscribers.
 async fn publish(
-    control: Arc<Control>,
+    cluster: Arc<ClusterHost>,
     backend: String,
     messages: broadcast::Sender<Arc<[u8]>>,
     mut counted: watch::Receiver<usize>,
@@ -241,7 +241,7 @@ async fn publish(
         if counted.wait_for(|count| *count > 0).await.is_err() {
             return;
         }
-        let Ok(mut events) = control.follow() else {
+        let Ok(mut events) = cluster.watch_events() else {
             sleep(RETRY).await;
             continue;
         };
@@ -262,7 +262,7 @@ async fn publish(
                         break;
                     }
                 },
-                Some(()) = wanted.recv() => control.want_snapshot(),
+                Some(()) = wanted.recv() => cluster.want_snapshot(),
                 changed = counted.changed() => {
                     if changed.is_err() || *counted.borrow() == 0 {
                         break;

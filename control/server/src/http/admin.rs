@@ -29,9 +29,9 @@ use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use crate::control::{Control, View};
-use crate::http::{Answer, JSON, TEXT};
-pub(crate) use drains::DrainStarts;
+use crate::cluster::view::View;
+use crate::http::{Answer, JSON, Pages, TEXT};
+pub(super) use drains::DrainJobs;
 use kvplane_rpc::Refusal;
 pub(crate) use segments::used_bytes;
 pub use shards::shard_json;
@@ -115,7 +115,8 @@ async fn json_body(request: Request<Incoming>) -> Result<Value, Answer> {
 }
 
 /// Answers a path that [`known`] accepts.
-pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
+pub(crate) async fn answer(pages: &Pages, path: &'static str, request: Request<Incoming>) -> Answer {
+    let control = &pages.control;
     if request.uri().query().is_some_and(|query| percent_decode_str(query).decode_utf8().is_err()) {
         // A name with a replacement character for invalid bytes would name no object.
         return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query is not UTF-8");
@@ -124,7 +125,7 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
         return tenants::answer(control, request).await;
     }
     if [DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL].contains(&path) {
-        return drains::answer(control, path, request).await;
+        return pages.drains.answer(path, request).await;
     }
     let tenant_id = parameter(&request, "tenant_id");
     if path == REMOVE_ALL {
@@ -133,12 +134,12 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
         }
         // As in Mooncake, the default tenant's unless another is named.
         let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
-        return objects::remove_all(&control.objects, Some(tenant)).await;
+        return objects::remove_all(&pages.objects, Some(tenant)).await;
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only GET and HEAD are served here");
     }
-    let view = match control.view() {
+    let view = match View::of(&control.cluster) {
         Ok(view) => view,
         Err(refusal) => return refused(&refusal),
     };
@@ -158,14 +159,14 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
             Ok(ok(&json!({ "present": true, "leader_address": address, "view_version": view.epoch })))
         }
         "/query_key" => match required("key") {
-            Ok(key) => Ok(keys::one(control, &tenant, &key).await),
+            Ok(key) => Ok(keys::one(&control.cluster, &tenant, &key).await),
             Err(missing) => Err(missing),
         },
         "/batch_query_keys" => match required("keys") {
-            Ok(keys) => Ok(keys::several(control, &tenant, &keys).await),
+            Ok(keys) => Ok(keys::several(&control.cluster, &tenant, &keys).await),
             Err(missing) => Err(missing),
         },
-        "/get_all_keys" => Ok(objects::keys(&control.objects, tenant).await),
+        "/get_all_keys" => Ok(objects::keys(&pages.objects, tenant).await),
         "/query_segment" => required("segment").map(|name| segments::used(&view, &name)),
         "/get_segments_detail" => Ok(ok(&segments::detail(&view))),
         SEGMENT_STATUS => required("segment").map(|name| segments::status(&view, &name)),
@@ -181,7 +182,7 @@ fn summary(view: &View) -> String {
         "role=leader, state=serving, service_ready=true, epoch={}, members={}, segments={}, objects={}, used={} of {} \
          bytes, hits={}, misses={}, puts={}, evictions={}\n",
         view.epoch,
-        view.members.iter().filter(|member| crate::http::counts::is_live(member)).count(),
+        view.members.iter().filter(|member| crate::http::metrics::is_live(member)).count(),
         view.segments.len(),
         sum(|shard| shard.objects),
         sum(|shard| shard.pool.used_bytes),

@@ -8,7 +8,7 @@ use core::fmt::Write;
 
 use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures, TenantList, TenantStatus};
 
-use crate::control::View;
+use crate::cluster::view::View;
 use crate::http::admin::effective_bytes;
 
 /// Sums over all shards, and counters of calls.
@@ -208,7 +208,7 @@ const SIZE_BOUNDS: core::ops::RangeInclusive<usize> = 12..=26;
 
 impl Sums<'_> {
     fn live_members(&self) -> u64 {
-        self.view.members.iter().filter(|member| crate::http::counts::is_live(member)).count() as u64
+        self.view.members.iter().filter(|member| crate::http::metrics::is_live(member)).count() as u64
     }
 
     fn of(&self, operation: &str, number: fn(&kvplane_rpc::message::OperationFigures) -> u64) -> u64 {

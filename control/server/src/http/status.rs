@@ -16,9 +16,10 @@ use hyper::{Method, Request, Response, StatusCode};
 use kvplane_rpc::message::{Kind, Owner, ShardFigures};
 use serde_json::{Value, json};
 
-use crate::control::{Control, SOFTWARE, View};
+use crate::cluster::view::View;
+use crate::control::{Control, SOFTWARE};
 use crate::http::admin::{answer_json, parameter, refused};
-use crate::http::counts::is_live;
+use crate::http::metrics::is_live;
 use crate::http::{Answer, TEXT};
 
 pub(crate) const PAGE: &str = "/status";
@@ -80,8 +81,8 @@ pub(crate) fn answer(control: &Control, request: &Request<Incoming>) -> Answer {
 }
 
 fn status(control: &Control, known: Option<u64>) -> Result<Value, kvplane_rpc::Refusal> {
-    let view = control.view()?;
-    let slots = (known != Some(view.epoch)).then(|| control.slots()).transpose()?;
+    let view = View::of(&control.cluster)?;
+    let slots = if known == Some(view.epoch) { None } else { Some(control.cluster.lock()?.slots()) };
     Ok(json!({
         "software": SOFTWARE,
         "cluster": view.cluster,

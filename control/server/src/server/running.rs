@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_cluster::{Cluster, ClusterConfig, Record};
 use kvplane_conductor::conductor::ConductorConfig;
@@ -14,7 +14,9 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{Id, JoinSet};
 
 use super::{EndError, Role};
-use crate::conductor::{DecodedRecords, Host, copies, store_blocks};
+use crate::cluster::{ClusterHost, port_probe};
+use crate::conductor::store_blocks::{self, StoreBlocks};
+use crate::conductor::{ConductorService, DecodedRecords, RestoredConductor, copies};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -23,7 +25,6 @@ use crate::http;
 use crate::http::access::Access;
 use crate::http::metadata::MetadataLimits;
 use crate::http::objects::ObjectsAccess;
-use crate::nodes::port_probe;
 use crate::p2p::P2p;
 use crate::store::Store;
 use crate::store::etcd::{Etcd, Place, Takeover};
@@ -91,15 +92,18 @@ pub(super) enum State {
     Shared(Etcd),
 }
 
-/// Creates the Conductor's host, if one is configured, from these records; its hashes are salted at random. For `grace`
-/// no instance is doubted for its silence.
-fn host(config: Option<ConductorConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
+/// Restores the Conductor from these records, if one is configured; its hashes are salted at random. For `grace` no
+/// instance is doubted for its silence.
+fn restore_conductor(
+    config: Option<ConductorConfig>,
+    records: &[Record],
+    grace: Duration,
+) -> Result<Option<RestoredConductor>, StartError> {
     let Some(mut config) = config else { return Ok(None) };
     config.scheduler.index.seed = random_u64().map_err(StartError::Randomness)?;
-    let restored = DecodedRecords::of(records).map_err(StartError::Conductor)?;
-    let host = Host::new(config, random_u64().map_err(StartError::Randomness)?, restored, grace)
-        .map_err(StartError::Conductor)?;
-    Ok(Some(Arc::new(host)))
+    let decoded = DecodedRecords::of(records).map_err(StartError::Conductor)?;
+    let first = random_u64().map_err(StartError::Randomness)?;
+    decoded.restore(config, first, grace).map(Some).map_err(StartError::Conductor)
 }
 
 impl Rest {
@@ -107,21 +111,14 @@ impl Rest {
     pub(super) fn control(&self, store: Store, records: Vec<Record>, keep: Keep) -> Result<Arc<Control>, StartError> {
         let tickets = self.tickets.map(|tickets| Tickets::open(&self.cluster.cluster, &tickets, keep)).transpose()?;
         let grace = Duration::from_nanos(self.cluster.restart_grace_ns);
-        let conductor = host(self.conductor.clone(), &records, grace)?;
+        let conductor = restore_conductor(self.conductor.clone(), &records, grace)?;
         let cluster = Cluster::new(self.cluster.clone(), records, 0).map_err(StartError::Cluster)?;
-        let control =
-            Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-        let control = control.with_tenants(self.strict_tenants, self.objects.clone()).with_tickets(tickets);
-        let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-        let control = control.with_p2p(P2p::new(
-            random_u64().map_err(StartError::Randomness)?,
-            random_u64().map_err(StartError::Randomness)?,
-        ));
-        let control = Arc::new(control.with_conductor(conductor));
-        if let Some(host) = &control.conductor {
-            host.keep_in(&control);
-        }
-        Ok(control)
+        let cluster = ClusterHost::new(cluster, store, tickets, self.strict_tenants);
+        let cluster = Arc::new(cluster.map_err(|refusal| StartError::FirstChange(refusal.reason))?);
+        let p2p =
+            P2p::new(random_u64().map_err(StartError::Randomness)?, random_u64().map_err(StartError::Randomness)?);
+        let conductor = conductor.map(|restored| Arc::new(ConductorService::new(restored, Arc::clone(&cluster))));
+        Ok(Arc::new(Control::new(cluster, conductor, p2p)))
     }
 }
 
@@ -196,25 +193,30 @@ impl ControlProcess {
     async fn lead(&self, control: &Arc<Control>) -> String {
         let mut parts = Parts::default();
         if let Some((listener, _)) = &self.http {
-            let pages = http::Pages::new(control.clone(), self.access.clone(), self.metadata);
+            let pages =
+                http::Pages::new(control.clone(), self.access.clone(), self.metadata, self.rest.objects.clone());
             parts.spawn("HTTP", http::serve(listener.clone(), pages));
         }
         if let Some((listener, _)) = &self.events {
             let cluster = self.local.cluster.as_str().to_owned();
-            parts.spawn("events of the store", publisher::serve(listener.clone(), control.clone(), cluster));
+            parts.spawn("events of the store", publisher::serve(listener.clone(), control.cluster.clone(), cluster));
         }
         let p2p = control.p2p.clone();
         parts.spawn("the P2P store", async move { p2p.run().await });
-        parts.spawn("tasks", crate::nodes::tasks::run(control.clone()));
+        let tasks = control.tasks.clone();
+        parts.spawn("tasks", async move { tasks.run().await });
         let cluster = self.local.cluster.as_str().to_owned();
-        parts.spawn("the port probe of members", port_probe::watch(control.clone(), cluster));
+        parts.spawn("the port probe of members", port_probe::watch(control.cluster.clone(), cluster));
         if let Some(conductor) = control.conductor.clone() {
-            parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));
-            parts.spawn("the replication of hot prefixes", copies::make(conductor.clone(), control.clone()));
+            let (host, cluster, blocks) = (&conductor.host, &control.cluster, Arc::new(StoreBlocks::default()));
+            let follow = store_blocks::follow(host.clone(), blocks.clone(), cluster.clone());
+            parts.spawn("the Conductor's view of the store", follow);
+            let make = copies::make(host.clone(), blocks, cluster.clone(), control.tasks.clone());
+            parts.spawn("the replication of hot prefixes", make);
             parts.spawn("the Conductor", conductor.run());
         }
         tokio::select! {
-            reason = control.run() => reason,
+            reason = control.cluster.run() => reason,
             reason = parts.one_ended() => reason,
         }
     }

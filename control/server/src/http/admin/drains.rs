@@ -12,19 +12,20 @@
 //! outlives the control plane. A unit of work is a node.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
-use kvplane_cluster::{Input, MemberState};
+use kvplane_cluster::MemberState;
 use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_rpc::Refusal;
 use kvplane_rpc::message::{EmptyReply, Owner};
-use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
 use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
-use crate::control::{Control, NodeHoldings};
+use crate::cluster::view::{NodeHoldings, View};
+use crate::control::Control;
 use crate::http::Answer;
 
 /// Most nodes of one job.
@@ -38,7 +39,13 @@ type NodeIncarnation = (u64, u64);
 
 /// Start of each incarnation's drain, with its bytes at that time; lost when this process ends.
 #[derive(Debug, Default)]
-pub(crate) struct DrainStarts(Mutex<BTreeMap<NodeIncarnation, (Instant, u64)>>);
+struct DrainStarts(Mutex<BTreeMap<NodeIncarnation, (Instant, u64)>>);
+
+/// Drain jobs, and the starts of their nodes' drains.
+pub(crate) struct DrainJobs {
+    control: Arc<Control>,
+    starts: DrainStarts,
+}
 
 /// State of one node of a job.
 struct Unit {
@@ -63,68 +70,12 @@ enum UnitState {
     Unknown,
 }
 
-/// Answers a request, its body included.
-pub(super) async fn answer(control: &Control, path: &str, request: Request<Incoming>) -> Answer {
-    let method = request.method().clone();
-    let wrong = |text: &str| failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, text);
-    if path == super::DRAIN_JOBS {
-        return match method {
-            Method::POST => begin(control, request).await,
-            Method::GET | Method::HEAD => list(control),
-            _ => wrong("GET and POST are served here"),
-        };
-    }
-    let Some(id) = parameter(&request, "job_id") else {
-        return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query must have a job_id");
-    };
-    let Some(incarnations) = incarnations_of(&id) else { return unknown(&id) };
-    match (path == super::DRAIN_CANCEL, method) {
-        (false, Method::GET | Method::HEAD) => show(control, &incarnations),
-        (true, Method::POST) => cancel(control, &incarnations),
-        (false, _) => wrong("only GET is served here"),
-        (true, _) => wrong("only POST is served here"),
-    }
-}
-
 fn unknown(id: &str) -> Answer {
     failure(StatusCode::NOT_FOUND, JOB_NOT_FOUND, &format!("there is no drain job {id:?}"))
 }
 
 fn bad(reason: &str) -> Answer {
     failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason)
-}
-
-async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
-    let body = match json_body(request).await {
-        Ok(body) => body,
-        Err(answer) => return answer,
-    };
-    let names = match segments_of(&body) {
-        Ok(names) => names,
-        Err(reason) => return bad(&reason),
-    };
-    let view = match control.view() {
-        Ok(view) => view,
-        Err(refusal) => return refused(&refusal),
-    };
-    let mut incarnations = Vec::new();
-    for name in names {
-        let segment = match segments::find(&view, name) {
-            Ok(segment) => segment,
-            Err(answer) => return answer,
-        };
-        match segment.owner {
-            Owner::Node { node, incarnation } if !incarnations.contains(&(node, incarnation)) => {
-                incarnations.push((node, incarnation));
-            }
-            Owner::Node { .. } => {}
-            Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's and has no objects")),
-        }
-    }
-    if let Err(refusal) = drain_all(control, &incarnations) {
-        return failure(StatusCode::CONFLICT, UNAVAILABLE, &refusal.reason);
-    }
-    show(control, &incarnations)
 }
 
 /// Returns the segments that a job is to drain.
@@ -141,157 +92,185 @@ fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
     names.iter().map(|name| name.as_str().ok_or_else(|| format!("{name} is not the name of a segment"))).collect()
 }
 
-/// Drains all nodes, or none: if one is refused, the drains begun before it are undone.
-fn drain_all(control: &Control, incarnations: &[NodeIncarnation]) -> Result<(), Refusal> {
-    let units = units(control, incarnations)?;
-    for (at, ((node, incarnation), unit)) in incarnations.iter().zip(&units).enumerate() {
-        if let Err(refusal) = control.drain_now(NodeId(*node), Some(Incarnation(*incarnation))) {
-            let fresh = incarnations.iter().zip(&units).take(at).filter(|(_, unit)| unit.state == UnitState::Canceled);
-            fresh.for_each(|(incarnation, _)| drop(undrain(control, *incarnation)));
-            return Err(refusal);
+impl DrainJobs {
+    /// Creates the jobs of a control plane; drains that are in progress already have no known start.
+    pub(crate) fn new(control: Arc<Control>) -> Self {
+        Self { control, starts: DrainStarts::default() }
+    }
+
+    /// Answers a request, its body included.
+    pub(super) async fn answer(&self, path: &str, request: Request<Incoming>) -> Answer {
+        let method = request.method().clone();
+        let wrong = |text: &str| failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, text);
+        if path == super::DRAIN_JOBS {
+            return match method {
+                Method::POST => self.begin(request).await,
+                Method::GET | Method::HEAD => self.list(),
+                _ => wrong("GET and POST are served here"),
+            };
         }
-        control.drained.begin((*node, *incarnation), unit);
-    }
-    Ok(())
-}
-
-fn undrain(control: &Control, of: NodeIncarnation) -> Result<EmptyReply, Refusal> {
-    let (node, incarnation) = of;
-    control.undrain_now(NodeId(node), Some(Incarnation(incarnation)))
-}
-
-impl Control {
-    /// Drains a node, of this incarnation if one is named.
-    pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
-        self.refuse_unless_live(node, incarnation)?;
-        self.handle(Input::Drain { node, incarnation })?;
-        tracing::info!(node = node.0, "began to drain a node");
-        Ok(EmptyReply)
-    }
-
-    /// Ends the drain of a node.
-    pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
-        self.refuse_unless_live(node, incarnation)?;
-        self.handle(Input::Undrain { node, incarnation })?;
-        tracing::info!(node = node.0, "ended the drain of a node");
-        Ok(EmptyReply)
-    }
-
-    /// Refuses an operator's call, which names no incarnation, if the node is not live. A node that names its
-    /// incarnation gets the core's refusal, with the next step.
-    fn refuse_unless_live(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<(), Refusal> {
-        if incarnation.is_some() {
-            return Ok(());
-        }
-        let reason = match self.holdings()?.get(&node.0).map(|holding| holding.state) {
-            None => format!("node {node} is not known: see `kvplane ctl status`"),
-            Some(MemberState::Dead) => format!(
-                "node {node} is dead: its slots have other owners already; run `kvplane ctl remove {node}` if it does \
-                 not return"
-            ),
-            Some(MemberState::Left) => format!("node {node} has left the cluster: its slots have other owners already"),
-            Some(_) => return Ok(()),
+        let Some(id) = parameter(&request, "job_id") else {
+            return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query must have a job_id");
         };
-        Err(Refusal::new(RefusalCode::UnknownMember, reason))
-    }
-}
-
-fn cancel(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
-    let units = match units(control, incarnations) {
-        Ok(units) => units,
-        Err(refusal) => return refused(&refusal),
-    };
-    for (incarnation, unit) in incarnations.iter().zip(units) {
-        let is_drained = matches!(unit.state, UnitState::Blocked | UnitState::Active | UnitState::Succeeded);
-        // A node that has left meanwhile cannot be undrained, and need not be.
-        if is_drained && let Err(refusal) = undrain(control, *incarnation) {
-            tracing::debug!(node = incarnation.0, reason = refusal.reason, "there is no drain to undo");
+        let Some(incarnations) = incarnations_of(&id) else { return unknown(&id) };
+        match (path == super::DRAIN_CANCEL, method) {
+            (false, Method::GET | Method::HEAD) => self.show(&incarnations),
+            (true, Method::POST) => self.cancel(&incarnations),
+            (false, _) => wrong("only GET is served here"),
+            (true, _) => wrong("only POST is served here"),
         }
     }
-    show(control, incarnations)
-}
 
-fn show(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
-    match units(control, incarnations) {
-        Ok(units) if units.iter().all(|unit| unit.state == UnitState::Unknown) => unknown(&id_of(incarnations)),
-        Ok(units) => ok(&job(control, incarnations, &units)),
-        Err(refusal) => refused(&refusal),
-    }
-}
-
-fn list(control: &Control) -> Answer {
-    let holdings = match control.holdings() {
-        Ok(holdings) => holdings,
-        Err(refusal) => return refused(&refusal),
-    };
-    let drained = holdings.iter().filter(|(_, of)| of.state == MemberState::Draining);
-    let job_of = |(node, of): (&u64, &NodeHoldings)| {
-        let incarnation = (*node, of.incarnation);
-        job(control, &[incarnation], &[unit(control, Some(of), incarnation)])
-    };
-    let jobs: Vec<Value> = drained.map(job_of).collect();
-    ok(&json!({ "success": true, "jobs": jobs }))
-}
-
-/// Returns the states of a job's nodes.
-fn units(control: &Control, incarnations: &[NodeIncarnation]) -> Result<Vec<Unit>, Refusal> {
-    let holdings = control.holdings()?;
-    Ok(incarnations.iter().map(|incarnation| unit(control, holdings.get(&incarnation.0), *incarnation)).collect())
-}
-
-fn unit(control: &Control, holding: Option<&NodeHoldings>, whose: NodeIncarnation) -> Unit {
-    let (_, incarnation) = whose;
-    let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
-    let state = match of.state {
-        _ if of.incarnation != incarnation => UnitState::Failed,
-        MemberState::Draining if of.shared => UnitState::Blocked,
-        // A report from before the drain is no evidence of the objects left.
-        MemberState::Draining if of.objects == Some(0) && !of.moving && control.drained.heard_since(whose, of) => {
-            UnitState::Succeeded
+    async fn begin(&self, request: Request<Incoming>) -> Answer {
+        let body = match json_body(request).await {
+            Ok(body) => body,
+            Err(answer) => return answer,
+        };
+        let names = match segments_of(&body) {
+            Ok(names) => names,
+            Err(reason) => return bad(&reason),
+        };
+        let view = match View::of(&self.control.cluster) {
+            Ok(view) => view,
+            Err(refusal) => return refused(&refusal),
+        };
+        let mut incarnations = Vec::new();
+        for name in names {
+            let segment = match segments::find(&view, name) {
+                Ok(segment) => segment,
+                Err(answer) => return answer,
+            };
+            match segment.owner {
+                Owner::Node { node, incarnation } if !incarnations.contains(&(node, incarnation)) => {
+                    incarnations.push((node, incarnation));
+                }
+                Owner::Node { .. } => {}
+                Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's and has no objects")),
+            }
         }
-        MemberState::Draining => UnitState::Active,
-        MemberState::Left => UnitState::Succeeded,
-        MemberState::Dead => UnitState::Failed,
-        MemberState::Joining | MemberState::Active | MemberState::Suspect => UnitState::Canceled,
-    };
-    let is_left = of.state.is_live() && of.incarnation == incarnation;
-    let (objects, bytes) = if is_left { (of.objects.unwrap_or(0), of.bytes) } else { (0, 0) };
-    Unit { state, objects, bytes }
-}
+        if let Err(refusal) = self.drain_all(&incarnations) {
+            return failure(StatusCode::CONFLICT, UNAVAILABLE, &refusal.reason);
+        }
+        self.show(&incarnations)
+    }
 
-fn job(control: &Control, incarnations: &[NodeIncarnation], units: &[Unit]) -> Value {
-    let count = |state: UnitState| units.iter().filter(|unit| unit.state == state).count();
-    let [blocked, active, succeeded, canceled] =
-        [UnitState::Blocked, UnitState::Active, UnitState::Succeeded, UnitState::Canceled].map(count);
-    let failed = count(UnitState::Failed) + count(UnitState::Unknown);
-    let (status, name) = match () {
-        () if failed > 0 => (4, "FAILED"),
-        () if blocked + active > 0 => (2, "RUNNING"),
-        () if canceled > 0 => (5, "CANCELED"),
-        () => (3, "SUCCEEDED"),
-    };
-    let left: u64 = units.iter().map(|unit| unit.objects).sum();
-    let message = match () {
-        () if failed > 0 => "a node died or restarted before its drain was complete",
-        () if active > 0 => "the new owners import the remaining objects",
-        () if blocked > 0 => "waits for earlier migrations",
-        () if canceled > 0 => "the drain was cancelled",
-        () => "the drain is complete",
-    };
-    json!({
-        "success": true,
-        "job_id": id_of(incarnations),
-        "status": status,
-        "status_name": name,
-        "succeeded_units": succeeded,
-        "failed_units": failed,
-        "blocked_units": blocked,
-        "active_units": active,
-        "canceled_units": canceled,
-        "migrated_bytes": control.drained.migrated(incarnations, units),
-        "remaining_objects": left,
-        "message": message,
-    })
+    /// Drains all nodes, or none: if one is refused, the drains begun before it are undone.
+    fn drain_all(&self, incarnations: &[NodeIncarnation]) -> Result<(), Refusal> {
+        let units = self.units(incarnations)?;
+        for (at, ((node, incarnation), unit)) in incarnations.iter().zip(&units).enumerate() {
+            if let Err(refusal) = self.control.drain_now(NodeId(*node), Some(Incarnation(*incarnation))) {
+                let fresh =
+                    incarnations.iter().zip(&units).take(at).filter(|(_, unit)| unit.state == UnitState::Canceled);
+                fresh.for_each(|(incarnation, _)| drop(self.undrain(*incarnation)));
+                return Err(refusal);
+            }
+            self.starts.begin((*node, *incarnation), unit);
+        }
+        Ok(())
+    }
+
+    fn undrain(&self, of: NodeIncarnation) -> Result<EmptyReply, Refusal> {
+        let (node, incarnation) = of;
+        self.control.undrain_now(NodeId(node), Some(Incarnation(incarnation)))
+    }
+
+    fn cancel(&self, incarnations: &[NodeIncarnation]) -> Answer {
+        let units = match self.units(incarnations) {
+            Ok(units) => units,
+            Err(refusal) => return refused(&refusal),
+        };
+        for (incarnation, unit) in incarnations.iter().zip(units) {
+            let is_drained = matches!(unit.state, UnitState::Blocked | UnitState::Active | UnitState::Succeeded);
+            // A node that has left meanwhile cannot be undrained, and need not be.
+            if is_drained && let Err(refusal) = self.undrain(*incarnation) {
+                tracing::debug!(node = incarnation.0, reason = refusal.reason, "there is no drain to undo");
+            }
+        }
+        self.show(incarnations)
+    }
+
+    fn show(&self, incarnations: &[NodeIncarnation]) -> Answer {
+        match self.units(incarnations) {
+            Ok(units) if units.iter().all(|unit| unit.state == UnitState::Unknown) => unknown(&id_of(incarnations)),
+            Ok(units) => ok(&self.job(incarnations, &units)),
+            Err(refusal) => refused(&refusal),
+        }
+    }
+
+    fn list(&self) -> Answer {
+        let holdings = match NodeHoldings::of_members(&self.control.cluster) {
+            Ok(holdings) => holdings,
+            Err(refusal) => return refused(&refusal),
+        };
+        let drained = holdings.iter().filter(|(_, of)| of.state == MemberState::Draining);
+        let job_of = |(node, of): (&u64, &NodeHoldings)| {
+            let incarnation = (*node, of.incarnation);
+            self.job(&[incarnation], &[self.unit(Some(of), incarnation)])
+        };
+        let jobs: Vec<Value> = drained.map(job_of).collect();
+        ok(&json!({ "success": true, "jobs": jobs }))
+    }
+
+    /// Returns the states of a job's nodes.
+    fn units(&self, incarnations: &[NodeIncarnation]) -> Result<Vec<Unit>, Refusal> {
+        let holdings = NodeHoldings::of_members(&self.control.cluster)?;
+        Ok(incarnations.iter().map(|incarnation| self.unit(holdings.get(&incarnation.0), *incarnation)).collect())
+    }
+
+    fn unit(&self, holding: Option<&NodeHoldings>, whose: NodeIncarnation) -> Unit {
+        let (_, incarnation) = whose;
+        let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
+        let state = match of.state {
+            _ if of.incarnation != incarnation => UnitState::Failed,
+            MemberState::Draining if of.shared => UnitState::Blocked,
+            // A report from before the drain is no evidence of the objects left.
+            MemberState::Draining if of.objects == Some(0) && !of.moving && self.starts.heard_since(whose, of) => {
+                UnitState::Succeeded
+            }
+            MemberState::Draining => UnitState::Active,
+            MemberState::Left => UnitState::Succeeded,
+            MemberState::Dead => UnitState::Failed,
+            MemberState::Joining | MemberState::Active | MemberState::Suspect => UnitState::Canceled,
+        };
+        let is_left = of.state.is_live() && of.incarnation == incarnation;
+        let (objects, bytes) = if is_left { (of.objects.unwrap_or(0), of.bytes) } else { (0, 0) };
+        Unit { state, objects, bytes }
+    }
+
+    fn job(&self, incarnations: &[NodeIncarnation], units: &[Unit]) -> Value {
+        let count = |state: UnitState| units.iter().filter(|unit| unit.state == state).count();
+        let [blocked, active, succeeded, canceled] =
+            [UnitState::Blocked, UnitState::Active, UnitState::Succeeded, UnitState::Canceled].map(count);
+        let failed = count(UnitState::Failed) + count(UnitState::Unknown);
+        let (status, name) = match () {
+            () if failed > 0 => (4, "FAILED"),
+            () if blocked + active > 0 => (2, "RUNNING"),
+            () if canceled > 0 => (5, "CANCELED"),
+            () => (3, "SUCCEEDED"),
+        };
+        let left: u64 = units.iter().map(|unit| unit.objects).sum();
+        let message = match () {
+            () if failed > 0 => "a node died or restarted before its drain was complete",
+            () if active > 0 => "the new owners import the remaining objects",
+            () if blocked > 0 => "waits for earlier migrations",
+            () if canceled > 0 => "the drain was cancelled",
+            () => "the drain is complete",
+        };
+        json!({
+            "success": true,
+            "job_id": id_of(incarnations),
+            "status": status,
+            "status_name": name,
+            "succeeded_units": succeeded,
+            "failed_units": failed,
+            "blocked_units": blocked,
+            "active_units": active,
+            "canceled_units": canceled,
+            "migrated_bytes": self.starts.migrated(incarnations, units),
+            "remaining_objects": left,
+            "message": message,
+        })
+    }
 }
 
 impl DrainStarts {

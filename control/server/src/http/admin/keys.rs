@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::{INTERNAL, INVALID_PARAMS, OBJECT_NOT_FOUND, failure, ok};
-use crate::control::Control;
+use crate::cluster::ClusterHost;
 use crate::http::Answer;
 
 /// Longest wait for an owner's answer.
@@ -25,11 +25,11 @@ struct ObjectFacts {
     trouble: Option<String>,
 }
 
-async fn ask(control: &Control, digests: &[Digest]) -> Vec<ObjectFacts> {
+async fn ask(cluster: &ClusterHost, digests: &[Digest]) -> Vec<ObjectFacts> {
     let mut known: Vec<ObjectFacts> = digests.iter().map(|_| ObjectFacts::default()).collect();
     let mut by_node: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (at, digest) in digests.iter().enumerate() {
-        match control.owners(*digest) {
+        match cluster.lock().map(|mut hosted| hosted.owners(*digest)) {
             Ok(owners) if owners.is_empty() => known[at].trouble = Some("no node is in the map".to_owned()),
             Ok(owners) => owners.into_iter().for_each(|node| by_node.entry(node).or_default().push(at)),
             Err(refusal) => known[at].trouble = Some(refusal.reason),
@@ -37,7 +37,8 @@ async fn ask(control: &Control, digests: &[Digest]) -> Vec<ObjectFacts> {
     }
     let mut waiting = Vec::new();
     for (node, at) in by_node {
-        match control.find(node, at.iter().map(|at| digests[*at].0).collect()) {
+        let asked = at.iter().map(|at| digests[*at].0).collect();
+        match cluster.lock().and_then(|mut hosted| hosted.nodes.follow.find(node, asked)) {
             Ok(answer) => waiting.push((node, at, answer)),
             Err(refusal) => at.iter().for_each(|at| known[*at].trouble = Some(refusal.reason.clone())),
         }
@@ -81,8 +82,8 @@ fn ssd(known: &ObjectFacts) -> Vec<Value> {
 }
 
 /// Answers for one key: its replicas in memory.
-pub(super) async fn one(control: &Control, tenant: &str, key: &str) -> Answer {
-    let known = ask(control, &[digest(tenant, key)]).await.pop().unwrap_or_default();
+pub(super) async fn one(cluster: &ClusterHost, tenant: &str, key: &str) -> Answer {
+    let known = ask(cluster, &[digest(tenant, key)]).await.pop().unwrap_or_default();
     match (known.copies.is_empty(), &known.trouble) {
         (false, _) => ok(&json!({ "success": true, "data": memory(&known) })),
         (true, None) => failure(StatusCode::NOT_FOUND, OBJECT_NOT_FOUND, "OBJECT_NOT_FOUND"),
@@ -91,7 +92,7 @@ pub(super) async fn one(control: &Control, tenant: &str, key: &str) -> Answer {
 }
 
 /// Answers for several keys, separated by commas: their replicas in memory and on SSDs.
-pub(super) async fn several(control: &Control, tenant: &str, keys: &str) -> Answer {
+pub(super) async fn several(cluster: &ClusterHost, tenant: &str, keys: &str) -> Answer {
     let keys: Vec<&str> = keys.split(',').filter(|key| !key.is_empty()).collect();
     if keys.is_empty() || keys.len() > OBJECTS_PER_ORDER {
         let reason = format!("{} keys in one query: give 1 to {OBJECTS_PER_ORDER}", keys.len());
@@ -99,7 +100,7 @@ pub(super) async fn several(control: &Control, tenant: &str, keys: &str) -> Answ
     }
     let digests: Vec<Digest> = keys.iter().map(|key| digest(tenant, key)).collect();
     let mut data = Map::new();
-    for (key, known) in keys.iter().zip(ask(control, &digests).await) {
+    for (key, known) in keys.iter().zip(ask(cluster, &digests).await) {
         let value = match (known.copies.is_empty(), &known.trouble) {
             (false, _) => json!({ "ok": true, "values": memory(&known), "local_disk_values": ssd(&known) }),
             (true, None) => json!({ "ok": false, "error": "OBJECT_NOT_FOUND" }),

@@ -5,7 +5,7 @@ use kvplane_rpc::message::{Owner, Segment};
 use serde_json::{Value, json};
 
 use super::{SEGMENT_NOT_FOUND, failure, ok, text};
-use crate::control::View;
+use crate::cluster::view::View;
 use crate::http::Answer;
 
 /// Returns the bytes in use of a segment's memory, if its owner reports them; clients do not.

@@ -3,7 +3,7 @@
 use kvplane_rpc::message::{OperationFigures, ShardFigures, SlowFigures};
 use serde_json::{Value, json};
 
-use crate::control::View;
+use crate::cluster::view::View;
 
 /// Returns the shards of all reporting nodes.
 pub(super) fn all(view: &View) -> Value {

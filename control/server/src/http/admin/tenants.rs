@@ -49,8 +49,8 @@ fn no_tenant(name: &str) -> Answer {
 }
 
 fn show(control: &Control, name: Option<&str>) -> Answer {
-    let list = match control.tenant_list() {
-        Ok(list) => list,
+    let list = match control.cluster.lock() {
+        Ok(hosted) => hosted.tenants(),
         Err(refusal) => return refused(&refusal),
     };
     let as_json = |tenant: &TenantStatus| as_json(tenant, &list);
@@ -103,7 +103,8 @@ async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answe
     let Some(quota) = quota.filter(|quota| (1..=i64::MAX as u64).contains(quota)) else {
         return bad("the body must have requested_quota_bytes, from 1 to 2^63 - 1");
     };
-    let former = control.tenant_list().ok().and_then(|list| list.tenants.into_iter().find(|one| one.name == name));
+    let list = control.cluster.lock().map(|hosted| hosted.tenants());
+    let former = list.ok().and_then(|list| list.tenants.into_iter().find(|one| one.name == name));
     let former = former.map_or(1, |tenant| tenant.weight);
     let weight =
         body.get("weight").map_or(Some(former.into()), Value::as_u64).and_then(|weight| weight.try_into().ok());

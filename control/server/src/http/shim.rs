@@ -34,8 +34,7 @@ use kvplane_rpc::conductor::{
 };
 use serde_json::{Map, Value, json};
 
-use super::Host;
-use super::master::MasterSpec;
+use crate::conductor::{ConductorService, MasterSpec};
 use crate::control::Control;
 use crate::events::msgpack::Writer;
 use crate::http::admin::answer_json;
@@ -88,7 +87,7 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
     let asks = if request.method() == Method::GET { ACCEPT } else { CONTENT_TYPE };
     let packed = is_packed(request.headers(), &asks);
     let result = match control.conductor() {
-        Ok(host) => serve(host, path, request, packed).await,
+        Ok(conductor) => serve(conductor, path, request, packed).await,
         Err(refusal) => Err(refusal.into()),
     };
     let (status, value) = match result {
@@ -135,7 +134,7 @@ fn unpacked(value: &msgpack::Value<'_>) -> Option<Value> {
 }
 
 async fn serve(
-    host: &std::sync::Arc<Host>,
+    conductor: &ConductorService,
     path: &str,
     request: Request<Incoming>,
     packed: bool,
@@ -146,7 +145,7 @@ async fn serve(
         return Err(Wrong(StatusCode::METHOD_NOT_ALLOWED, format!("only {right} is served here")));
     }
     if reads {
-        return Ok(if path == "/services" { services(host) } else { global_view(host) });
+        return Ok(if path == "/services" { services(conductor) } else { global_view(conductor) });
     }
     let most = if packed { PACKED_BYTES } else { BODY_BYTES };
     let body = match Limited::new(request.into_body(), most).collect().await {
@@ -164,21 +163,21 @@ async fn serve(
     };
     let fields = Fields(body.as_object().ok_or_else(|| wrong("the body must be an object"))?);
     match path {
-        "/register" => register(host, &fields),
-        "/unregister" => unregister(host, &fields),
+        "/register" => register(conductor, &fields),
+        "/unregister" => unregister(conductor, &fields),
         "/query" => {
             let context = fields.context()?;
             let tokens = fields.tokens()?;
-            let seed = host.seed(&pool_of(&context));
+            let seed = conductor.host.seed(&pool_of(&context));
             let salt = fields.text("cache_salt")?.unwrap_or_default();
             let lora = fields.text("lora_name")?.unwrap_or_default();
             let hashes = vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt);
-            query(host, &fields, context, hashes)
+            query(conductor, &fields, context, hashes)
         }
         _ => {
             let context = fields.context()?;
             let hashes = fields.hashes()?;
-            query(host, &fields, context, hashes)
+            query(conductor, &fields, context, hashes)
         }
     }
 }
@@ -260,7 +259,7 @@ fn pool_of(context: &PromptContext) -> PoolKey {
 }
 
 /// Registers a master of Mooncake, whose store counts for every instance.
-fn register_master(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, Wrong> {
+fn register_master(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, Wrong> {
     let spec = MasterSpec {
         name: fields.instance()?,
         tenant: fields.tenant()?,
@@ -272,15 +271,15 @@ fn register_master(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<V
         return Err(wrong(format!("names have at most {NAME_BYTES} bytes")));
     }
     let instance = spec.name.clone();
-    let fresh = host.register_master(spec)?;
+    let fresh = conductor.feeds.register_master(spec)?;
     Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": fresh }))
 }
 
-fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, Wrong> {
+fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, Wrong> {
     let vllm = match fields.required("type")?.to_ascii_lowercase().as_str() {
         "vllm" => true,
         "sglang" => false,
-        "mooncake" => return register_master(host, fields),
+        "mooncake" => return register_master(conductor, fields),
         other => {
             let what = format!("events of type {other:?} are not followed; those of vLLM, SGLang and Mooncake are");
             return Err(Wrong(StatusCode::NOT_IMPLEMENTED, what));
@@ -328,7 +327,7 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
         events: Some(source),
     };
     // SGLang's hashes are different; no router queries them by tokens.
-    let registered = host.enter(call, vllm, seed)?;
+    let registered = conductor.register_as(call, vllm, seed)?;
     let mut answer = json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh });
     if !by_tokens {
         answer["query"] = "by_hash_only".into();
@@ -336,28 +335,28 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
     Ok(answer)
 }
 
-fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
+fn unregister(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, Wrong> {
     let (tenant, instance) = (fields.tenant()?, fields.instance()?);
-    let known = host.table().instances.iter().any(|row| row.instance == instance && row.tenant == tenant);
-    if !known && host.unregister_master(&instance, &tenant)? {
+    let known = conductor.table().instances.iter().any(|row| row.instance == instance && row.tenant == tenant);
+    if !known && conductor.feeds.unregister_master(&instance, &tenant)? {
         return Ok(json!({ "status": "unregistered successfully", "instance_id": instance }));
     }
     if !known {
         return Err(Wrong(StatusCode::NOT_FOUND, format!("there is no instance {instance:?} of that tenant")));
     }
-    host.deregister(&DeregisterInstance { tenant, instance: instance.clone(), incarnation: 0 })?;
+    conductor.deregister(&DeregisterInstance { tenant, instance: instance.clone(), incarnation: 0 })?;
     Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
 }
 
 /// Adds to the instances' holdings what each can fetch from the shared store, which counts as memory of instances that
 /// prefill.
-fn with_store(host: &Host, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) -> Vec<PrefixHolder> {
-    let stored = host.in_store(asked);
+fn with_store(conductor: &ConductorService, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) -> Vec<PrefixHolder> {
+    let stored = conductor.in_store(asked);
     if stored == 0 {
         return holders;
     }
     let PromptContext { tenant, model, block_tokens, .. } = &asked.context;
-    let rows = host.table().instances.into_iter().filter(|row| {
+    let rows = conductor.table().instances.into_iter().filter(|row| {
         row.part != InstancePart::Decode
             && (&row.tenant, &row.model, row.block_tokens) == (tenant, model, *block_tokens)
     });
@@ -377,13 +376,20 @@ fn with_store(host: &Host, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) 
     holders
 }
 
-fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u64>) -> Result<Value, Wrong> {
+fn query(
+    conductor: &ConductorService,
+    fields: &Fields<'_>,
+    context: PromptContext,
+    hashes: Vec<u64>,
+) -> Result<Value, Wrong> {
     let only = fields.text("instance_id")?;
     let tenant = external(&context.tenant).to_owned();
-    let (mismatch, incomplete) = (host.mismatched(&pool_of(&context)), host.incomplete(&pool_of(&context)));
+    let pool = pool_of(&context);
+    let mismatch = conductor.host.look(|conductor, _| conductor.mismatched(&pool));
+    let incomplete = conductor.is_incomplete(&pool);
     let asked = QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd };
-    let holders = match host.query(&asked) {
-        Ok(found) => with_store(host, found.holders, &asked),
+    let holders = match conductor.query(&asked) {
+        Ok(found) => with_store(conductor, found.holders, &asked),
         Err(refusal) if refusal.known_code() == Some(RefusalCode::NotFound) => Vec::new(),
         Err(refusal) => return Err(refusal.into()),
     };
@@ -434,8 +440,8 @@ fn external(tenant: &str) -> &str {
     if tenant.is_empty() { "default" } else { tenant }
 }
 
-fn global_view(host: &Host) -> Value {
-    let contexts = host.table().models.into_iter().map(|model| {
+fn global_view(conductor: &ConductorService) -> Value {
+    let contexts = conductor.table().models.into_iter().map(|model| {
         let pool =
             PoolKey { tenant: model.tenant.clone(), model: model.model.clone(), block_tokens: model.block_tokens };
         json!({
@@ -446,14 +452,14 @@ fn global_view(host: &Host) -> Value {
             "instances": model.instances,
             "waiting": model.waiting,
             "hash_mismatch": model.mismatch,
-            "degraded": host.incomplete(&pool),
+            "degraded": conductor.is_incomplete(&pool),
         })
     });
     json!({ "contexts": contexts.collect::<Vec<_>>() })
 }
 
-fn services(host: &Host) -> Value {
-    let services = host.table().instances.into_iter().map(|row| {
+fn services(conductor: &ConductorService) -> Value {
+    let services = conductor.table().instances.into_iter().map(|row| {
         let (name, rank) = row.instance.rsplit_once('@').unwrap_or((&row.instance, "0"));
         json!({
             "instance_id": name,
@@ -466,7 +472,7 @@ fn services(host: &Host) -> Value {
             "suspected": row.doubted,
         })
     });
-    let masters = host.masters().into_iter().map(|(spec, degraded)| {
+    let masters = conductor.feeds.masters().into_iter().map(|(spec, degraded)| {
         let (name, rank) = spec.name.rsplit_once('@').unwrap_or((&spec.name, "0"));
         json!({
             "type": "Mooncake",

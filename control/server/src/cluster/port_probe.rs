@@ -17,9 +17,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_cluster::Input;
+use kvplane_cluster::{Cluster, Input};
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
+use kvplane_proto::map::Member;
 use kvplane_proto::message::{Hello, Kind, Operation};
 use kvplane_sys::random::random_u64;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::control::Control;
+use crate::cluster::ClusterHost;
 
 /// Interval of checks for silent members.
 const LOOK: Duration = Duration::from_millis(50);
@@ -40,6 +41,9 @@ const TRIES: u8 = 8;
 
 /// One incarnation of a node.
 pub(crate) type NodeIncarnation = (NodeId, Incarnation);
+
+/// Incarnations of all members, and the ports of the members to probe.
+type Doors = (BTreeSet<NodeIncarnation>, Vec<(NodeIncarnation, Vec<SocketAddr>)>);
 
 /// Result of probing the ports of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,7 +67,7 @@ enum Answer {
 }
 
 /// Probes members for as long as it is polled.
-pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
+pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
     // True by incarnation if its ports were reached when it was new, and the failed attempts at the others.
     let (mut reached, mut tries): (BTreeMap<NodeIncarnation, bool>, BTreeMap<NodeIncarnation, u8>) =
         (BTreeMap::new(), BTreeMap::new());
@@ -74,7 +78,8 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
     loop {
         tokio::select! {
             _ = look.tick() => {
-                let Ok((incarnations, doors)) = control.doors(&reached, AT_ONCE) else { continue };
+                let found = host.lock().map(|hosted| doors(hosted.cluster(), host.now_ns(), &reached, AT_ONCE));
+                let Ok((incarnations, doors)) = found else { continue };
                 reached.retain(|incarnation, _| incarnations.contains(incarnation));
                 tries.retain(|incarnation, _| incarnations.contains(incarnation));
                 for (incarnation, ports) in doors {
@@ -87,12 +92,12 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
             Some(Ok((incarnation, found))) = open.join_next() => {
                 asked.remove(&incarnation);
                 match reached.entry(incarnation) {
-                    Entry::Occupied(_) => tell(&control, incarnation, found),
+                    Entry::Occupied(_) => tell(&host, incarnation, found),
                     Entry::Vacant(first) if found == PortProbe::Somebody => {
                         first.insert(true);
                         // The cluster needs no reports of its silence from now on. A rejection means that the member
                         // has gone already.
-                        let _ = control.handle(Input::Answered { node: incarnation.0, incarnation: incarnation.1 });
+                        let _ = host.handle(Input::Answered { node: incarnation.0, incarnation: incarnation.1 });
                     }
                     Entry::Vacant(first) => {
                         let tried = tries.entry(incarnation).or_insert(0);
@@ -107,8 +112,23 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
     }
 }
 
+/// Returns the incarnations of the map's members, and the ports of at most `most` members to probe now: members that
+/// have not been heard since the start; if slots have replicas, members that are not in `known`; and silent members
+/// that were reached before.
+fn doors(cluster: &Cluster, now_ns: u64, known: &BTreeMap<NodeIncarnation, bool>, most: usize) -> Doors {
+    let of = |member: &Member| (member.node, member.incarnation);
+    let members = &cluster.map().members;
+    let incarnations = members.iter().map(of).collect();
+    let silent = cluster.silent(now_ns).filter(|member| known.get(&of(member)) == Some(&true));
+    let several = cluster.map().replicas > 1;
+    let new = members.iter().filter(|member| several && !known.contains_key(&of(member)));
+    let ports = |member: &Member| member.shards.iter().map(|shard| shard.tcp).collect();
+    let all = silent.chain(new).chain(cluster.unheard(now_ns));
+    (incarnations, all.take(most).map(|member| (of(member), ports(member))).collect())
+}
+
 /// Reports the result of probing a silent member to the cluster.
-fn tell(control: &Control, of: NodeIncarnation, found: PortProbe) {
+fn tell(host: &ClusterHost, of: NodeIncarnation, found: PortProbe) {
     let (node, incarnation) = of;
     let input = match found {
         PortProbe::Nobody => Input::Refused { node, incarnation },
@@ -117,7 +137,7 @@ fn tell(control: &Control, of: NodeIncarnation, found: PortProbe) {
     };
     tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "probed a member that sends no heartbeats");
     // A rejection means that it is not a member any more.
-    let _ = control.handle(input);
+    let _ = host.handle(input);
 }
 
 /// Greets all ports of a member at the same time.
@@ -174,6 +194,9 @@ async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_cluster::{ClusterConfig, Load};
+    use kvplane_proto::map::ShardAddress;
+
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
@@ -213,5 +236,39 @@ mod tests {
         let _ = first.await;
         assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Nobody);
         assert_eq!(probe_ports("c", incarnation, &[]).await, PortProbe::Parts);
+    }
+
+    #[test]
+    fn new_members_are_probed_and_later_those_that_are_silent() {
+        let config = ClusterConfig { replicas: 2, ..ClusterConfig::new("c") };
+        let interval_ns = config.heartbeat_interval_ns;
+        let mut cluster = Cluster::new(config, [], 0).expect("the defaults are valid");
+        let mut join = |node, now_ns| {
+            let (node, incarnation, port) = (NodeId(node), Incarnation(1), SocketAddr::from(([127, 0, 0, 1], 7001)));
+            let member = Member {
+                node,
+                incarnation,
+                weight: 1,
+                failure_domain: String::new(),
+                host: String::new(),
+                shards: vec![ShardAddress { tcp: port, shm: None }],
+            };
+            let join = Input::Join { member, capacity_bytes: 1, version: String::new() };
+            let beat = Input::Heartbeat { node, incarnation, load: Load::default() };
+            for input in [join, beat] {
+                while cluster.poll_output().is_some() {}
+                cluster.handle(input, now_ns).expect("a good member");
+            }
+            ((node, incarnation), vec![port])
+        };
+        let (one, other) = (join(7, 1), join(8, 2));
+        let both = BTreeSet::from([one.0, other.0]);
+        let none = BTreeMap::new();
+        assert_eq!(doors(&cluster, 3, &none, 8), (both.clone(), vec![one.clone(), other.clone()]));
+        assert_eq!(doors(&cluster, 3, &none, 1), (both.clone(), vec![one.clone()]), "one at a time");
+        let known = BTreeMap::from([(one.0, true), (other.0, false)]);
+        assert_eq!(doors(&cluster, 3, &known, 8), (both.clone(), vec![]), "they were probed, and are heard");
+        let late_ns = 2 + 2 * interval_ns;
+        assert_eq!(doors(&cluster, late_ns, &known, 8), (both, vec![one]), "the other was never reached");
     }
 }

@@ -1,74 +1,33 @@
-//! Counters of connections, calls and HTTP requests, and their rendering as Prometheus text.
+//! Counters and the state of the cluster as Prometheus text.
 //!
-//! Counting is an addition to a plain number. A scrape copies all numbers into a fresh recorder and renders that, so
-//! nothing is global and a removed node leaves no series behind.
+//! A scrape copies all numbers into a fresh recorder and renders that, so nothing is global and a removed node leaves
+//! no series behind.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
-
+use kvplane_rpc::Rejection;
 use kvplane_rpc::message::MemberStatus;
-use kvplane_rpc::{Event, Rejection};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use crate::control::View;
+use crate::cluster::view::View;
+use crate::counts::Numbers;
 use crate::http::mooncake_metrics;
 
 /// States of a member in the order of the state table, so that an unused one shows as 0.
 const STATES: [&str; 6] = ["joining", "active", "suspect", "draining", "dead", "left"];
 
-#[derive(Default)]
-struct Numbers {
-    connections: u64,
-    bad_frames: u64,
-    rejected: BTreeMap<Rejection, u64>,
-    calls: BTreeMap<(&'static str, bool), u64>,
-    http: BTreeMap<(&'static str, u16), u64>,
-}
-
-/// Counters of one control plane. Methods, paths and reasons are fixed sets, so the tables are small.
-#[derive(Default)]
-pub(crate) struct Counts {
-    numbers: Mutex<Numbers>,
-}
-
-impl Counts {
-    fn with<T>(&self, change: impl FnOnce(&mut Numbers) -> T) -> T {
-        // Numbers are consistent at every point, so a panic elsewhere does not spoil them.
-        change(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(crate) fn observe(&self, event: Event) {
-        self.with(|numbers| match event {
-            Event::Connected => numbers.connections += 1,
-            Event::Disconnected => numbers.connections = numbers.connections.saturating_sub(1),
-            Event::Rejected(reason) => *numbers.rejected.entry(reason).or_default() += 1,
-            Event::BadFrame => numbers.bad_frames += 1,
-            Event::Called { method, ok } => *numbers.calls.entry((method, ok)).or_default() += 1,
-        });
-    }
-
-    pub(crate) fn observe_http(&self, path: &'static str, status: u16) {
-        self.with(|numbers| *numbers.http.entry((path, status)).or_default() += 1);
-    }
-
-    /// Renders all numbers as Prometheus text.
-    pub(crate) fn render(&self, view: &View) -> String {
-        let recorder = PrometheusBuilder::new().build_recorder();
-        with_local_recorder(&recorder, || {
-            describe();
-            self.with(|numbers| fill_rim(numbers));
-            fill_cluster(view);
-        });
-        let calls = |method: &str| {
-            self.with(|numbers| {
-                let of = |ok| numbers.calls.iter().find(|((name, was), _)| *name == method && *was == ok);
-                let count = |ok| of(ok).map_or(0, |(_, count)| *count);
-                (count(true) + count(false), count(false))
-            })
-        };
-        recorder.handle().render() + &mooncake_metrics::render(view, &calls)
-    }
+/// Renders all numbers as Prometheus text.
+pub(crate) fn render(numbers: &Numbers, view: &View) -> String {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    with_local_recorder(&recorder, || {
+        describe();
+        fill_rim(numbers);
+        fill_cluster(view);
+    });
+    let calls = |method: &str| {
+        let (answered, refused) = numbers.calls_of(method);
+        (answered + refused, refused)
+    };
+    recorder.handle().render() + &mooncake_metrics::render(view, &calls)
 }
 
 fn describe() {

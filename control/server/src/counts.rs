@@ -1,0 +1,82 @@
+//! Counters of connections, calls and HTTP requests. Counting is an addition to a plain number.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use kvplane_rpc::{Event, Rejection};
+
+/// The numbers. Methods, paths and reasons are fixed sets, so the tables are small.
+#[derive(Clone, Default)]
+pub(crate) struct Numbers {
+    pub(crate) connections: u64,
+    pub(crate) bad_frames: u64,
+    pub(crate) rejected: BTreeMap<Rejection, u64>,
+    /// Calls by method, and by whether they were answered or refused.
+    pub(crate) calls: BTreeMap<(&'static str, bool), u64>,
+    /// HTTP requests, by path and status.
+    pub(crate) http: BTreeMap<(&'static str, u16), u64>,
+}
+
+impl Numbers {
+    /// Returns the calls of a method: those answered, and those refused.
+    pub(crate) fn calls_of(&self, method: &str) -> (u64, u64) {
+        let count = |ok| {
+            let found = self.calls.iter().find(|((name, was), _)| *name == method && *was == ok);
+            found.map_or(0, |(_, count)| *count)
+        };
+        (count(true), count(false))
+    }
+}
+
+/// Counters of one control plane.
+#[derive(Default)]
+pub(crate) struct Counts {
+    numbers: Mutex<Numbers>,
+}
+
+impl Counts {
+    fn with<T>(&self, change: impl FnOnce(&mut Numbers) -> T) -> T {
+        // Numbers are consistent at every point, so a panic elsewhere does not spoil them.
+        change(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts an event of the endpoint of calls.
+    pub(crate) fn observe(&self, event: Event) {
+        self.with(|numbers| match event {
+            Event::Connected => numbers.connections += 1,
+            Event::Disconnected => numbers.connections = numbers.connections.saturating_sub(1),
+            Event::Rejected(reason) => *numbers.rejected.entry(reason).or_default() += 1,
+            Event::BadFrame => numbers.bad_frames += 1,
+            Event::Called { method, ok } => *numbers.calls.entry((method, ok)).or_default() += 1,
+        });
+    }
+
+    /// Counts an HTTP request by the status of its answer.
+    pub(crate) fn observe_http(&self, path: &'static str, status: u16) {
+        self.with(|numbers| *numbers.http.entry((path, status)).or_default() += 1);
+    }
+
+    /// Returns a copy of the present numbers.
+    pub(crate) fn numbers(&self) -> Numbers {
+        self.with(|numbers| numbers.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_method_and_result() {
+        let counts = Counts::default();
+        for ok in [true, false, true] {
+            counts.observe(Event::Called { method: "join", ok });
+        }
+        counts.observe(Event::Disconnected);
+        counts.observe(Event::Connected);
+        counts.observe_http("/health", 200);
+        let numbers = counts.numbers();
+        assert_eq!((numbers.calls_of("join"), numbers.calls_of("leave")), ((2, 1), (0, 0)));
+        assert_eq!((numbers.connections, numbers.http[&("/health", 200)]), (1, 1), "none is below 0");
+    }
+}
