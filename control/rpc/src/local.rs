@@ -96,7 +96,7 @@ pub enum LocalError {
 /// Reason why a published file is malformed.
 #[derive(Debug)]
 pub enum FormatError {
-    /// It begins with another line than [`FIRST_LINE`].
+    /// Its first line is that of no version known here.
     FirstLine,
     /// A line or a part is missing.
     Missing(&'static str),

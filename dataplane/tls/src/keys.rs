@@ -52,27 +52,27 @@ impl fmt::Display for DataTls {
 
 /// Error of a word that is no TLS mode.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct UnknownMode {
+pub struct UnknownTlsMode {
     /// The word.
     pub word: String,
 }
 
-impl fmt::Display for UnknownMode {
+impl fmt::Display for UnknownTlsMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = &self.word;
         write!(f, "{word:?} is not a TLS mode: use off, offer or require")
     }
 }
 
-impl core::error::Error for UnknownMode {}
+impl core::error::Error for UnknownTlsMode {}
 
 impl FromStr for DataTls {
-    type Err = UnknownMode;
+    type Err = UnknownTlsMode;
 
-    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+    fn from_str(text: &str) -> Result<Self, UnknownTlsMode> {
         let all = [Self::Off, Self::Offer, Self::Require];
         let found = all.into_iter().find(|one| one.name() == text);
-        found.ok_or_else(|| UnknownMode { word: text.to_owned() })
+        found.ok_or_else(|| UnknownTlsMode { word: text.to_owned() })
     }
 }
 

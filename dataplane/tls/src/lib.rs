@@ -19,7 +19,7 @@ mod verify;
 
 pub use error::TlsError;
 pub use handshake::{HANDSHAKE_BYTES, Handshake, Step};
-pub use keys::{DataTls, Keychain, Keys, Material, UnknownMode};
+pub use keys::{DataTls, Keychain, Keys, Material, UnknownTlsMode};
 pub use session::{OpenedRecord, PLAIN_BYTES, RECORD_BYTES, Session};
 
 /// First byte of every connection that begins with TLS: the type of a handshake record. No frame begins with it.

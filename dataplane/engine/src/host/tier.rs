@@ -338,3 +338,23 @@ fn alone(path: &str, why: &dyn std::fmt::Display, problem: Option<&str>) -> Stri
     let problem = problem.map_or_else(String::new, |problem| format!(" ({problem})"));
     format!("{path}: {why}; new objects are kept in memory only{problem}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_layout_names_the_next_step() {
+        let refused = |field, found, expected| {
+            let source = OpenError::OtherLayout { field, found, expected };
+            let text = TierOpenError::Refused { path: "/dev/ssd".into(), source }.to_string();
+            assert!(text.starts_with("/dev/ssd: "), "{text}");
+            text
+        };
+        assert!(refused("segments", 10, 5).ends_with(SHORTER));
+        assert!(refused("segments", 5, 10).ends_with(OTHERWISE));
+        assert!(refused("segment_bytes", 10, 5).ends_with(OTHERWISE));
+        let damaged = TierOpenError::Refused { path: "/dev/ssd".into(), source: OpenError::Damaged }.to_string();
+        assert_eq!(damaged, format!("/dev/ssd: {}", OpenError::Damaged));
+    }
+}

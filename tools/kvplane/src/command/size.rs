@@ -46,7 +46,7 @@ pub(crate) fn parse_bandwidth(text: &str) -> Result<u64, SizeError> {
     }
 }
 
-/// Parses the size of an object.
+/// Parses a mean object size; the node checks its range.
 pub(crate) fn parse_object(text: &str) -> Result<u32, SizeError> {
     let bytes = parse(text).map_err(SizeError::NotSize)?;
     u32::try_from(bytes).map_err(|_| SizeError::LongObject { text: text.to_owned() })
