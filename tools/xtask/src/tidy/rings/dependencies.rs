@@ -162,7 +162,8 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
 
 fn objection(manifest: &Manifest<'_>, uses: &Uses, dependency: &Dependency) -> Option<String> {
     let name = dependency.name.as_str();
-    if matches!(uses, Uses::Anything) {
+    // A crate that depends on itself turns on features for its own tests; cargo refuses any other such dependency.
+    if matches!(uses, Uses::Anything) || name == manifest.name {
         return None;
     }
     if EDGES.iter().any(|(ours, _)| *ours == name) {
@@ -194,8 +195,14 @@ mod tests {
     fn inward_edges_pass() {
         let engine = manifest("kvplane-engine", "kvplane-sys.workspace = true\nkvplane-store.workspace = true");
         let tools = manifest("kvplane-tools", "kvplane-server.workspace = true\nclap.workspace = true\nserde = \"1\"");
+        let sys = "[package]\nname = \"kvplane-sys\"\n[dev-dependencies]\nkvplane-sys = { path = \".\" }\n";
         let tests = manifest("kvplane-tests", "redb = \"4\"\nkvplane-store.workspace = true");
-        let files = [("a/Cargo.toml", engine.as_str()), ("b/Cargo.toml", &tools), ("c/Cargo.toml", &tests)];
+        let files = [
+            ("a/Cargo.toml", engine.as_str()),
+            ("b/Cargo.toml", &tools),
+            ("c/Cargo.toml", &tests),
+            ("d/Cargo.toml", sys),
+        ];
         assert_eq!(places(check, &files), Vec::<String>::new());
     }
 
