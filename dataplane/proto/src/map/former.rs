@@ -62,8 +62,8 @@ impl Former {
     pub fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.since.0.to_le_bytes());
         out.extend_from_slice(&self.from.0.to_le_bytes());
-        out.extend_from_slice(&(self.claims.len() as u16).to_le_bytes());
-        out.extend_from_slice(&(self.began.len() as u16).to_le_bytes());
+        out.extend_from_slice(&crate::narrowing::length_u16(self.claims.len()).to_le_bytes());
+        out.extend_from_slice(&crate::narrowing::length_u16(self.began.len()).to_le_bytes());
         for claim in &self.claims {
             out.extend_from_slice(&claim.node.0.to_le_bytes());
             out.extend_from_slice(&claim.incarnation.0.to_le_bytes());
@@ -78,7 +78,7 @@ impl Former {
         if let Some(Restarts { at, from, incarnations }) = &self.restarts {
             out.extend_from_slice(&at.0.to_le_bytes());
             out.extend_from_slice(&from.0.to_le_bytes());
-            out.extend_from_slice(&(incarnations.len() as u16).to_le_bytes());
+            out.extend_from_slice(&crate::narrowing::length_u16(incarnations.len()).to_le_bytes());
             for (node, incarnation) in incarnations {
                 out.extend_from_slice(&node.0.to_le_bytes());
                 out.extend_from_slice(&incarnation.0.to_le_bytes());
@@ -116,7 +116,7 @@ impl Former {
         let map = ClusterMap { epoch: self.from, replicas: 1, members, former: None };
         let table = OwnerTable::compute(&map);
         let first = |slot| table.owners(Slot(slot)).first().map(|owner| (owner.member, owner.shard));
-        (0..SLOTS as u16).map(first).collect()
+        (0..crate::narrowing::length_u16(SLOTS)).map(first).collect()
     }
 
     /// Returns the owners of the former layout by slot, in their incarnations when the layout ended.
@@ -223,9 +223,13 @@ impl SlotOwners {
             ShardKey { node, incarnation, shard }
         };
         let nth = |slot, nth: usize| table.owners(Slot(slot)).get(nth).map(|owner| key(owner.member, owner.shard));
-        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(|slot| nth(slot, 0)).collect();
+        let now: Vec<Option<ShardKey>> = (0..crate::narrowing::length_u16(SLOTS)).map(|slot| nth(slot, 0)).collect();
         let several = map.replicas > 1;
-        let next = if several { (0..SLOTS as u16).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
+        let next = if several {
+            (0..crate::narrowing::length_u16(SLOTS)).map(|slot| nth(slot, 1)).collect()
+        } else {
+            Vec::new()
+        };
         let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
         let mut past = map.former.as_ref().map_or_else(Vec::new, Former::keys);
         let mut before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
@@ -244,7 +248,11 @@ impl SlotOwners {
         let mut addresses = Vec::new();
         for Member { node, incarnation, host, shards, .. } in &map.members {
             for (shard, address) in shards.iter().enumerate() {
-                let key = ShardKey { node: *node, incarnation: *incarnation, shard: ShardId(shard as u16) };
+                let key = ShardKey {
+                    node: *node,
+                    incarnation: *incarnation,
+                    shard: ShardId(crate::narrowing::length_u16(shard)),
+                };
                 addresses.push((key, host.clone(), address.clone()));
             }
         }
@@ -355,7 +363,7 @@ fn before(map: &ClusterMap, former: &Former, past: &[Option<ShardKey>], table: &
     let was_there = |member: &Member| former.began.binary_search(&(member.node, member.incarnation)).is_ok();
     let lasting: Vec<bool> = map.members.iter().map(was_there).collect();
     let before = past.iter().enumerate().map(|(slot, past)| {
-        let owners = table.owners(Slot(slot as u16));
+        let owners = table.owners(Slot(crate::narrowing::length_u16(slot)));
         let now = owners.first()?;
         let past = past.filter(|_| lasting[usize::from(now.member)])?;
         let member = map.member(past.node).filter(|member| member.incarnation == past.incarnation);
