@@ -106,7 +106,7 @@ const EDGES: [(&str, Uses); 26] = [
 ];
 
 /// External crates that only these packages of the workspace may depend on.
-const HOMES: [(&str, &[&str]); 30] = [
+const HOMES: [(&str, &[&str]); 31] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -117,6 +117,7 @@ const HOMES: [(&str, &[&str]); 30] = [
     ("indicatif", &["kvplane-tools"]),
     ("io-uring", &["kvplane-sys"]),
     ("libc", &["kvplane-sys"]),
+    ("loom", &["kvplane-sys"]),
     ("metrics", &["kvplane-server"]),
     ("metrics-exporter-prometheus", &["kvplane-server"]),
     ("object", &["xtask"]),
