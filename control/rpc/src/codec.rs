@@ -17,6 +17,8 @@ use std::fmt;
 use bincode::config;
 use bincode::{Decode, Encode};
 
+use kvplane_proto::narrowing::length_u32;
+
 use crate::limits::{LARGE_BODY_BYTES, SMALL_BODY_BYTES};
 
 /// Bytes of a header.
@@ -160,7 +162,7 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, CodecError> {
     frame.extend_from_slice(&VERSION.to_le_bytes());
     frame.extend_from_slice(&M::KIND.to_le_bytes());
     // Below LIMIT_BYTES, which fits u32.
-    frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&length_u32(body.len()).to_le_bytes());
     frame.extend_from_slice(&body);
     Ok(frame)
 }

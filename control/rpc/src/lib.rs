@@ -14,6 +14,10 @@
 //! more.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_lossless)
+)]
 
 pub mod client;
 pub mod codec;

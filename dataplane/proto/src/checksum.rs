@@ -14,7 +14,7 @@ pub fn payload_checksum(bytes: &[u8]) -> u64 {
 /// CRC-32C (iSCSI) of a header or body.
 #[must_use]
 pub fn frame_checksum(bytes: &[u8]) -> u32 {
-    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+    crate::narrowing::low_u32(crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes))
 }
 
 /// Polynomial of CRC-64/NVME, lowest power in the highest bit.

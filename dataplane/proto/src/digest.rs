@@ -53,7 +53,7 @@ impl Digest {
     /// Returns the low word, which takes no part in the choice of slot or shard: for hash tables.
     #[must_use]
     pub const fn low(self) -> u64 {
-        self.0 as u64
+        crate::narrowing::low_u64(self.0)
     }
 
     /// Wire form.
@@ -104,7 +104,7 @@ impl<'a> KeysOf<'a> {
 /// only, whose name is empty. The control plane rejects a tenant whose number collides with another's.
 #[must_use]
 pub fn tenant_number(name: &[u8]) -> u32 {
-    if name.is_empty() { 0 } else { (xxh3_128(name) as u32).max(1) }
+    if name.is_empty() { 0 } else { crate::narrowing::low_u32(crate::narrowing::low_u64(xxh3_128(name))).max(1) }
 }
 
 /// Incremental XXH3-128 over content. It detects accidental differences; it does not authenticate the author.

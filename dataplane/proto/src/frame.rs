@@ -139,8 +139,8 @@ impl Header {
     pub fn with_body(mut self, body: &[u8], items: usize) -> Self {
         assert!(body.len() <= Limits::BODY_BYTES, "body of {} bytes is over the limit of a frame", body.len());
         assert!(items <= self.most_items(), "body of {items} items is over the limit of its operation");
-        self.body_bytes = body.len() as u32;
-        self.items = items as u32;
+        self.body_bytes = crate::narrowing::length_u32(body.len());
+        self.items = crate::narrowing::length_u32(items);
         self.body_checksum = frame_checksum(body);
         self
     }

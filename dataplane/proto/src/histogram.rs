@@ -85,13 +85,19 @@ impl Histogram {
     /// Returns the buckets that are not empty, shortest first: `(upper bound in nanoseconds, count)`.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(bucket, &count)| {
-            let (octave, part) = (bucket as u32 / PARTS + FIRST_SHIFT, bucket as u64 % u64::from(PARTS));
+            let (octave, part) =
+                (crate::narrowing::length_u32(bucket) / PARTS + FIRST_SHIFT, bucket as u64 % u64::from(PARTS));
             ((u64::from(PARTS) + part + 1) << (octave - 2), count)
         })
     }
 
     /// Returns an upper bound of the quantile `share` (0 to 1), in nanoseconds; 0 if the histogram is empty.
     #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a count is at most the count, and a negative share or none saturates to 0"
+    )]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let wanted = (self.count() as f64 * share).ceil() as u64;
         let mut seen = 0;

@@ -80,7 +80,7 @@ macro_rules! generational {
             /// Inverse of [`Self::to_bits`]; every word is a well-formed (perhaps stale) id.
             #[must_use]
             pub const fn from_bits(bits: u64) -> Self {
-                Self { index: bits as u32, generation: (bits >> 32) as u32 }
+                Self { index: $crate::narrowing::low_u32(bits), generation: (bits >> 32) as u32 }
             }
         }
 

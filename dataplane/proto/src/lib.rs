@@ -5,6 +5,10 @@
 //! runs in a shard, in a client and in the simulator.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_lossless)
+)]
 
 pub mod checksum;
 pub mod config;
@@ -16,6 +20,7 @@ pub mod ids;
 pub mod limits;
 pub mod map;
 pub mod message;
+pub mod narrowing;
 pub mod rng;
 pub mod states;
 pub mod status;

@@ -85,7 +85,7 @@ impl Limits {
     /// Attempts for one slice, the first included.
     pub const ATTEMPTS: u8 = 4;
     /// Burst of retries to one peer: twice the in-flight requests of one lost connection.
-    pub const RETRY_BURST: u32 = 2 * Self::REQUESTS_PER_CONNECTION as u32;
+    pub const RETRY_BURST: u32 = 2 * crate::narrowing::length_u32(Self::REQUESTS_PER_CONNECTION);
     /// Fenced connections that one peer has not acknowledged, after which the client sends this peer no further
     /// requests.
     pub const FENCED: usize = 1_024;

@@ -1,6 +1,7 @@
 //! Sizes and limits of a tier, and the layout of its staging area. All its memory follows from them.
 
 use kvplane_proto::ConfigError;
+use kvplane_proto::narrowing::to_u32;
 
 use crate::format::{
     FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
@@ -103,7 +104,7 @@ impl TierConfig {
             max_key_bytes: 4400,
             memory_align_bytes: block_bytes,
             extent_bytes: 32 << 10,
-            footer_pages: (segment_bytes / 32 / (16 << 10)) as u32,
+            footer_pages: to_u32(segment_bytes / 32 / (16 << 10)),
             max_records: records_for(usable, OBJECT_BYTES),
             hash_seed: 0,
             group_bytes: 256 << 10,
@@ -271,9 +272,9 @@ impl Layout {
             blank: take(block),
             page: take(config.footer_page_bytes.into()),
             groups: take(group_bytes * u64::from(config.groups)),
-            group_bytes: group_bytes as u32,
+            group_bytes: to_u32(group_bytes),
             reads: take(read_bytes * u64::from(Self::reads_most(config))),
-            read_bytes: read_bytes as u32,
+            read_bytes: to_u32(read_bytes),
             scans: take(u64::from(config.scan_bytes) * u64::from(config.scan_buffers)),
             copies: take(config.copy_bytes.into()),
             scrub: take(Self::copy_most(config)),

@@ -22,6 +22,7 @@ pub(crate) use untracked::UntrackedObjects;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::narrowing::to_u32;
 
 use crate::config::TierConfig;
 use crate::device::Device;
@@ -130,7 +131,7 @@ impl Contents {
 
     /// Returns the number of objects in the index.
     pub(crate) const fn objects(&self) -> u32 {
-        self.index.len() - self.tombstones_held as u32
+        self.index.len() - to_u32(self.tombstones_held)
     }
 
     /// Returns the generation of the segment that has an entry's record.

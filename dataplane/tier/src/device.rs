@@ -12,6 +12,7 @@ use crate::format::{FIRST_SEGMENT_OFFSET, Shape};
 use crate::ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
 use crate::types::errors::{OpenError, Reason};
 use jobs::Jobs;
+use kvplane_proto::narrowing::to_u32;
 
 /// Segment headers that are read, or zeroed, at a time.
 pub(crate) const HEADER_PLACES: u32 = 16;
@@ -101,7 +102,7 @@ impl Device {
 
     /// Returns the segment that contains this offset of the device.
     pub(crate) fn segment_of(&self, offset: u64) -> u32 {
-        ((offset - FIRST_SEGMENT_OFFSET) / self.config.segment_bytes) as u32
+        to_u32((offset - FIRST_SEGMENT_OFFSET) / self.config.segment_bytes)
     }
 
     /// Returns the offset of a segment.
@@ -122,7 +123,7 @@ impl Device {
     /// Returns the number of headers that are read at a time, each into a block of the scan area.
     pub(crate) fn header_places(&self) -> u32 {
         let area = u64::from(self.config.scan_bytes) * u64::from(self.config.scan_buffers);
-        u64::from(HEADER_PLACES).min(area / self.block()) as u32
+        to_u32(u64::from(HEADER_PLACES).min(area / self.block()))
     }
 
     pub(crate) fn read(&mut self, owner: Owner, offset: u64, pieces: Pieces, priority: Priority) {

@@ -21,6 +21,10 @@
 //! * `device`: layout of the device, and the operations in flight.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_lossless)
+)]
 
 pub mod config;
 mod contents;

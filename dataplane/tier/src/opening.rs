@@ -24,6 +24,7 @@ use crate::ops::{Fault, Pieces, Priority};
 use crate::types::OpenOptions;
 use crate::types::errors::OpenError;
 use blank::BlankCheck;
+use kvplane_proto::narrowing::length_u32;
 
 /// Progress of opening.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +76,7 @@ impl Opening {
         self.superblocks[usize::from(copy)] = result.ok().map(|()| {
             let mut bytes = [0; SUPERBLOCK_BYTES];
             let span = superblock_span(copy.into(), &log.device);
-            memory.read(span.part(0, SUPERBLOCK_BYTES as u32), &mut bytes);
+            memory.read(span.part(0, length_u32(SUPERBLOCK_BYTES)), &mut bytes);
             Superblock::decode(&bytes)
         });
         self.one_read(notes, log, memory);
@@ -192,7 +193,7 @@ impl Opening {
         };
         let span = superblock_span(copy, &log.device);
         zero(memory, span.offset, span.bytes);
-        memory.write(&superblock.encode(), span.part(0, SUPERBLOCK_BYTES as u32));
+        memory.write(&superblock.encode(), span.part(0, length_u32(SUPERBLOCK_BYTES)));
         log.device.write(Owner::SuperblockWrite, SUPERBLOCK_OFFSETS[copy], Pieces::of(&[span]));
     }
 

@@ -2,6 +2,7 @@
 
 use crate::memory::Span;
 use crate::slots::SlotId;
+use kvplane_proto::narrowing::{low_u32, to_u32};
 
 /// Most pieces of memory of one operation.
 pub const MAX_PIECES: usize = 12;
@@ -56,7 +57,7 @@ impl OpId {
     /// Returns the id of a word: the inverse of [`Self::to_bits`]. Every word is a well-formed (perhaps stale) id.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
-        Self { slot: SlotId { index: bits as u32, generation: (bits >> 32) as u32 } }
+        Self { slot: SlotId { index: low_u32(bits), generation: (bits >> 32) as u32 } }
     }
 }
 
@@ -108,9 +109,9 @@ impl Pieces {
     pub(crate) fn part(&self, mut at: u64, bytes: u64) -> Self {
         let (mut part, mut left) = (Self::default(), bytes);
         for span in self.as_slice() {
-            let skipped = at.min(u64::from(span.bytes)) as u32;
+            let skipped = to_u32(at.min(u64::from(span.bytes)));
             at -= u64::from(skipped);
-            let taken = left.min(u64::from(span.bytes - skipped)) as u32;
+            let taken = to_u32(left.min(u64::from(span.bytes - skipped)));
             part.push(span.part(skipped, taken));
             left -= u64::from(taken);
         }

@@ -22,6 +22,7 @@ use crate::memory::Memory;
 use crate::ops::{Fault, Priority};
 use crate::slots::SlotId;
 use crate::types::{Event, Miss};
+use kvplane_proto::narrowing::{length_u32, to_u32};
 use moves::{Move, MoveState, Moves};
 use policy::{Candidate, ReclaimPolicy, Verdict};
 
@@ -210,7 +211,7 @@ impl Reclaim {
         // Each turn makes room in a full index, and in full footers, however short or hot the records are.
         let listed = Layout::entries_most(config);
         let most = u64::from(if crowded { contents.segments[segment].live_records } else { listed });
-        let budget_records = (most * u64::from(config.reinsert_percent) / 100) as u32;
+        let budget_records = to_u32(most * u64::from(config.reinsert_percent) / 100);
         let window = FooterWindow::begin(segment, device.layout().scans, config);
         let (stage, budget_bytes) = (Stage::Reading, self.policy.budget_bytes);
         self.victim = Some(Victim { segment, window, stage, budget_bytes, budget_records, taken: 0 });
@@ -255,7 +256,7 @@ impl Reclaim {
             let mut paused = None;
             for (at, entry) in FooterPage::entries(&bytes, found.entries).enumerate().skip(from as usize) {
                 if log.events.is_clogged() || !self.consider(segment, &entry, log) {
-                    paused = Some(at as u32);
+                    paused = Some(length_u32(at));
                     break;
                 }
             }

@@ -11,6 +11,7 @@
 mod headers;
 mod scan;
 
+use kvplane_proto::narrowing::length_u32;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::config::TierConfig;
@@ -123,7 +124,7 @@ impl Recovery {
         if wants_scan || after_damaged {
             return;
         }
-        for reader in 0..self.readers.len() as u32 {
+        for reader in 0..length_u32(self.readers.len()) {
             self.next_footer(reader, log);
         }
         let idle = self.readers.iter().all(|reader| reader.footer.is_none());

@@ -36,7 +36,10 @@ usage: cargo x COMMAND [...]
   seeds --nightly [COUNT] [--from SEED]
                        100,000 seeds, or COUNT, distributed over all kinds of simulations
   nightly [COUNT] [--from SEED]
-                       the nightly checks: deny, seeds --nightly, mutations
+                       the nightly checks: deny, loom, miri, seeds --nightly, mutations
+  loom                 models of the queues between threads and processes: every order of their accesses
+  miri                 unit tests of crates without I/O in an interpreter that finds undefined behaviour, if it is
+                       installed
   deny                 licences, origins, versions and known faults of dependencies, if cargo-deny is installed
   mutations [NAME...]  plant bugs in a copy of the product, one at a time, each of which the World must find within
                        2,000 seeds; all of them, or those whose names contain one of NAME; takes hours
@@ -89,6 +92,10 @@ pub enum Task {
     Nightly(Vec<String>),
     /// Check the dependencies.
     Deny,
+    /// Run the models of the queues.
+    Loom,
+    /// Run unit tests in Miri.
+    Miri,
     /// Plant bugs in the product, all or those with these names, and have the simulation find them.
     Mutations(Vec<String>),
     /// Kill nodes with an SSD, with these arguments.
@@ -172,8 +179,8 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "silence" if !asks_help => Ok(Task::Silence(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "nightly" | "deny" | "mutations" | "kills" | "cluster" | "silence" | "fuzz" | "setup" | "tidy"
-        | "ci" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference" | "figures"
+        "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "fuzz"
+        | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference" | "figures"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -185,6 +192,8 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "reference" => each(rest, "reference", |_| None::<()>).map(|_| Task::Reference),
         "figures" => each(rest, "figures", |_| None::<()>).map(|_| Task::Figures),
         "deny" => each(rest, "deny", |_| None::<()>).map(|_| Task::Deny),
+        "loom" => each(rest, "loom", |_| None::<()>).map(|_| Task::Loom),
+        "miri" => each(rest, "miri", |_| None::<()>).map(|_| Task::Miri),
         "python" => Ok(Task::Python(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
         "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
@@ -230,6 +239,7 @@ mod tests {
         assert_eq!(parsed("seeds --help"), Ok(Task::Help));
         assert_eq!(parsed("nightly 5000"), Ok(Task::Nightly(vec!["5000".to_string()])));
         assert_eq!(parsed("deny"), Ok(Task::Deny));
+        assert_eq!((parsed("loom"), parsed("miri")), (Ok(Task::Loom), Ok(Task::Miri)));
         assert_eq!(parsed("reference"), Ok(Task::Reference));
         assert_eq!(parsed("figures"), Ok(Task::Figures));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));

@@ -1,7 +1,7 @@
-//! Libraries that a built file needs to start, and the check that the shipped binary needs none of those that it opens
-//! at run time.
+//! Checks of the shipped binary: it needs none of the libraries that it opens at run time to start, and contains no
+//! devices of tests.
 //!
-//! They are read from the file itself, so that the check runs on machines without binutils.
+//! Libraries are read from the file itself, so that the check runs on machines without binutils.
 
 use std::fmt;
 
@@ -18,6 +18,13 @@ pub const PROFILE: &str = "linkage";
 /// Libraries that the binary opens at run time if they exist, and must never need to start.
 const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
 
+/// Texts of symbols and source paths in a binary that contains the software RDMA devices of tests, which are behind the
+/// feature `soft-verbs` of kvplane-sys.
+const TEST_DEVICES: [&str; 2] = ["5verbs4soft", "verbs/soft/"];
+
+/// Text of the symbols of the module around these devices. A binary without it has no symbols to look at.
+const DEVICES: &str = "11kvplane_sys5verbs";
+
 /// Checks the binary that is built with [`PROFILE`].
 pub fn check(workspace: &Workspace) -> Result<(), Failure> {
     let path = workspace.target().join(PROFILE).join("kvplane");
@@ -29,6 +36,23 @@ pub fn check(workspace: &Workspace) -> Result<(), Failure> {
         return Err(Failure::new(message));
     }
     eprintln!("linkage: {shown} needs only {}", needed.join(", "));
+    no_test_devices(&bytes).map_err(|error| Failure::new(format!("{shown} {error}")))?;
+    eprintln!("linkage: {shown} contains no devices of tests");
+    Ok(())
+}
+
+fn no_test_devices(file: &[u8]) -> Result<(), String> {
+    // The standard library's search is fast in a development build too, in which `windows` would take 20 seconds.
+    let content = String::from_utf8_lossy(file);
+    if let Some(text) = TEST_DEVICES.iter().find(|text| content.contains(**text)) {
+        return Err(format!(
+            "contains the software RDMA devices of tests (`{text}`): see with `cargo tree -p kvplane-tools -e features \
+             -i kvplane-sys` which crate turns on `soft-verbs`, and make that a dev-dependency"
+        ));
+    }
+    if !content.contains(DEVICES) {
+        return Err(format!("has no symbol with `{DEVICES}`, so that nothing can be said about what it contains"));
+    }
     Ok(())
 }
 
@@ -92,6 +116,17 @@ mod tests {
         let needed = |names: &[&str]| names.iter().map(|&name| name.to_string()).collect::<Vec<_>>();
         assert_eq!(forbidden(&needed(&["libc.so.6", "libgcc_s.so.1"])), None);
         assert!(forbidden(&needed(&["libc.so.6", "libibverbs.so.1"])).is_some());
+    }
+
+    #[test]
+    fn devices_of_tests_are_found_by_symbols_and_by_paths() {
+        let product = b"_ZN11kvplane_sys5verbs6device6Device4open17h0E".as_slice();
+        assert_eq!(no_test_devices(product), Ok(()));
+        for found in ["_ZN11kvplane_sys5verbs4soft3rim9FUNCTIONS17h0E", "dataplane/sys/src/verbs/soft/rim.rs"] {
+            let file = [product, found.as_bytes()].concat();
+            assert!(no_test_devices(&file).unwrap_err().contains("`soft-verbs`"), "{found}");
+        }
+        assert!(no_test_devices(b"\x7fELF without symbols").unwrap_err().contains("no symbol"));
     }
 
     #[test]

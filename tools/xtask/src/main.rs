@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
 use xtask::measuring::{bench, figures, peers};
-use xtask::nightly::{self, deny, mutations, seeds};
+use xtask::nightly::{self, deny, loom, miri, mutations, seeds};
 use xtask::process::Failure;
 use xtask::testing::{self, reference};
 use xtask::workspace::Workspace;
@@ -43,6 +43,8 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Seeds(arguments) => seeds::run(&workspace, &arguments),
         Task::Nightly(arguments) => nightly::run(&workspace, &arguments),
         Task::Deny => deny::run(&workspace),
+        Task::Loom => loom::run(&workspace),
+        Task::Miri => miri::run(&workspace),
         Task::Reference => reference::run(&workspace),
         Task::Figures => figures::run(&workspace),
         Task::Mutations(arguments) => mutations::run(&workspace, &arguments),

@@ -1,19 +1,23 @@
-//! Nightly checks: many seeds, kills, broken frames and planted bugs, which take hours; and the check of dependencies,
-//! which a change need not wait for.
+//! Nightly checks: many seeds, kills, broken frames and planted bugs, which take hours; and the checks of dependencies,
+//! of orders of accesses and of undefined behaviour, which a change need not wait for.
 
 pub mod deny;
+pub mod loom;
+pub mod miri;
 pub mod mutations;
 pub mod seeds;
 
 use crate::process::Failure;
 use crate::workspace::Workspace;
 
-/// Runs the nightly checks one after the other: dependencies, seeds of all kinds with these arguments, planted bugs. A
-/// failure does not end the run.
+/// Runs the nightly checks one after the other: dependencies, models of the queues, Miri, seeds of all kinds with these
+/// arguments, planted bugs. A failure does not end the run.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let seeds = [&["--nightly".to_string()], arguments].concat();
     let results = [
         ("deny", deny::run(workspace)),
+        ("loom", loom::run(workspace)),
+        ("miri", miri::run(workspace)),
         ("seeds", seeds::run(workspace, &seeds)),
         ("mutations", mutations::run(workspace, &[])),
     ];

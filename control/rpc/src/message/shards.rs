@@ -228,6 +228,11 @@ pub struct OperationFigures {
 impl OperationFigures {
     /// Returns an upper bound of the latency quantile `share` (0 to 1); 0 without requests.
     #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a count is at most the count, and a negative share or none saturates to 0"
+    )]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let wanted = (self.count as f64 * share).ceil() as u64;
         let mut seen = 0u64;

@@ -38,7 +38,7 @@ pub fn seal(out: &mut Vec<u8>, start: usize) {
 /// If the text is longer than 255 bytes: limits are checked before anything is encoded.
 pub fn put_text(out: &mut Vec<u8>, text: &str) {
     assert!(text.len() <= 255, "a text of {} bytes reached the encoder", text.len());
-    out.push(text.len() as u8);
+    out.push(crate::narrowing::length_u8(text.len()));
     out.extend_from_slice(text.as_bytes());
 }
 

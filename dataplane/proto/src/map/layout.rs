@@ -47,7 +47,7 @@ pub fn put_member(out: &mut Vec<u8>, member: &Member) {
     out.extend_from_slice(&member.node.0.to_le_bytes());
     out.extend_from_slice(&member.incarnation.0.to_le_bytes());
     out.extend_from_slice(&member.weight.to_le_bytes());
-    out.extend_from_slice(&(member.shards.len() as u16).to_le_bytes());
+    out.extend_from_slice(&crate::narrowing::length_u16(member.shards.len()).to_le_bytes());
     put_text(out, &member.failure_domain);
     put_text(out, &member.host);
     for shard in &member.shards {
@@ -104,7 +104,7 @@ impl ClusterMap {
         let start = begin(out, MAP_MAGIC, MAP_FORMAT);
         out.push(self.replicas);
         out.push(0);
-        out.extend_from_slice(&(self.members.len() as u16).to_le_bytes());
+        out.extend_from_slice(&crate::narrowing::length_u16(self.members.len()).to_le_bytes());
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         for member in &self.members {
             put_member(out, member);

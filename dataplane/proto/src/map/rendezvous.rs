@@ -180,12 +180,12 @@ fn candidates(map: &ClusterMap) -> (Vec<Candidate>, usize) {
         if member.weight == 0 || member.shards.is_empty() {
             continue;
         }
-        let next = domains.len() as u16;
+        let next = crate::narrowing::length_u16(domains.len());
         candidates.push(Candidate {
-            member: index as u16,
+            member: crate::narrowing::length_u16(index),
             node: member.node,
             weight: member.weight,
-            shards: member.shards.len() as u16,
+            shards: crate::narrowing::length_u16(member.shards.len()),
             domain: *domains.entry(member.failure_domain.as_str()).or_insert(next),
             seed: mix64(member.node.0),
         });
@@ -202,7 +202,9 @@ impl Candidate {
     /// Returns the shard that owns the slot if this member does: fixed by (slot, node) and the number of shards.
     fn shard_of(&self, slot: u64) -> ShardId {
         let word = mix64(self.seed ^ slot ^ SHARD_SALT);
-        ShardId(((u128::from(word) * u128::from(self.shards)) >> 64) as u16)
+        ShardId(crate::narrowing::low_u16(crate::narrowing::low_u64(
+            (u128::from(word) * u128::from(self.shards)) >> 64,
+        )))
     }
 }
 
@@ -245,7 +247,7 @@ impl Draw<'_> {
 /// Returns a cheap lower bound of `negative_log2(hash)`.
 pub(super) fn least_log2(hash: u64) -> u64 {
     let complement = (1u128 << 64) - u128::from(hash);
-    ((complement * 23) >> (4 + 64 - FRACTION_BITS)) as u64
+    crate::narrowing::low_u64((complement * 23) >> (4 + 64 - FRACTION_BITS))
 }
 
 /// Returns bounds of [`negative_log2`], from the adjacent logarithms in a table, widened as all of them are rounded.
@@ -270,7 +272,7 @@ pub(super) const fn negative_log2(hash: u64) -> u64 {
         bit -= 1;
         let square = (mantissa as u128) * (mantissa as u128);
         let carry = (square >> 127) as u64;
-        mantissa = (square >> (63 + carry)) as u64;
+        mantissa = crate::narrowing::low_u64(square >> (63 + carry));
         fraction |= carry << bit;
     }
     ((zeros as u64 + 1) << FRACTION_BITS) - fraction

@@ -92,7 +92,10 @@ impl Hello {
         let mut out = vec![self.version_min, self.version_max];
         out.extend_from_slice(&self.shard.0.to_le_bytes());
         out.extend_from_slice(&self.lane.to_le_bytes());
-        out.extend_from_slice(&[self.cluster.len() as u8, if self.fetches { FETCHES } else { 0 }]);
+        out.extend_from_slice(&[
+            crate::narrowing::length_u8(self.cluster.len()),
+            if self.fetches { FETCHES } else { 0 },
+        ]);
         out.extend_from_slice(&self.client.to_le_bytes());
         out.extend_from_slice(&self.node.0.to_le_bytes());
         out.extend_from_slice(&self.incarnation.0.to_le_bytes());

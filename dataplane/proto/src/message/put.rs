@@ -68,8 +68,8 @@ impl PutItem {
     pub fn named(name: &ObjectName<'_>, bytes: u64, options: &PutOptions) -> Self {
         debug_assert!(name.is_within_limits());
         Self {
-            key_bytes: name.key.len() as u16,
-            tenant_bytes: name.tenant.len() as u8,
+            key_bytes: crate::narrowing::length_u16(name.key.len()),
+            tenant_bytes: crate::narrowing::length_u8(name.tenant.len()),
             ..Self::plain(name.digest(), bytes).with_options(options)
         }
     }

@@ -76,8 +76,8 @@ impl SegmentDescriptor {
         assert!(self.name.len() <= Limits::NAME_BYTES, "segment name of {} bytes", self.name.len());
         assert!(self.regions.len() <= Limits::REGIONS_PER_SEGMENT, "segment of {} regions", self.regions.len());
         let mut out = Vec::with_capacity(4 + self.name.len() + self.regions.len() * REGION_BYTES);
-        out.extend_from_slice(&(self.name.len() as u16).to_le_bytes());
-        out.extend_from_slice(&(self.regions.len() as u16).to_le_bytes());
+        out.extend_from_slice(&crate::narrowing::length_u16(self.name.len()).to_le_bytes());
+        out.extend_from_slice(&crate::narrowing::length_u16(self.regions.len()).to_le_bytes());
         out.extend_from_slice(self.name.as_bytes());
         for region in &self.regions {
             for word in [region.segment.to_bits(), region.address, region.bytes, flags(region)] {

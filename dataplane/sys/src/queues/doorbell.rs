@@ -12,22 +12,13 @@
 //! Between processes the flag is in shared memory, and a hostile peer can keep it set or cleared, or fill or drain the
 //! eventfd. This causes only spurious or missing wakeups, so an owner bounds the duration of each park.
 
-use crate::region::Region;
+pub use super::event::event_fd;
+
+use super::sync::{AtomicBool, AtomicU32, Event, Ordering, Region, fence};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-
-/// Creates a nonblocking eventfd that is closed on exec.
-pub fn event_fd() -> io::Result<OwnedFd> {
-    // SAFETY: creates a new descriptor.
-    match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
-        -1 => Err(io::Error::last_os_error()),
-        // SAFETY: the kernel has just created it, and this is its only owner.
-        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-    }
-}
 
 /// A doorbell within a process. Clones ring for the same owner; any thread may ring.
 #[derive(Clone)]
@@ -37,13 +28,13 @@ pub struct Doorbell {
 
 struct Inner {
     sleeping: AtomicBool,
-    event: OwnedFd,
+    event: Event,
 }
 
 impl Doorbell {
     /// Creates a doorbell whose owner is awake.
     pub fn new() -> io::Result<Self> {
-        let event = event_fd()?;
+        let event = Event::new()?;
         Ok(Self { inner: Arc::new(Inner { sleeping: AtomicBool::new(false), event }) })
     }
 
@@ -53,7 +44,7 @@ impl Doorbell {
         let sleeping = &self.inner.sleeping;
         let asleep = sleeping.load(Ordering::Relaxed) && sleeping.swap(false, Ordering::AcqRel);
         if asleep {
-            signal(self.inner.event.as_fd());
+            self.inner.event.signal();
         }
         asleep
     }
@@ -72,12 +63,18 @@ impl Doorbell {
 
     /// Returns the descriptor that the owner polls while parked.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.inner.event.as_fd()
+        self.inner.event.fd()
     }
 
     /// Makes the descriptor unreadable again. Must be called before the queues are checked.
     pub fn drain(&self) {
-        drain(self.inner.event.as_fd());
+        self.inner.event.drain();
+    }
+
+    /// Parks until the doorbell rings.
+    #[cfg(all(test, loom))]
+    pub(super) fn wait(&self) {
+        self.inner.event.wait();
     }
 }
 
@@ -94,7 +91,7 @@ impl fmt::Debug for Doorbell {
 pub struct SharedDoorbell {
     region: Arc<Region>,
     offset_of_flag: usize,
-    event: OwnedFd,
+    event: Event,
 }
 
 impl SharedDoorbell {
@@ -102,7 +99,7 @@ impl SharedDoorbell {
     /// word of a writable region.
     pub fn new(region: Arc<Region>, offset_of_flag: usize, eventfd: OwnedFd) -> Self {
         region.atomic_u32(offset_of_flag);
-        Self { region, offset_of_flag, event: eventfd }
+        Self { region, offset_of_flag, event: eventfd.into() }
     }
 
     fn flag(&self) -> &AtomicU32 {
@@ -115,7 +112,7 @@ impl SharedDoorbell {
         let flag = self.flag();
         let asleep = flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0;
         if asleep {
-            signal(self.event.as_fd());
+            self.event.signal();
         }
         asleep
     }
@@ -133,41 +130,21 @@ impl SharedDoorbell {
 
     /// Returns the descriptor that the owner polls while parked.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+        self.event.fd()
     }
 
     /// See [`Doorbell::drain`].
     pub fn drain(&self) {
-        drain(self.event.as_fd());
+        self.event.drain();
     }
 }
 
-/// Adds one to an eventfd. A peer with the same descriptor may have made it blocking and full, so its state is checked
-/// first. A full or failed eventfd is readable too, so no error needs to be reported.
-fn signal(event: BorrowedFd<'_>) {
-    let mut query = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry, which outlives the call.
-    let ready = unsafe { libc::poll(&raw mut query, 1, 0) };
-    if ready == 1 && query.revents & libc::POLLOUT != 0 {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: writes from eight bytes of this function.
-        unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-}
-
-/// Resets an eventfd's count without blocking, whatever mode a peer has set.
-fn drain(event: BorrowedFd<'_>) {
-    let mut count = [0u8; 8];
-    let vector = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    // SAFETY: reads into eight bytes of this function.
-    unsafe { libc::preadv2(event.as_raw_fd(), &raw const vector, 1, -1, libc::RWF_NOWAIT) };
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::region::{HugePages, RegionOptions};
     use crate::spsc;
+    use std::os::fd::AsRawFd;
 
     /// Parks for as long as a test may take; returns true if the doorbell rang.
     fn park(event: BorrowedFd<'_>) -> bool {

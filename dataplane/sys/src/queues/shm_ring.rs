@@ -12,10 +12,9 @@
 //! A ring starts in zeroed memory, with both positions at zero; it is not resumed. It does not wake its consumer: see
 //! [`crate::doorbell::SharedDoorbell`].
 
-use crate::region::Region;
+use super::sync::{Ordering, Region};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Offset of the data, in bytes.
 const HEADER_BYTES: usize = 256;
@@ -218,5 +217,5 @@ impl ShmConsumer {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -9,11 +9,9 @@
 //!
 //! The ring never blocks and does not wake its consumer: see [`crate::doorbell`].
 
-use std::cell::UnsafeCell;
+use super::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell};
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Largest capacity.
 pub const MAX_CAPACITY: usize = 1 << 24;
@@ -36,8 +34,8 @@ struct RingState<T> {
 unsafe impl<T: Send> Sync for RingState<T> {}
 
 impl<T> RingState<T> {
-    fn slot(&self, position: usize) -> *mut MaybeUninit<T> {
-        self.slots[position & (self.slots.len() - 1)].get()
+    fn slot(&self, position: usize) -> &UnsafeCell<MaybeUninit<T>> {
+        &self.slots[position & (self.slots.len() - 1)]
     }
 
     fn len(&self) -> usize {
@@ -49,10 +47,11 @@ impl<T> RingState<T> {
 
 impl<T> Drop for RingState<T> {
     fn drop(&mut self) {
-        let (mut head, tail) = (*self.head.0.get_mut(), *self.tail.0.get_mut());
+        // Nobody else has the ring, so these are the last positions that were stored.
+        let (mut head, tail) = (self.head.0.load(Ordering::Relaxed), self.tail.0.load(Ordering::Relaxed));
         while head != tail {
             // SAFETY: both sides are gone; the slots from head to tail hold values, each dropped once.
-            unsafe { (*self.slot(head)).assume_init_drop() };
+            self.slot(head).with_mut(|slot| unsafe { (*slot).assume_init_drop() });
             head = head.wrapping_add(1);
         }
     }
@@ -99,7 +98,7 @@ impl<T> Producer<T> {
         }
         // SAFETY: the slot at the tail is outside head..tail, so the consumer does not touch it, and only we write
         // tails (`&mut self`). It holds no value: the acquire load above saw it taken.
-        unsafe { (*self.shared.slot(self.tail)).write(value) };
+        self.shared.slot(self.tail).with_mut(|slot| unsafe { (*slot).write(value) });
         self.tail = self.tail.wrapping_add(1);
         self.shared.tail.0.store(self.tail, Ordering::Release);
         Ok(())
@@ -132,7 +131,7 @@ impl<T> Consumer<T> {
         }
         // SAFETY: the slot at the head is inside head..tail: the producer wrote it before the tail we acquired, and
         // does not touch it until we move the head. It is read out once.
-        let value = unsafe { (*self.shared.slot(self.head)).assume_init_read() };
+        let value = self.shared.slot(self.head).with(|slot| unsafe { (*slot).assume_init_read() });
         self.head = self.head.wrapping_add(1);
         self.shared.head.0.store(self.head, Ordering::Release);
         Some(value)
@@ -180,7 +179,7 @@ impl<T> fmt::Debug for Consumer<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::thread;

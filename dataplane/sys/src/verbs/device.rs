@@ -8,6 +8,7 @@ pub(super) mod port;
 
 use super::error::VerbsError;
 use super::ffi::*;
+#[cfg(feature = "soft-verbs")]
 use super::soft::{self, Loopback};
 use context::Context;
 use libc::{c_char, c_int};
@@ -25,6 +26,7 @@ pub(crate) enum Provider {
     /// libibverbs, with the NICs of this machine.
     Library(&'static Library),
     /// Software devices inside this process.
+    #[cfg(feature = "soft-verbs")]
     Soft(Loopback),
 }
 
@@ -32,12 +34,32 @@ impl Provider {
     pub(crate) fn functions(&self) -> &'static Functions {
         match self {
             Self::Library(library) => &library.functions,
+            #[cfg(feature = "soft-verbs")]
             Self::Soft(_) => &soft::FUNCTIONS,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Library(_) => "libibverbs",
+            #[cfg(feature = "soft-verbs")]
+            Self::Soft(fabric) if fabric.is_null() => "null",
+            #[cfg(feature = "soft-verbs")]
+            Self::Soft(_) => "loopback",
+        }
+    }
+
+    /// Returns true if the devices have files in `/dev`, whose permissions decide who may open them.
+    fn has_device_files(&self) -> bool {
+        match self {
+            Self::Library(_) => true,
+            #[cfg(feature = "soft-verbs")]
+            Self::Soft(_) => false,
         }
     }
 }
 
-/// Source of RDMA devices: the library of this machine, or software. Clones refer to the same source.
+/// Source of RDMA devices: the library of this machine, or software in tests. Clones refer to the same source.
 #[derive(Clone)]
 pub struct Verbs {
     provider: Provider,
@@ -52,27 +74,10 @@ impl Verbs {
         Ok(Self { provider: Provider::Library(library()?) })
     }
 
-    /// Creates a source of software devices inside this process; see [`Loopback`].
-    #[must_use]
-    pub fn loopback(fabric: &Loopback) -> Self {
-        Self { provider: Provider::Soft(fabric.clone()) }
-    }
-
-    /// Creates a source with one device, `null0`, on which every request succeeds at once and only messages move bytes:
-    /// measures the cost of our own code.
-    #[must_use]
-    pub fn null() -> Self {
-        Self { provider: Provider::Soft(Loopback::null()) }
-    }
-
     /// Returns the name of the source: `libibverbs`, `loopback` or `null`.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        match &self.provider {
-            Provider::Library(_) => "libibverbs",
-            Provider::Soft(fabric) if fabric.is_null() => "null",
-            Provider::Soft(_) => "loopback",
-        }
+        self.provider.name()
     }
 
     /// Returns the devices, in the provider's order. An empty list is not an error.
@@ -82,6 +87,7 @@ impl Verbs {
     pub fn devices(&self) -> Result<Vec<Device>, VerbsError> {
         let device = |raw, list| Device { raw, provider: self.provider.clone(), _list: list };
         match &self.provider {
+            #[cfg(feature = "soft-verbs")]
             Provider::Soft(fabric) => Ok(fabric.raw_devices().map(|raw| device(raw, None)).collect()),
             Provider::Library(library) => {
                 let list = Arc::new(DeviceList::get(library)?);
@@ -103,6 +109,22 @@ impl Verbs {
                 Err(VerbsError::UnknownDevice { name: name.to_owned(), known })
             }
         }
+    }
+}
+
+#[cfg(feature = "soft-verbs")]
+impl Verbs {
+    /// Creates a source of software devices inside this process; see [`Loopback`].
+    #[must_use]
+    pub fn loopback(fabric: &Loopback) -> Self {
+        Self { provider: Provider::Soft(fabric.clone()) }
+    }
+
+    /// Creates a source with one device, `null0`, on which every request succeeds at once and only messages move bytes:
+    /// measures the cost of our own code.
+    #[must_use]
+    pub fn null() -> Self {
+        Self { provider: Provider::Soft(Loopback::null()) }
     }
 }
 
@@ -193,13 +215,14 @@ impl Device {
         let Some(raw) = NonNull::new(raw) else {
             let source = io::Error::last_os_error();
             let (device, path) = (self.name().to_owned(), self.file_path());
-            // The library tries a second path if the first fails, and reports only the error of the second.
-            let tried = OpenOptions::new().read(true).write(true).open(&path);
-            match tried.map_err(|error| error.kind()) {
-                _ if matches!(self.provider, Provider::Soft(_)) => {}
-                Err(io::ErrorKind::PermissionDenied) => return Err(VerbsError::NoPermission { device, path }),
-                Err(io::ErrorKind::NotFound) => return Err(VerbsError::NoDeviceFile { device, path }),
-                _ => {}
+            if self.provider.has_device_files() {
+                // The library tries a second path if the first fails, and reports only the error of the second.
+                let tried = OpenOptions::new().read(true).write(true).open(&path);
+                match tried.map_err(|error| error.kind()) {
+                    Err(io::ErrorKind::PermissionDenied) => return Err(VerbsError::NoPermission { device, path }),
+                    Err(io::ErrorKind::NotFound) => return Err(VerbsError::NoDeviceFile { device, path }),
+                    _ => {}
+                }
             }
             return Err(VerbsError::Refused { device, what: format!("open {path}"), source });
         };

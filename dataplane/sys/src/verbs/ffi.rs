@@ -25,8 +25,11 @@ pub(crate) const WR_SEND: u32 = 2;
 pub(crate) const WR_SEND_WITH_IMM: u32 = 3;
 pub(crate) const WR_RDMA_READ: u32 = 4;
 
+#[cfg(feature = "soft-verbs")]
 pub(crate) const WC_SEND: u32 = 0;
+#[cfg(feature = "soft-verbs")]
 pub(crate) const WC_RDMA_WRITE: u32 = 1;
+#[cfg(feature = "soft-verbs")]
 pub(crate) const WC_RDMA_READ: u32 = 2;
 pub(crate) const WC_RECV: u32 = 1 << 7;
 pub(crate) const WC_RECV_RDMA_WITH_IMM: u32 = WC_RECV + 1;

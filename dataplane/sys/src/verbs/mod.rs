@@ -1,10 +1,12 @@
-//! Verbs: RDMA through libibverbs, which is loaded at run time, or through software devices.
+//! Verbs: RDMA through libibverbs, which is loaded at run time.
 //!
-//! [`Verbs`] is the source: the library of this machine, [`Loopback`] devices inside this process, or a `null` device
-//! that completes requests at once and moves only messages. All of them provide the same table of C functions, so the
-//! code above is the same. A source provides [`Device`]s, an open [`Context`], a [`ProtectionDomain`],
-//! [`MemoryRegion`]s, [`CompletionQueue`]s and [`QueuePair`]s; each holds the objects that it was created from, so they
-//! may be dropped in any order.
+//! [`Verbs`] is the source of devices: the library of this machine. With the feature `soft-verbs`, which tests and
+//! benchmarks turn on and no shipped binary contains, it can also be software: `Loopback` devices inside this process,
+//! or a `null` device that completes requests at once and moves only messages. All of them provide the same table of C
+//! functions, so the code above is the same.
+//!
+//! A source provides [`Device`]s, an open [`Context`], a [`ProtectionDomain`], [`MemoryRegion`]s, [`CompletionQueue`]s
+//! and [`QueuePair`]s; each holds the objects that it was created from, so they may be dropped in any order.
 //!
 //! ```
 //! use kvplane_sys::verbs::*;
@@ -122,6 +124,7 @@ mod error;
 mod ffi;
 mod memory;
 mod queue_pair;
+#[cfg(feature = "soft-verbs")]
 mod soft;
 #[cfg(test)]
 mod tests;
@@ -145,5 +148,6 @@ pub use queue_pair::QueuePair;
 pub use receive_queue::SharedReceiveQueue;
 pub use send_queue::{Operation, Payload, Remote, Request};
 pub use slots::RetiredRequest;
+#[cfg(feature = "soft-verbs")]
 pub use soft::{Loopback, SoftPort};
 pub use states::QueueState;

@@ -6,6 +6,7 @@
 //! beside it on the device. This table alone determines which records are live: reclaim looks up each entry of a
 //! footer.
 
+use kvplane_proto::narrowing::{low_u8, low_u16, low_u32, low_u64, to_usize};
 use std::collections::VecDeque;
 
 use kvplane_proto::digest::Digest;
@@ -58,7 +59,7 @@ const _: () = assert!(size_of::<Entry>() == 52 && BYTES_PER_OBJECT <= 64);
 const _: () = assert!(PAYLOAD_BYTES_MOST < COPIED && DEVICE_BYTES_MOST == UNIT_BYTES << 40);
 
 const fn split(word: u64) -> [u32; 2] {
-    [word as u32, (word >> 32) as u32]
+    [low_u32(word), (word >> 32) as u32]
 }
 
 const fn join(words: [u32; 2]) -> u64 {
@@ -68,7 +69,7 @@ const fn join(words: [u32; 2]) -> u64 {
 impl Entry {
     pub(crate) const fn new(kind: Kind, digest: Digest, version: Version, sequence: u64) -> Self {
         let flags = if matches!(kind, Kind::Tombstone) { USED | REMOVED } else { USED };
-        let ([a, b], [c, d]) = (split(digest.0 as u64), split((digest.0 >> 64) as u64));
+        let ([a, b], [c, d]) = (split(low_u64(digest.0)), split((digest.0 >> 64) as u64));
         let mut entry = Self { digest: [a, b, c, d], version: split(version.0), sequence: split(sequence), ..EMPTY };
         entry.set_flags(flags);
         entry
@@ -112,7 +113,7 @@ impl Entry {
     }
 
     pub(crate) const fn shape(&self) -> Shape {
-        let key_bytes = (join(self.place) >> 40) as u16 & KEY_BYTES_MOST;
+        let key_bytes = low_u16(join(self.place) >> 40) & KEY_BYTES_MOST;
         Shape {
             payload_bytes: self.payload & PAYLOAD_BYTES_MOST,
             key_bytes,
@@ -124,7 +125,7 @@ impl Entry {
 
     /// Returns the blocks between the record's head and its payload.
     pub(crate) const fn away(&self) -> u8 {
-        (join(self.place) >> 53) as u8 & AWAY_MOST
+        low_u8(join(self.place) >> 53) & AWAY_MOST
     }
 
     /// Returns the host's view of the record.
@@ -340,7 +341,7 @@ impl Index {
     /// home buckets of the two or, displaced, behind: up to the first entry at its home, or empty bucket.
     pub(crate) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = &Entry> {
         let places = self.places.len();
-        let home = |point: u64| (((u128::from(point) << 32) * places as u128) >> 64) as usize;
+        let home = |point: u64| to_usize(low_u64(((u128::from(point) << 32) * places as u128) >> 64));
         let (first, last) = (home(from), home(to));
         let ends = move |at: usize| {
             let entry = &self.places[at % places];
@@ -398,7 +399,7 @@ impl Index {
 
     /// Returns the home bucket, in which a search begins: a seeded mix of both words, scaled to the table.
     const fn home(&self, digest: Digest) -> usize {
-        ((self.mixed(digest) as u128 * self.places.len() as u128) >> 64) as usize
+        to_usize(low_u64((self.mixed(digest) as u128 * self.places.len() as u128) >> 64))
     }
 
     const fn mixed(&self, digest: Digest) -> u64 {

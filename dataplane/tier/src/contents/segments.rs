@@ -4,6 +4,7 @@
 //! first. Both orders are required for correctness: a tombstone is dropped with its segment, and by then every older
 //! record is gone.
 
+use kvplane_proto::narrowing::length_u32;
 use std::collections::VecDeque;
 
 use kvplane_proto::state_machine;
@@ -145,7 +146,7 @@ impl Segments {
 
     /// Returns the number of segments without records, including the one that is ready.
     pub(crate) fn free_count(&self) -> u32 {
-        self.free.len() as u32 + u32::from(self.ready.is_some())
+        length_u32(self.free.len()) + u32::from(self.ready.is_some())
     }
 
     /// Returns true if there are free segments besides the one that is ready.

@@ -5,6 +5,7 @@
 //! priority is limited, so that prefetch and reclaim never starve gets. A completion of an unknown operation is
 //! counted.
 
+use kvplane_proto::narrowing::to_u32;
 use std::collections::VecDeque;
 
 use crate::ops::{Action, BlockOp, Fault, OpId, PRIORITIES, Pieces, Priority};
@@ -134,9 +135,9 @@ impl Jobs {
             queue.pop_front();
         }
         self.in_flight[priority as usize] += 1;
-        let op = Op { job: id, bytes: bytes as u32, priority };
+        let op = Op { job: id, bytes: to_u32(bytes), priority };
         let slot = self.ops.insert(op).expect("the table has a slot for every operation that may be in flight");
-        Some(BlockOp { id: OpId { slot }, action, offset, bytes: bytes as u32, pieces, priority })
+        Some(BlockOp { id: OpId { slot }, action, offset, bytes: to_u32(bytes), pieces, priority })
     }
 
     /// Completes an operation, with the bytes that it moved or the fault. Returns the owner of the job if the job is

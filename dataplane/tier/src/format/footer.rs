@@ -7,6 +7,7 @@
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::narrowing::{length_u32, low_u64};
 use kvplane_proto::rng::mix64;
 
 use super::{
@@ -80,7 +81,7 @@ impl FooterEntry {
     /// Returns a value that is mixed into the checksum, so that a checksum stored beside another object's digest does
     /// not match.
     const fn bond(&self) -> u64 {
-        let name = mix64(self.digest.0 as u64 ^ mix64((self.digest.0 >> 64) as u64));
+        let name = mix64(low_u64(self.digest.0) ^ mix64((self.digest.0 >> 64) as u64));
         mix64(mix64(name ^ self.version.0) ^ self.sequence)
     }
 
@@ -129,7 +130,7 @@ impl FooterPage {
     /// Returns the number of entries that fit in a page of `page_bytes`.
     #[must_use]
     pub const fn capacity(page_bytes: u32) -> u32 {
-        (page_bytes as usize - FOOTER_HEADER_BYTES) as u32 / FOOTER_ENTRY_BYTES as u32
+        length_u32((page_bytes as usize - FOOTER_HEADER_BYTES) / FOOTER_ENTRY_BYTES)
     }
 
     /// Encodes a whole page: this header and `entries`, the rest zero.
@@ -170,7 +171,7 @@ impl FooterPage {
             entries: word32(bytes, 28),
             durable_sequence: word64(bytes, 32),
         };
-        let plausible = page.page < page.pages && page.entries <= Self::capacity(bytes.len() as u32);
+        let plausible = page.page < page.pages && page.entries <= Self::capacity(length_u32(bytes.len()));
         if plausible { Ok(page) } else { Err(Flaw::Values) }
     }
 

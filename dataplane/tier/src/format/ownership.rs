@@ -7,6 +7,7 @@
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
+use kvplane_proto::narrowing::length_u16;
 
 use super::{Flaw, check_start, put32, put64, seeded, start, word32, word64};
 
@@ -66,7 +67,7 @@ impl SlotSet {
 
     /// Returns the slots of the set in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
-        (0..SLOTS as u16).map(Slot).filter(|slot| self.has(*slot))
+        (0..length_u16(SLOTS)).map(Slot).filter(|slot| self.has(*slot))
     }
 
     /// Combines each word of this set with that of `other`.

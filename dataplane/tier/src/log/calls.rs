@@ -2,6 +2,7 @@
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::narrowing::length_u16;
 
 use super::Log;
 use super::groups::Waiter;
@@ -85,7 +86,7 @@ impl Log {
             return Err(PutError::KeyTooLong { bytes: put.key.len(), limit_bytes: config.max_key_bytes });
         }
         let extent = config.has_blocks_of_its_own(bytes);
-        let (key_bytes, names_parts, copied) = (put.key.len() as u16, put.names_parts, put.copied);
+        let (key_bytes, names_parts, copied) = (length_u16(put.key.len()), put.names_parts, put.copied);
         let shape = Shape { payload_bytes: bytes, key_bytes, extent, names_parts, copied };
         if is_lent(shape, &self.device) && !put.payload.offset.is_multiple_of(u64::from(align)) {
             return Err(PutError::Unaligned { offset: put.payload.offset, align_bytes: align });

@@ -5,6 +5,7 @@
 //! with a block of their twins, so that no single damaged block brings a removed object back.
 
 use core::ops::RangeInclusive;
+use kvplane_proto::narrowing::{length_u32, to_u32};
 use std::collections::VecDeque;
 
 use kvplane_proto::digest::Digest;
@@ -50,7 +51,7 @@ pub(super) struct Heads {
 impl Heads {
     /// Returns the rest after a head of `bytes`.
     pub(super) fn after(self, bytes: u32) -> Self {
-        let taken = bytes.next_multiple_of(UNIT_BYTES as u32).min(self.bytes);
+        let taken = bytes.next_multiple_of(to_u32(UNIT_BYTES)).min(self.bytes);
         let (staging, offset) = (self.staging + u64::from(taken), self.offset + u64::from(taken));
         Self { staging, offset, bytes: self.bytes - taken }
     }
@@ -136,7 +137,7 @@ impl Group {
     }
 
     pub(super) fn tombstones(&self) -> u32 {
-        self.tombstones.len() as u32
+        length_u32(self.tombstones.len())
     }
 
     pub(super) const fn is_urgent(&self) -> bool {
@@ -319,7 +320,7 @@ impl Groups {
     /// Ends a group that was written or has failed.
     pub(super) fn end(&mut self, number: u64) -> Option<EndedGroup> {
         let at = number.checked_sub(self.first)?;
-        let group = self.queue.get_mut(at as usize)?;
+        let group = self.queue.get_mut(usize::try_from(at).ok()?)?;
         group.state = GroupState::Over;
         self.buffers.push(group.buffer);
         Some(EndedGroup {

@@ -5,6 +5,7 @@ use crate::device::{Device, Owner};
 use crate::format::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 use crate::memory::{Memory, Span, zero};
 use crate::ops::Pieces;
+use kvplane_proto::narrowing::length_u32;
 
 /// Prepares the segment that was freed first, if none is ready or in preparation.
 pub(super) fn prepare(device: &mut Device, contents: &mut Contents, memory: &mut dyn Memory) {
@@ -21,7 +22,7 @@ pub(super) fn prepare(device: &mut Device, contents: &mut Contents, memory: &mut
     let (at, block) = (device.layout().header, device.config().block_bytes);
     zero(memory, at, block);
     for offset in SEGMENT_HEADER_OFFSETS {
-        memory.write(&bytes, Span::staging(at + offset as u64, SEGMENT_HEADER_BYTES as u32));
+        memory.write(&bytes, Span::staging(at + offset as u64, length_u32(SEGMENT_HEADER_BYTES)));
     }
     let pieces = Pieces::of(&[Span::staging(at, block)]);
     device.write(Owner::Prepare(segment), device.segment_at(segment), pieces);

@@ -6,6 +6,7 @@
 //! what became of the record. A packed record is read as a whole into a buffer, including its head, and its payload is
 //! copied.
 
+use kvplane_proto::narrowing::{length_u32, to_u32, to_usize};
 use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::checksum::frame_checksum;
@@ -115,7 +116,7 @@ impl Reads {
             gets: 0,
             max_gets: config.max_reads,
             keys: BTreeMap::new(),
-            body: vec![0; Layout::head_most(config) as usize],
+            body: vec![0; to_usize(Layout::head_most(config))],
             counts: ReadCounts::default(),
         }
     }
@@ -240,7 +241,7 @@ impl Reads {
     fn verify_head(&mut self, slot: SlotId, entry: &Entry, device: &Device, memory: &dyn Memory) -> Result<(), Miss> {
         let (config, shape, head) = (device.config(), entry.shape(), head_at(slot, entry, device));
         let mut fixed = [0; RECORD_HEADER_BYTES];
-        memory.read(Span::staging(head, RECORD_HEADER_BYTES as u32), &mut fixed);
+        memory.read(Span::staging(head, length_u32(RECORD_HEADER_BYTES)), &mut fixed);
         let header = RecordHeader::decode(&fixed, device.uuid(), config.max_object_bytes);
         let Ok(header) = header else { return Err(Miss::Damaged) };
         if header.offset != entry.offset() {
@@ -253,9 +254,9 @@ impl Reads {
         if !same || header.chunk_bytes != config.chunk_bytes {
             return Err(Miss::Damaged);
         }
-        let body_bytes = shape.head_bytes(config.chunk_bytes) as usize - RECORD_HEADER_BYTES;
+        let body_bytes = to_usize(shape.head_bytes(config.chunk_bytes)) - RECORD_HEADER_BYTES;
         self.body.resize(body_bytes, 0);
-        memory.read(Span::staging(head + RECORD_HEADER_BYTES as u64, body_bytes as u32), &mut self.body);
+        memory.read(Span::staging(head + RECORD_HEADER_BYTES as u64, length_u32(body_bytes)), &mut self.body);
         if frame_checksum(&self.body) == header.body_checksum { Ok(()) } else { Err(Miss::Damaged) }
     }
 }
@@ -280,7 +281,7 @@ fn submit(slot: SlotId, read: &ReadJob, device: &mut Device) {
 /// Returns the blocks that contain the bytes from `start` to `end` of the device, to be read into a buffer.
 fn blocks_of(buffer: u64, start: u64, end: u64, block: u64) -> (u64, Pieces) {
     let first = start - start % block;
-    (first, Pieces::of(&[Span::staging(buffer, (end.next_multiple_of(block) - first) as u32)]))
+    (first, Pieces::of(&[Span::staging(buffer, to_u32(end.next_multiple_of(block) - first))]))
 }
 
 /// Returns the offset of a record's payload on the device.

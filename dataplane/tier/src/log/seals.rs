@@ -4,6 +4,7 @@
 //! No call waits for a footer: if it is lost, the segment is scanned. This module also owns the lists of records: the
 //! open segment, each segment being sealed, and a scanned segment have one each.
 
+use kvplane_proto::narrowing::length_u32;
 use std::collections::VecDeque;
 
 use super::flushes::{Barrier, Flushes};
@@ -174,10 +175,10 @@ impl Seals {
         let page_bytes = device.config().footer_page_bytes;
         let per_page = FooterPage::capacity(page_bytes);
         let generation = segments[seal.segment].generation;
-        let pages = (seal.entries.len() as u32).div_ceil(per_page).max(1);
+        let pages = length_u32(seal.entries.len()).div_ceil(per_page).max(1);
         let first = (page * per_page) as usize;
         let listed = &seal.entries[first..seal.entries.len().min(first + per_page as usize)];
-        let (segment, entries, durable_sequence) = (seal.segment, listed.len() as u32, seal.durable_sequence);
+        let (segment, entries, durable_sequence) = (seal.segment, length_u32(listed.len()), seal.durable_sequence);
         let header = FooterPage { segment, generation, page, pages, entries, durable_sequence };
         header.encode(device.uuid(), listed, &mut self.page);
         seal.writing = true;
@@ -197,7 +198,7 @@ impl Seals {
         }
         let Stage::Pages(page) = &mut seal.stage else { return Some((segment, false)) };
         *page += 1;
-        let is_last = *page == (seal.entries.len() as u32).div_ceil(FooterPage::capacity(page_bytes)).max(1);
+        let is_last = *page == length_u32(seal.entries.len()).div_ceil(FooterPage::capacity(page_bytes)).max(1);
         if is_last {
             self.sealed += 1;
             self.drop_seal(at);

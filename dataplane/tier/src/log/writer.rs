@@ -17,6 +17,7 @@ use crate::device::{Device, Owner};
 use crate::format::{FilledNote, FooterEntry, FooterPage, Kind};
 use crate::memory::{Memory, Span, zero};
 use crate::ops::{Fault, MAX_PIECES};
+use kvplane_proto::narrowing::{length_u32, to_u32, to_usize};
 
 /// Segment that takes records.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ impl Writer {
             groups: Groups::new(config.groups),
             seals: Seals::new(device),
             flushes: Flushes::default(),
-            body: Vec::with_capacity(Layout::head_most(config) as usize),
+            body: Vec::with_capacity(to_usize(Layout::head_most(config))),
             counts: WriteCounts::default(),
         }
     }
@@ -130,7 +131,7 @@ impl Writer {
         let Some(open) = &self.open else { return false };
         let (config, block) = (device.config(), device.block());
         let tombstones = self.groups.filling().map_or(0, |group| group.tombstones()) + need.tombstones;
-        let entries = open.entries.len() as u32 + need.entries;
+        let entries = length_u32(open.entries.len()) + need.entries;
         let per_page = FooterPage::capacity(config.footer_page_bytes);
         let footer = u64::from(entries.div_ceil(per_page).max(1)) * u64::from(config.footer_page_bytes);
         let end = open.end.next_multiple_of(block) + need.device_bytes.next_multiple_of(block);
@@ -262,7 +263,7 @@ impl Writer {
     /// Pads the open group with zeros up to the next block.
     fn pad(&mut self, device: &Device, memory: &mut dyn Memory) {
         let Some(group) = self.groups.filling() else { return };
-        let bytes = (group.bytes().next_multiple_of(device.block()) - group.bytes()) as u32;
+        let bytes = to_u32(group.bytes().next_multiple_of(device.block()) - group.bytes());
         if bytes > 0 {
             let span = self.take_buffer(bytes, device);
             zero(memory, span.offset, bytes);

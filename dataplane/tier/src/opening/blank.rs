@@ -5,6 +5,7 @@ use crate::device::{Device, Owner};
 use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces, Priority};
 use crate::types::errors::OpenError;
+use kvplane_proto::narrowing::length_u32;
 
 /// Bytes of a blank device that must be zero at each end: btrfs has its signature after 64 KiB, partitions begin at one
 /// MiB.
@@ -129,7 +130,7 @@ fn first_not_zero(memory: &dyn Memory, span: Span) -> Option<u64> {
     let mut bytes = [0; 4096];
     let mut done = 0;
     while done < span.bytes {
-        let now = (span.bytes - done).min(bytes.len() as u32);
+        let now = (span.bytes - done).min(length_u32(bytes.len()));
         memory.read(span.part(done, now), &mut bytes[..now as usize]);
         if let Some(at) = bytes[..now as usize].iter().position(|byte| *byte != 0) {
             return Some(u64::from(done) + at as u64);

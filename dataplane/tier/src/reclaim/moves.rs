@@ -68,11 +68,11 @@ impl Moves {
     }
 
     pub(super) fn get(&self, number: u64) -> Option<&Move> {
-        self.queue.get(number.checked_sub(self.first)? as usize)
+        self.queue.get(usize::try_from(number.checked_sub(self.first)?).ok()?)
     }
 
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Move> {
-        self.queue.get_mut(number.checked_sub(self.first)? as usize)
+        self.queue.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
     }
 
     /// Returns true if records are being read.

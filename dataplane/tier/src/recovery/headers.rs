@@ -1,6 +1,7 @@
 //! Headers of all segments, read at the start: the generation of each segment, and the notes on the segments that were
 //! filled before.
 
+use kvplane_proto::narrowing::length_u32;
 use std::collections::BTreeMap;
 
 use crate::contents::{Contents, SegmentState, incarnation_of};
@@ -41,7 +42,7 @@ impl Headers {
         let copies = SEGMENT_HEADER_OFFSETS.map(|offset| {
             let mut bytes = [0; SEGMENT_HEADER_BYTES];
             let at = span_of(place, device).offset + offset as u64;
-            memory.read(Span::staging(at, SEGMENT_HEADER_BYTES as u32), &mut bytes);
+            memory.read(Span::staging(at, length_u32(SEGMENT_HEADER_BYTES)), &mut bytes);
             bytes
         });
         let decoded = copies.iter().find_map(|bytes| SegmentHeader::decode(bytes, device.uuid()).ok());
@@ -117,7 +118,7 @@ impl Headers {
         let named = all().filter(|(_, segment)| lately(segment.generation) && segment.previous != 0);
         let oldest_live = contents.generations.oldest_live();
         let named = named.map(|(_, segment)| segment.previous).filter(|previous| *previous >= oldest_live);
-        named.filter(|previous| !all().any(|(_, other)| other.generation == *previous)).count() as u32
+        length_u32(named.filter(|previous| !all().any(|(_, other)| other.generation == *previous)).count())
     }
 }
 

@@ -6,6 +6,7 @@
 //! if its header and every checksum of its payload match, so a torn write leaves no record. Records of an earlier
 //! generation, or that state another location, are counted and skipped.
 
+use kvplane_proto::narrowing::{length_u32, to_u32, to_usize};
 use std::collections::VecDeque;
 
 use kvplane_proto::checksum::{PayloadChecksum, frame_checksum};
@@ -90,7 +91,7 @@ impl ScannedSegment {
     /// Returns the number of tombstones found; with `durable`, only of those that its records state as durable.
     pub(super) fn tombstones(&self, durable: bool) -> u32 {
         let tombstones = self.entries.iter().filter(|entry| entry.kind == Kind::Tombstone);
-        tombstones.filter(|entry| !durable || entry.sequence <= self.durable_sequence).count() as u32
+        length_u32(tombstones.filter(|entry| !durable || entry.sequence <= self.durable_sequence).count())
     }
 }
 
@@ -160,7 +161,7 @@ impl Scan {
         let twin_of = |entry: &&FooterEntry| entry.sequence >= header.sequence;
         let known = self.entries.iter().rev().take_while(twin_of).any(|entry| entry.sequence == header.sequence);
         if !known && self.entries.len() < self.entries.capacity() {
-            self.entries.push(FooterEntry::of(header, (start / UNIT_BYTES) as u32));
+            self.entries.push(FooterEntry::of(header, to_u32(start / UNIT_BYTES)));
         }
     }
 
@@ -240,7 +241,7 @@ impl Scan {
             self.at += UNIT_BYTES;
             return Step::Next;
         }
-        memory.read(Span::staging(at, RECORD_HEADER_BYTES as u32), &mut fixed);
+        memory.read(Span::staging(at, length_u32(RECORD_HEADER_BYTES)), &mut fixed);
         let Some(header) = self.check(&fixed, oldest_live, device, report) else {
             self.at += UNIT_BYTES;
             return Step::Next;
@@ -249,9 +250,9 @@ impl Scan {
         if self.at + head_bytes > window_end {
             return Step::More;
         }
-        let body_bytes = head_bytes as usize - RECORD_HEADER_BYTES;
+        let body_bytes = to_usize(head_bytes) - RECORD_HEADER_BYTES;
         self.body.resize(body_bytes, 0);
-        memory.read(Span::staging(at + RECORD_HEADER_BYTES as u64, body_bytes as u32), &mut self.body);
+        memory.read(Span::staging(at + RECORD_HEADER_BYTES as u64, length_u32(body_bytes)), &mut self.body);
         let chunks = header.shape.chunks(header.chunk_bytes) as usize;
         let sums = match chunks {
             0 => vec![header.payload_checksum],
@@ -335,7 +336,7 @@ impl Scan {
             return Step::More;
         }
         while pending.left > 0 {
-            let here = window_end.saturating_sub(pending.at).min(pending.left_of_chunk.into()) as u32;
+            let here = to_u32(window_end.saturating_sub(pending.at).min(pending.left_of_chunk.into()));
             if here == 0 {
                 return Step::More;
             }

@@ -4,6 +4,7 @@ use crate::contents::SegmentState;
 use crate::log::Log;
 use crate::reclaim::Reclaim;
 use crate::types::Harm;
+use kvplane_proto::narrowing::length_u32;
 
 /// Counters since the start, and current quantities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl TierStats {
     pub(super) fn of(log: &Log, reclaim: &Reclaim) -> Self {
         let (contents, config) = (&log.contents, log.device.config());
         let segments = || contents.segments.iter().map(|(_, segment)| segment.state);
-        let count = |is: fn(SegmentState) -> bool| segments().filter(|state| is(*state)).count() as u32;
+        let count = |is: fn(SegmentState) -> bool| length_u32(segments().filter(|state| is(*state)).count());
         let with_records = u64::from(count(SegmentState::has_records));
         let (calls, writes, reads) = (log.counts(), log.writer.counts(), log.reads.counts());
         let reclaimed = reclaim.counts();

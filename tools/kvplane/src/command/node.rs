@@ -276,7 +276,7 @@ impl From<AckChoice> for PutAck {
 }
 
 impl RdmaArguments {
-    fn config(&self) -> Result<RdmaConfig, String> {
+    fn config(&self) -> Result<RdmaConfig, values::ValueError> {
         values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)
     }
 }

@@ -34,6 +34,7 @@ impl QueueState {
         }
     }
 
+    #[cfg(feature = "soft-verbs")]
     pub(crate) fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.raw() == raw)
     }

@@ -8,7 +8,9 @@
 //!
 //! A `null` device completes everything at once and moves only messages: it measures the cost of our own code.
 //!
-//! For tests only: a single lock for a whole fabric, and no packets, paths or congestion.
+//! For tests and benchmarks only, behind the feature `soft-verbs`: a single lock for a whole fabric, and no packets,
+//! paths or congestion. It is a part of this crate because it fills the private C structs, and because no other crate
+//! of the dataplane may use `unsafe`.
 
 mod execute;
 mod fabric;

@@ -3,6 +3,7 @@
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::narrowing::{length_u32, to_u8, to_u32};
 
 use super::Writer;
 use crate::contents::{Contents, Entry};
@@ -52,8 +53,8 @@ impl Writer {
             away,
             ..header
         };
-        memory.write(&header.encode(device.uuid()), head.part(0, RECORD_HEADER_BYTES as u32));
-        memory.write(&self.body, head.part(RECORD_HEADER_BYTES as u32, self.body.len() as u32));
+        memory.write(&header.encode(device.uuid()), head.part(0, length_u32(RECORD_HEADER_BYTES)));
+        memory.write(&self.body, head.part(length_u32(RECORD_HEADER_BYTES), length_u32(self.body.len())));
         self.write_payload(shape, record.payload, device, memory);
         let listed = self.enter(&header, Some(waiter), device);
         let placed = contents.place(Entry::listed(&listed, device.segment_at(device.segment_of(offset))), device);
@@ -66,7 +67,7 @@ impl Writer {
     /// the heads before them if they fit.
     fn take_head(&mut self, shape: Shape, device: &Device, memory: &mut dyn Memory) -> (Span, u64, u8) {
         let (config, block) = (device.config(), device.block());
-        let bytes = shape.head_bytes(config.chunk_bytes) as u32;
+        let bytes = to_u32(shape.head_bytes(config.chunk_bytes));
         let group = self.groups.filling().expect("room was made in an open group");
         let (end, heads) = (group.end(), group.heads);
         if !shape.extent {
@@ -77,7 +78,7 @@ impl Writer {
         if bytes <= heads.bytes && away <= u64::from(AWAY_MOST) {
             self.pad(device, memory);
             self.leave_heads(heads, bytes);
-            return (Span::staging(heads.staging, bytes), heads.offset, away as u8);
+            return (Span::staging(heads.staging, bytes), heads.offset, to_u8(away));
         }
         self.pad(device, memory);
         let span = self.take_buffer(bytes.next_multiple_of(config.block_bytes), device);
@@ -102,7 +103,7 @@ impl Writer {
         // A packed record ends at a unit, head and payload together: the group is as long as its records.
         let unit = if shape.extent { device.block() } else { UNIT_BYTES };
         let end = self.groups.filling().map_or(0, |group| group.bytes()) + u64::from(rest);
-        let padded = rest + (end.next_multiple_of(unit) - end) as u32;
+        let padded = rest + to_u32(end.next_multiple_of(unit) - end);
         if padded > 0 {
             let tail = self.take_buffer(padded, device);
             memory.copy(payload.part(whole, rest), tail.part(0, rest));
@@ -147,9 +148,9 @@ impl Writer {
         let Tombstone { digest, version, sequence } = *tombstone;
         let header = self.header(sequence, shape, device, contents);
         let header = RecordHeader { kind: Kind::Tombstone, digest, version, twin, ..header };
-        let span = self.take_buffer(TOMBSTONE_BYTES as u32, device);
-        memory.write(&header.encode(device.uuid()), span.part(0, RECORD_HEADER_BYTES as u32));
-        zero(memory, span.offset + RECORD_HEADER_BYTES as u64, span.bytes - RECORD_HEADER_BYTES as u32);
+        let span = self.take_buffer(to_u32(TOMBSTONE_BYTES), device);
+        memory.write(&header.encode(device.uuid()), span.part(0, length_u32(RECORD_HEADER_BYTES)));
+        zero(memory, span.offset + RECORD_HEADER_BYTES as u64, span.bytes - length_u32(RECORD_HEADER_BYTES));
         header
     }
 
@@ -183,7 +184,7 @@ impl Writer {
     /// Adds a record to the lists of its segment and of its group.
     fn enter(&mut self, header: &RecordHeader, waiter: Option<Waiter>, device: &Device) -> FooterEntry {
         let start = device.segment_at(device.segment_of(header.offset));
-        let listed = FooterEntry::of(header, ((header.offset - start) / UNIT_BYTES) as u32);
+        let listed = FooterEntry::of(header, to_u32((header.offset - start) / UNIT_BYTES));
         if let Some(open) = &mut self.open {
             open.entries.push(listed);
         }
