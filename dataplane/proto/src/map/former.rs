@@ -10,6 +10,7 @@
 use super::codec::{DecodeError, Reader};
 use super::{MAX_MEMBER_SHARDS, MAX_MEMBERS};
 use crate::ids::{Epoch, Incarnation, NodeId};
+use crate::narrowing::length_u16;
 
 /// Bytes of a claim on the wire, and of an incarnation.
 const CLAIM_BYTES: usize = 8 + 8 + 4 + 2;
@@ -62,8 +63,8 @@ impl Former {
     pub fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.since.0.to_le_bytes());
         out.extend_from_slice(&self.from.0.to_le_bytes());
-        out.extend_from_slice(&(self.claims.len() as u16).to_le_bytes());
-        out.extend_from_slice(&(self.began.len() as u16).to_le_bytes());
+        out.extend_from_slice(&length_u16(self.claims.len()).to_le_bytes());
+        out.extend_from_slice(&length_u16(self.began.len()).to_le_bytes());
         for claim in &self.claims {
             out.extend_from_slice(&claim.node.0.to_le_bytes());
             out.extend_from_slice(&claim.incarnation.0.to_le_bytes());
@@ -78,7 +79,7 @@ impl Former {
         if let Some(Restarts { at, from, incarnations }) = &self.restarts {
             out.extend_from_slice(&at.0.to_le_bytes());
             out.extend_from_slice(&from.0.to_le_bytes());
-            out.extend_from_slice(&(incarnations.len() as u16).to_le_bytes());
+            out.extend_from_slice(&length_u16(incarnations.len()).to_le_bytes());
             for (node, incarnation) in incarnations {
                 out.extend_from_slice(&node.0.to_le_bytes());
                 out.extend_from_slice(&incarnation.0.to_le_bytes());

@@ -6,6 +6,7 @@ use super::cluster_map::{ClusterMap, Member, ShardAddress};
 use super::former::{Claim, Former, Restarts};
 use super::rendezvous::OwnerTable;
 use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
+use crate::narrowing::length_u16;
 
 /// A shard of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
@@ -54,9 +55,9 @@ impl SlotOwners {
             ShardKey { node, incarnation, shard }
         };
         let nth = |slot, nth: usize| table.owners(Slot(slot)).get(nth).map(|owner| key(owner.member, owner.shard));
-        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(|slot| nth(slot, 0)).collect();
+        let now: Vec<Option<ShardKey>> = (0..length_u16(SLOTS)).map(|slot| nth(slot, 0)).collect();
         let several = map.replicas > 1;
-        let next = if several { (0..SLOTS as u16).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
+        let next = if several { (0..length_u16(SLOTS)).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
         let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
         let mut past = map.former.as_ref().map_or_else(Vec::new, owners_of_layout);
         let mut before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
@@ -75,7 +76,7 @@ impl SlotOwners {
         let mut addresses = Vec::new();
         for Member { node, incarnation, host, shards, .. } in &map.members {
             for (shard, address) in shards.iter().enumerate() {
-                let key = ShardKey { node: *node, incarnation: *incarnation, shard: ShardId(shard as u16) };
+                let key = ShardKey { node: *node, incarnation: *incarnation, shard: ShardId(length_u16(shard)) };
                 addresses.push((key, host.clone(), address.clone()));
             }
         }
@@ -200,7 +201,7 @@ fn owners_of_layout(former: &Former) -> Vec<Option<ShardKey>> {
         let Claim { node, incarnation, .. } = former.claims[usize::from(owner.member)];
         Some(ShardKey { node, incarnation, shard: owner.shard })
     };
-    (0..SLOTS as u16).map(first).collect()
+    (0..length_u16(SLOTS)).map(first).collect()
 }
 
 /// Returns, for each slot, the former owner that its present owner may import from.
@@ -208,7 +209,7 @@ fn before(map: &ClusterMap, former: &Former, past: &[Option<ShardKey>], table: &
     let was_there = |member: &Member| former.began.binary_search(&(member.node, member.incarnation)).is_ok();
     let lasting: Vec<bool> = map.members.iter().map(was_there).collect();
     let before = past.iter().enumerate().map(|(slot, past)| {
-        let owners = table.owners(Slot(slot as u16));
+        let owners = table.owners(Slot(length_u16(slot)));
         let now = owners.first()?;
         let past = past.filter(|_| lasting[usize::from(now.member)])?;
         let member = map.member(past.node).filter(|member| member.incarnation == past.incarnation);

@@ -294,7 +294,8 @@ impl Replication {
     pub(super) fn waits_of(&mut self, shard: &mut Shard, digest: Digest) -> CopyWaits {
         self.removals.note_orphans(shard);
         let possible = shard.replicas.has_owner(digest);
-        let copy = possible && shard.store.as_ref().is_some_and(|store| store.objects().replica(digest) == Replica::Awaited);
+        let copy =
+            possible && shard.store.as_ref().is_some_and(|store| store.objects().replica(digest) == Replica::Awaited);
         CopyWaits { drop: self.removals.owes(digest), copy }
     }
 
@@ -472,7 +473,10 @@ impl Replication {
     #[cold]
     fn replicate_hot(&mut self, local: &mut LocalStore, context: &RequestContext, digest: Digest) {
         let shard = &local.shard;
-        let copied = shard.store.as_ref().is_none_or(|store| store.objects().is_copied(digest) || store.objects().is_copy(digest));
+        let copied = shard
+            .store
+            .as_ref()
+            .is_none_or(|store| store.objects().is_copied(digest) || store.objects().is_copy(digest));
         if copied || context.fetches || !shard.replicas.has_owner(digest) {
             return;
         }
