@@ -8,6 +8,7 @@ use kvplane::{
     AsyncClient, BeginOutcome, Buffer, Client, ClientConfig, Digest, Fill, Node, ObjectRange, Put, PutOptions,
     PutSession, RangeOutcome, Region, RegionOptions, Slice, Status,
 };
+use kvplane_proto::message::Part;
 
 mod bed;
 
@@ -370,6 +371,47 @@ fn an_object_that_lost_stripes_can_be_put_again() {
         assert!(headed > 0, "of no object a head and not all stripes were left");
         assert!(objects(&bed) <= 3 * headless, "stripes that a head named go when that is replaced");
     }
+}
+
+/// The remains of another client's striped object come between the stripes and the stripe head of a put: the put
+/// replaces them by its own stripe head.
+#[test]
+fn a_striped_put_replaces_remains_that_came_during_it() {
+    const LENGTH: usize = 16 << 20;
+    let bed = Bed::start(1, 96 << 20);
+    let config = ClientConfig { stripe_bytes: 1 << 20, ..bed.client_config(true) };
+    let mut client = Client::connect(&config).expect("a client");
+    let mut other = Client::connect(&config).expect("another client");
+    let from = memory(&mut client, LENGTH);
+    let mut replaced = 0;
+    for round in 0..200 {
+        if replaced == 3 {
+            return;
+        }
+        let (key, whole) = (format!("between-{round}"), value(round, LENGTH));
+        from.region().copy_in(0, &whole);
+        let (put, remains) = std::thread::scope(|scope| {
+            let put = scope.spawn(|| client.put_from(key.as_bytes(), from.slice(0, LENGTH)).expect("a put"));
+            while objects(&bed) == 0 && !put.is_finished() {
+                std::hint::spin_loop();
+            }
+            let head = stripe_head(2 << 20, 1 << 20, u64::from(round));
+            let options = PutOptions { part: Part::Head, ..PutOptions::default() };
+            let remains = other.put_with(key.as_bytes(), &head, &options).expect("a put");
+            (put.join().expect("no panic"), remains)
+        });
+        assert!(matches!(put, Put::Stored(_)), "{key}");
+        assert!(client.get(key.as_bytes()).expect("a get").as_deref() == Some(&whole[..]), "{key}: {remains:?}");
+        replaced += u32::from(matches!(remains, Put::Stored(_)));
+        assert!(client.remove(key.as_bytes()).expect("a remove"));
+    }
+    panic!("only {replaced} of 200 puts met remains");
+}
+
+/// Returns a stripe head of an object whose stripes do not exist.
+fn stripe_head(bytes: u64, stripe_bytes: u64, nonce: u64) -> Vec<u8> {
+    let words = [bytes, stripe_bytes, nonce, 0].map(u64::to_le_bytes);
+    [&b"KVPSTRP1"[..], words.as_flattened()].concat()
 }
 
 /// Returns the number of objects on all nodes.

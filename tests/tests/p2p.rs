@@ -82,7 +82,7 @@ fn publish() -> PublishOptions {
 }
 
 fn get(store: &P2pStore, object: &Object, regions: &[Arc<Region>]) -> Result<u64, kvplane::Error> {
-    store.get_replica(object, regions, &GetOptions { deadline: Some(Duration::from_secs(60)), ..GetOptions::default() })
+    store.get_replica(object, regions, &GetOptions { deadline: Some(Duration::from_secs(600)), ..GetOptions::default() })
 }
 
 fn total() -> u64 {

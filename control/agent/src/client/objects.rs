@@ -29,13 +29,16 @@ pub(super) use head::{HEAD_BYTES, Head, STRIPE_LEAST_BYTES, STRIPES_MOST};
 /// Objects of the cluster that a requester is connected to.
 pub(super) struct Objects {
     requester: Requester,
-    /// Memory for stripe heads. It is never that of values, which may be in flight at the same time.
+    /// Memory for stripe heads that are read. It is never that of values, which may be in flight at the same time.
     heads: BounceBuffer,
+    /// Memory of the stripe head that is put. Its put reads the stripe heads of other objects before it is repeated.
+    head_value: BounceBuffer,
 }
 
 impl Objects {
-    pub(super) const fn new(requester: Requester) -> Self {
-        Self { requester, heads: BounceBuffer::new("kvplane-heads", 4096) }
+    pub(super) fn new(requester: Requester) -> Self {
+        let [heads, head_value] = ["kvplane-heads", "kvplane-head-value"].map(|name| BounceBuffer::new(name, 4096));
+        Self { requester, heads, head_value }
     }
 
     pub(super) const fn requester(&self) -> &Requester {

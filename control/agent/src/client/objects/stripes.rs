@@ -241,7 +241,7 @@ impl Objects {
 
     /// Writes a stripe head into registered memory, as the value of its put.
     pub(in crate::client) fn encode_head(&mut self, head: &Head) -> Result<Slice, Error> {
-        let room = self.heads.at_least(HEAD_BYTES, &mut self.requester)?;
+        let room = self.head_value.at_least(HEAD_BYTES, &mut self.requester)?;
         room.region().copy_in(0, &head.encode());
         Ok(room.slice(0, HEAD_BYTES))
     }
