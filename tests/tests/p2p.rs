@@ -82,7 +82,11 @@ fn publish() -> PublishOptions {
 }
 
 fn get(store: &P2pStore, object: &Object, regions: &[Arc<Region>]) -> Result<u64, kvplane::Error> {
-    store.get_replica(object, regions, &GetOptions { deadline: Some(Duration::from_secs(600)), ..GetOptions::default() })
+    store.get_replica(
+        object,
+        regions,
+        &GetOptions { deadline: Some(Duration::from_secs(600)), ..GetOptions::default() },
+    )
 }
 
 fn total() -> u64 {

@@ -337,7 +337,7 @@ impl Scheduler {
             row.tenant == context.tenant
                 && row.model == context.model
                 && row.block_tokens == context.block_tokens
-                && !row.doubted
+                && !row.suspect
                 && !barred.contains(&row.instance)
         };
         let rows: Vec<&InstanceStatus> = inner.table.instances.iter().filter(serves).collect();

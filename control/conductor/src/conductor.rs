@@ -31,7 +31,7 @@ mod views;
 use crate::copies::Copies;
 use crate::policy::{PolicyName, Slo};
 
-pub use cache_feed::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Ack, CacheBatch, CacheChange, CacheEvent, CacheRequest};
+pub use cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, Ack, CacheBatch, CacheChange, CacheEvent, CacheRequest};
 use calls::MOST_BARRED;
 pub use calls::{Answer, AssignedInstances, ClientNotice, Mode, ScheduleRequest, Source, Step, Why};
 pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};

@@ -114,7 +114,7 @@ impl HostedCluster {
 
     /// Refuses if no change can be made durable at present.
     fn check_durable(&self) -> Result<(), Refusal> {
-        self.store.doubt().map_or(Ok(()), |reason| Err(Refusal::new(RefusalCode::Storage, reason)))
+        self.store.uncertainty().map_or(Ok(()), |reason| Err(Refusal::new(RefusalCode::Storage, reason)))
     }
 }
 
@@ -256,7 +256,7 @@ impl ClusterHost {
             }
             let due_ns = self.lock().ok().and_then(|mut hosted| {
                 let follow = hosted.nodes.follow.tick(self.now_ns());
-                let cluster = match hosted.store.doubt() {
+                let cluster = match hosted.store.uncertainty() {
                     Some(_) => Some(self.now_ns() + LOOK_AGAIN_NS),
                     None => hosted.cluster.poll_timeout(),
                 };

@@ -108,7 +108,7 @@ impl ConductorService {
         if let Some(origin) = origin {
             self.feeds.follow_instance(origin, !registered.again);
         }
-        Ok(InstanceRegistered { fresh: registered.fresh, doubted_after_ns: registered.doubted_after_ns })
+        Ok(InstanceRegistered { fresh: registered.fresh, suspect_after_ns: registered.suspect_after_ns })
     }
 
     pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<EmptyReply, Refusal> {

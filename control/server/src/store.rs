@@ -132,9 +132,9 @@ impl Store {
 
     /// Returns the reason for which no change is possible at present. Called before a change begins, as a begun change
     /// cannot be undone.
-    pub(crate) fn doubt(&self) -> Option<String> {
+    pub(crate) fn uncertainty(&self) -> Option<String> {
         match &self.place {
-            Place::Etcd(turn) => turn.doubt(),
+            Place::Etcd(turn) => turn.uncertainty(),
             Place::Nowhere | Place::File(..) => None,
         }
     }

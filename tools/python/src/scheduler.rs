@@ -218,7 +218,7 @@ impl Scheduler {
         let told = self.ask(py, |line| line.call(call))?;
         Ok(told.map_or_else(
             |code| (code, false, 0.0),
-            |told| (0, told.fresh, Duration::from_nanos(told.doubted_after_ns).as_secs_f64()),
+            |told| (0, told.fresh, Duration::from_nanos(told.suspect_after_ns).as_secs_f64()),
         ))
     }
 

@@ -57,7 +57,7 @@ class Schedulers(unittest.TestCase):
         line = self.scheduler
         one = line.register("one", "m", capacity_tokens=1_000_000, report_every=60.0, address="10.0.0.1:80")
         self.assertTrue(one.fresh)
-        self.assertEqual(one.doubted_after, 180.0)
+        self.assertEqual(one.suspect_after, 180.0)
         asked = prompt(1)
         self.assertFalse(one.report_cache(stored=asked.hashes[:100], tier="dram", snapshot=True))
         self.assertFalse(one.report_cache(removed=asked.hashes[80:100]))

@@ -49,7 +49,7 @@ impl<'a> Sources<'a> {
     }
 
     /// Closes a peer's segment, so that it is opened again at the next use.
-    pub(super) fn doubt(&self, segment: &str) {
+    pub(super) fn suspect(&self, segment: &str) {
         if let Some(handle) = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(segment) {
             // The last user drops it.
             let _ = self.engine.close_segment(handle);

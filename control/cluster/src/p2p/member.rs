@@ -163,7 +163,7 @@ pub(super) struct Member {
     /// True while it leaves: no further fetch from it begins.
     pub(super) leaving: bool,
     /// True if a fetch from it failed, and it has not reported since.
-    pub(super) doubted: bool,
+    pub(super) suspect: bool,
     /// Description of the corrupt bytes that it served.
     pub(super) corrupt: Option<String>,
     /// Rank of the member, if it fetches by a schedule.
@@ -184,7 +184,7 @@ impl Member {
 
     /// Returns true if other members may fetch from it.
     pub(super) fn is_source(&self) -> bool {
-        !self.leaving && !self.doubted && self.corrupt.is_none()
+        !self.leaving && !self.suspect && self.corrupt.is_none()
     }
 
     /// Returns true if its shards count as copies.

@@ -152,7 +152,7 @@ impl Swarm {
             served: Typical::default(),
             bans: BTreeMap::new(),
             leaving: false,
-            doubted: false,
+            suspect: false,
             corrupt: None,
             rank: None,
             lease_ns,
@@ -242,7 +242,7 @@ impl Swarm {
         let who = self.roster.get(by).map(|member| member.segment.to_string()).unwrap_or_default();
         match failure.kind {
             FailureKind::Unreachable => {
-                self.retire(failure.source, |source| source.doubted = true);
+                self.retire(failure.source, |source| source.suspect = true);
             }
             FailureKind::Corrupt => {
                 let why = format!("shard {} does not match its hash, as {who} reported", failure.shard);
@@ -267,8 +267,8 @@ impl Swarm {
 
     /// Notes a message of a member: its doubt ends.
     fn heard(&mut self, number: u64) {
-        if self.roster.get(number).is_some_and(|member| member.doubted) {
-            self.retire(number, |member| member.doubted = false);
+        if self.roster.get(number).is_some_and(|member| member.suspect) {
+            self.retire(number, |member| member.suspect = false);
             self.dirty.push_back(number);
         }
     }
@@ -371,7 +371,7 @@ impl Swarm {
         }
         // A single stuck fetch may be the fault of its receiver.
         for (source, _) in silent.into_iter().filter(|&(_, fetches)| fetches > 1) {
-            self.retire(source, |source| source.doubted = true);
+            self.retire(source, |source| source.suspect = true);
         }
         self.pump(now_ns);
     }

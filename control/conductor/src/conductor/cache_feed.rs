@@ -9,7 +9,7 @@ use crate::index::Tier;
 /// Maximum number of changes in a batch.
 pub(super) const MOST_CHANGES: usize = 65_536;
 /// Time without a connection to its publisher after which an instance that reports no load is excluded, in nanoseconds.
-pub const AWAY_DOUBTED_NS: u64 = 15_000_000_000;
+pub const AWAY_SUSPECT_NS: u64 = 15_000_000_000;
 /// Time without a connection after which the index drops the instance's blocks, in nanoseconds.
 pub const AWAY_FORGOTTEN_NS: u64 = 60_000_000_000;
 /// Number of consecutive prompts with far fewer cached tokens than reported after which an instance is not believed.

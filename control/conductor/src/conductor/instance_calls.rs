@@ -89,9 +89,9 @@ impl Conductor {
     /// one will have.
     pub(super) fn look_at_instances(&mut self, now_ns: u64) -> Option<u64> {
         let silent = self.instances.silent(now_ns);
-        for name in silent.doubted {
+        for name in silent.suspects {
             // The instance was found above.
-            let _ = self.instances.set_doubted(&name, true, &mut self.pools);
+            let _ = self.instances.set_suspect(&name, true, &mut self.pools);
         }
         for name in silent.lost {
             self.remove(&name);
@@ -130,7 +130,7 @@ impl Conductor {
     }
 
     /// Notes that the publisher of an instance has been unreachable for `for_ns`. The index may lack blocks of its
-    /// cache then. After [`super::AWAY_DOUBTED_NS`] the instance is excluded, unless it was heard from otherwise or
+    /// cache then. After [`super::AWAY_SUSPECT_NS`] the instance is excluded, unless it was heard from otherwise or
     /// sends load reports, which are better evidence; after [`super::AWAY_FORGOTTEN_NS`] its blocks are dropped from
     /// the index, and the method returns true: its events must be read from the first on.
     ///

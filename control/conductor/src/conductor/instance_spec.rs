@@ -69,7 +69,7 @@ pub struct Registration {
     /// True if the instance was registered already, in the same incarnation.
     pub again: bool,
     /// Time without a report after which it is excluded; 0 for never.
-    pub doubted_after_ns: u64,
+    pub suspect_after_ns: u64,
 }
 
 /// Load report of an instance.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::cache_feed::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, BatchOutcome, CacheBatch, CacheFeed};
+use super::cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BatchOutcome, CacheBatch, CacheFeed};
 use super::calls::AssignedInstances;
 use super::durable::DurableInstance;
 use super::error::{ConductorError, bad};
@@ -19,7 +19,7 @@ pub(super) struct Instance {
     /// Time of its last message.
     pub(super) heard_ns: u64,
     /// True if it missed reports.
-    pub(super) doubted: bool,
+    pub(super) suspect: bool,
     /// True while an operator holds it: it gets no new requests, in this incarnation.
     pub(super) held: bool,
     /// Number of its latest load report.
@@ -48,7 +48,7 @@ pub(super) struct CacheUpdate {
 /// Instances that have been silent for too long, and the next time at which one will be.
 #[derive(Default)]
 pub(super) struct SilentInstances {
-    pub(super) doubted: Vec<Arc<str>>,
+    pub(super) suspects: Vec<Arc<str>>,
     pub(super) lost: Vec<Arc<str>>,
     pub(super) next_ns: Option<u64>,
 }
@@ -156,8 +156,8 @@ impl InstanceRegistry {
         }
         known.heard_ns = now_ns;
         let fresh = known.cache.is_fresh();
-        self.set_doubted(&spec.name, false, pools)?;
-        Ok(Some(Registration { fresh, again: true, doubted_after_ns: self.doubted_after_ns(spec) }))
+        self.set_suspect(&spec.name, false, pools)?;
+        Ok(Some(Registration { fresh, again: true, suspect_after_ns: self.suspect_after_ns(spec) }))
     }
 
     fn refuse_over_limit(&self) -> Result<(), ConductorError> {
@@ -167,7 +167,7 @@ impl InstanceRegistry {
         Ok(())
     }
 
-    const fn doubted_after_ns(&self, spec: &InstanceSpec) -> u64 {
+    const fn suspect_after_ns(&self, spec: &InstanceSpec) -> u64 {
         spec.report_ns.saturating_mul(self.missed.0 as u64)
     }
 
@@ -179,12 +179,12 @@ impl InstanceRegistry {
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
-        let doubted_after_ns = self.doubted_after_ns(&spec);
+        let suspect_after_ns = self.suspect_after_ns(&spec);
         let cache = CacheFeed::new(spec.events.is_some());
         let name = self.insert(spec, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
-        Ok(Registration { fresh: true, again: false, doubted_after_ns })
+        Ok(Registration { fresh: true, again: false, suspect_after_ns })
     }
 
     /// Restores an instance that was registered before the Conductor started.
@@ -233,8 +233,8 @@ impl InstanceRegistry {
             numbers.decode = Some(at);
         }
         pool.instances += 1;
-        let (doubted, held) = (false, false);
-        let instance = Instance { spec, pool: number, numbers, heard_ns, doubted, held, seq: 0, cache };
+        let (suspect, held) = (false, false);
+        let instance = Instance { spec, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
         self.by_name.insert(Arc::clone(&name), instance);
         Ok(name)
     }
@@ -279,7 +279,7 @@ impl InstanceRegistry {
         let (number, numbers) = (known.pool, known.numbers);
         if load.seq <= known.seq && known.seq != 0 {
             self.counts.stale_reports += 1;
-            self.set_doubted(name, false, pools)?;
+            self.set_suspect(name, false, pools)?;
             return Ok(None);
         }
         known.seq = load.seq;
@@ -287,7 +287,7 @@ impl InstanceRegistry {
         if let Some(pool) = pools.get_mut(number) {
             pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes })?;
         }
-        self.set_doubted(name, false, pools)?;
+        self.set_suspect(name, false, pools)?;
         Ok(Some(number))
     }
 
@@ -303,19 +303,19 @@ impl InstanceRegistry {
     }
 
     /// Excludes an instance that missed reports, or accepts it again.
-    pub(super) fn set_doubted(&mut self, name: &str, doubted: bool, pools: &mut Pools) -> Result<(), ConductorError> {
+    pub(super) fn set_suspect(&mut self, name: &str, suspect: bool, pools: &mut Pools) -> Result<(), ConductorError> {
         let Some(instance) = self.by_name.get_mut(name) else { return Ok(()) };
-        if std::mem::replace(&mut instance.doubted, doubted) == doubted {
+        if std::mem::replace(&mut instance.suspect, suspect) == suspect {
             return Ok(());
         }
         self.version += 1;
         self.let_take(name, pools)
     }
 
-    /// Lets an instance accept requests if it is neither doubted nor held.
+    /// Lets an instance accept requests if it is neither suspect nor held.
     fn let_take(&self, name: &str, pools: &mut Pools) -> Result<(), ConductorError> {
         let Some(instance) = self.by_name.get(name) else { return Ok(()) };
-        let takes = !instance.doubted && !instance.held;
+        let takes = !instance.suspect && !instance.held;
         let Some(pool) = pools.get_mut(instance.pool) else { return Ok(()) };
         Ok(pool.scheduler.set_takes(instance.numbers, takes)?)
     }
@@ -359,13 +359,13 @@ impl InstanceRegistry {
         let known = self.known(name, incarnation)?;
         let silent_ns = for_ns.min(now_ns.saturating_sub(known.heard_ns));
         let is_new = known.cache.set_away(true);
-        let is_doubted = known.spec.report_ns == 0 && silent_ns >= AWAY_DOUBTED_NS;
+        let is_suspect = known.spec.report_ns == 0 && silent_ns >= AWAY_SUSPECT_NS;
         let (pool, prefill) = (known.pool, known.numbers.prefill);
         let is_forgotten = for_ns >= AWAY_FORGOTTEN_NS;
         let forgets = is_forgotten && known.cache.forget(prefill.is_some());
         self.version += u64::from(is_new);
-        if is_doubted {
-            self.set_doubted(name, true, pools)?;
+        if is_suspect {
+            self.set_suspect(name, true, pools)?;
         }
         if let Some(at) = prefill.filter(|_| forgets) {
             pools.clear(pool, at)?;
@@ -392,7 +392,7 @@ impl InstanceRegistry {
         if promised {
             return Ok(None);
         }
-        self.set_doubted(name, false, pools)?;
+        self.set_suspect(name, false, pools)?;
         Ok(Some(pool))
     }
 
@@ -456,7 +456,7 @@ impl InstanceRegistry {
 
     /// Returns the instances that missed reports, those that missed many, and the next time at which one will have.
     pub(super) fn silent(&self, now_ns: u64) -> SilentInstances {
-        let (doubt, lose) = self.missed;
+        let (suspect, lose) = self.missed;
         let mut silent = SilentInstances::default();
         for (name, instance) in &self.by_name {
             let report_ns = instance.spec.report_ns;
@@ -464,14 +464,14 @@ impl InstanceRegistry {
                 continue;
             }
             let lost_ns = instance.heard_ns.saturating_add(report_ns.saturating_mul(u64::from(lose)));
-            let doubted_ns = instance.heard_ns.saturating_add(report_ns.saturating_mul(u64::from(doubt)));
+            let suspect_ns = instance.heard_ns.saturating_add(report_ns.saturating_mul(u64::from(suspect)));
             if now_ns >= lost_ns {
                 silent.lost.push(Arc::clone(name));
-            } else if now_ns >= doubted_ns && !instance.doubted {
-                silent.doubted.push(Arc::clone(name));
+            } else if now_ns >= suspect_ns && !instance.suspect {
+                silent.suspects.push(Arc::clone(name));
                 silent.look_at(lost_ns);
             } else {
-                silent.look_at(if instance.doubted { lost_ns } else { doubted_ns });
+                silent.look_at(if instance.suspect { lost_ns } else { suspect_ns });
             }
         }
         silent

@@ -66,7 +66,7 @@ pub struct InstanceRow {
     /// Address at which routers reach it.
     pub address: String,
     /// True if it missed reports.
-    pub doubted: bool,
+    pub suspect: bool,
     /// True while an operator holds it.
     pub held: bool,
     /// True if its cache is not completely known.
@@ -308,7 +308,7 @@ impl Conductor {
                 pool: known.spec.pool(),
                 part: known.spec.part,
                 address: known.spec.address.clone(),
-                doubted: known.doubted,
+                suspect: known.suspect,
                 held: known.held,
                 degraded: known.cache.is_incomplete(),
                 prefills,

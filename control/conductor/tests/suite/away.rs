@@ -3,7 +3,7 @@
 use crate::support;
 
 use kvplane_conductor::conductor::{
-    AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor,
+    AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor,
     ConductorError, InstanceSpec, Part, Step, Why,
 };
 use kvplane_conductor::index::Tiers;
@@ -42,9 +42,9 @@ fn unreachable_engine_is_excluded_then_forgotten_until_it_returns() {
         "batches may have been lost"
     );
     assert!(takes(&mut conductor, "soon", SECOND));
-    assert!(!conductor.away("e0", 1, AWAY_DOUBTED_NS, AWAY_DOUBTED_NS).expect("known"));
-    assert!(!takes(&mut conductor, "later", AWAY_DOUBTED_NS), "no request is placed there");
-    assert!(conductor.table(0).instances[0].doubted);
+    assert!(!conductor.away("e0", 1, AWAY_SUSPECT_NS, AWAY_SUSPECT_NS).expect("known"));
+    assert!(!takes(&mut conductor, "later", AWAY_SUSPECT_NS), "no request is placed there");
+    assert!(conductor.table(0).instances[0].suspect);
     assert!(conductor.away("e0", 1, AWAY_FORGOTTEN_NS, AWAY_FORGOTTEN_NS).expect("known"));
     assert_eq!(held(&mut conductor), None);
     // The engine is back, and repeats everything from the first batch on.
@@ -58,16 +58,16 @@ fn unreachable_engine_is_excluded_then_forgotten_until_it_returns() {
 #[test]
 fn engine_heard_from_otherwise_is_not_excluded() {
     let mut conductor = engine();
-    let at_ns = 2 * AWAY_DOUBTED_NS;
+    let at_ns = 2 * AWAY_SUSPECT_NS;
     conductor.cache("e0", 1, batch(1, vec![]), at_ns).expect("known");
     conductor.away("e0", 1, at_ns, at_ns).expect("known");
-    assert!(!conductor.table(at_ns).instances[0].doubted);
+    assert!(!conductor.table(at_ns).instances[0].suspect);
     // An engine that sends load reports is judged by these.
     conductor
         .register(InstanceSpec { report_ns: SECOND, incarnation: 2, ..spec("e0", Part::Mixed) }, at_ns)
         .expect("a later incarnation");
     conductor.away("e0", 2, at_ns, 2 * at_ns).expect("known");
-    assert!(!conductor.table(at_ns).instances[0].doubted);
+    assert!(!conductor.table(at_ns).instances[0].suspect);
 }
 
 #[test]

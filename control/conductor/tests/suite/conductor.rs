@@ -91,7 +91,7 @@ fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
         conductor.tick(at * SECOND);
         let rows = conductor.table(at * SECOND).instances;
         let row = rows.iter().find(|row| *row.name == *silent);
-        assert_eq!(row.map(|row| row.doubted), (at < 10).then_some(at >= 3), "second {at}");
+        assert_eq!(row.map(|row| row.suspect), (at < 10).then_some(at >= 3), "second {at}");
     }
     assert!(matches!(conductor.take_told().map(|told| told.answer), Some(Answer::Refused { why: Why::Lost, .. })));
     let error = conductor.update(reservation, Step::Alive, 11 * SECOND).expect_err("its instance is gone");

@@ -89,7 +89,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
     kept.restart(SECOND);
     let rows = kept.conductor.table(SECOND).instances;
     let shown: Vec<_> =
-        rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.doubted, row.prefills)).collect();
+        rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.suspect, row.prefills)).collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
     assert_eq!(kept.conductor.placement().0, PolicyName::RoundRobin);
     assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "its publisher is restored");
@@ -128,9 +128,9 @@ fn silence_counts_after_the_restart_grace() {
     kept.restart(100 * SECOND);
     let graced_ns = 100 * SECOND + GRACE;
     kept.conductor.tick(graced_ns + 2 * SECOND);
-    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.doubted));
+    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.suspect));
     kept.conductor.tick(graced_ns + 3 * SECOND);
-    assert!(kept.conductor.table(0).instances.iter().all(|row| row.doubted));
+    assert!(kept.conductor.table(0).instances.iter().all(|row| row.suspect));
     kept.conductor.tick(graced_ns + 10 * SECOND);
     kept.keep();
     assert!(kept.disk.is_empty(), "a lost instance is not durable");

@@ -76,7 +76,7 @@ pub struct InstanceRegistered {
     /// True if the instance's cache is unknown: the instance sends a snapshot, if it reports its cache itself.
     pub fresh: bool,
     /// Time without a load report after which the instance is not chosen any more; 0 for no limit.
-    pub doubted_after_ns: u64,
+    pub suspect_after_ns: u64,
 }
 
 /// Deregisters an instance. Idempotent.

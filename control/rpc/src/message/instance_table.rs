@@ -11,7 +11,7 @@ pub struct WatchInstances;
 /// All instances and models.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct InstanceTable {
-    /// Changes when an instance comes, goes, becomes doubted or is trusted again.
+    /// Changes when an instance comes, goes, becomes suspect or is trusted again.
     pub version: u64,
     /// Instances, by name.
     pub instances: Vec<InstanceStatus>,
@@ -33,7 +33,7 @@ pub struct InstanceStatus {
     /// Address for routers.
     pub address: String,
     /// True if the instance missed reports, so it is not chosen.
-    pub doubted: bool,
+    pub suspect: bool,
     /// True if the index of the instance's cache is incomplete.
     pub degraded: bool,
     /// Prefills booked at the instance.

@@ -213,7 +213,7 @@ fn row_out(row: &InstanceRow) -> InstanceStatus {
         },
         address: row.address.clone(),
         // A router that places requests by this table leaves out both kinds.
-        doubted: row.doubted || row.held,
+        suspect: row.suspect || row.held,
         degraded: row.degraded,
         prefills: row.prefills,
         wait_ns: row.wait_ns,

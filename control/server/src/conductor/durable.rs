@@ -73,7 +73,7 @@ impl DecodedRecords {
         Ok(restored)
     }
 
-    /// Restores a Conductor from them. For `grace` no instance is doubted for its silence. A placement policy that an
+    /// Restores a Conductor from them. For `grace` no instance is suspect for its silence. A placement policy that an
     /// operator has set overrides the configured one.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ pub(super) fn render(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts)
     ];
     let gauges = [
         ("instances", "Instances registered", table.instances.len() as u64),
-        ("suspect_instances", "Instances that missed reports", doubted(&table)),
+        ("suspect_instances", "Instances that missed reports", suspects(&table)),
         ("unreachable_instances", "Instances whose event publisher is unreachable", unreachable),
         ("waiting_requests", "Queued requests", sum(|model| model.waiting)),
         ("requests", "Queued and booked requests", sum(|model| model.requests)),
@@ -58,6 +58,6 @@ pub(super) fn render(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts)
     out
 }
 
-fn doubted(table: &kvplane_rpc::conductor::InstanceTable) -> u64 {
-    table.instances.iter().filter(|row| row.doubted).count() as u64
+fn suspects(table: &kvplane_rpc::conductor::InstanceTable) -> u64 {
+    table.instances.iter().filter(|row| row.suspect).count() as u64
 }

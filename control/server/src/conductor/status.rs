@@ -32,7 +32,7 @@ pub(super) fn as_json(conductor: &mut Conductor, now_ns: u64) -> Value {
             "block_tokens": row.pool.block_tokens,
             "part": part_name(row.part),
             "address": row.address,
-            "doubted": row.doubted,
+            "suspect": row.suspect,
             "held": row.held,
             "degraded": row.degraded,
             "prefills": row.prefills,

@@ -469,7 +469,7 @@ fn services(conductor: &ConductorService) -> Value {
             "block_size": row.block_tokens,
             "endpoint": row.address,
             "degraded": row.degraded,
-            "suspected": row.doubted,
+            "suspect": row.suspect,
         })
     });
     let masters = conductor.feeds.masters().into_iter().map(|(spec, degraded)| {

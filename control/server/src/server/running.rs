@@ -93,7 +93,7 @@ pub(super) enum State {
 }
 
 /// Restores the Conductor from these records, if one is configured; its hashes are salted at random. For `grace` no
-/// instance is doubted for its silence.
+/// instance is suspect for its silence.
 fn restore_conductor(
     config: Option<ConductorConfig>,
     records: &[Record],

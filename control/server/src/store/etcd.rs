@@ -101,7 +101,7 @@ pub(crate) struct Etcd {
     commands: Sender<Command>,
     places: watch::Receiver<Place>,
     /// True if etcd left the last rewrite of the key unanswered: no change is possible until it answers one.
-    doubtful: Arc<AtomicBool>,
+    uncertain: Arc<AtomicBool>,
     name: String,
     thread: Option<JoinHandle<()>>,
 }
@@ -110,7 +110,7 @@ pub(crate) struct Etcd {
 #[derive(Clone)]
 pub(crate) struct Turn {
     commands: Sender<Command>,
-    doubtful: Arc<AtomicBool>,
+    uncertain: Arc<AtomicBool>,
     turn: u64,
     name: String,
 }
@@ -125,14 +125,14 @@ impl Etcd {
         let name = format!("etcd://{}", config.endpoints.join(","));
         let (commands, receiver) = channel();
         let (place, mut places) = watch::channel(Place::Asking("the first request to etcd is in flight".to_owned()));
-        let doubtful = Arc::new(AtomicBool::new(false));
+        let uncertain = Arc::new(AtomicBool::new(false));
         let keys = Keys::new(&config.prefix, cluster);
-        let turns = Turns::new(gateway, keys, address, receiver, place, Arc::clone(&doubtful));
+        let turns = Turns::new(gateway, keys, address, receiver, place, Arc::clone(&uncertain));
         let thread = thread::Builder::new()
             .name("kvplane-etcd".to_owned())
             .spawn(move || turns.run())
             .map_err(|error| EtcdConfigError::Thread(error.to_string()))?;
-        let etcd = Self { commands, places: places.clone(), doubtful, name, thread: Some(thread) };
+        let etcd = Self { commands, places: places.clone(), uncertain, name, thread: Some(thread) };
         let by = Instant::now() + FIRST_ANSWER;
         loop {
             match &*places.borrow_and_update() {
@@ -152,8 +152,8 @@ impl Etcd {
 
     /// Returns the turn that began with `led`.
     pub(crate) fn turn(&self, led: &Takeover) -> Turn {
-        let (commands, doubtful) = (self.commands.clone(), Arc::clone(&self.doubtful));
-        Turn { commands, doubtful, turn: led.turn, name: self.name.clone() }
+        let (commands, uncertain) = (self.commands.clone(), Arc::clone(&self.uncertain));
+        Turn { commands, uncertain, turn: led.turn, name: self.name.clone() }
     }
 }
 
@@ -201,9 +201,9 @@ impl Turn {
 
     /// Returns the reason for which no change is possible at present; called before a change, so that none begins in
     /// vain.
-    pub(crate) fn doubt(&self) -> Option<String> {
-        let doubtful = self.doubtful.load(Ordering::Acquire);
+    pub(crate) fn uncertainty(&self) -> Option<String> {
+        let uncertain = self.uncertain.load(Ordering::Acquire);
         let words = "does not answer: no change is possible until it does; data operations continue";
-        doubtful.then(|| format!("{} {words}", self.name))
+        uncertain.then(|| format!("{} {words}", self.name))
     }
 }

@@ -204,13 +204,13 @@ fn reports_travel_as_datagrams_and_silence_is_noticed() {
             }
         };
         let watching = async {
-            // Doubted first, then removed.
-            let mut doubted = false;
+            // Suspect first, then removed.
+            let mut suspect = false;
             loop {
                 let table = watch.next().await.expect("a table");
-                doubted |= table.instances.iter().any(|row| row.instance == "mute" && row.doubted);
+                suspect |= table.instances.iter().any(|row| row.instance == "mute" && row.suspect);
                 if table.instances.len() == 1 {
-                    assert_eq!((doubted, table.instances[0].instance.as_str()), (true, "loud"));
+                    assert_eq!((suspect, table.instances[0].instance.as_str()), (true, "loud"));
                     break;
                 }
             }

@@ -121,7 +121,7 @@ class Explained(NamedTuple):
 
 
 class InstanceRow(NamedTuple):
-    """Instance, as all clients see it. An instance that is doubted, or held by an operator, must not be chosen."""
+    """Instance, as all clients see it. An instance that is suspect, or held by an operator, must not be chosen."""
 
     instance: str
     incarnation: int
@@ -130,7 +130,7 @@ class InstanceRow(NamedTuple):
     block_tokens: int
     part: str
     address: str
-    doubted: bool
+    suspect: bool
     degraded: bool
     prefills: int
     wait: float
@@ -157,7 +157,7 @@ class ModelRow(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Instances and models. `version` changes when an instance comes, goes, is doubted or believed again."""
+    """Instances and models. `version` changes when an instance comes, goes, becomes suspect or is trusted again."""
 
     version: int
     instances: List[InstanceRow]
@@ -198,14 +198,14 @@ class Instance:
     was silent for too long is dropped, which raises `NotFound`: then register again.
     """
 
-    def __init__(self, scheduler: "Scheduler", tenant: str, name: str, incarnation: int, fresh: bool, doubted_after: float):
+    def __init__(self, scheduler: "Scheduler", tenant: str, name: str, incarnation: int, fresh: bool, suspect_after: float):
         self._scheduler, self._of = scheduler, (tenant, name, incarnation)
         self._loads, self._batch, self._lock = 0, 1, threading.Lock()
         self.name = name
         self.incarnation = incarnation
         self.fresh = fresh
         """True if nothing is known of its cache: begin with `report_cache(..., snapshot=True)`."""
-        self.doubted_after = doubted_after
+        self.suspect_after = suspect_after
         """Seconds without a report after which it is not chosen any more; 0 for never."""
 
     def report_load(self, queued_tokens: int, decode_tokens: int = 0, decodes: int = 0) -> None:
@@ -396,7 +396,7 @@ class Scheduler:
         raise Timeout(_LATE, f"received no table of instances within {wait} s")
 
     def watch(self, wait: float = 60.0) -> Iterator[Table]:
-        """Yields each table as it arrives: once a second, and when an instance comes, goes or is doubted. Ends when
+        """Yields each table as it arrives: once a second, and when an instance comes, goes or becomes suspect. Ends when
         none arrives for `wait` seconds, as while the Conductor is away."""
         seen, until = 0, time.monotonic() + wait
         while True:
@@ -442,9 +442,9 @@ class Scheduler:
         incarnation = time.time_ns() if incarnation is None else incarnation
         spec = (name, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report_every, address)
         events = (publisher, replay, topic) if publisher else None
-        code, fresh, doubted_after = self._native().register(spec, events)
+        code, fresh, suspect_after = self._native().register(spec, events)
         _check(code)
-        return Instance(self, tenant, name, incarnation, fresh, doubted_after)
+        return Instance(self, tenant, name, incarnation, fresh, suspect_after)
 
     @property
     def client(self) -> int:

@@ -82,7 +82,7 @@ impl SourceFollower<'_> {
             }
             if let Err(error) = self.read(parent, board) {
                 tracing::debug!("stops following {}: {error}", parent.segment);
-                self.sources.doubt(&parent.segment);
+                self.sources.suspect(&parent.segment);
                 return fetch.leave_parent(self.half);
             }
             let words = self.seat.parent_board(self.half);

@@ -21,12 +21,12 @@ const AWAY: Duration = Duration::from_millis(200);
 
 /// Consecutive queries that found shards without a peer, and the reason as reported then.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Doubt {
+struct LossEvidence {
     times: u32,
     why: String,
 }
 
-impl Doubt {
+impl LossEvidence {
     /// Judges the members of the object, as a query found them.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ pub(super) struct Reports<'a> {
     /// Time of the last arrival, or of the last query without one.
     progress: Instant,
     reported: Instant,
-    doubt: Doubt,
+    evidence: LossEvidence,
 }
 
 impl<'a> Reports<'a> {
@@ -76,7 +76,16 @@ impl<'a> Reports<'a> {
         patient: bool,
     ) -> Self {
         let now = Instant::now();
-        Self { catalog, keeper, replica, until, patient, progress: now, reported: now, doubt: Doubt::default() }
+        Self {
+            catalog,
+            keeper,
+            replica,
+            until,
+            patient,
+            progress: now,
+            reported: now,
+            evidence: LossEvidence::default(),
+        }
     }
 
     /// Reports until all shards are present.
@@ -89,10 +98,10 @@ impl<'a> Reports<'a> {
             let news = self.replica.fetch.take_news(self.until, self.reported);
             let missing = news.missing;
             if Instant::now() >= self.until && missing > 0 {
-                let why = if self.doubt.why.is_empty() {
+                let why = if self.evidence.why.is_empty() {
                     "deadline exceeded"
                 } else {
-                    &format!("deadline exceeded; {}", self.doubt.why)
+                    &format!("deadline exceeded; {}", self.evidence.why)
                 };
                 return Err(self.given_up(missing, why, Status::DeadlineExceeded));
             }
@@ -110,7 +119,7 @@ impl<'a> Reports<'a> {
                 continue;
             }
             if !news.got.is_empty() {
-                (self.progress, self.doubt) = (Instant::now(), Doubt::default());
+                (self.progress, self.evidence) = (Instant::now(), LossEvidence::default());
             }
             self.report(news)?;
             self.reported = Instant::now();
@@ -139,10 +148,10 @@ impl<'a> Reports<'a> {
     fn check_hope(&mut self, missing: u32) -> Result<(), Error> {
         let Ok(found) = self.catalog.describe(&self.replica.name, Some(self.replica.version)) else {
             // While the control plane does not answer, or has forgotten the object, there is hope.
-            self.doubt = Doubt::default();
+            self.evidence = LossEvidence::default();
             return Ok(());
         };
-        let judged = self.doubt.judge(&found, self.patient);
+        let judged = self.evidence.judge(&found, self.patient);
         judged.map_err(|why| self.given_up(missing, &why, Status::NotFound))
     }
 
@@ -169,24 +178,25 @@ mod tests {
 
     #[test]
     fn shards_without_a_peer_are_waited_for_a_few_times_or_until_the_deadline() {
-        let (mut doubt, found) = (Doubt::default(), lost(vec![member(true, "")]));
+        let (mut evidence, found) = (LossEvidence::default(), lost(vec![member(true, "")]));
         for _ in 0..HOPELESS {
-            assert_eq!(doubt.judge(&found, false), Ok(()));
+            assert_eq!(evidence.judge(&found, false), Ok(()));
         }
-        let why = doubt.judge(&found, false).unwrap_err();
+        let why = evidence.judge(&found, false).unwrap_err();
         assert!(why.starts_with("2 shards are held by no peer; no deadline was given"), "{why}");
         for times in 1..10 {
-            assert_eq!(doubt.judge(&found, true), Ok(()));
-            assert_eq!(doubt, Doubt { times, why: "2 shards are held by no peer".to_owned() });
+            assert_eq!(evidence.judge(&found, true), Ok(()));
+            assert_eq!(evidence, LossEvidence { times, why: "2 shards are held by no peer".to_owned() });
         }
         // A peer that returned is hope again.
-        assert_eq!(doubt.judge(&ObjectMembers { members: Vec::new(), lost: 0 }, false), Ok(()));
-        assert_eq!(doubt, Doubt::default());
+        assert_eq!(evidence.judge(&ObjectMembers { members: Vec::new(), lost: 0 }, false), Ok(()));
+        assert_eq!(evidence, LossEvidence::default());
     }
 
     #[test]
     fn wrong_bytes_of_an_origin_are_not_waited_for() {
-        let wrong = |origin, patient| Doubt::default().judge(&lost(vec![member(origin, "wrong bytes")]), patient);
+        let wrong =
+            |origin, patient| LossEvidence::default().judge(&lost(vec![member(origin, "wrong bytes")]), patient);
         let why = "2 shards are held by no peer; s1 is excluded: wrong bytes".to_owned();
         assert_eq!((wrong(true, true), wrong(true, false)), (Err(why.clone()), Err(why.clone())));
         assert_eq!((wrong(false, true), wrong(false, false)), (Ok(()), Err(why)));

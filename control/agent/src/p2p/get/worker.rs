@@ -88,7 +88,7 @@ impl ShardRead<'_> {
             length: bytes,
         };
         let batch = self.sources.submit(&[request], &SubmitOptions::default());
-        let batch = batch.inspect_err(|_| self.sources.doubt(&self.order.segment));
+        let batch = batch.inspect_err(|_| self.sources.suspect(&self.order.segment));
         let batch = Arc::new(batch.map_err(|error| Trouble::Source(error.to_string()))?);
         self.replica.fetch.add_piece(self.order.shard, &batch);
         Ok(batch)
@@ -103,7 +103,7 @@ impl ShardRead<'_> {
             return Ok(());
         }
         if status.state != TaskState::Canceled {
-            self.sources.doubt(&self.order.segment);
+            self.sources.suspect(&self.order.segment);
         }
         let why = piece.problem().map_or_else(|| format!("{:?}", status.state), str::to_owned);
         Err(Trouble::Source(why))

@@ -157,7 +157,7 @@ impl Reader<'_> {
                 Ok(()) => return Ok(places[at].clone()),
                 Err(why) => {
                     let place = places.remove(at);
-                    self.reads.sources.doubt(&place.segment);
+                    self.reads.sources.suspect(&place.segment);
                     trouble = Some(format!("{}: {why}", place.segment));
                 }
             }

@@ -85,7 +85,7 @@ fn assignment() -> Assignment {
 }
 
 pub(crate) fn show_replies(show: Show<'_>) {
-    show("InstanceRegistered", encode(&InstanceRegistered { fresh: true, doubted_after_ns: 5 }));
+    show("InstanceRegistered", encode(&InstanceRegistered { fresh: true, suspect_after_ns: 5 }));
     show("CacheTaken", encode(&CacheTaken { next: 3, wanted: CacheWanted::Replay }));
     let instance = "i".to_owned();
     let holder =
@@ -100,7 +100,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
         block_tokens: 16,
         part: InstancePart::Mixed,
         address: "a".to_owned(),
-        doubted: true,
+        suspect: true,
         degraded: false,
         prefills: 1,
         wait_ns: 2,

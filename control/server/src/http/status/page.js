@@ -190,7 +190,7 @@ at('slots').onmouseleave = () => {
 };
 
 const model = row => (row.tenant ? row.tenant + ' / ' : '') + row.model;
-const badges = row => row.doubted ? { text: 'doubted', kind: 'bad', title: 'The instance missed load reports and is not chosen.' }
+const badges = row => row.suspect ? { text: 'suspect', kind: 'bad', title: 'The instance missed load reports and is not chosen.' }
   : row.degraded ? { text: 'degraded', kind: 'warn', title: 'The index of its cache is incomplete.' }
   : { text: 'ok', kind: 'good' };
 

@@ -21,7 +21,7 @@ pub(super) struct Turns {
     address: String,
     commands: Receiver<Command>,
     place: watch::Sender<Place>,
-    doubtful: Arc<AtomicBool>,
+    uncertain: Arc<AtomicBool>,
     started: Instant,
 }
 
@@ -49,9 +49,9 @@ impl Turns {
         address: String,
         commands: Receiver<Command>,
         place: watch::Sender<Place>,
-        doubtful: Arc<AtomicBool>,
+        uncertain: Arc<AtomicBool>,
     ) -> Self {
-        Self { gateway, keys, address, commands, place, doubtful, started: Instant::now() }
+        Self { gateway, keys, address, commands, place, uncertain, started: Instant::now() }
     }
 
     /// Runs until its handle ends it, or it cannot continue.
@@ -171,7 +171,7 @@ impl Turns {
                 return Over::Failed(format!("{reason}: restore a copy, or remove the keys of the cluster"));
             }
         };
-        self.doubtful.store(false, Ordering::Release);
+        self.uncertain.store(false, Ordering::Release);
         self.place.send_replace(Place::Leads(Arc::new(led)));
         self.serve(&mut begun)
     }
@@ -218,11 +218,11 @@ impl Turns {
                     match self.beat(begun, by) {
                         Ok(Outcome::Done) => {
                             answered = Instant::now();
-                            self.doubtful.store(false, Ordering::Release);
+                            self.uncertain.store(false, Ordering::Release);
                         }
                         Ok(Outcome::Refused(_)) => return Over::Lost("another control plane leads".to_owned()),
                         Err(error) if answered.elapsed() > STEP_ASIDE => return Over::Lost(error.to_string()),
-                        Err(_) => self.doubtful.store(true, Ordering::Release),
+                        Err(_) => self.uncertain.store(true, Ordering::Release),
                     }
                     beat_at = Instant::now() + BEAT;
                 }

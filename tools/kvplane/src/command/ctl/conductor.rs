@@ -180,9 +180,9 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         InstancePart::Decode => "decode",
         InstancePart::Mixed => "mixed",
     };
-    let state = |name: &String, doubted: bool| match (placement.held.contains(name), doubted) {
+    let state = |name: &String, suspect: bool| match (placement.held.contains(name), suspect) {
         (true, _) => "held",
-        (false, true) => "doubted",
+        (false, true) => "suspect",
         (false, false) => "takes",
     };
     if as_json {
@@ -192,7 +192,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "tenant": row.tenant,
                 "model": row.model,
                 "part": part(row.part),
-                "state": state(&row.instance, row.doubted),
+                "state": state(&row.instance, row.suspect),
                 "prefills": row.prefills,
                 "wait_ns": row.wait_ns,
                 "decodes": row.decodes,
@@ -231,7 +231,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
             row.instance,
             row.model,
             part(row.part),
-            state(&row.instance, row.doubted),
+            state(&row.instance, row.suspect),
             row.prefills,
             row.wait_ns / 1_000_000,
             row.decodes

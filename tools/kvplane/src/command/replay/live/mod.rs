@@ -174,7 +174,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
     }
     let model_name = model(block_bytes);
     let registered = scheduler.wait_for_table(REGISTER, |table| {
-        table.instances.iter().filter(|row| row.model == model_name && !row.doubted).count() >= flags.engines as usize
+        table.instances.iter().filter(|row| row.model == model_name && !row.suspect).count() >= flags.engines as usize
     });
     if !registered {
         return Err(format!("the instances did not register within {REGISTER:?}: see their messages above").into());
