@@ -1,26 +1,38 @@
-//! Histogram of durations: buckets of a quarter octave, from a quarter microsecond to half a minute.
+//! Histograms of durations with log-linear buckets, as in Gil Tene's HdrHistogram.
+//!
+//! Durations below a power of two are counted in equal buckets; from there on, each power of two is cut in that many
+//! buckets, so that the relative error is bounded. Durations from a greatest power of two on share the last bucket.
 
-/// Number of octaves, and of buckets in each.
-const OCTAVES: u32 = 28;
-const PARTS: u32 = 4;
-/// Durations below 2^8 ns share the first bucket.
-const FIRST_SHIFT: u32 = 8;
-const BUCKETS: usize = (OCTAVES * PARTS) as usize;
+use core::ops::Range;
 
-/// Counts of durations, with a relative error of at most 25 %, and their sum.
+use crate::narrowing::to_usize;
+
+/// Histogram of the data plane: a relative error of at most 25 % from 256 ns to a minute, in 1 KiB.
+pub type Histogram = LogLinearHistogram<6, 2, 36>;
+
+/// Counts of durations, and their sum. Powers of two are cut in 2^`PART_BITS` buckets; the shortest bucket is
+/// 2^`UNIT_BITS` ns long, and durations of 2^`END_BITS` ns or longer share the last bucket.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Histogram {
+pub struct LogLinearHistogram<const UNIT_BITS: u32, const PART_BITS: u32, const END_BITS: u32> {
     counts: Vec<u64>,
     sum_ns: u64,
 }
 
-impl Default for Histogram {
+impl<const UNIT_BITS: u32, const PART_BITS: u32, const END_BITS: u32> Default
+    for LogLinearHistogram<UNIT_BITS, PART_BITS, END_BITS>
+{
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Histogram {
+impl<const UNIT_BITS: u32, const PART_BITS: u32, const END_BITS: u32>
+    LogLinearHistogram<UNIT_BITS, PART_BITS, END_BITS>
+{
+    /// Buckets of a power of two, and equal buckets below the first power that is cut.
+    const PARTS: usize = 1 << PART_BITS;
+    const BUCKETS: usize = (END_BITS - UNIT_BITS - PART_BITS + 1) as usize * Self::PARTS;
+
     /// Creates an empty histogram. Memory for the counts is allocated with the first duration.
     #[must_use]
     pub const fn new() -> Self {
@@ -28,13 +40,23 @@ impl Histogram {
     }
 
     const fn bucket(ns: u64) -> usize {
-        if ns < 1 << FIRST_SHIFT {
-            return 0;
+        let units = ns >> UNIT_BITS;
+        if units < Self::PARTS as u64 {
+            return to_usize(units);
         }
-        let octave = ns.ilog2();
-        let part = (ns >> (octave - 2)) & 3;
-        let bucket = (octave - FIRST_SHIFT) as usize * PARTS as usize + part as usize;
-        if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+        let octave = units.ilog2() - PART_BITS;
+        // At least `PARTS` and less than twice as much.
+        let part = to_usize(units >> octave);
+        let bucket = octave as usize * Self::PARTS + part;
+        if bucket < Self::BUCKETS { bucket } else { Self::BUCKETS - 1 }
+    }
+
+    /// Returns the durations of a bucket, in nanoseconds.
+    const fn range(bucket: usize) -> Range<u64> {
+        let octave = (bucket / Self::PARTS).saturating_sub(1);
+        let part = (bucket - octave * Self::PARTS) as u64;
+        let shift = octave as u64 + UNIT_BITS as u64;
+        part << shift..(part + 1) << shift
     }
 
     /// Counts one duration.
@@ -45,7 +67,7 @@ impl Histogram {
     /// Counts a duration `times` times.
     pub fn add_many(&mut self, ns: u64, times: u64) {
         if self.counts.is_empty() {
-            self.counts.resize(BUCKETS, 0);
+            self.counts.resize(Self::BUCKETS, 0);
         }
         self.counts[Self::bucket(ns)] += times;
         self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(times));
@@ -82,13 +104,16 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
+    /// Returns the buckets that are not empty, shortest first: their durations in nanoseconds, and the count. The last
+    /// bucket has longer ones too.
+    pub fn ranges(&self) -> impl Iterator<Item = (Range<u64>, u64)> + '_ {
+        let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        filled.map(|(bucket, &count)| (Self::range(bucket), count))
+    }
+
     /// Returns the buckets that are not empty, shortest first: `(upper bound in nanoseconds, count)`.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(bucket, &count)| {
-            let (octave, part) =
-                (crate::narrowing::length_u32(bucket) / PARTS + FIRST_SHIFT, bucket as u64 % u64::from(PARTS));
-            ((u64::from(PARTS) + part + 1) << (octave - 2), count)
-        })
+        self.ranges().map(|(range, count)| (range.end, count))
     }
 
     /// Returns an upper bound of the quantile `share` (0 to 1), in nanoseconds; 0 if the histogram is empty.
@@ -140,6 +165,28 @@ mod tests {
         }
     }
 
+    fn check_tiles<const UNIT_BITS: u32, const PART_BITS: u32, const END_BITS: u32>() {
+        let bucket_of = LogLinearHistogram::<UNIT_BITS, PART_BITS, END_BITS>::bucket;
+        let buckets = LogLinearHistogram::<UNIT_BITS, PART_BITS, END_BITS>::BUCKETS;
+        let mut next = 0;
+        for bucket in 0..buckets {
+            let Range { start, end } = LogLinearHistogram::<UNIT_BITS, PART_BITS, END_BITS>::range(bucket);
+            assert_eq!(start, next, "bucket {bucket}");
+            assert_eq!((bucket_of(start), bucket_of(end - 1)), (bucket, bucket));
+            assert!(end - start <= (1 << UNIT_BITS).max(start >> PART_BITS));
+            next = end;
+        }
+        assert_eq!(next, 1 << END_BITS);
+        assert_eq!(bucket_of(u64::MAX), buckets - 1);
+    }
+
+    #[test]
+    fn buckets_tile_the_range() {
+        check_tiles::<6, 2, 36>();
+        check_tiles::<0, 7, 40>();
+        check_tiles::<3, 4, 40>();
+    }
+
     #[test]
     fn a_histogram_keeps_times_within_a_quarter() {
         let mut times = Histogram::new();
@@ -154,7 +201,7 @@ mod tests {
             );
             times.add(ns);
         }
-        assert_eq!((times.count(), times.buckets().count()), (7, 6));
+        assert_eq!((times.count(), times.buckets().count()), (7, 7));
         assert_eq!(times.sum_ns(), u64::MAX, "sums do not wrap");
         assert!(times.quantile_ns(0.5) >= 43_000 && times.quantile_ns(0.5) < 54_000);
     }

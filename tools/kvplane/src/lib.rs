@@ -7,8 +7,8 @@
 
 #![forbid(unsafe_code)]
 
-pub mod histogram;
 pub mod html;
+pub mod latencies;
 pub mod model;
 pub mod pattern;
 pub mod report;

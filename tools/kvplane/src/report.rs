@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::histogram::{Histogram, HistogramPoint};
+use crate::latencies::{HistogramPoint, Latencies};
 use crate::trace::HitCounts;
 
 mod page;
@@ -72,7 +72,7 @@ pub struct OperationReport {
 impl OperationReport {
     /// Summarizes the calls timed in `latency`, which together moved `items` objects of `bytes` bytes.
     #[must_use]
-    pub fn new(operation: Operation, latency: &Histogram, items: u64, bytes: u64) -> Self {
+    pub fn new(operation: Operation, latency: &Latencies, items: u64, bytes: u64) -> Self {
         Self {
             operation,
             calls: latency.count(),

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use super::text::{OPERATION_HEAD, operation_rows, rows};
 use super::{Operation, ReplayReport, TimelinePoint};
-use crate::histogram::HistogramPoint;
 use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
 use crate::html::scale::{Axis, AxisSpacing, Unit, show};
+use crate::latencies::HistogramPoint;
 
 /// Most points of the timeline that are drawn; a longer one is thinned out.
 const TIMELINE_POINTS: usize = 600;

@@ -7,7 +7,7 @@ use crate::html::well_formed;
 pub(crate) fn sample(title: &str, slow: f64) -> ReplayReport {
     let mut rng = kvplane_proto::rng::Rng::new(7, title);
     let mut operation = |operation, median_ns: f64, items: u64, bytes| {
-        let mut latency = Histogram::new();
+        let mut latency = Latencies::new();
         for _ in 0..12_031 {
             let tail = (1.0 / (1.0 - rng.unit())).powf(0.35);
             latency.record((median_ns * slow * (0.6 + 0.5 * rng.unit()) * tail) as u64);
@@ -124,7 +124,7 @@ fn a_long_run_and_an_empty_one_make_pages_too() {
     run.timeline = run.timeline.repeat(1000);
     assert!(to_html(&[run.clone()]).len() < 200_000);
     run.timeline.clear();
-    run.operations = vec![OperationReport::new(Operation::Get, &Histogram::new(), 0, 0)];
+    run.operations = vec![OperationReport::new(Operation::Get, &Latencies::new(), 0, 0)];
     well_formed::check(page::page(&[run]).body().trim());
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Put, Region, RegionOptions, Slice};
-use kvplane_tools::histogram::Histogram;
+use kvplane_tools::latencies::Latencies;
 use kvplane_tools::pattern;
 use kvplane_tools::trace::{HitCounts, Request};
 
@@ -14,9 +14,9 @@ use crate::command::Failure;
 
 /// Counters of a client.
 pub(super) struct Tally {
-    pub(super) exists: Histogram,
-    pub(super) get: Histogram,
-    pub(super) put: Histogram,
+    pub(super) exists: Latencies,
+    pub(super) get: Latencies,
+    pub(super) put: Latencies,
     pub(super) exists_items: u64,
     pub(super) get_items: u64,
     pub(super) stored: u64,
@@ -29,9 +29,9 @@ pub(super) struct Tally {
 impl Default for Tally {
     fn default() -> Self {
         Self {
-            exists: Histogram::new(),
-            get: Histogram::new(),
-            put: Histogram::new(),
+            exists: Latencies::new(),
+            get: Latencies::new(),
+            put: Latencies::new(),
             exists_items: 0,
             get_items: 0,
             stored: 0,
