@@ -28,7 +28,6 @@ mod client;
 mod data_tls;
 mod error;
 mod link;
-mod metrics_server;
 mod node;
 mod p2p;
 mod scheduler;
@@ -42,6 +41,7 @@ pub use client::{
     Replicas, ScatterGather,
 };
 pub use error::Error;
+pub use kvplane_http::MetricsServer;
 pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::{
     Batch, BatchCompletion, BatchStatus, BufferInfo, DevicesError, Directory, Environment, Explanation, FileInfo,
@@ -51,7 +51,6 @@ pub use kvplane_transfer::{
     TransferRequest, TransportChoice, Use, parse_bytes,
 };
 pub use link::ControlLink;
-pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
 pub use node::{ParseSsdError, SsdConfig};
 pub use p2p::{

@@ -11,12 +11,11 @@
 //! | others | see [`crate::http::admin`] |
 //!
 //! One request per connection, all of it within a deadline. Heads and bodies are limited; read-only paths reject a body
-//! without reading it. Limits of connections, and the rule that picks which one is closed:
-//! [`crate::http::connections`]. `/health` and `/metrics` are served beside all other requests.
+//! without reading it. Limits of connections, and the rule that picks which one is closed: [`kvplane_http`]. `/health`
+//! and `/metrics` are served beside all other requests.
 
 pub(crate) mod access;
 pub(crate) mod admin;
-pub(crate) mod connections;
 pub(crate) mod metadata;
 mod metrics;
 pub(crate) mod mooncake_metrics;
@@ -24,52 +23,45 @@ pub(crate) mod objects;
 mod shim;
 pub(crate) mod status;
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
-use tokio::time::{sleep, sleep_until, timeout};
+use kvplane_http::{ConnectionLimits, Limits, PROMETHEUS, Service, TEXT, response};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::cluster::view::View;
 use crate::control::{Control, SOFTWARE};
 use crate::http::access::Access;
 use crate::http::admin::DrainJobs;
-use crate::http::connections::{ConnectionLimits, Connections, Entrance, Place};
 use crate::http::metadata::{Metadata, MetadataLimits};
 use crate::http::metrics::is_live;
 use crate::http::objects::ObjectsAccess;
 use crate::server::Role;
 
-/// Deadline of a request, from the connection to the last byte of the answer.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Deadline of the head of a request.
-const HEAD_DEADLINE: Duration = Duration::from_secs(5);
-const HEAD_BYTES: usize = 16 << 10;
-const HEADERS: usize = 64;
+const LIMITS: Limits = Limits {
+    connections: ConnectionLimits { all: 512, of_one_address: 192, requests: 64, grace: Duration::from_millis(500) },
+    deadline: Duration::from_secs(10),
+    head_deadline: Duration::from_secs(5),
+    head_bytes: 16 << 10,
+    header_fields: 64,
+};
 
-const _: () = assert!(HEAD_DEADLINE.as_secs() < DEADLINE.as_secs());
+const _: () = assert!(LIMITS.head_deadline.as_secs() < LIMITS.deadline.as_secs());
 
 const METADATA: &str = "/metadata";
 /// Error code of a missing token. Mooncake has no number for it, as its paths need no authentication.
 const UNAUTHORIZED: i32 = -1;
-pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const MSGPACK: &str = "application/msgpack";
 const LEADS_HELP: &str = "# HELP kvplane_control_leads 1 if this control plane is the leader, 0 if it is a standby.\n\
                           # TYPE kvplane_control_leads gauge\n";
-const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// State behind the paths of a leader.
 pub(crate) struct Pages {
@@ -101,12 +93,12 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
 
 /// Serves until it is dropped.
 pub(crate) async fn serve(listener: Arc<TcpListener>, pages: Pages) {
-    serve_as(listener, Arc::new(Who::Leads(pages))).await;
+    kvplane_http::serve(&listener, LIMITS, Arc::new(Who::Leads(pages))).await;
 }
 
 /// Answers for a standby until it is dropped.
 pub(crate) async fn stand_by(listener: Arc<TcpListener>, role: watch::Receiver<Role>) {
-    serve_as(listener, Arc::new(Who::StandsBy(role))).await;
+    kvplane_http::serve(&listener, LIMITS, Arc::new(Who::StandsBy(role))).await;
 }
 
 /// State behind the paths.
@@ -115,74 +107,17 @@ enum Who {
     StandsBy(watch::Receiver<Role>),
 }
 
-async fn serve_as(listener: Arc<TcpListener>, pages: Arc<Who>) {
-    let places = Connections::new(ConnectionLimits::HTTP);
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, from)) => {
-                    if let Some((place, gives_way)) = place_for(&places, from.ip()).await {
-                        connections.spawn(connection(stream, from.ip(), pages.clone(), place, gives_way));
-                    }
-                }
-                // Mostly out of file descriptors: accepting at once again would spin.
-                Err(_) => sleep(Duration::from_millis(100)).await,
-            },
-            Some(_) = connections.join_next() => {}
+impl Service for Who {
+    fn is_probe(&self, path: &str) -> bool {
+        matches!(path, "/health" | "/metrics")
+    }
+
+    async fn answer(&self, from: IpAddr, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        match self {
+            Self::Leads(pages) => answer(pages, from, request).await,
+            Self::StandsBy(role) => standby_answer(&role.borrow(), request.uri().path()),
         }
     }
-}
-
-/// Waits for a connection's place; none if its address has too many connections. Every connection ends, so this wait
-/// ends too.
-async fn place_for(places: &Arc<Connections>, from: IpAddr) -> Option<(Place, oneshot::Receiver<()>)> {
-    loop {
-        let (entrance, gives_way) = places.enter(from, Instant::now());
-        let until = match entrance {
-            Entrance::Place(place) => return Some((place, gives_way)),
-            Entrance::TooMany => return None,
-            Entrance::Full(until) => until,
-        };
-        tokio::select! {
-            () = places.left() => {}
-            () = sleep_until(until.unwrap_or_else(|| Instant::now() + DEADLINE).into()) => {}
-        }
-    }
-}
-
-async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Who>, place: Place, gives_way: oneshot::Receiver<()>) {
-    let place = Arc::new(place);
-    let held = Arc::clone(&place);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (pages, place) = (pages.clone(), Arc::clone(&held));
-        async move {
-            place.begin();
-            let _turn = place.turn(is_probe(request.uri().path())).await;
-            let answer = match &*pages {
-                Who::Leads(pages) => answer(pages, from, request).await,
-                Who::StandsBy(role) => standby_answer(&role.borrow(), request.uri().path()),
-            };
-            Ok::<_, Infallible>(answer)
-        }
-    });
-    let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_DEADLINE)
-        .max_buf_size(HEAD_BYTES)
-        .max_headers(HEADERS)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
-    // A client that breaks HTTP, is slow or disconnects harms only itself.
-    tokio::select! {
-        _ = timeout(DEADLINE, serving) => {}
-        Ok(()) = gives_way => {}
-    }
-}
-
-/// Returns true if the path is for probes, which must be answered under load too.
-fn is_probe(path: &str) -> bool {
-    matches!(path, "/health" | "/metrics")
 }
 
 pub(crate) type Answer = (StatusCode, &'static str, Bytes);
@@ -212,9 +147,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
         },
     };
     pages.control.counts.observe_http(path, status.as_u16());
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    let mut response = response(status, content_type, body);
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
@@ -242,10 +175,7 @@ fn standby_answer(role: &Role, path: &str) -> Response<Full<Bytes>> {
         "/metrics" => (StatusCode::OK, PROMETHEUS, format!("{LEADS_HELP}kvplane_control_leads 0\n")),
         _ => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{words}\n")),
     };
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
+    response(status, content_type, body)
 }
 
 /// Returns the path's name in metrics, and the answer.

@@ -181,7 +181,8 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
         "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "fuzz"
-        | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference" | "figures"
+        | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference"
+        | "figures"
             if asks_help =>
         {
             Ok(Task::Help)

@@ -26,11 +26,12 @@ mod tenants;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
+use kvplane_http::TEXT;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::cluster::view::View;
-use crate::http::{Answer, JSON, Pages, TEXT};
+use crate::http::{Answer, JSON, Pages};
 pub(super) use drains::DrainJobs;
 use kvplane_rpc::Refusal;
 pub(crate) use segments::used_bytes;

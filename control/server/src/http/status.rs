@@ -13,14 +13,15 @@ use hyper::header::{
     X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, Request, Response, StatusCode};
+use kvplane_http::{TEXT, response};
 use kvplane_rpc::message::{Kind, Owner, ShardFigures};
 use serde_json::{Value, json};
 
 use crate::cluster::view::View;
 use crate::control::{Control, SOFTWARE};
+use crate::http::Answer;
 use crate::http::admin::{answer_json, parameter, refused};
 use crate::http::metrics::is_live;
-use crate::http::{Answer, TEXT};
 
 pub(crate) const PAGE: &str = "/status";
 pub(crate) const JSON: &str = "/status.json";
@@ -48,10 +49,7 @@ const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 
 /// Answers `GET` and `HEAD` with the page.
 pub(crate) fn answer_page(request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut response = Response::new(Full::new("Only GET and HEAD are served.\n".into()));
-        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
-        return response;
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET and HEAD are served.\n");
     }
     let mut response = Response::new(Full::new(page()));
     let headers: [(HeaderName, &str); 5] = [

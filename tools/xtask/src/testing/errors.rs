@@ -24,7 +24,7 @@ const WORDS_LEAST: usize = 4;
 const ASSERTIONS: [&str; 6] = ["expect(", "assert!(", "assert_eq!(", "unreachable!(", "panic!(", "reason = "];
 
 /// Parts with the page that explains what their messages are about, in the order of the reference.
-const PAGES: [(&str, &str, &str); 21] = [
+const PAGES: [(&str, &str, &str); 22] = [
     ("dataplane/proto", "Statuses of requests, frames and maps", "wire.md"),
     ("dataplane/client", "Requests of clients", "store.md"),
     ("control/agent", "The library: clients, nodes, P2P store", "store.md"),
@@ -42,6 +42,7 @@ const PAGES: [(&str, &str, &str); 21] = [
     ("control/cluster", "Membership, P2P catalog, resharding", "upgrade.md"),
     ("control/server", "The control plane's process and its HTTP", "control-plane.md"),
     ("control/etcd", "etcd", "control-plane.md"),
+    ("control/http", "Metrics over HTTP", "transfer-engine.md"),
     ("control/conductor", "Conductor", "conductor.md"),
     ("topology", "Topology", "topology.md"),
     ("tools/python", "Python", "python.md"),

@@ -241,8 +241,8 @@ mod tests {
         assert!(why.starts_with("2 shards are held by no peer; no deadline was given"), "{why}");
         for times in 1..10 {
             assert_eq!(evidence.judge(&found, true), Ok(()));
-            let lost = doubt.lost.as_ref().map(LostShards::to_string);
-            assert_eq!((doubt.times, lost.as_deref()), (times, Some("2 shards are held by no peer")));
+            let lost = evidence.lost.as_ref().map(LostShards::to_string);
+            assert_eq!((evidence.times, lost.as_deref()), (times, Some("2 shards are held by no peer")));
 >>>>>>> x-j
         }
         // A peer that returned is hope again.

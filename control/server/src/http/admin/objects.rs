@@ -1,12 +1,13 @@
 //! Listing of all keys and removal of all objects: requested from the nodes, in pages, by a client of this process.
 
 use hyper::StatusCode;
+use kvplane_http::TEXT;
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use super::{INTERNAL, NOT_SUPPORTED, UNAVAILABLE, failure, ok};
+use crate::http::Answer;
 use crate::http::objects::ObjectsAccess;
-use crate::http::{Answer, TEXT};
 
 /// Most keys in one answer.
 const KEYS_MOST: usize = 1 << 20;

@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 29] = [
+const EDGES: [(&str, Uses); 30] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -67,8 +67,9 @@ const EDGES: [(&str, Uses); 29] = [
         ]),
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-sys"])),
-    // Library for HTTP and etcd, independent of the control plane.
+    // Libraries, independent of the control plane: client of HTTP and etcd; HTTP server.
     ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
+    ("kvplane-http", Uses::Only(&[])),
     (
         "kvplane-server",
         Uses::Only(&[
@@ -77,6 +78,7 @@ const EDGES: [(&str, Uses); 29] = [
             "kvplane-conductor",
             "kvplane-rpc",
             "kvplane-etcd",
+            "kvplane-http",
             "kvplane-mooncake",
             "kvplane-sys",
             "kvplane-ticket",
@@ -98,6 +100,7 @@ const EDGES: [(&str, Uses); 29] = [
             "kvplane-cluster",
             "kvplane-conductor",
             "kvplane-transfer",
+            "kvplane-http",
             "kvplane-rpc",
         ]),
     ),
@@ -115,9 +118,9 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
     ("crc-fast", &["kvplane-proto"]),
-    ("http-body-util", &["kvplane-server"]),
-    ("hyper", &["kvplane-server"]),
-    ("hyper-util", &["kvplane-server"]),
+    ("http-body-util", &["kvplane-http", "kvplane-server"]),
+    ("hyper", &["kvplane-http", "kvplane-server"]),
+    ("hyper-util", &["kvplane-http"]),
     ("indicatif", &["kvplane-tools"]),
     ("io-uring", &["kvplane-sys"]),
     ("libc", &["kvplane-sys", "kvplane-fake-devices"]),
@@ -138,7 +141,7 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
     ("syn", &["xtask"]),
-    ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("tokio", &["kvplane-http", "kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("toml", &["kvplane-tools", "xtask"]),
     ("tracing", &["kvplane-engine", "kvplane-transfer", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("tracing-subscriber", &["kvplane-tools"]),

@@ -1,4 +1,4 @@
-//! Connections of the HTTP port: limits in all and per address, and the choice of connections to close.
+//! Connections of a server: limits in all and per address, and the choice of connections to close.
 //!
 //! A connection is *idle* until the head of its request has arrived. When a limit is reached, the oldest idle
 //! connection is closed for a new one; at the limit per address, the oldest of that address. So idle connections cannot
@@ -13,21 +13,15 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
 
 /// Limits of connections and requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectionLimits {
+pub struct ConnectionLimits {
     /// Most connections in all.
-    pub(crate) all: usize,
+    pub all: usize,
     /// Most connections from one address; for IPv6, from one network of 64 bits, as that is one host's.
-    pub(crate) of_one_address: usize,
+    pub of_one_address: usize,
     /// Most concurrent requests, probes aside.
-    pub(crate) requests: usize,
+    pub requests: usize,
     /// Time for which an idle connection keeps its place, as its request may be in flight.
-    pub(crate) grace: Duration,
-}
-
-impl ConnectionLimits {
-    /// Limits of the HTTP port.
-    pub(crate) const HTTP: Self =
-        Self { all: 512, of_one_address: 192, requests: 64, grace: Duration::from_millis(500) };
+    pub grace: Duration,
 }
 
 /// Open connections.
