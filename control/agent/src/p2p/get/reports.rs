@@ -194,13 +194,8 @@ impl<'a> Reports<'a> {
             self.evidence = LossEvidence::default();
             return Ok(());
         };
-<<<<<<< HEAD
-        let judged = self.evidence.judge(&found, self.patient);
-        judged.map_err(|why| self.given_up(missing, &why, Status::NotFound))
-=======
         let judged = self.evidence.judge(&found, self.patient);
         judged.map_err(|why| self.given_up(missing, &why.to_string(), Status::NotFound))
->>>>>>> x-j
     }
 
     fn given_up(&self, missing: u32, why: &str, status: Status) -> Error {
@@ -230,20 +225,12 @@ mod tests {
         for _ in 0..HOPELESS {
             assert_eq!(evidence.judge(&found, false), Ok(()));
         }
-<<<<<<< HEAD
-        let why = evidence.judge(&found, false).unwrap_err();
-        assert!(why.starts_with("2 shards are held by no peer; no deadline was given"), "{why}");
-        for times in 1..10 {
-            assert_eq!(evidence.judge(&found, true), Ok(()));
-            assert_eq!(evidence, LossEvidence { times, why: "2 shards are held by no peer".to_owned() });
-=======
         let why = evidence.judge(&found, false).unwrap_err().to_string();
         assert!(why.starts_with("2 shards are held by no peer; no deadline was given"), "{why}");
         for times in 1..10 {
             assert_eq!(evidence.judge(&found, true), Ok(()));
             let lost = evidence.lost.as_ref().map(LostShards::to_string);
             assert_eq!((evidence.times, lost.as_deref()), (times, Some("2 shards are held by no peer")));
->>>>>>> x-j
         }
         // A peer that returned is hope again.
         assert_eq!(evidence.judge(&ObjectMembers { members: Vec::new(), lost: 0 }, false), Ok(()));
@@ -252,15 +239,10 @@ mod tests {
 
     #[test]
     fn wrong_bytes_of_an_origin_are_not_waited_for() {
-<<<<<<< HEAD
-        let wrong =
-            |origin, patient| LossEvidence::default().judge(&lost(vec![member(origin, "wrong bytes")]), patient);
-=======
         let wrong = |origin, patient| {
             let judged = LossEvidence::default().judge(&lost(vec![member(origin, "wrong bytes")]), patient);
             judged.map_err(|why| why.to_string())
         };
->>>>>>> x-j
         let why = "2 shards are held by no peer; s1 is excluded: wrong bytes".to_owned();
         assert_eq!((wrong(true, true), wrong(true, false)), (Err(why.clone()), Err(why.clone())));
         assert_eq!((wrong(false, true), wrong(false, false)), (Ok(()), Err(why)));
