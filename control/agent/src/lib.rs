@@ -44,15 +44,15 @@ pub use error::Error;
 pub use kvplane_http::MetricsServer;
 pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::{
-    Batch, BatchCompletion, BatchStatus, BufferInfo, Directory, Environment, Explanation, FileInfo, MemoryRails,
-    Metrics, Notice, Opcode, OwnAddress, PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse,
-    RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments, Session, SlowTransfer,
-    SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
-    TransportChoice, Use, parse_bytes,
+    Batch, BatchCompletion, BatchStatus, BufferInfo, DevicesError, Directory, Environment, Explanation, FileInfo,
+    MemoryRails, Metrics, Notice, Opcode, OwnAddress, ParseBytesError, PathChange, RailSnapshot, Range, Ranges,
+    RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments,
+    Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig,
+    TransferRequest, TransportChoice, Use, parse_bytes,
 };
 pub use link::ControlLink;
-pub use node::SsdConfig;
 pub use node::{Node, NodeConfig};
+pub use node::{ParseSsdError, SsdConfig};
 pub use p2p::{
     GetOptions, NamedPart, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, Ranks, ReadBytes,
     ReadOptions, ReshardNames, Resharding, packed_bytes, placement_from_json,

@@ -49,8 +49,8 @@ use followed_map::FollowedMap;
 use follower::Follower;
 use membership::Membership;
 use shard_report::ShardReports;
-pub use ssd::SsdConfig;
 use ssd::Ssds;
+pub use ssd::{ParseSsdError, SsdConfig};
 use tier_report::TierReports;
 
 /// Minimum pool size of a shard.

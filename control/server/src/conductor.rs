@@ -47,6 +47,7 @@ use tokio::sync::mpsc;
 use crate::cluster::ClusterHost;
 
 use convert::{answer_out, assigned_out, batch_in, context_in, spec_in, step_in, table_out};
+pub use durable::ConductorRestoreError;
 pub(crate) use durable::{DecodedRecords, RestoredConductor};
 use feeds::{Feeds, check_source};
 pub(crate) use host::ConductorHost;

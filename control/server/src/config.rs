@@ -9,6 +9,7 @@ use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
+use crate::conductor::ConductorRestoreError;
 use crate::http::access::HttpToken;
 use crate::http::metadata::MetadataLimits;
 use crate::http::objects::ObjectsAccess;
@@ -101,7 +102,7 @@ pub enum StartError {
     /// The settings contradict each other, or the stored state.
     Cluster(ClusterError),
     /// A stored record of the Conductor does not fit this version or its limits.
-    Conductor(String),
+    Conductor(ConductorRestoreError),
     /// The state in etcd cannot be used.
     Etcd(EtcdConfigError),
     /// The settings of the state's place contradict each other.
@@ -143,7 +144,7 @@ impl fmt::Display for StartError {
             Self::Identity(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
             Self::Etcd(error) => error.fmt(f),
-            Self::Conductor(reason) => write!(f, "the Conductor cannot restore its stored state: {reason}"),
+            Self::Conductor(error) => write!(f, "the Conductor cannot restore its stored state: {error}"),
             Self::EtcdShape(reason) => f.write_str(reason),
             Self::Cluster(error) => error.fmt(f),
             Self::FirstChange(reason) => f.write_str(reason),
@@ -181,7 +182,18 @@ impl fmt::Display for StartError {
     }
 }
 
-impl std::error::Error for StartError {}
+impl std::error::Error for StartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Conductor(error) => Some(error),
+            Self::EventsListen { source, .. }
+            | Self::HttpListen { source, .. }
+            | Self::Thread(source)
+            | Self::Randomness(source) => Some(source),
+            _ => None,
+        }
+    }
+}
 
 impl From<IdentityError> for StartError {
     fn from(error: IdentityError) -> Self {

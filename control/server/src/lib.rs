@@ -30,14 +30,14 @@ mod store;
 mod tasks;
 mod tickets;
 
-pub use conductor::policy_named;
+pub use conductor::{ConductorRestoreError, policy_named};
 pub use config::{ControlConfig, StartError};
-pub use http::access::HttpToken;
+pub use http::access::{HttpToken, HttpTokenError};
 pub use http::admin::shard_json;
 pub use http::metadata::MetadataLimits;
-pub use http::objects::{Objects, ObjectsAccess};
+pub use http::objects::{Objects, ObjectsAccess, ObjectsError};
 pub use kvplane_conductor::conductor::ConductorConfig;
 pub use server::{ControlHandle, ControlServer, EndError, Role, STATE_FILE};
 pub use store::StoreError;
-pub use store::etcd::{EtcdConfig, EtcdConfigError};
+pub use store::etcd::{EtcdChangeError, EtcdConfig, EtcdConfigError};
 pub use tickets::TicketConfig;

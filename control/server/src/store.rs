@@ -17,7 +17,7 @@ use std::{fmt, fs, io};
 use kvplane_cluster::{Change, Record, RecordError};
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 
-use crate::store::etcd::Turn;
+use crate::store::etcd::{EtcdChangeError, Turn};
 
 const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 const ABOUT: TableDefinition<'_, &str, u64> = TableDefinition::new("about");
@@ -48,7 +48,7 @@ pub enum StoreError {
         reason: String,
     },
     /// etcd did not accept a change, or another control plane is the leader by now.
-    Etcd(String),
+    Etcd(EtcdChangeError),
 }
 
 impl fmt::Display for StoreError {
@@ -73,12 +73,19 @@ impl fmt::Display for StoreError {
             Self::Database { path, action, reason } => {
                 write!(f, "cannot {action} the state file {}: {reason}", path.display())
             }
-            Self::Etcd(reason) => write!(f, "cannot change the state in etcd: {reason}"),
+            Self::Etcd(error) => write!(f, "cannot change the state in etcd: {error}"),
         }
     }
 }
 
-impl std::error::Error for StoreError {}
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Etcd(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 /// Place of the state.
 enum Place {

@@ -4,7 +4,8 @@
 //! the state in etcd, they are stored there. So a restart changes nothing for a ticket's holder, whatever the host's
 //! clock shows by then ([`TicketTime`]).
 
-use std::fmt::Write as _;
+use std::error::Error;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,11 +13,11 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::message::{GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
-use kvplane_sys::private_files::{read_private, write_private};
+use kvplane_sys::private_files::{FileError, read_private, write_private};
 use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey, TicketTime};
 
 use crate::config::StartError;
-use crate::store::etcd::Turn;
+use crate::store::etcd::{EtcdChangeError, Turn};
 
 /// Name of the file of the keys in the state directory.
 pub(crate) const KEYS_FILE: &str = "ticket.keys";
@@ -68,6 +69,26 @@ pub(crate) enum Keep {
     },
 }
 
+/// Reason why the ticket time or the keys could not be made durable.
+#[derive(Debug)]
+enum KeepError {
+    /// Their file cannot be written.
+    File(FileError),
+    /// etcd does not confirm the change.
+    Etcd(EtcdChangeError),
+}
+
+impl fmt::Display for KeepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(error) => error.fmt(f),
+            Self::Etcd(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for KeepError {}
+
 /// Returns the seconds of the host's wall clock. Only the very first ticket time derives from it.
 fn host_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -104,13 +125,23 @@ impl Keep {
         }
     }
 
-    fn keep_time(&self, seconds: u64) -> Result<(), String> {
+    fn keep_time(&self, seconds: u64) -> Result<(), KeepError> {
         match self {
             Self::Nowhere => Ok(()),
-            Self::Etcd { turn, .. } => turn.keep_ticket_time(seconds),
+            Self::Etcd { turn, .. } => turn.keep_ticket_time(seconds).map_err(KeepError::Etcd),
             Self::Directory(directory) => {
                 let text = format!("{seconds}\n");
-                write_private(&directory.join(TIME_FILE), text.as_bytes()).map_err(|error| error.to_string())
+                write_private(&directory.join(TIME_FILE), text.as_bytes()).map_err(KeepError::File)
+            }
+        }
+    }
+
+    fn keep_keys(&self, mint: &Mint) -> Result<(), KeepError> {
+        match self {
+            Self::Nowhere => Ok(()),
+            Self::Etcd { turn, .. } => turn.keep_tickets(&shown(mint)).map_err(KeepError::Etcd),
+            Self::Directory(directory) => {
+                write_private(&directory.join(KEYS_FILE), shown(mint).as_bytes()).map_err(KeepError::File)
             }
         }
     }
@@ -141,13 +172,13 @@ impl Tickets {
             mint.resume(parse(&text).ok_or_else(|| StartError::TicketKeys(keep.place_of_keys()))?, now);
         }
         let mut tickets = Self { mint, keep, time, started, stands: false };
-        tickets.reserve(0).map_err(StartError::FirstChange)?;
+        tickets.reserve(0).map_err(|error| StartError::FirstChange(error.to_string()))?;
         tickets.save().map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         Ok(tickets)
     }
 
     /// Reserves more time durably, if needed.
-    fn reserve(&mut self, now_ns: u64) -> Result<(), String> {
+    fn reserve(&mut self, now_ns: u64) -> Result<(), KeepError> {
         let Some(reserved_s) = self.time.wanted(now_ns) else { return Ok(()) };
         self.keep.keep_time(reserved_s)?;
         self.time.reserve(reserved_s);
@@ -161,7 +192,7 @@ impl Tickets {
         let outcome = self.reserve(now_ns);
         let stood = core::mem::replace(&mut self.stands, outcome.is_err());
         match outcome {
-            Err(reason) if !stood => tracing::error!("the ticket time cannot be saved and stands still: {reason}"),
+            Err(error) if !stood => tracing::error!("the ticket time cannot be saved and stands still: {error}"),
             Ok(()) if stood => tracing::info!("the ticket time advances again"),
             _ => {}
         }
@@ -169,15 +200,8 @@ impl Tickets {
     }
 
     fn save(&self) -> Result<(), Refusal> {
-        let storage = |reason: String| Refusal::new(RefusalCode::Storage, reason);
-        match &self.keep {
-            Keep::Nowhere => Ok(()),
-            Keep::Directory(directory) => {
-                let path = directory.join(KEYS_FILE);
-                write_private(&path, shown(&self.mint).as_bytes()).map_err(|error| storage(error.to_string()))
-            }
-            Keep::Etcd { turn, .. } => turn.keep_tickets(&shown(&self.mint)).map_err(storage),
-        }
+        let storage = |error: KeepError| Refusal::new(RefusalCode::Storage, error.to_string());
+        self.keep.keep_keys(&self.mint).map_err(storage)
     }
 
     /// Rotates the key if it is due, or at once.

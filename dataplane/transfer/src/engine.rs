@@ -1,6 +1,7 @@
 //! Engine: its start and its end, and the calls of its users.
 
 pub(crate) mod explain;
+mod obstacle;
 mod plan;
 
 use std::net::SocketAddr;

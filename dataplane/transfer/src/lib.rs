@@ -59,12 +59,12 @@ pub use engine::explain::{Explanation, TransportChoice, Use};
 pub use error::Error;
 pub use memory::RegisterOptions;
 pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
-pub use rails::rdma::{RdmaConfig, RdmaUse};
+pub use rails::rdma::{DevicesError, RdmaConfig, RdmaUse};
 pub use rails::{MemoryRails, RankedRail};
 pub use segment::{BufferInfo, FileInfo, SegmentHandle, SegmentInfo};
 pub use segments::Segments;
 pub use session::{Segment, Session, Transfer};
-pub use size::parse_bytes;
+pub use size::{ParseBytesError, parse_bytes};
 
 pub use kvplane_client::sched::{Health, Priority};
 pub use kvplane_client::{Intent, NodeCounts, RailCounts, Transport};

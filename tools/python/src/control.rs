@@ -5,13 +5,15 @@
 //! given address is taken or, if the address is Mooncake's default, the only one. A control plane on another host
 //! requires certificates.
 
+use std::fmt;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use kvplane::interrupt::{self, Nothing};
-use kvplane::rpc::{ClusterName, RuntimeDirectory};
+use kvplane::rpc::{ClusterName, LocalError, RuntimeDirectory};
 use kvplane::{Control, DataTls, Error, Remote};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -22,6 +24,114 @@ const DEFAULT_PORT: u16 = 50_051;
 const CONNECT: Duration = Duration::from_millis(4_500);
 /// Default cluster of certificates.
 const DEFAULT_CLUSTER: &str = "kvplane";
+
+/// Reason why a setup has no control plane.
+#[derive(Debug)]
+pub(crate) enum SetupError {
+    /// The control plane did not answer in time.
+    Silent {
+        /// The control plane, as [`ControlArguments::named`] describes it.
+        named: String,
+    },
+    /// The control plane rejected the connection, or cannot be reached.
+    Connect { named: String, source: Box<Error> },
+    /// The given address was not resolved in time.
+    Unresolved { address: String },
+    /// The text is a URL.
+    Url { text: String },
+    /// The text is not an address, or its name is not known.
+    Address { text: String, source: io::Error },
+    /// The text has no address in it.
+    NoAddress { text: String },
+    /// The control plane is on another host, and there are no certificates.
+    OtherHost { address: SocketAddr },
+    /// No control plane of this user runs on this host.
+    NoneHere { address: String, directory: PathBuf },
+    /// This user's control planes on this host listen on other addresses.
+    OthersHere { address: String, found: Vec<(String, SocketAddr)> },
+    /// The runtime directory cannot be used.
+    Directory(LocalError),
+    /// The setup did not run to its end.
+    Thread(SetupThreadError),
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let longest = CONNECT.as_secs_f64();
+        match self {
+            Self::Silent { named } => write!(f, "the control plane {named} did not answer within {longest} s"),
+            Self::Connect { named, source } => write!(f, "no connection to the control plane {named}: {source}"),
+            Self::Unresolved { address } => write!(f, "the address of {address} was not found within {longest} s"),
+            Self::Url { text } => {
+                write!(f, "{text:?}: give the addresses of the control planes, host:port,host:port")
+            }
+            Self::Address { text, source } => write!(f, "{text:?} is not an address: {source}"),
+            Self::NoAddress { text } => write!(f, "{text:?} contains no address"),
+            Self::OtherHost { address } => write!(
+                f,
+                "the control plane at {address} is on another host: set KVPLANE_CERTS to the folder that `kvplane ctl \
+                 cert` made, with ca.pem, client.pem and client.key"
+            ),
+            Self::NoneHere { address, directory } => write!(
+                f,
+                "no control plane at {address}: none of this user runs on this host ({} names none); start `kvplane \
+                 dev`, or set KVPLANE_CERTS for one that has certificates",
+                directory.display()
+            ),
+            Self::OthersHere { address, found } => write!(
+                f,
+                "no control plane at {address}; this user's are {}: name one of these addresses, or set \
+                 KVPLANE_CLUSTER",
+                found.iter().map(|(name, at)| format!("{name} at {at}")).collect::<Vec<_>>().join(", ")
+            ),
+            Self::Directory(error) => error.fmt(f),
+            Self::Thread(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SetupError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Connect { source, .. } => Some(source),
+            Self::Address { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<SetupThreadError> for SetupError {
+    fn from(error: SetupThreadError) -> Self {
+        Self::Thread(error)
+    }
+}
+
+/// Reason why work on a thread of its own has no result, other than its deadline.
+#[derive(Debug)]
+pub(crate) enum SetupThreadError {
+    /// The thread could not be started.
+    Start(io::Error),
+    /// A signal handler raised.
+    Interrupted,
+}
+
+impl fmt::Display for SetupThreadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Start(error) => write!(f, "no thread for the setup: {error}"),
+            Self::Interrupted => f.write_str("the call was interrupted"),
+        }
+    }
+}
+
+impl std::error::Error for SetupThreadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Start(error) => Some(error),
+            Self::Interrupted => None,
+        }
+    }
+}
 
 /// Arguments that identify the control plane.
 #[derive(Clone, Default)]
@@ -61,13 +171,12 @@ impl ControlArguments {
     pub(crate) fn connect<T: Send + 'static>(
         &self,
         work: impl FnOnce(Control) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, String> {
+    ) -> Result<T, SetupError> {
         let (wanted, named) = (self.clone(), self.named());
-        let late = format!("the control plane {named} did not answer within {} s", CONNECT.as_secs_f64());
-        within(CONNECT, late, move || {
+        within(CONNECT, SetupError::Silent { named: named.clone() }, move || {
             // Names are resolved here, which may exceed the deadline.
             let control = wanted.find()?;
-            work(control).map_err(|error| format!("no connection to the control plane {named}: {error}"))
+            work(control).map_err(|source| SetupError::Connect { named, source: Box::new(source) })
         })
     }
 
@@ -75,17 +184,16 @@ impl ControlArguments {
     ///
     /// # Errors
     /// Errors of [`Self::find`]; also a name that was not resolved in time.
-    pub(crate) fn found(&self) -> Result<Control, String> {
-        let (wanted, shown) = (self.clone(), self.shown());
-        let late = format!("the address of {shown} was not found within {} s", CONNECT.as_secs_f64());
-        within(CONNECT, late, move || wanted.find())
+    pub(crate) fn found(&self) -> Result<Control, SetupError> {
+        let wanted = self.clone();
+        within(CONNECT, SetupError::Unresolved { address: self.shown() }, move || wanted.find())
     }
 
     /// Discovers the control plane.
     ///
     /// # Errors
     /// The reason why there is none, and the next step.
-    fn find(&self) -> Result<Control, String> {
+    fn find(&self) -> Result<Control, SetupError> {
         if let Some(identity) = &self.certificates {
             let addresses = self.addresses()?;
             let cluster = self.cluster.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
@@ -97,10 +205,7 @@ impl ControlArguments {
         }
         let addresses = self.addresses()?;
         if let Some(far) = addresses.iter().find(|address| !is_here(address)) {
-            return Err(format!(
-                "the control plane at {far} is on another host: set KVPLANE_CERTS to the folder that `kvplane ctl \
-                 cert` made, with ca.pem, client.pem and client.key"
-            ));
+            return Err(SetupError::OtherHost { address: *far });
         }
         let (directory, found) = self.published()?;
         let at_address = |(_, address): &&(String, SocketAddr)| addresses.iter().any(|wanted| same(*wanted, *address));
@@ -109,44 +214,36 @@ impl ControlArguments {
         match (named, &found[..]) {
             (Some((cluster, _)), _) => Ok(Control::Local { cluster: cluster.clone(), runtime_directory }),
             (None, [(cluster, _)]) if default => Ok(Control::Local { cluster: cluster.clone(), runtime_directory }),
-            (None, []) => Err(format!(
-                "no control plane at {}: none of this user runs on this host ({} names none); start `kvplane dev`, or \
-                 set KVPLANE_CERTS for one that has certificates",
-                self.shown(),
-                directory.display()
-            )),
-            (None, several) => Err(format!(
-                "no control plane at {}; this user's are {}: name one of these addresses, or set KVPLANE_CLUSTER",
-                self.shown(),
-                several.iter().map(|(name, at)| format!("{name} at {at}")).collect::<Vec<_>>().join(", ")
-            )),
+            (None, []) => Err(SetupError::NoneHere { address: self.shown(), directory }),
+            (None, _) => Err(SetupError::OthersHere { address: self.shown(), found }),
         }
     }
 
-    fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
+    fn addresses(&self) -> Result<Vec<SocketAddr>, SetupError> {
         let text = self.shown();
         let mut all = Vec::new();
         for one in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
             if one.contains("://") {
-                return Err(format!("{one:?}: give the addresses of the control planes, host:port,host:port"));
+                return Err(SetupError::Url { text: one.to_owned() });
             }
             let with_port = if one.parse::<SocketAddr>().is_ok() || has_port(one) {
                 one.to_owned()
             } else {
                 format!("{one}:{DEFAULT_PORT}")
             };
-            let found = with_port.to_socket_addrs().map_err(|error| format!("{one:?} is not an address: {error}"))?;
+            let found =
+                with_port.to_socket_addrs().map_err(|source| SetupError::Address { text: one.to_owned(), source })?;
             // A control plane listens on one address; all addresses of a name are tried.
             all.extend(found);
         }
-        if all.is_empty() { Err(format!("{text:?} contains no address")) } else { Ok(all) }
+        if all.is_empty() { Err(SetupError::NoAddress { text }) } else { Ok(all) }
     }
 
     /// Returns the live control planes of this user on this host, and the directory that was searched.
-    fn published(&self) -> Result<(PathBuf, Vec<(String, SocketAddr)>), String> {
+    fn published(&self) -> Result<(PathBuf, Vec<(String, SocketAddr)>), SetupError> {
         let directory = match &self.runtime_directory {
             Some(path) => RuntimeDirectory::at(path),
-            None => RuntimeDirectory::of_user().map_err(|error| error.to_string())?,
+            None => RuntimeDirectory::of_user().map_err(SetupError::Directory)?,
         };
         let path = directory.path().to_owned();
         let mut found = Vec::new();
@@ -207,19 +304,20 @@ pub(crate) fn seconds_or_none(what: &str, given: f64, most: u64) -> PyResult<Dur
 /// Runs `work` on a thread of its own and waits for it up to `longest`.
 ///
 /// # Errors
-/// The error of `work`, or `late` when it takes too long: it then continues in the background.
-pub(crate) fn within<T: Send + 'static>(
+/// The error of `work`, or `late` when it takes too long: it then continues in the background. Also when no thread can
+/// be started, and when a signal handler raised.
+pub(crate) fn within<T: Send + 'static, E: From<SetupThreadError> + Send + 'static>(
     longest: Duration,
-    late: String,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
+    late: E,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
     let (done, wait) = sync_channel(1);
     let thread = std::thread::Builder::new().name("kvplane-setup".to_owned());
     let started = thread.spawn(move || drop(done.send(work())));
-    started.map_err(|error| format!("no thread for the setup: {error}"))?;
+    started.map_err(SetupThreadError::Start)?;
     match interrupt::receive(&wait, Some(longest)) {
         Ok(done) => done,
-        Err(Nothing::Ended) => Err("the call was interrupted".to_owned()),
+        Err(Nothing::Ended) => Err(SetupThreadError::Interrupted.into()),
         Err(Nothing::Late | Nothing::Gone) => Err(late),
     }
 }

@@ -112,11 +112,10 @@ impl Engine {
         let start = move || {
             let config = transfers::config(&host, &metadata)?;
             let config = kvplane::TransferEngineConfig { shared_memory, tcp, ..config };
-            TransferEngine::start(config).map_err(|error| error.to_string())
+            TransferEngine::start(config).map_err(|error| PyRuntimeError::new_err(error.to_string()))
         };
-        let interrupted = || Err("the start was interrupted".to_owned());
-        let started = waiting(py, || interrupt::aside("kvplane-setup", start).unwrap_or_else(interrupted))?;
-        let engine = started.map_err(PyRuntimeError::new_err)?;
+        let interrupted = || Err(PyRuntimeError::new_err("the start was interrupted"));
+        let engine = waiting(py, || interrupt::aside("kvplane-setup", start).unwrap_or_else(interrupted))??;
         Ok(Self {
             engine: RwLock::new(Some(Arc::new(engine))),
             segments: Mutex::default(),
@@ -370,8 +369,7 @@ impl Engine {
 
     fn start(&self, engine: &TransferEngine, asked: &TransferArguments, background: bool) -> Result<Batch, i64> {
         let handle = self.open(engine, &asked.target)?;
-        let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths);
-        let requests = requests.map_err(|why| failed(-1, why))?;
+        let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths)?;
         // A notice goes with the first request, which may be one of no bytes.
         let options = SubmitOptions { background, notice: asked.notice.clone(), ..SubmitOptions::default() };
         engine.submit(&requests, &options).map_err(|error| engine_code(&error))

@@ -6,6 +6,7 @@
 pub(crate) mod host_memory;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,6 +104,47 @@ impl Entry {
     }
 }
 
+/// Reason why memory cannot be registered or unregistered.
+#[derive(Debug)]
+pub(crate) enum RegistrationError {
+    /// Not all of the range is readable memory of this process.
+    NotReadable { address: u64, bytes: u64 },
+    /// The range ends beyond the address space.
+    Beyond { address: u64, bytes: u64 },
+    /// A part of the range is registered.
+    Overlap { address: u64, bytes: u64, other: u64, other_bytes: u64 },
+    /// No registered range begins at the address.
+    NotRegistered { address: u64 },
+    /// A call of another thread did not end in time.
+    InUse { address: u64 },
+    /// A signal handler raised.
+    Interrupted,
+}
+
+impl fmt::Display for RegistrationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReadable { address, bytes } => {
+                write!(f, "{bytes} bytes at {address:#x} are not all readable memory of this process")
+            }
+            Self::Beyond { address, bytes } => {
+                write!(f, "{bytes} bytes at {address:#x} end beyond the address space")
+            }
+            Self::Overlap { address, bytes, other, other_bytes } => write!(
+                f,
+                "{bytes} bytes at {address:#x} overlap {other_bytes} bytes at {other:#x}, which are registered"
+            ),
+            Self::NotRegistered { address } => write!(f, "nothing is registered at {address:#x}"),
+            Self::InUse { address } => {
+                write!(f, "the memory at {address:#x} is still in use by a call of another thread")
+            }
+            Self::Interrupted => f.write_str("the call was interrupted"),
+        }
+    }
+}
+
+impl std::error::Error for RegistrationError {}
+
 /// Registered memory, by address.
 #[derive(Default)]
 pub(crate) struct Memory {
@@ -114,29 +156,27 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Registers a range.
-    pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
+    pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), RegistrationError> {
         let rights = mapped(address, bytes);
         if rights == RangeAccess::No || bytes == 0 {
-            return Err(format!("{bytes} bytes at {address:#x} are not all readable memory of this process"));
+            return Err(RegistrationError::NotReadable { address, bytes });
         }
         // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
         // registering.
         let region = unsafe { adopt(address, bytes) };
-        let region = region.ok_or_else(|| format!("{bytes} bytes at {address:#x} end beyond the address space"))?;
+        let region = region.ok_or(RegistrationError::Beyond { address, bytes })?;
         self.insert(region, rights == RangeAccess::Writable)
     }
 
     /// Registers a region that this module allocated.
-    pub(crate) fn insert(&self, region: Arc<Region>, writable: bool) -> Result<(), String> {
+    pub(crate) fn insert(&self, region: Arc<Region>, writable: bool) -> Result<(), RegistrationError> {
         let (address, bytes) = (region.address(), region.bytes() as u64);
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, other)) = entries.range(..address + bytes).next_back()
             && other.address + other.bytes > address
         {
             let (other_bytes, other) = (other.bytes, other.address);
-            return Err(format!(
-                "{bytes} bytes at {address:#x} overlap {other_bytes} bytes at {other:#x}, which are registered"
-            ));
+            return Err(RegistrationError::Overlap { address, bytes, other, other_bytes });
         }
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         entries.insert(address, Arc::new(Entry { id, address, bytes, region, writable }));
@@ -144,17 +184,17 @@ impl Memory {
     }
 
     /// Unregisters the range that begins here, and waits until no call uses it any more.
-    pub(crate) fn unregister(&self, address: u64) -> Result<(), String> {
+    pub(crate) fn unregister(&self, address: u64) -> Result<(), RegistrationError> {
         let entry = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
-        let entry = entry.ok_or_else(|| format!("nothing is registered at {address:#x}"))?;
+        let entry = entry.ok_or(RegistrationError::NotRegistered { address })?;
         self.generation.fetch_add(1, Ordering::Release);
         let until = Instant::now() + LEAVE;
         while Arc::strong_count(&entry) > 1 {
             if Instant::now() > until {
-                return Err(format!("the memory at {address:#x} is still in use by a call of another thread"));
+                return Err(RegistrationError::InUse { address });
             }
             if !interrupt::sleep(LOOK) {
-                return Err("the call was interrupted".to_owned());
+                return Err(RegistrationError::Interrupted);
             }
         }
         Ok(())

@@ -132,8 +132,9 @@ impl Objects {
         };
         let listen = listen.map(address).transpose()?;
         let wanted = ControlArguments { master, cluster, certificates, runtime_directory }.completed();
+        let no_connection = |error: &dyn std::error::Error| PyConnectionError::new_err(error.to_string());
         let start = move || {
-            let mut config = P2pConfig::new(wanted.found()?);
+            let mut config = P2pConfig::new(wanted.found().map_err(|error| no_connection(&error))?);
             config.tenant = tenant;
             config.by_route = listen.is_none();
             if let Some(listen) = listen {
@@ -144,11 +145,10 @@ impl Objects {
             config.engine.runtime_directory = wanted.runtime_directory;
             config.host = host.unwrap_or(config.host);
             config.rack = rack;
-            P2pStore::connect(config).map_err(|error| error.to_string())
+            P2pStore::connect(config).map_err(|error| no_connection(&error))
         };
-        let interrupted = || Err("the start was interrupted".to_owned());
-        let started = waiting(py, || interrupt::aside("kvplane-setup", start).unwrap_or_else(interrupted))?;
-        let store = started.map_err(|why: String| PyConnectionError::new_err(why))?;
+        let interrupted = || Err(PyConnectionError::new_err("the start was interrupted"));
+        let store = waiting(py, || interrupt::aside("kvplane-setup", start).unwrap_or_else(interrupted))??;
         Ok(Self { store: RwLock::new(Some(Arc::new(store))), process: std::process::id() })
     }
 

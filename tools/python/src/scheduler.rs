@@ -96,7 +96,7 @@ impl Scheduler {
         let budget = seconds("budget", budget, 60)?;
         let wanted = ControlArguments { master, cluster, certificates, runtime_directory }.completed();
         let connected = waiting(py, || wanted.connect(move |control| kvplane::Scheduler::connect(&control, budget)))?;
-        let line = connected.map_err(PyConnectionError::new_err)?;
+        let line = connected.map_err(|error| PyConnectionError::new_err(error.to_string()))?;
         Ok(Self { line: RwLock::new(Some(Arc::new(line))), process: std::process::id() })
     }
 

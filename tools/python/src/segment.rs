@@ -1,5 +1,7 @@
 //! Memory that this process provides to the cluster: storage nodes of one shard each.
 
+use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -7,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvplane::rpc::{ClusterName, RuntimeDirectory};
 use kvplane::{Control, DataTls, Node, NodeConfig, Pacing};
 
-use crate::control::within;
+use crate::control::{SetupThreadError, within};
 use crate::outcome::{INTERNAL, NO_ROOM, failed};
 
 /// Deadline of a node's join, during which its memory is mapped.
@@ -20,6 +22,52 @@ const MOVES_PATIENCE: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(4);
 /// Minimum memory of a node.
 const LEAST_BYTES: u64 = 2 << 20;
+
+/// Reason why this process provides no memory.
+#[derive(Debug)]
+enum JoinError {
+    /// The node did not join in time.
+    Late,
+    /// No address of this host leads to the control plane.
+    NoRoute {
+        /// Address of the control plane.
+        far: SocketAddr,
+        source: io::Error,
+    },
+    /// The node did not start.
+    Node(kvplane::Error),
+    /// The join did not run to its end.
+    Thread(SetupThreadError),
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Late => write!(f, "the node did not join within {} s", JOIN.as_secs()),
+            Self::NoRoute { far, source } => write!(
+                f,
+                "no address of this host leads to the control plane at {far}: {source}; name one as the local hostname"
+            ),
+            Self::Node(error) => error.fmt(f),
+            Self::Thread(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for JoinError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NoRoute { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<SetupThreadError> for JoinError {
+    fn from(error: SetupThreadError) -> Self {
+        Self::Thread(error)
+    }
+}
 
 /// Node of this process.
 pub(crate) struct Segment {
@@ -34,8 +82,7 @@ impl Segment {
     /// the store's clients.
     pub(crate) fn join(control: &Control, data_tls: DataTls, bytes: u64, host: &str) -> Result<Self, i64> {
         let (control, host) = (control.clone(), host.to_owned());
-        let late = format!("the node did not join within {} s", JOIN.as_secs());
-        let started = within(JOIN, late, move || {
+        let started = within(JOIN, JoinError::Late, move || {
             let config = NodeConfig {
                 listen: served_on(&control, &host)?,
                 control,
@@ -45,10 +92,10 @@ impl Segment {
                 pacing: Some(Pacing::Park),
                 ..NodeConfig::local("", bytes.max(LEAST_BYTES))
             };
-            Node::start(&config).map_err(|error| error.to_string())
+            Node::start(&config).map_err(JoinError::Node)
         });
         let node =
-            started.map_err(|why| failed(NO_ROOM, format!("cannot provide a segment of {bytes} bytes: {why}")))?;
+            started.map_err(|error| failed(NO_ROOM, format!("cannot provide a segment of {bytes} bytes: {error}")))?;
         let name = node.addresses().first().map(ToString::to_string).unwrap_or_default();
         Ok(Self { name, node })
     }
@@ -130,7 +177,7 @@ pub(crate) fn leave_all() {
 }
 
 /// Returns the address that a node of this process listens on.
-fn served_on(control: &Control, host: &str) -> Result<IpAddr, String> {
+fn served_on(control: &Control, host: &str) -> Result<IpAddr, JoinError> {
     let Some(far) = control_addresses(control).into_iter().find(|address| !address.ip().is_loopback()) else {
         return Ok(Ipv4Addr::LOCALHOST.into());
     };
@@ -140,9 +187,7 @@ fn served_on(control: &Control, host: &str) -> Result<IpAddr, String> {
     // Nothing is sent: connecting a UDP socket only looks up the route.
     let any: SocketAddr = if far.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
     let towards = UdpSocket::bind(any).and_then(|socket| socket.connect(far).and_then(|()| socket.local_addr()));
-    towards.map(|address| address.ip()).map_err(|error| {
-        format!("no address of this host leads to the control plane at {far}: {error}; name one as the local hostname")
-    })
+    towards.map(|address| address.ip()).map_err(|source| JoinError::NoRoute { far, source })
 }
 
 fn control_addresses(control: &Control) -> Vec<SocketAddr> {

@@ -87,7 +87,7 @@ impl Store {
                 Client::connect(&config).map(|client| (config, client))
             })
         })?;
-        let (config, client) = connected.map_err(PyConnectionError::new_err)?;
+        let (config, client) = connected.map_err(|error| PyConnectionError::new_err(error.to_string()))?;
         Ok(Self {
             control: config.control.clone(),
             data_tls,
@@ -105,7 +105,7 @@ impl Store {
         #[pyo3(from_py_with = number_of)] bytes: u64,
     ) -> i64 {
         let registered = py.detach(|| self.clients.memory.register(address, bytes));
-        registered.map_or_else(|why| failed(INVALID, why), |()| 0)
+        registered.map_or_else(|error| failed(INVALID, error.to_string()), |()| 0)
     }
 
     /// Unregisters memory. When this returns 0, no call uses it.
@@ -115,7 +115,7 @@ impl Store {
             return Ok(failed(INTERNAL, "the process was forked after the setup: nothing is registered in it"));
         }
         let gone = waiting(py, || (self.clients.memory.unregister(address), self.clients.sweep()).0)?;
-        Ok(gone.map_or_else(|why| failed(INVALID, why), |()| 0))
+        Ok(gone.map_or_else(|error| failed(INVALID, error.to_string()), |()| 0))
     }
 
     /// Stores the bytes of an object with the buffer protocol.

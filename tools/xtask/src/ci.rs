@@ -37,6 +37,8 @@ pub enum Step {
     Tidy,
     /// clippy without a warning.
     Clippy,
+    /// Unit tests: those beside the code. A part of the next step.
+    Unit,
     /// Every test, in the sizes of [`SIZES`].
     Test,
     /// Release build of the shipped binary.
@@ -53,10 +55,11 @@ pub enum Step {
 
 impl Step {
     /// All steps, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Tidy,
         Self::Clippy,
+        Self::Unit,
         Self::Test,
         Self::Release,
         Self::Linkage,
@@ -65,6 +68,9 @@ impl Step {
         Self::Rig,
     ];
 
+    /// Steps of `cargo x quick`: what is to pass before each commit, in under ten minutes on two cores.
+    pub const QUICK: [Self; 4] = [Self::Fmt, Self::Tidy, Self::Clippy, Self::Unit];
+
     /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -72,6 +78,7 @@ impl Step {
             Self::Fmt => "fmt",
             Self::Tidy => "tidy",
             Self::Clippy => "clippy",
+            Self::Unit => "unit",
             Self::Test => "test",
             Self::Release => "release",
             Self::Linkage => "linkage",
@@ -93,6 +100,7 @@ impl Step {
             Self::Fmt => cargo(&["fmt", "--all", "--", "--check"]),
             Self::Tidy => tidy::run(workspace),
             Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+            Self::Unit => testing::run(workspace, &["--lib", "--bins"].map(str::to_owned)),
             Self::Test => testing::run_sized(workspace, &[], &SIZES),
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools"]),
             Self::Linkage => {
@@ -106,10 +114,10 @@ impl Step {
     }
 }
 
-/// Runs `steps`, or all of them if it is empty, in the order of [`Step::ALL`].
+/// Runs `steps`, or all that are no part of another if it is empty, in the order of [`Step::ALL`].
 pub fn run(workspace: &Workspace, steps: &[Step]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
-    let chosen: Vec<Step> = Step::ALL.into_iter().filter(|step| steps.is_empty() || steps.contains(step)).collect();
+    let chosen: Vec<Step> = Step::ALL.into_iter().filter(|step| is_chosen(*step, steps)).collect();
     let mut times = Vec::new();
     let mut result = Ok(());
     for &step in &chosen {
@@ -123,6 +131,10 @@ pub fn run(workspace: &Workspace, steps: &[Step]) -> Result<(), Failure> {
     }
     eprint!("{}", summary(&chosen, &times, result.is_ok()));
     result
+}
+
+fn is_chosen(step: Step, steps: &[Step]) -> bool {
+    if steps.is_empty() { step != Step::Unit } else { steps.contains(&step) }
 }
 
 fn summary(chosen: &[Step], times: &[(Step, Duration)], passed: bool) -> String {

@@ -30,7 +30,8 @@ usage: cargo x COMMAND [...]
                        run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         all checks that a change must pass, or the steps named:
-                       fmt, tidy, clippy, test, release, linkage, interop, python, rig
+                       fmt, tidy, clippy, unit, test, release, linkage, interop, python, rig
+  quick                what is to pass before each commit: fmt, tidy, clippy, unit tests
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the World (simulation), on all cores; --tier: with shards on faulty disks
   seeds --nightly [COUNT] [--from SEED]
@@ -180,7 +181,8 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
         "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "fuzz"
-        | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference" | "figures"
+        | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference"
+        | "figures"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -197,6 +199,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "python" => Ok(Task::Python(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
         "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
+        "quick" => each(rest, "quick", |_| None::<()>).map(|_| Task::Ci(Step::QUICK.to_vec())),
         "tidy" => {
             each(rest, "tidy", |word| (word == "--write-map").then_some(()))?;
             Ok(Task::Tidy { write_map: !rest.is_empty() })

@@ -41,17 +41,43 @@ pub fn check(workspace: &Workspace) -> Result<(), Failure> {
     Ok(())
 }
 
-fn no_test_devices(file: &[u8]) -> Result<(), String> {
+/// Reason why a binary is not known to be without the devices of tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum DevicesError {
+    /// The binary contains them.
+    Included {
+        /// The text that shows it.
+        text: &'static str,
+    },
+    /// The binary has no symbols of the module around them.
+    NoSymbols,
+}
+
+impl fmt::Display for DevicesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Included { text } => write!(
+                f,
+                "contains the software RDMA devices of tests (`{text}`): see with `cargo tree -p kvplane-tools -e \
+                 features -i kvplane-sys` which crate turns on `soft-verbs`, and make that a dev-dependency"
+            ),
+            Self::NoSymbols => {
+                write!(f, "has no symbol with `{DEVICES}`, so that nothing can be said about what it contains")
+            }
+        }
+    }
+}
+
+impl std::error::Error for DevicesError {}
+
+fn no_test_devices(file: &[u8]) -> Result<(), DevicesError> {
     // The standard library's search is fast in a development build too, in which `windows` would take 20 seconds.
     let content = String::from_utf8_lossy(file);
     if let Some(text) = TEST_DEVICES.iter().find(|text| content.contains(**text)) {
-        return Err(format!(
-            "contains the software RDMA devices of tests (`{text}`): see with `cargo tree -p kvplane-tools -e features \
-             -i kvplane-sys` which crate turns on `soft-verbs`, and make that a dev-dependency"
-        ));
+        return Err(DevicesError::Included { text });
     }
     if !content.contains(DEVICES) {
-        return Err(format!("has no symbol with `{DEVICES}`, so that nothing can be said about what it contains"));
+        return Err(DevicesError::NoSymbols);
     }
     Ok(())
 }
@@ -124,9 +150,9 @@ mod tests {
         assert_eq!(no_test_devices(product), Ok(()));
         for found in ["_ZN11kvplane_sys5verbs4soft3rim9FUNCTIONS17h0E", "dataplane/sys/src/verbs/soft/rim.rs"] {
             let file = [product, found.as_bytes()].concat();
-            assert!(no_test_devices(&file).unwrap_err().contains("`soft-verbs`"), "{found}");
+            assert!(no_test_devices(&file).unwrap_err().to_string().contains("`soft-verbs`"), "{found}");
         }
-        assert!(no_test_devices(b"\x7fELF without symbols").unwrap_err().contains("no symbol"));
+        assert!(no_test_devices(b"\x7fELF without symbols").unwrap_err().to_string().contains("no symbol"));
     }
 
     #[test]

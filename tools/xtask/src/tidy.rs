@@ -81,8 +81,7 @@ impl Rule {
 
 /// All rules.
 ///
-/// A rule that the tree does not follow yet is advice. It becomes a failure when the last violation is fixed, and no
-/// rule has exceptions.
+/// A new rule that the tree does not follow yet is advice, until the last violation is fixed. No rule has exceptions.
 pub const RULES: [Rule; 23] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
@@ -99,13 +98,13 @@ pub const RULES: [Rule; 23] = [
     Rule::new("references", Level::Failure, references::check),
     Rule::new("comments", Level::Failure, comments::check),
     Rule::new("behaviours", Level::Failure, behaviours::check),
-    Rule::new("fields", Level::Advice, types::check_fields),
-    Rule::new("methods", Level::Advice, types::check_methods),
-    Rule::new("impl-files", Level::Advice, types::check_impl_files),
+    Rule::new("fields", Level::Failure, types::check_fields),
+    Rule::new("methods", Level::Failure, types::check_methods),
+    Rule::new("impl-files", Level::Failure, types::check_impl_files),
     Rule::new("parameters", Level::Failure, parameters::check),
     Rule::new("folders", Level::Failure, folders::check),
-    Rule::new("string-errors", Level::Advice, errors::check),
-    Rule::new("circles", Level::Advice, circles::check),
+    Rule::new("string-errors", Level::Failure, errors::check),
+    Rule::new("circles", Level::Failure, circles::check),
     // Lengths stay advice: see `shape::length`.
     Rule::new("length", Level::Advice, length::check),
 ];

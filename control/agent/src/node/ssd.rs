@@ -1,5 +1,6 @@
 //! SSDs of a node: configured on the command line, opened exclusively, and divided among the shards.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use kvplane_engine::{PART_LEAST_BYTES, Part, Ssd, TierIdentity, TierPolicy, Tier
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{NodeId, ShardId};
 use kvplane_sys::random::random_u64;
-use kvplane_transfer::parse_bytes;
+use kvplane_transfer::{ParseBytesError, parse_bytes};
 
 use crate::error::Error;
 use crate::node::NodeConfig;
@@ -25,18 +26,46 @@ pub struct SsdConfig {
     pub bytes: Option<u64>,
 }
 
+/// Error of the text that names an SSD.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum ParseSsdError {
+    /// The part after the last colon is no size.
+    Size(ParseBytesError),
+    /// The path is empty, or the size is 0.
+    NoSsd { text: String },
+}
+
+impl fmt::Display for ParseSsdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(error) => write!(f, "{error}"),
+            Self::NoSsd { text } => write!(f, "{text:?} names no SSD: give PATH or PATH:SIZE"),
+        }
+    }
+}
+
+impl std::error::Error for ParseSsdError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Size(error) => Some(error),
+            Self::NoSsd { .. } => None,
+        }
+    }
+}
+
 impl std::str::FromStr for SsdConfig {
-    type Err = String;
+    type Err = ParseSsdError;
 
     /// Parses `PATH` or `PATH:SIZE`. If the whole text is an existing path, it is taken as such, because Linux device
     /// paths contain colons.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, ParseSsdError> {
         let (path, bytes) = match text.rsplit_once(':').filter(|_| std::fs::symlink_metadata(text).is_err()) {
-            Some((path, size)) => (path, Some(parse_bytes(size)?)),
+            Some((path, size)) => (path, Some(parse_bytes(size).map_err(ParseSsdError::Size)?)),
             None => (text, None),
         };
         if path.is_empty() || bytes == Some(0) {
-            return Err(format!("{text:?} names no SSD: give PATH or PATH:SIZE"));
+            return Err(ParseSsdError::NoSsd { text: text.to_owned() });
         }
         Ok(Self { path: path.into(), bytes })
     }

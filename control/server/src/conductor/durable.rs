@@ -5,6 +5,8 @@
 //! instance that is lost while the state cannot be written keeps its record until it can; if the process ends before,
 //! the instance is restored and lost again.
 
+use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use kvplane_cluster::{
@@ -12,7 +14,7 @@ use kvplane_cluster::{
     Record, RecordKey, SeedRecord,
 };
 use kvplane_conductor::conductor::{
-    Conductor, ConductorConfig, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher,
+    Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher,
 };
 use kvplane_conductor::policy::{PolicyName, Slo};
 use kvplane_rpc::conductor::EventSource;
@@ -39,12 +41,42 @@ pub(crate) struct RestoredConductor {
     pub(super) seeds: Seeds,
 }
 
+/// Reason why the Conductor cannot be restored from its records.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum ConductorRestoreError {
+    /// The stored placement policy is not known, as one of a later version is.
+    Policy { policy: String },
+    /// A stored instance exceeds the limits.
+    Instance { name: String, source: ConductorError },
+}
+
+impl fmt::Display for ConductorRestoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Policy { policy } => {
+                write!(f, "the stored policy {policy:?} is not known to this version: use the version that stored it")
+            }
+            Self::Instance { name, source } => write!(f, "the stored instance {name:?}: {source}"),
+        }
+    }
+}
+
+impl Error for ConductorRestoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Policy { .. } => None,
+            Self::Instance { source, .. } => Some(source),
+        }
+    }
+}
+
 impl DecodedRecords {
     /// Picks the Conductor's records out of all records and decodes them.
     ///
     /// # Errors
     /// When a policy is unknown, as one of a later version is.
-    pub(crate) fn of(records: &[Record]) -> Result<Self, String> {
+    pub(crate) fn of(records: &[Record]) -> Result<Self, ConductorRestoreError> {
         let mut restored = Self::default();
         let ours = records.iter().filter_map(|record| match record {
             Record::Conductor(record) => Some(record.clone()),
@@ -61,9 +93,7 @@ impl DecodedRecords {
                 }
                 ConductorRecord::Placement(PlacementRecord { policy, ttft_ns, tbt_ns }) => {
                     let Some(policy) = PolicyName::labelled(&policy) else {
-                        return Err(format!(
-                            "the stored policy {policy:?} is not known to this version: use the version that stored it"
-                        ));
+                        return Err(ConductorRestoreError::Policy { policy });
                     };
                     let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns) };
                     restored.placement = Some((policy, slo));
@@ -83,7 +113,7 @@ impl DecodedRecords {
         mut config: ConductorConfig,
         first: u64,
         grace: Duration,
-    ) -> Result<RestoredConductor, String> {
+    ) -> Result<RestoredConductor, ConductorRestoreError> {
         let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         if let Some((policy, slo)) = self.placement {
             if (policy, slo) != (config.policy, config.scheduler.slo) {
@@ -97,7 +127,9 @@ impl DecodedRecords {
         let mut conductor = Conductor::new(config, first);
         for instance in self.instances {
             let name = instance.spec.name.clone();
-            conductor.restore(instance, graced_ns).map_err(|error| format!("the stored instance {name:?}: {error}"))?;
+            conductor
+                .restore(instance, graced_ns)
+                .map_err(|source| ConductorRestoreError::Instance { name, source })?;
         }
         Ok(RestoredConductor { conductor, masters: self.masters, seeds: Seeds::restored(self.seeds) })
     }
@@ -232,6 +264,6 @@ mod tests {
         }
         let later = PlacementRecord { policy: "later".to_owned(), ttft_ns: 0, tbt_ns: 0 };
         let later = Record::Conductor(ConductorRecord::Placement(later));
-        assert!(DecodedRecords::of(&[later]).is_err_and(|error| error.contains("later")));
+        assert!(DecodedRecords::of(&[later]).is_err_and(|error| error.to_string().contains("later")));
     }
 }

@@ -3,6 +3,9 @@
 //!
 //! A subscriber sends its topics as messages in 3.0, as commands in 3.1. Everything that it sends is small and bounded.
 
+use std::error::Error;
+use std::fmt;
+
 /// Most topics of one subscriber.
 const TOPICS: usize = 64;
 /// Longest frame that a subscriber may send.
@@ -60,6 +63,56 @@ pub(crate) enum SubscriberInput {
     Answer(Vec<u8>),
 }
 
+/// Protocol error of a peer, after which its connection is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ZmtpError {
+    /// The greeting has another signature.
+    NotZmtp,
+    /// The greeting has a version before 3.0.
+    OldVersion,
+    /// The greeting has another security mechanism than NULL.
+    Security,
+    /// The peer's READY has another socket type than a subscriber's.
+    NotSubscriber,
+    /// A command's body does not begin with a name.
+    NamelessCommand,
+    /// A command other than READY came first.
+    CommandBeforeReady,
+    /// A message came before READY.
+    MessageBeforeReady,
+    /// A subscriber's frame exceeds [`FRAME_BYTES`].
+    LongSubscription,
+    /// A subscriber exceeds [`TOPICS`].
+    ManyTopics,
+    /// A publisher's frame exceeds the limit of a message.
+    LongFrame,
+    /// A publisher's message exceeds the limits of bytes or parts.
+    LongMessage,
+    /// The peer sent ERROR.
+    Rejected,
+}
+
+impl fmt::Display for ZmtpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotZmtp => "not a peer of ZMTP",
+            Self::OldVersion => "a peer of a version before ZMTP 3.0",
+            Self::Security => "a peer that requires security, which is not supported",
+            Self::NotSubscriber => "a peer that is not a subscriber",
+            Self::NamelessCommand => "a command without a name",
+            Self::CommandBeforeReady => "a command before READY",
+            Self::MessageBeforeReady => "a message before READY",
+            Self::LongSubscription => "a frame longer than any subscription",
+            Self::ManyTopics => "more topics than one subscriber may have",
+            Self::LongFrame => "a frame longer than any batch of events",
+            Self::LongMessage => "a message longer than any batch of events",
+            Self::Rejected => "the peer rejected the connection",
+        })
+    }
+}
+
+impl Error for ZmtpError {}
+
 /// State of one subscriber's connection.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriber {
@@ -85,24 +138,24 @@ impl Subscriber {
     /// Handles received bytes.
     ///
     /// # Errors
-    /// Reason of a protocol error: the connection is to be closed.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<SubscriberInput>, &'static str> {
+    /// A protocol error: the connection is to be closed.
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<SubscriberInput>, ZmtpError> {
         self.input.extend_from_slice(bytes);
         let mut said = Vec::new();
         if !self.greeted {
             let signed = self.input.first().is_none_or(|first| *first == 0xff)
                 && self.input.get(9).is_none_or(|ninth| ninth & 1 == 1);
             if !signed {
-                return Err("not a peer of ZMTP");
+                return Err(ZmtpError::NotZmtp);
             }
             if self.input.get(10).is_some_and(|major| *major < 3) {
-                return Err("a peer of a version before ZMTP 3.0");
+                return Err(ZmtpError::OldVersion);
             }
             if self.input.len() < GREETING_BYTES {
                 return Ok(said);
             }
             if self.input[12..32] != *b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" {
-                return Err("a peer that requires security, which is not supported");
+                return Err(ZmtpError::Security);
             }
             self.greeted = true;
             self.input.drain(..GREETING_BYTES);
@@ -113,7 +166,7 @@ impl Subscriber {
         Ok(said)
     }
 
-    fn next_frame(&mut self) -> Result<Option<(u8, Vec<u8>)>, &'static str> {
+    fn next_frame(&mut self) -> Result<Option<(u8, Vec<u8>)>, ZmtpError> {
         let Some(&flags) = self.input.first() else { return Ok(None) };
         let (head, bytes) = if flags & LONG == 0 {
             let Some(&bytes) = self.input.get(1) else { return Ok(None) };
@@ -123,7 +176,7 @@ impl Subscriber {
             (9, length.iter().fold(0u64, |length, byte| length << 8 | u64::from(*byte)))
         };
         if bytes > FRAME_BYTES as u64 {
-            return Err("a frame longer than any subscription");
+            return Err(ZmtpError::LongSubscription);
         }
         let end = head + bytes as usize;
         if self.input.len() < end {
@@ -134,12 +187,12 @@ impl Subscriber {
         Ok(Some((flags, body)))
     }
 
-    fn take_frame(&mut self, flags: u8, body: &[u8]) -> Result<Option<SubscriberInput>, &'static str> {
+    fn take_frame(&mut self, flags: u8, body: &[u8]) -> Result<Option<SubscriberInput>, ZmtpError> {
         if flags & COMMAND != 0 {
             let Some((name, rest)) =
                 body.split_first().and_then(|(bytes, rest)| rest.split_at_checked(usize::from(*bytes)))
             else {
-                return Err("a command without a name");
+                return Err(ZmtpError::NamelessCommand);
             };
             return match name {
                 b"READY" => {
@@ -148,9 +201,9 @@ impl Subscriber {
                         let property = [b"\x0bSocket-Type\0\0\0".as_slice(), &[kind.len() as u8], kind].concat();
                         rest.windows(property.len()).any(|part| part.eq_ignore_ascii_case(&property))
                     });
-                    if is_subscriber { Ok(None) } else { Err("a peer that is not a subscriber") }
+                    if is_subscriber { Ok(None) } else { Err(ZmtpError::NotSubscriber) }
                 }
-                _ if !self.ready => Err("a command before READY"),
+                _ if !self.ready => Err(ZmtpError::CommandBeforeReady),
                 b"SUBSCRIBE" => self.subscribe(rest).map(Some),
                 b"CANCEL" => {
                     self.cancel(rest);
@@ -168,7 +221,7 @@ impl Subscriber {
             };
         }
         if !self.ready {
-            return Err("a message before READY");
+            return Err(ZmtpError::MessageBeforeReady);
         }
         let alone = !core::mem::replace(&mut self.within, flags & MORE != 0) && flags & MORE == 0;
         match body.split_first() {
@@ -182,9 +235,9 @@ impl Subscriber {
         }
     }
 
-    fn subscribe(&mut self, topic: &[u8]) -> Result<SubscriberInput, &'static str> {
+    fn subscribe(&mut self, topic: &[u8]) -> Result<SubscriberInput, ZmtpError> {
         if self.topics.len() >= TOPICS {
-            return Err("more topics than one subscriber may have");
+            return Err(ZmtpError::ManyTopics);
         }
         self.topics.push(topic.to_vec());
         Ok(SubscriberInput::Subscribed)
@@ -244,17 +297,21 @@ mod tests {
         ];
         for (bytes, expected) in cases {
             let error = Subscriber::default().take(bytes).expect_err(expected);
-            assert!(error.contains(expected), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
         let mut curve = subscriber(1, b"");
         curve[12..17].copy_from_slice(b"CURVE");
-        assert!(Subscriber::default().take(&curve).is_err_and(|error| error.contains("security")));
+        assert!(Subscriber::default().take(&curve).is_err_and(|error| error.to_string().contains("security")));
         let mut peer = Subscriber::default();
         let long = [LONG, 0, 0, 0, 1, 0, 0, 0, 0];
-        assert!(peer.take(&subscriber(1, &long)).is_err_and(|error| error.contains("longer")));
+        assert!(peer.take(&subscriber(1, &long)).is_err_and(|error| error.to_string().contains("longer")));
         let mut many = Vec::new();
         (0..=TOPICS).for_each(|_| frame(&mut many, 0, b"\x01"));
-        assert!(Subscriber::default().take(&subscriber(0, &many)).is_err_and(|error| error.contains("more topics")));
+        assert!(
+            Subscriber::default()
+                .take(&subscriber(0, &many))
+                .is_err_and(|error| error.to_string().contains("more topics"))
+        );
     }
 
     #[test]

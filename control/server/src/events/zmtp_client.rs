@@ -2,7 +2,7 @@
 //! security (https://rfc.zeromq.org/spec/23/), compatible with peers of 3.1. No I/O: bytes go in, messages come out,
 //! all of bounded size.
 
-use crate::events::zmtp::{frame, message};
+use crate::events::zmtp::{ZmtpError, frame, message};
 
 /// Longest message in bytes, all its parts together.
 const MESSAGE_BYTES: usize = 16 << 20;
@@ -68,22 +68,22 @@ impl Peer {
     /// Handles received bytes.
     ///
     /// # Errors
-    /// Reason of a protocol error: the connection is to be closed.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<PeerInput>, &'static str> {
+    /// A protocol error: the connection is to be closed.
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<PeerInput>, ZmtpError> {
         self.input.extend_from_slice(bytes);
         let mut heard = Vec::new();
         if !self.greeted {
             if self.input.first().is_some_and(|first| *first != 0xff) {
-                return Err("not a peer of ZMTP");
+                return Err(ZmtpError::NotZmtp);
             }
             if self.input.get(10).is_some_and(|major| *major < 3) {
-                return Err("a peer of a version before ZMTP 3.0");
+                return Err(ZmtpError::OldVersion);
             }
             if self.input.len() < GREETING_BYTES {
                 return Ok(heard);
             }
             if self.input[12..32] != *b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" {
-                return Err("a peer that requires security, which is not supported");
+                return Err(ZmtpError::Security);
             }
             self.greeted = true;
             self.input.drain(..GREETING_BYTES);
@@ -99,7 +99,7 @@ impl Peer {
         Ok(heard)
     }
 
-    fn take_frame(&mut self, flags: u8, body: Vec<u8>) -> Result<Option<PeerInput>, &'static str> {
+    fn take_frame(&mut self, flags: u8, body: Vec<u8>) -> Result<Option<PeerInput>, ZmtpError> {
         if flags & COMMAND != 0 {
             let name = body.split_first().and_then(|(bytes, rest)| rest.get(..usize::from(*bytes)));
             return match name {
@@ -107,7 +107,7 @@ impl Peer {
                     self.ready = true;
                     Ok(Some(PeerInput::Ready))
                 }
-                Some(b"ERROR") => Err("the peer rejected the connection"),
+                Some(b"ERROR") => Err(ZmtpError::Rejected),
                 Some(b"PING") => {
                     let context = body.get(7..).unwrap_or_default();
                     let mut out = Vec::new();
@@ -115,15 +115,15 @@ impl Peer {
                     Ok(Some(PeerInput::Answer(out)))
                 }
                 Some(_) => Ok(None),
-                None => Err("a command without a name"),
+                None => Err(ZmtpError::NamelessCommand),
             };
         }
         if !self.ready {
-            return Err("a message before READY");
+            return Err(ZmtpError::MessageBeforeReady);
         }
         self.bytes += body.len();
         if self.bytes > MESSAGE_BYTES || self.parts.len() >= PARTS {
-            return Err("a message longer than any batch of events");
+            return Err(ZmtpError::LongMessage);
         }
         self.parts.push(body);
         if flags & MORE != 0 {
@@ -135,7 +135,7 @@ impl Peer {
 }
 
 /// Returns the flags, and the bytes of head and body of the frame at the start of `input`, once its head has arrived.
-fn next(input: &[u8]) -> Result<Option<(u8, usize, usize)>, &'static str> {
+fn next(input: &[u8]) -> Result<Option<(u8, usize, usize)>, ZmtpError> {
     let Some(&flags) = input.first() else { return Ok(None) };
     let (head, length) = if flags & LONG == 0 {
         let Some(&length) = input.get(1) else { return Ok(None) };
@@ -145,7 +145,7 @@ fn next(input: &[u8]) -> Result<Option<(u8, usize, usize)>, &'static str> {
         (9, length.iter().fold(0u64, |length, byte| length << 8 | u64::from(*byte)))
     };
     if length > MESSAGE_BYTES as u64 {
-        return Err("a frame longer than any batch of events");
+        return Err(ZmtpError::LongFrame);
     }
     Ok(Some((flags, head, length as usize)))
 }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn peers_other_than_publishers_are_rejected() {
-        let refused = |bytes: &[u8]| Peer::default().take(bytes).expect_err("refused");
+        let refused = |bytes: &[u8]| Peer::default().take(bytes).expect_err("refused").to_string();
         assert_eq!(refused(b"HTTP/1.1 400 Bad Request"), "not a peer of ZMTP");
         let mut old = publisher();
         old[10] = 2;
@@ -191,7 +191,7 @@ mod tests {
         assert!(refused(&curve).contains("security"));
         let mut peer = Peer::default();
         peer.take(&publisher()).expect("a peer");
-        assert!(peer.take(&[LONG, 0, 0, 0, 1, 0, 0, 0, 0]).is_err_and(|error| error.contains("longer")));
+        assert!(peer.take(&[LONG, 0, 0, 0, 1, 0, 0, 0, 0]).is_err_and(|error| error.to_string().contains("longer")));
         let mut peer = Peer::default();
         peer.take(&publisher()).expect("a peer");
         assert!(peer.take(&[MORE, 0].repeat(PARTS + 1)).is_err());

@@ -1,5 +1,6 @@
 //! Authentication of HTTP requests: from this host, or with the token.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -24,6 +25,29 @@ impl fmt::Debug for HttpToken {
         f.write_str("HttpToken")
     }
 }
+
+/// Reason why a text is not a valid token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum HttpTokenError {
+    /// It is too short or too long.
+    Length { bytes: usize },
+    /// It has characters that no header can carry.
+    Characters,
+}
+
+impl fmt::Display for HttpTokenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { bytes } => {
+                write!(f, "a token of {bytes} bytes is not valid: use {SHORTEST} to {LONGEST}")
+            }
+            Self::Characters => f.write_str("a token must be printable ASCII without spaces"),
+        }
+    }
+}
+
+impl Error for HttpTokenError {}
 
 impl HttpToken {
     /// Reads a token from a file that only its owner may read; white space around the token is ignored.
@@ -50,13 +74,13 @@ impl HttpToken {
     ///
     /// # Errors
     /// When it is too short, too long, or has characters that no header can carry.
-    pub fn new(text: &str) -> Result<Self, String> {
+    pub fn new(text: &str) -> Result<Self, HttpTokenError> {
         let bytes = text.len();
         if !(SHORTEST..=LONGEST).contains(&bytes) {
-            return Err(format!("a token of {bytes} bytes is not valid: use {SHORTEST} to {LONGEST}"));
+            return Err(HttpTokenError::Length { bytes });
         }
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("a token must be printable ASCII without spaces".to_owned());
+            return Err(HttpTokenError::Characters);
         }
         Ok(Self(text.as_bytes().to_vec()))
     }
@@ -197,8 +221,8 @@ mod tests {
 
     #[test]
     fn invalid_tokens_are_rejected_with_the_reason() {
-        assert!(HttpToken::new("short").is_err_and(|what| what.contains("5 bytes")));
-        assert!(HttpToken::new("0123456789abcde\u{e9}").is_err_and(|what| what.contains("ASCII")));
+        assert!(HttpToken::new("short").is_err_and(|what| what.to_string().contains("5 bytes")));
+        assert!(HttpToken::new("0123456789abcde\u{e9}").is_err_and(|what| what.to_string().contains("ASCII")));
         let missing = HttpToken::read(Path::new("/nowhere/token")).expect_err("no such file");
         assert!(missing.to_string().contains("/nowhere/token"), "{missing}");
         assert_eq!(format!("{:?}", HttpToken::new("0123456789abcdef")), "Ok(HttpToken)");

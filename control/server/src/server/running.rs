@@ -170,11 +170,10 @@ pub(super) async fn live(
     let mark = running.mark.take();
     let ControlProcess { server, local, source, publication, .. } = &running;
     let served = async {
-        let reason = match &state {
-            State::Own(control) => running.lead(control).await,
+        Err(match &state {
+            State::Own(control) => EndError::Failed(running.lead(control).await),
             State::Shared(etcd) => running.take_turns(etcd).await,
-        };
-        Err(EndError::Failed(reason))
+        })
     };
     let result = tokio::select! {
         () = renew(server, source, mark, local, publication.as_ref()) => Ok(()),
@@ -222,12 +221,12 @@ impl ControlProcess {
     }
 
     /// Leads after each takeover and is a standby otherwise, until it cannot continue; returns the reason.
-    async fn take_turns(&self, etcd: &Etcd) -> String {
+    async fn take_turns(&self, etcd: &Etcd) -> EndError {
         let mut places = etcd.places();
         loop {
             let led = match self.stand_by(&mut places).await {
                 Ok(led) => led,
-                Err(reason) => return reason,
+                Err(error) => return error,
             };
             let turn = etcd.turn(&led);
             let store = Store::in_etcd(turn.clone(), led.state_id);
@@ -246,7 +245,7 @@ impl ControlProcess {
                 }
                 // The turn ended at once.
                 Err(StartError::FirstChange(_)) => {}
-                Err(error) => return error.to_string(),
+                Err(error) => return EndError::Failed(error.to_string()),
             }
             turn.abandon();
             over(&mut places, led.turn).await;
@@ -254,7 +253,7 @@ impl ControlProcess {
     }
 
     /// Stays a standby until its takeover; returns an error if none can come.
-    async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Takeover>, String> {
+    async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Takeover>, EndError> {
         let mut tasks = JoinSet::new();
         if let Some((listener, _)) = &self.http {
             tasks.spawn(http::stand_by(listener.clone(), self.role.subscribe()));
@@ -262,7 +261,7 @@ impl ControlProcess {
         loop {
             let words = match &*places.borrow_and_update() {
                 Place::Leads(led) => return Ok(led.clone()),
-                Place::Failed(reason) => return Err(reason.clone()),
+                Place::Failed(reason) => return Err(EndError::Failed(reason.clone())),
                 Place::Follows(address) => format!("this control plane is a standby; the leader is at {address}"),
                 Place::Asking(reason) => format!("this control plane is a standby, and no leader is known: {reason}"),
             };
@@ -273,7 +272,7 @@ impl ControlProcess {
                 self.role.send_replace(role);
             }
             if places.changed().await.is_err() {
-                return Err("the etcd thread has ended".to_owned());
+                return Err(EndError::Failed("the etcd thread has ended".to_owned()));
             }
         }
     }

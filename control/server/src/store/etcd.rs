@@ -25,6 +25,7 @@
 
 mod campaign;
 mod config;
+mod error;
 mod records;
 mod turn;
 
@@ -39,6 +40,7 @@ use kvplane_etcd::{Gateway, Http};
 use tokio::sync::watch;
 
 pub use config::{EtcdConfig, EtcdConfigError};
+pub use error::EtcdChangeError;
 use records::Keys;
 use turn::Turns;
 
@@ -89,7 +91,7 @@ pub(crate) struct Takeover {
 /// Command to the etcd thread.
 enum Command {
     /// Set or remove these keys in this turn: all or none.
-    Commit { turn: u64, changes: Vec<records::KeyChange>, done: SyncSender<Result<(), String>> },
+    Commit { turn: u64, changes: Vec<records::KeyChange>, done: SyncSender<Result<(), EtcdChangeError>> },
     /// Give up leadership and campaign again, as the control thread cannot continue with this turn.
     Abandon { turn: u64 },
     /// Give up leadership and end.
@@ -170,27 +172,26 @@ impl Drop for Etcd {
 impl Turn {
     /// Makes `changes` durable, all or none, with the identity of an adopted state if one is given; blocks for
     /// [`PATIENCE`] at most. After an error the turn is over.
-    pub(crate) fn commit(&self, state_id: Option<u64>, changes: &[Change]) -> Result<(), String> {
+    pub(crate) fn commit(&self, state_id: Option<u64>, changes: &[Change]) -> Result<(), EtcdChangeError> {
         let state = state_id.map(records::state_change);
         self.send(changes.iter().map(records::key_change).chain(state).collect())
     }
 
     /// Makes the ticket keys durable.
-    pub(crate) fn keep_tickets(&self, text: &str) -> Result<(), String> {
+    pub(crate) fn keep_tickets(&self, text: &str) -> Result<(), EtcdChangeError> {
         self.send(vec![records::tickets_change(text)])
     }
 
     /// Makes the ticket time durable, in seconds.
-    pub(crate) fn keep_ticket_time(&self, seconds: u64) -> Result<(), String> {
+    pub(crate) fn keep_ticket_time(&self, seconds: u64) -> Result<(), EtcdChangeError> {
         self.send(vec![records::ticket_time_change(seconds)])
     }
 
-    fn send(&self, changes: Vec<records::KeyChange>) -> Result<(), String> {
+    fn send(&self, changes: Vec<records::KeyChange>) -> Result<(), EtcdChangeError> {
         let (done, answer) = sync_channel(1);
         let command = Command::Commit { turn: self.turn, changes, done };
-        self.commands.send(command).map_err(|_| "the etcd thread has ended".to_owned())?;
-        let late = |_| format!("etcd did not answer within {} ms", PATIENCE.as_millis());
-        answer.recv_timeout(PATIENCE).map_err(late)?
+        self.commands.send(command).map_err(|_| EtcdChangeError::ThreadEnded)?;
+        answer.recv_timeout(PATIENCE).map_err(|_| EtcdChangeError::Late { waited: PATIENCE })?
     }
 
     /// Ends the turn, if it lasts: the next leader reads the stored state again.

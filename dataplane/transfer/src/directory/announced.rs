@@ -4,9 +4,10 @@
 //! request; stock engines without RDMA then have no path to it. Engines of this project do: the native protocol is
 //! announced beside it, and the TCP port stays open.
 
+use std::fmt;
 use std::sync::Weak;
 
-use kvplane_engine::{ForeignDevice, ForeignHalf, Gid, ShardHandle, StockKeys};
+use kvplane_engine::{ForeignDevice, ForeignHalf, Gid, ShardError, ShardHandle, StockKeys};
 use kvplane_mooncake::{
     Buffer, Connector, Descriptor, Matrix, RdmaDevice, RdmaHandshake, RdmaKey, RdmaSegment, split_nic_path,
 };
@@ -58,21 +59,68 @@ pub(crate) fn describe(descriptor: &mut Descriptor, told: &[BufferRecord], said:
     descriptor.set_rdma(&segment, &matrix);
 }
 
-/// Returns the handler of stock engines' connection requests to the engine with this name.
-pub(crate) fn connector(shard: Weak<ShardHandle>, own: String) -> Connector {
-    Box::new(move |request| answer(&shard, &own, request).unwrap_or_else(|why| RdmaHandshake::refused(&why)))
+/// Reason why a stock engine's connection request is refused.
+#[derive(Debug)]
+enum RequestError {
+    /// The engine no longer accepts connections.
+    Ending,
+    /// A field of the request does not name a device.
+    NotPath { field: &'static str, path: String },
+    /// The request is for another engine.
+    OtherSegment { own: String, segment: String },
+    /// The request lacks the address that the connection needs.
+    NoGid,
+    /// The request confirms a connection that does not exist.
+    NoConnection,
+    /// The shard refused the connection, or did not answer.
+    Shard(ShardError),
 }
 
-fn answer(shard: &Weak<ShardHandle>, own: &str, request: &RdmaHandshake) -> Result<RdmaHandshake, String> {
-    let shard = shard.upgrade().ok_or("the engine is ending")?;
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ending => f.write_str("the engine is ending"),
+            Self::NotPath { field, path } => write!(f, "{field} is {path:?}, not segment@device"),
+            Self::OtherSegment { own, segment } => write!(f, "this is {own}, not {segment}"),
+            Self::NoGid => f.write_str("local_gid is missing: it is a Mooncake before 0.3.11"),
+            Self::NoConnection => f.write_str("there is no connection with these queue pairs any more"),
+            Self::Shard(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for RequestError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Shard(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<ShardError> for RequestError {
+    fn from(error: ShardError) -> Self {
+        Self::Shard(error)
+    }
+}
+
+/// Returns the handler of stock engines' connection requests to the engine with this name.
+pub(crate) fn connector(shard: Weak<ShardHandle>, own: String) -> Connector {
+    Box::new(move |request| {
+        answer(&shard, &own, request).unwrap_or_else(|why| RdmaHandshake::refused(&why.to_string()))
+    })
+}
+
+fn answer(shard: &Weak<ShardHandle>, own: &str, request: &RdmaHandshake) -> Result<RdmaHandshake, RequestError> {
+    let shard = shard.upgrade().ok_or(RequestError::Ending)?;
     let path = &request.peer_path;
-    let (segment, device) =
-        split_nic_path(path).ok_or_else(|| format!("peer_nic_path is {path:?}, not segment@device"))?;
+    let not_path = |field, path: &str| RequestError::NotPath { field, path: path.to_owned() };
+    let (segment, device) = split_nic_path(path).ok_or_else(|| not_path("peer_nic_path", path))?;
     if segment != own {
-        return Err(format!("this is {own}, not {segment}"));
+        return Err(RequestError::OtherSegment { own: own.to_owned(), segment: segment.to_owned() });
     }
     let from = &request.local_path;
-    split_nic_path(from).ok_or_else(|| format!("local_nic_path is {from:?}, not segment@device"))?;
+    split_nic_path(from).ok_or_else(|| not_path("local_nic_path", from))?;
     let reply = |half: ForeignHalf| RdmaHandshake {
         local_path: path.clone(),
         local_lid: half.lid,
@@ -83,14 +131,14 @@ fn answer(shard: &Weak<ShardHandle>, own: &str, request: &RdmaHandshake) -> Resu
         ready: request.ready.map(|_| false),
         refusal: String::new(),
     };
-    let gid = Gid(request.local_gid.ok_or("local_gid is missing: it is a Mooncake before 0.3.11")?);
+    let gid = Gid(request.local_gid.ok_or(RequestError::NoGid)?);
     let half = ForeignHalf { queue_pairs: request.queue_pairs.clone(), gid, lid: request.local_lid };
     if request.ready == Some(true) {
-        let there = shard.has_stock(device, from, &half.queue_pairs).map_err(|error| error.to_string())?;
+        let there = shard.has_stock(device, from, &half.queue_pairs)?;
         return match there {
             true => Ok(reply(half)),
-            false => Err("there is no connection with these queue pairs any more".to_owned()),
+            false => Err(RequestError::NoConnection),
         };
     }
-    shard.accept_stock(device, from, &half).map(reply).map_err(|error| error.to_string())
+    Ok(reply(shard.accept_stock(device, from, &half)?))
 }

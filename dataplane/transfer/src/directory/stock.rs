@@ -135,11 +135,11 @@ impl Line {
                 }
             };
             let answer = self.ask(&handshake);
-            handshake.answer(answer.map_err(|why| HandshakeError::Failed(why.into())));
+            handshake.answer(answer);
         }
     }
 
-    fn ask(&self, handshake: &Handshake) -> Result<StockAnswer, String> {
+    fn ask(&self, handshake: &Handshake) -> Result<StockAnswer, HandshakeError> {
         let peer = handshake.peer.name();
         let request = RdmaHandshake {
             local_path: nic_path(&self.name, &handshake.alias),
@@ -150,9 +150,9 @@ impl Line {
             ready: Some(handshake.ready),
             refusal: String::new(),
         };
-        let reply = self.lookup.connect(peer, &request).map_err(|error| error.to_string())?;
+        let reply = self.lookup.connect(peer, &request).map_err(|error| HandshakeError::Failed(error.into()))?;
         let gid = reply.local_gid.map(Gid);
-        let gid = gid.ok_or("its handshake has no local_gid: it is a Mooncake before 0.3.11".to_owned());
+        let gid = gid.ok_or(HandshakeError::NoGid);
         // The reply to the final message, which reports the connection as ready, is ignored.
         let gid = if handshake.ready { gid.unwrap_or_default() } else { gid? };
         let half = ForeignHalf { queue_pairs: reply.queue_pairs, gid, lid: reply.local_lid };

@@ -9,6 +9,7 @@ use std::fmt;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_client::Transport;
@@ -20,6 +21,7 @@ use crate::config::TransferEngineConfig;
 use crate::directory::Directory;
 use crate::directory::paths::is_here;
 use crate::driver::initiators::Initiators;
+use crate::engine::obstacle::Obstacle;
 use crate::error::Error;
 use crate::metrics::{Metrics, RailSnapshot};
 use crate::rails::near::Theirs;
@@ -104,25 +106,26 @@ impl Explanation {
 
     /// Builds an explanation from the probed transports, each with its description or the obstacle. All others are
     /// unusable because of the kind of peer, `peer`.
-    pub(crate) fn new(peer: &str, found: &[(Transport, Result<String, String>)]) -> Self {
+    pub(crate) fn new(peer: &'static str, found: &[(Transport, Result<String, Obstacle>)]) -> Self {
         let (mut mapped, mut pointers) = (false, false);
-        let explain = |(transport, result): (Transport, Result<String, String>)| {
-            let reason = result.clone().unwrap_or_else(|why| why);
-            let used = |taken: &mut bool, obstacle: Option<&str>| match (&result, obstacle) {
-                (Err(why), _) => Use::No(why.clone()),
-                (Ok(_), Some(obstacle)) => Use::No(obstacle.to_owned()),
-                (Ok(_), None) if core::mem::replace(taken, true) => Use::Fallback,
-                (Ok(_), None) => Use::Chosen,
+        let explain = |transport: Transport| {
+            let known = found.iter().find(|(other, _)| *other == transport);
+            let (usable, reason) = match known {
+                Some((_, Ok(how))) => (true, how.clone()),
+                Some((_, Err(why))) => (false, why.to_string()),
+                None => (false, Obstacle::Peer { kind: peer }.to_string()),
+            };
+            let used = |taken: &mut bool, obstacle: Option<&str>| match obstacle {
+                _ if !usable => Use::No(reason.clone()),
+                Some(obstacle) => Use::No(obstacle.to_owned()),
+                None if core::mem::replace(taken, true) => Use::Fallback,
+                None => Use::Chosen,
             };
             let unmapped = (transport == Transport::Shm).then_some("only memory allocated as shared can be mapped");
             let (mapped, pointers) = (used(&mut mapped, None), used(&mut pointers, unmapped));
-            TransportChoice { transport: transport.name(), usable: result.is_ok(), reason, mapped, pointers }
+            TransportChoice { transport: transport.name(), usable, reason, mapped, pointers }
         };
-        let result_of = |transport: Transport| {
-            let known = found.iter().find(|(other, _)| *other == transport).map(|(_, result)| result.clone());
-            (transport, known.unwrap_or_else(|| Err(peer.to_owned())))
-        };
-        Self { choices: PREFERRED.into_iter().map(result_of).map(explain).collect(), rails: Vec::new() }
+        Self { choices: PREFERRED.into_iter().map(explain).collect(), rails: Vec::new() }
     }
 }
 
@@ -155,7 +158,7 @@ impl Explainer<'_> {
             };
             let rdma = self.stock_rdma(&descriptor);
             let tcp = match rdma {
-                Ok(_) => Err("it is reached over RDMA".to_owned()),
+                Ok(_) => Err(Obstacle::Peer { kind: "it is reached over RDMA" }),
                 Err(_) => self.stock(&descriptor),
             };
             return Ok(Explanation::new(why, &[(Transport::MooncakeRdma, rdma), (Transport::Mooncake, tcp)]));
@@ -167,26 +170,26 @@ impl Explainer<'_> {
         };
         let asked = opened.is_ok();
         let unavailable = |ways: &[Transport]| asked.then(|| self.unavailable(name, ways)).flatten();
-        let unavailable = [unavailable(&[Transport::Shm, Transport::Cma]), unavailable(&[Transport::Rdma])];
+        let host = unavailable(&[Transport::Shm, Transport::Cma]).map(Arc::new);
+        let rdma = unavailable(&[Transport::Rdma]).map(Arc::new);
         if let Ok(handle) = opened
             && handle != SegmentHandle::LOCAL
         {
             self.segments.close(handle)?;
         }
-        let refused = opened.err().map(|error| error.to_string());
-        let reason = |unavailable| refused.as_deref().or(unavailable);
-        let (shm, cma) = self.same_host(native, &buffers, reason(unavailable[0].as_deref()));
-        let rdma = self.devices(native, reason(unavailable[1].as_deref()));
-        let tcp = self.stream(native, refused.as_deref());
-        let own = "it speaks the native protocol, which has checksums and retries".to_owned();
+        let refused = opened.err().map(|error| Arc::new(Obstacle::NotOpened(error)));
+        let (shm, cma) = self.same_host(native, &buffers, refused.as_ref().or(host.as_ref()));
+        let rdma = self.devices(native, refused.as_ref().or(rdma.as_ref()));
+        let tcp = self.stream(native, refused.as_ref());
+        let own = || Err(Obstacle::Peer { kind: "it speaks the native protocol, which has checksums and retries" });
         let ways = [
-            (Transport::Local, Err("it is another engine".to_owned())),
+            (Transport::Local, Err(Obstacle::Peer { kind: "it is another engine" })),
             (Transport::Shm, shm),
             (Transport::Cma, cma),
             (Transport::Rdma, rdma),
             (Transport::Tcp, tcp),
-            (Transport::MooncakeRdma, Err(own.clone())),
-            (Transport::Mooncake, Err(own)),
+            (Transport::MooncakeRdma, own()),
+            (Transport::Mooncake, own()),
         ];
         let rails = if ways[3].1.is_ok() { self.ranked_rails(&descriptor) } else { Vec::new() };
         Ok(Explanation { rails, ..Explanation::new("it is an engine, not a file", &ways) })
@@ -198,25 +201,24 @@ impl Explainer<'_> {
     }
 
     /// Returns the reason why these transports do not lead to a peer that was just opened, if so.
-    fn unavailable(&self, name: &str, ways: &[Transport]) -> Option<String> {
+    fn unavailable(&self, name: &str, ways: &[Transport]) -> Option<Obstacle> {
         let wanted = |rail: &RailSnapshot| ways.contains(&rail.transport) && rail.peer == name;
         let mut metrics = Metrics::default();
         self.initiators.add_to(&mut metrics, self.directory.name());
         let mut rails = metrics.rails.into_iter().filter(wanted);
-        let why = rails.find_map(|rail| rail.reason)?;
-        Some(format!("it does not lead to the peer from here: {why}"))
+        rails.find_map(|rail| rail.reason).map(|why| Obstacle::Unreachable { why })
     }
 
     /// Returns the reason why there is no socket for shared memory, if so.
-    fn no_socket(&self, native: &Native) -> Option<String> {
+    fn no_socket(&self, native: &Native) -> Option<Obstacle> {
         if !self.config.shared_memory {
-            Some("shared memory is switched off here (shared_memory)".to_owned())
+            Some(Obstacle::NoSharedMemory)
         } else if !is_here(native) {
-            Some("it runs on another host".to_owned())
+            Some(Obstacle::OtherHost)
         } else if native.shm.is_empty() {
-            Some("shared memory is switched off there".to_owned())
+            Some(Obstacle::NoSharedMemoryThere)
         } else if !Path::new(&native.shm).exists() {
-            Some(format!("its socket {} is not visible from here, as in another container", native.shm))
+            Some(Obstacle::HiddenSocket { path: native.shm.clone() })
         } else {
             None
         }
@@ -227,17 +229,18 @@ impl Explainer<'_> {
         &self,
         native: &Native,
         buffers: &[BufferInfo],
-        refused: Option<&str>,
-    ) -> (Result<String, String>, Result<String, String>) {
-        let off = |on: bool, what: &str| if on { Ok(()) } else { Err(format!("it is switched off here ({what})")) };
+        refused: Option<&Arc<Obstacle>>,
+    ) -> (Result<String, Obstacle>, Result<String, Obstacle>) {
+        let off = |on: bool, setting| if on { Ok(()) } else { Err(Obstacle::Off { setting }) };
         let (mapping, cma) = (off(self.config.mapping, "mapping"), off(self.config.cma, "cma"));
-        let found = match self.no_socket(native).or_else(|| refused.map(str::to_owned)) {
-            Some(why) => Err(why),
-            None => probe(&native.shm).map_err(|error| error.to_string()),
+        let found = match (self.no_socket(native), refused) {
+            (Some(why), _) => Err(Arc::new(why)),
+            (None, Some(why)) => Err(Arc::clone(why)),
+            (None, None) => probe(&native.shm).map_err(|source| Arc::new(Obstacle::Socket { source })),
         };
         let found = match found {
             Ok(found) => found,
-            Err(why) => return (Err(why.clone()), Err(why)),
+            Err(why) => return (Err(Obstacle::Common(Arc::clone(&why))), Err(Obstacle::Common(why))),
         };
         let mappable = buffers.iter().filter(|buffer| buffer.shareable).count();
         let all = buffers.len();
@@ -246,15 +249,15 @@ impl Explainer<'_> {
             _ => format!("{mappable} of its {all} buffers can be mapped"),
         };
         let shm = mapping.map(|()| format!("on the same host, process {}; {count}", native.pid));
-        (shm, cma.and_then(|()| permitted(&found)))
+        (shm, cma.and_then(|()| permitted(found)))
     }
 
     /// Probes the native protocol over RDMA.
-    fn devices(&self, native: &Native, refused: Option<&str>) -> Result<String, String> {
-        let names = self.config.rdma.usable()?;
-        native.tcp.ok_or("the peer listens on no TCP port, which RDMA needs for its setup")?;
+    fn devices(&self, native: &Native, refused: Option<&Arc<Obstacle>>) -> Result<String, Obstacle> {
+        let names = self.config.rdma.usable().map_err(Obstacle::Rdma)?;
+        native.tcp.ok_or(Obstacle::NoSetupPort)?;
         match refused {
-            Some(why) => Err(why.to_owned()),
+            Some(why) => Err(Obstacle::Common(Arc::clone(why))),
             None => {
                 let lanes = self.config.lanes;
                 Ok(format!("from {names}, where the peer has devices too; {lanes} connections of each"))
@@ -263,17 +266,17 @@ impl Explainer<'_> {
     }
 
     /// Probes the native protocol over TCP.
-    fn stream(&self, native: &Native, refused: Option<&str>) -> Result<String, String> {
+    fn stream(&self, native: &Native, refused: Option<&Arc<Obstacle>>) -> Result<String, Obstacle> {
         if self.config.rdma.mode == RdmaUse::Require {
-            return Err("RDMA is required here (rdma)".to_owned());
+            return Err(Obstacle::RdmaRequired);
         }
         let shared = self.no_socket(native).is_none() && (self.config.mapping || self.config.cma);
         if !self.config.tcp && (shared || self.config.rdma.usable().is_ok()) {
-            return Err("it is switched off here (tcp)".to_owned());
+            return Err(Obstacle::Off { setting: "tcp" });
         }
-        let address = native.tcp.ok_or("the peer listens on no port")?;
+        let address = native.tcp.ok_or(Obstacle::NoPort)?;
         if let Some(why) = refused {
-            return Err(why.to_owned());
+            return Err(Obstacle::Common(Arc::clone(why)));
         }
         connect(address)?;
         let lanes = self.config.lanes;
@@ -282,51 +285,49 @@ impl Explainer<'_> {
     }
 
     /// Probes RDMA access to a stock engine's memory.
-    fn stock_rdma(&self, descriptor: &Descriptor) -> Result<String, String> {
+    fn stock_rdma(&self, descriptor: &Descriptor) -> Result<String, Obstacle> {
         if !descriptor.protocol.includes(RDMA) {
-            return Err(format!("it offers {:?} and no RDMA", descriptor.protocol));
+            return Err(Obstacle::NotOffered { offered: descriptor.protocol.clone(), missing: "RDMA" });
         }
-        let names = self.config.rdma.usable()?;
-        let said = descriptor.rdma().map_err(|error| error.to_string())?;
+        let names = self.config.rdma.usable().map_err(Obstacle::Rdma)?;
+        let said = descriptor.rdma().map_err(Obstacle::Descriptor)?;
         let theirs: Vec<&str> = said.devices.iter().map(|device| device.name.as_str()).collect();
         Ok(format!("from {names} to its {}; {} connections of each", theirs.join(", "), self.config.lanes))
     }
 
     /// Probes the TCP protocol of stock engines.
-    fn stock(&self, descriptor: &Descriptor) -> Result<String, String> {
+    fn stock(&self, descriptor: &Descriptor) -> Result<String, Obstacle> {
         if descriptor.tcp_data_port == 0 {
-            return Err(format!("it offers {:?} and no TCP", descriptor.protocol));
+            return Err(Obstacle::NotOffered { offered: descriptor.protocol.clone(), missing: "TCP" });
         }
         // Treated as a stock TCP engine even where it offers more.
         let protocol = Protocol::One(TCP.to_owned());
         let plain = Descriptor { native: None, protocol, ..descriptor.clone() };
-        let address = self.directory.paths().address_of(&plain, DESCRIBE).map_err(|error| error.to_string())?.tcp;
+        let address = self.directory.paths().address_of(&plain, DESCRIBE).map_err(Obstacle::NoAddress)?.tcp;
         connect(address)?;
         Ok(format!("data protocol version {} at {address}", descriptor.tcp_proto_version))
     }
 }
 
-fn connect(address: SocketAddr) -> Result<(), String> {
+fn connect(address: SocketAddr) -> Result<(), Obstacle> {
     match TcpStream::connect_timeout(&address, CONNECT) {
         Ok(_) => Ok(()),
-        Err(error) => Err(format!("{address} does not answer: {error}")),
+        Err(source) => Err(Obstacle::NoAnswer { address, source }),
     }
 }
 
 /// Returns the result of the kernel's trial copy.
-fn permitted(found: &Probe) -> Result<String, String> {
+fn permitted(found: Probe) -> Result<String, Obstacle> {
     let pid = found.pid;
-    match &found.cma {
+    match found.cma {
         Ok(()) => Ok(format!("on the same host; a trial copy from and to process {pid} succeeded")),
-        Err(_) if pid <= 0 => Err("its process is not visible from here: another pid namespace?".to_owned()),
-        Err(error @ CrossError::Denied) => {
+        Err(_) if pid <= 0 => Err(Obstacle::HiddenProcess),
+        Err(source @ CrossError::Denied) => {
             let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-            Err(match scope.trim() {
-                "" | "0" => format!("process {pid}: {error}"),
-                scope => format!("process {pid}: {error}; kernel.yama.ptrace_scope is {scope}"),
-            })
+            let ptrace_scope = Some(scope.trim().to_owned()).filter(|scope| !matches!(scope.as_str(), "" | "0"));
+            Err(Obstacle::NotCopied { pid, source, ptrace_scope })
         }
-        Err(error) => Err(format!("process {pid}: {error}")),
+        Err(source) => Err(Obstacle::NotCopied { pid, source, ptrace_scope: None }),
     }
 }
 
@@ -337,7 +338,7 @@ mod tests {
     #[test]
     fn the_first_open_transport_is_chosen_and_every_other_has_a_reason() {
         let ok = |text: &str| Ok(text.to_owned());
-        let no = |text: &str| Err(text.to_owned());
+        let no = |kind| Err(Obstacle::Peer { kind });
         let uses = |found: &Explanation, transport: &str| {
             let choice = found.choices.iter().find(|one| one.transport == transport).unwrap();
             (choice.usable, choice.mapped.to_string(), choice.pointers.to_string())
@@ -353,7 +354,8 @@ mod tests {
         assert_eq!(uses(&all, "cma"), (true, later.clone(), "chosen".to_owned()));
         assert_eq!(uses(&all, "tcp"), (true, later.clone(), later));
         assert_eq!(uses(&all, "file"), (false, "no: a peer".to_owned(), "no: a peer".to_owned()));
-        let denied = Explanation::new("", &[(Transport::Shm, ok("")), (Transport::Cma, no("x")), ways[0].clone()]);
+        let denied =
+            Explanation::new("", &[(Transport::Shm, ok("")), (Transport::Cma, no("x")), (Transport::Tcp, ok("port"))]);
         assert_eq!((denied.for_mapped(), denied.for_pointers()), (Some("shm"), Some("tcp")));
         assert_eq!(uses(&denied, "cma").2, "no: x");
         let none = Explanation::new("", &[(Transport::Shm, ok(""))]);
@@ -362,10 +364,10 @@ mod tests {
 
     #[test]
     fn kernel_errors_are_passed_on() {
-        let found = |pid, cma| permitted(&Probe { pid, cma });
+        let found = |pid, cma| permitted(Probe { pid, cma });
         assert!(found(7, Ok(())).unwrap().contains("process 7"));
-        assert!(found(7, Err(CrossError::Denied)).unwrap_err().contains("ptrace permission"));
-        assert!(found(7, Err(CrossError::Gone)).unwrap_err().contains("gone"));
-        assert!(found(0, Err(CrossError::Gone)).unwrap_err().contains("not visible"));
+        assert!(found(7, Err(CrossError::Denied)).unwrap_err().to_string().contains("ptrace permission"));
+        assert!(found(7, Err(CrossError::Gone)).unwrap_err().to_string().contains("gone"));
+        assert!(found(0, Err(CrossError::Gone)).unwrap_err().to_string().contains("not visible"));
     }
 }

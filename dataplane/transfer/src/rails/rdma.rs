@@ -1,10 +1,11 @@
 //! Selection of the RDMA devices of a transfer engine, and the reasons against them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use kvplane_engine::RdmaDevices;
 use kvplane_mooncake::Environment;
-use kvplane_sys::verbs::{Device, Verbs};
+use kvplane_sys::verbs::{Device, Verbs, VerbsError};
 use kvplane_topology::Machine;
 use kvplane_transport::RdmaOptions;
 
@@ -21,6 +22,68 @@ pub enum RdmaUse {
     Never,
     /// Used exclusively between hosts; an engine without a usable device does not start.
     Require,
+}
+
+/// Reason why a transfer engine has no usable RDMA devices.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum DevicesError {
+    /// The settings switch RDMA off.
+    Off,
+    /// The machine has no verbs, or not a device of that name.
+    Verbs(VerbsError),
+    /// The machine has no device.
+    NoDevice,
+    /// A device is named twice.
+    NamedTwice { name: String },
+    /// No device passes the filter.
+    Filtered {
+        /// Existing devices.
+        devices: Vec<String>,
+        /// Devices that may be used.
+        filters: Vec<String>,
+    },
+    /// No device is usable now.
+    Unusable {
+        /// Problem of each device.
+        problems: Vec<VerbsError>,
+    },
+}
+
+impl fmt::Display for DevicesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("it is switched off here (rdma)"),
+            Self::Verbs(error) => write!(f, "{error}"),
+            Self::NoDevice => f.write_str("this machine has no RDMA device"),
+            Self::NamedTwice { name } => write!(f, "the device {name} is named twice"),
+            Self::Filtered { devices, filters } => write!(
+                f,
+                "none of the devices {} passes the filter {} (MC_TE_FILTERS)",
+                devices.join(", "),
+                filters.join(",")
+            ),
+            Self::Unusable { problems } => {
+                let problems: Vec<String> = problems.iter().map(VerbsError::to_string).collect();
+                f.write_str(&problems.join("; "))
+            }
+        }
+    }
+}
+
+impl std::error::Error for DevicesError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Verbs(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<VerbsError> for DevicesError {
+    fn from(error: VerbsError) -> Self {
+        Self::Verbs(error)
+    }
 }
 
 /// RDMA settings of a transfer engine.
@@ -62,22 +125,22 @@ impl RdmaConfig {
     }
 
     /// Returns the devices, or the reason why there are none.
-    fn find(&self) -> Result<RdmaDevices, String> {
+    fn find(&self) -> Result<RdmaDevices, DevicesError> {
         if self.mode == RdmaUse::Never {
-            return Err("it is switched off here (rdma)".to_owned());
+            return Err(DevicesError::Off);
         }
         let verbs = match &self.verbs {
             Some(verbs) => verbs.clone(),
-            None => Verbs::open().map_err(|error| error.to_string())?,
+            None => Verbs::open()?,
         };
-        let devices = verbs.devices().map_err(|error| error.to_string())?;
+        let devices = verbs.devices()?;
         if devices.is_empty() {
-            return Err("this machine has no RDMA device".to_owned());
+            return Err(DevicesError::NoDevice);
         }
         for (number, name) in self.devices.iter().enumerate() {
-            verbs.device(name).map_err(|error| error.to_string())?;
+            verbs.device(name)?;
             if self.devices[..number].contains(name) {
-                return Err(format!("the device {name} is named twice"));
+                return Err(DevicesError::NamedTwice { name: name.clone() });
             }
         }
         let names = if self.devices.is_empty() { self.filtered(&devices)? } else { self.devices.clone() };
@@ -86,15 +149,11 @@ impl RdmaConfig {
     }
 
     /// Returns the names of the devices that pass the filter; empty for all.
-    fn filtered(&self, devices: &[Device]) -> Result<Vec<String>, String> {
+    fn filtered(&self, devices: &[Device]) -> Result<Vec<String>, DevicesError> {
         let all: Vec<String> = devices.iter().map(|device| device.name().to_owned()).collect();
         let names: Vec<String> = all.iter().filter(|name| self.filters.contains(name)).cloned().collect();
         if names.is_empty() && !self.filters.is_empty() {
-            return Err(format!(
-                "none of the devices {} passes the filter {} (MC_TE_FILTERS)",
-                all.join(", "),
-                self.filters.join(",")
-            ));
+            return Err(DevicesError::Filtered { devices: all, filters: self.filters.clone() });
         }
         Ok(names)
     }
@@ -113,8 +172,10 @@ impl RdmaConfig {
     fn chosen(&self) -> Result<Option<RdmaDevices>, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
-            let devices = found.clone().map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
-            usable(&devices).map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
+            let required = |why| Error::Argument(format!("RDMA is required: {why}"));
+            let devices = found.map_err(required)?;
+            usable(&devices).map_err(required)?;
+            return Ok(Some(devices));
         }
         if self.mode == RdmaUse::Auto && !self.devices.is_empty() {
             let named = self.devices.join(", ");
@@ -127,24 +188,24 @@ impl RdmaConfig {
     ///
     /// # Errors
     /// The reason why there are none.
-    pub fn usable(&self) -> Result<String, String> {
+    pub fn usable(&self) -> Result<String, DevicesError> {
         self.find().and_then(|devices| usable(&devices))
     }
 }
 
 /// Returns the names of the devices that are usable now, or the reason why none is.
-fn usable(devices: &RdmaDevices) -> Result<String, String> {
-    let all = devices.verbs.devices().map_err(|error| error.to_string())?;
+fn usable(devices: &RdmaDevices) -> Result<String, DevicesError> {
+    let all = devices.verbs.devices()?;
     let wanted = |name: &str| devices.names.is_empty() || devices.names.iter().any(|one| one == name);
     let (mut names, mut problems) = (Vec::new(), Vec::new());
     for device in all.iter().filter(|device| wanted(device.name())) {
         let port = device.open().and_then(|context| context.active_port().and_then(|port| context.gids(port.port)));
         match port {
             Ok(_) => names.push(device.name().to_owned()),
-            Err(error) => problems.push(error.to_string()),
+            Err(error) => problems.push(error),
         }
     }
-    if names.is_empty() { Err(problems.join("; ")) } else { Ok(names.join(", ")) }
+    if names.is_empty() { Err(DevicesError::Unusable { problems }) } else { Ok(names.join(", ")) }
 }
 
 #[cfg(test)]

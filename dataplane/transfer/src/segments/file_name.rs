@@ -45,7 +45,9 @@ impl FileName {
                 .ok_or_else(|| wrong("it names a host; files of this host are named file:///path".to_owned()))?,
             None => path,
         };
-        let path = PathBuf::from(decode(path).map_err(wrong)?);
+        let path = decode(path).ok_or_else(|| {
+            wrong("a % is not followed by two hexadecimal digits; a % itself is written %25".to_owned())
+        })?;
         if path.as_os_str().as_bytes().contains(&0) {
             return Err(wrong("a path cannot contain %00".to_owned()));
         }
@@ -96,7 +98,8 @@ impl FileName {
     }
 }
 
-fn decode(text: &str) -> Result<OsString, String> {
+/// Replaces each % and its two hexadecimal digits by the byte; `None` if the digits are missing.
+fn decode(text: &str) -> Option<PathBuf> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
@@ -108,10 +111,10 @@ fn decode(text: &str) -> Result<OsString, String> {
         let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
         let code = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
         let code = code.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(code.ok_or("a % is not followed by two hexadecimal digits; a % itself is written %25")?);
+        bytes.push(code?);
         rest = &after[2..];
     }
-    Ok(OsString::from_vec(bytes))
+    Some(OsString::from_vec(bytes).into())
 }
 
 fn encode(path: &OsStr) -> String {

@@ -4,13 +4,12 @@
 //! key is kept elsewhere, the one beside the control plane's own certificate. Without such a certificate there is no
 //! access.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use kvplane::{Client, ClientConfig, Control, Remote};
-use kvplane_server::Objects;
+use kvplane_server::{Objects, ObjectsError};
 
 use crate::command::ctl::keys::name_of;
 
@@ -28,26 +27,6 @@ enum Who {
     /// Client identity in this directory.
     Certified(PathBuf),
 }
-
-/// Reason why the cluster's objects cannot be accessed.
-#[derive(Debug)]
-enum AccessError {
-    /// The control plane's address is not known yet.
-    NotListening,
-    /// No client can be created.
-    Client(kvplane::Error),
-}
-
-impl fmt::Display for AccessError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotListening => f.write_str("the control plane does not listen yet: retry the request"),
-            Self::Client(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for AccessError {}
 
 /// Files of the client certificate that a control plane with certificates of its own needs for access to objects.
 const CERTIFICATE: [&str; 2] = ["client.pem", "client.key"];
@@ -77,7 +56,7 @@ impl ClusterArguments {
         let _ = self.address.set(SocketAddr::new(ip, address.port()));
     }
 
-    fn client(&self, tenant: &str) -> Result<Client, AccessError> {
+    fn client(&self, tenant: &str) -> Result<Client, ObjectsError> {
         let control = match (&self.who, self.address.get()) {
             (Who::Published(runtime_directory), _) => {
                 Control::Local { cluster: self.cluster.clone(), runtime_directory: runtime_directory.clone() }
@@ -88,20 +67,24 @@ impl ClusterArguments {
                 identity: identity.clone(),
             }),
             (Who::Certified(_), None) => {
-                return Err(AccessError::NotListening);
+                return Err(ObjectsError::NotListening);
             }
         };
         let config = ClientConfig { control, tenant: tenant.to_owned(), ..ClientConfig::local(&self.cluster) };
-        Client::connect(&config).map_err(AccessError::Client)
+        Client::connect(&config).map_err(client_error)
     }
 }
 
+fn client_error(error: kvplane::Error) -> ObjectsError {
+    ObjectsError::Client(Box::new(error))
+}
+
 impl Objects for ClusterArguments {
-    fn keys(&self, tenant: &str, most: usize) -> Result<(Vec<String>, bool), String> {
-        let mut client = self.client(tenant).map_err(|error| error.to_string())?;
+    fn keys(&self, tenant: &str, most: usize) -> Result<(Vec<String>, bool), ObjectsError> {
+        let mut client = self.client(tenant)?;
         let (mut cursor, mut keys) = (None, Vec::new());
         loop {
-            let page = client.keys().list(cursor).map_err(|error| error.to_string())?;
+            let page = client.keys().list(cursor).map_err(client_error)?;
             keys.extend(page.keys.iter().filter(|key| !key.key.is_empty()).map(name_of));
             if keys.len() > most {
                 return Ok((keys, true));
@@ -113,8 +96,8 @@ impl Objects for ClusterArguments {
         }
     }
 
-    fn remove_all(&self, tenant: Option<&str>) -> Result<u64, String> {
-        let mut client = self.client(tenant.unwrap_or_default()).map_err(|error| error.to_string())?;
-        client.keys().remove_all(tenant.is_none()).map_err(|error| error.to_string())
+    fn remove_all(&self, tenant: Option<&str>) -> Result<u64, ObjectsError> {
+        let mut client = self.client(tenant.unwrap_or_default())?;
+        client.keys().remove_all(tenant.is_none()).map_err(client_error)
     }
 }

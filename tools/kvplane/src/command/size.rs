@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use kvplane::ParseBytesError;
 pub(crate) use kvplane::parse_bytes as parse;
 
 /// Error of a size on a command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum SizeError {
-    /// The text is no size, with the reason.
-    NotSize(String),
+    /// The text is no size.
+    NotSize(ParseBytesError),
     /// The size is 0.
     Zero,
     /// The bandwidth is 0.
@@ -20,7 +21,7 @@ pub(crate) enum SizeError {
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotSize(error) => f.write_str(error),
+            Self::NotSize(error) => write!(f, "{error}"),
             Self::Zero => f.write_str("at least one byte is needed"),
             Self::ZeroBandwidth => f.write_str("a bandwidth of 0 bytes per second is not possible"),
             Self::LongObject { text } => write!(f, "{text}: no object is that long"),
@@ -28,7 +29,14 @@ impl fmt::Display for SizeError {
     }
 }
 
-impl std::error::Error for SizeError {}
+impl std::error::Error for SizeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NotSize(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 /// Parses like [`parse`], but refuses 0.
 pub(crate) fn parse_some(text: &str) -> Result<u64, SizeError> {

@@ -4,6 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvplane::{Environment, Opcode, OwnAddress, SegmentHandle, TransferEngineConfig, TransferRequest};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::outcome::failed;
 
 /// Default deadline of a transfer in seconds; `MC_TRANSFER_TIMEOUT` overrides it.
 const TIMEOUT_S: u64 = 30;
@@ -11,9 +15,9 @@ const TIMEOUT_S: u64 = 30;
 /// Returns the settings of an engine. With a loopback address, only this host can reach it.
 ///
 /// # Errors
-/// The invalid setting.
-pub(crate) fn config(host: &str, metadata: &str) -> Result<TransferEngineConfig, String> {
-    let environment = Environment::of_process().map_err(|error| error.to_string())?;
+/// `RuntimeError` with the invalid setting.
+pub(crate) fn config(host: &str, metadata: &str) -> PyResult<TransferEngineConfig> {
+    let environment = Environment::of_process().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
     let p2p = metadata == "P2PHANDSHAKE";
     let OwnAddress { listen, announce, port } = OwnAddress::resolve(host, environment.bind);
     Ok(TransferEngineConfig {
@@ -30,11 +34,11 @@ pub(crate) fn config(host: &str, metadata: &str) -> Result<TransferEngineConfig,
     })
 }
 
-fn timeout() -> Result<u64, String> {
+fn timeout() -> PyResult<u64> {
     match std::env::var("MC_TRANSFER_TIMEOUT") {
         Ok(text) if !text.is_empty() => match text.parse() {
             Ok(seconds @ 1..=86_400) => Ok(seconds),
-            _ => Err(format!("MC_TRANSFER_TIMEOUT is {text:?}, not 1 to 86400 seconds")),
+            _ => Err(PyRuntimeError::new_err(format!("MC_TRANSFER_TIMEOUT is {text:?}, not 1 to 86400 seconds"))),
         },
         _ => Ok(TIMEOUT_S),
     }
@@ -43,21 +47,20 @@ fn timeout() -> Result<u64, String> {
 /// Returns transfers of one direction between this process and one peer.
 ///
 /// # Errors
-/// When the lists differ in length.
+/// The error code, when the lists differ in length.
 pub(crate) fn requests(
     opcode: Opcode,
     target: SegmentHandle,
     ours: &[u64],
     theirs: &[u64],
     lengths: &[u64],
-) -> Result<Vec<TransferRequest>, String> {
+) -> Result<Vec<TransferRequest>, i64> {
     if ours.len() != theirs.len() || ours.len() != lengths.len() {
-        return Err(format!(
-            "{} local addresses, {} remote ones and {} lengths: the lists must have equal length",
-            ours.len(),
-            theirs.len(),
-            lengths.len()
-        ));
+        let (ours, theirs, lengths) = (ours.len(), theirs.len(), lengths.len());
+        let unequal = format!(
+            "{ours} local addresses, {theirs} remote ones and {lengths} lengths: the lists must have equal length"
+        );
+        return Err(failed(-1, unequal));
     }
     let request = |((source, target_offset), length): ((&u64, &u64), &u64)| TransferRequest {
         opcode,
@@ -75,9 +78,9 @@ pub(crate) type Topology = (Vec<String>, Vec<(String, i64)>);
 /// Returns the machine's memory locations and RDMA devices.
 ///
 /// # Errors
-/// When there is no sysfs.
-pub(crate) fn topology() -> Result<Topology, String> {
-    let machine = kvplane::discover_machine().map_err(|error| error.to_string())?;
+/// `ValueError`, when there is no sysfs.
+pub(crate) fn topology() -> PyResult<Topology> {
+    let machine = kvplane::discover_machine().map_err(|error| PyValueError::new_err(error.to_string()))?;
     let mut places: Vec<String> = machine.numa_nodes.iter().map(|node| format!("cpu:{}", node.id)).collect();
     if places.is_empty() {
         places.push("cpu:0".to_owned());

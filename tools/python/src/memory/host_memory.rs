@@ -99,7 +99,7 @@ pub(crate) fn buffer_address(object: &Bound<'_, PyAny>, writable: bool) -> PyRes
 /// if the kernel does not report it.
 #[pyfunction]
 pub(crate) fn topology(py: Python<'_>) -> PyResult<crate::engine::transfers::Topology> {
-    py.detach(crate::engine::transfers::topology).map_err(PyValueError::new_err)
+    py.detach(crate::engine::transfers::topology)
 }
 
 /// Prepares the exit of the interpreter: no call begins any more; waits up to `longest` seconds for calls in progress,

@@ -1,5 +1,6 @@
 //! Reports of a get: the caller's thread reports the outcomes of orders to the catalog, and decides when the get fails.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,11 +20,56 @@ const HOPELESS: u32 = 3;
 /// Backoff after the control plane did not answer.
 const AWAY: Duration = Duration::from_millis(200);
 
-/// Consecutive queries that found shards without a peer, and the reason as reported then.
+/// Shards that no peer holds, as a query found them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LostShards {
+    shards: u32,
+    /// Excluded peers, each with the reason.
+    excluded: Vec<(String, String)>,
+}
+
+impl LostShards {
+    fn of(found: &ObjectMembers) -> Self {
+        let excluded = found.members.iter().filter(|member| !member.excluded.is_empty());
+        let excluded = excluded.map(|member| (member.segment.clone(), member.excluded.clone())).collect();
+        Self { shards: found.lost, excluded }
+    }
+}
+
+impl fmt::Display for LostShards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} shards are held by no peer", self.shards)?;
+        self.excluded.iter().try_for_each(|(segment, why)| write!(f, "; {segment} is excluded: {why}"))
+    }
+}
+
+/// Reason why a get does not wait for a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum HopelessError {
+    /// A peer that nothing replaces has wrong bytes.
+    WrongBytes(LostShards),
+    /// No peer came for a while, and the caller gave no deadline.
+    NoDeadline(LostShards),
+}
+
+impl fmt::Display for HopelessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongBytes(lost) => write!(f, "{lost}"),
+            Self::NoDeadline(lost) => {
+                write!(f, "{lost}; no deadline was given: with one, the call waits until then")
+            }
+        }
+    }
+}
+
+impl std::error::Error for HopelessError {}
+
+/// Consecutive queries that found shards without a peer, and what the last one found.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LossEvidence {
     times: u32,
-    why: String,
+    lost: Option<LostShards>,
 }
 
 impl LossEvidence {
@@ -31,24 +77,22 @@ impl LossEvidence {
     ///
     /// # Errors
     /// The reason, when there is no peer for some shards and the get does not wait for any; one that is `patient` does.
-    fn judge(&mut self, found: &ObjectMembers, patient: bool) -> Result<(), String> {
+    fn judge(&mut self, found: &ObjectMembers, patient: bool) -> Result<(), HopelessError> {
         let times = std::mem::take(self).times;
         if found.lost == 0 {
             return Ok(());
         }
         // An origin with wrong bytes does not return with right ones; other peers may still hold the shard.
         let is_wrong = found.members.iter().any(|member| !member.excluded.is_empty() && (member.origin || !patient));
-        let excluded = found.members.iter().filter(|member| !member.excluded.is_empty());
-        let wrong: Vec<String> =
-            excluded.map(|member| format!("{} is excluded: {}", member.segment, member.excluded)).collect();
-        let why = format!("{} shards are held by no peer; {}", found.lost, wrong.join("; "));
-        let why = why.trim_end_matches("; ").to_owned();
-        if !is_wrong && (patient || times < HOPELESS) {
-            *self = Self { times: times + 1, why };
-            return Ok(());
+        let lost = LostShards::of(found);
+        if is_wrong {
+            return Err(HopelessError::WrongBytes(lost));
         }
-        let advice = if is_wrong { "" } else { "; no deadline was given: with one, the call waits until then" };
-        Err(format!("{why}{advice}"))
+        if !patient && times >= HOPELESS {
+            return Err(HopelessError::NoDeadline(lost));
+        }
+        *self = Self { times: times + 1, lost: Some(lost) };
+        Ok(())
     }
 }
 
@@ -98,10 +142,9 @@ impl<'a> Reports<'a> {
             let news = self.replica.fetch.take_news(self.until, self.reported);
             let missing = news.missing;
             if Instant::now() >= self.until && missing > 0 {
-                let why = if self.evidence.why.is_empty() {
-                    "deadline exceeded"
-                } else {
-                    &format!("deadline exceeded; {}", self.evidence.why)
+                let why = match &self.evidence.lost {
+                    None => "deadline exceeded",
+                    Some(lost) => &format!("deadline exceeded; {lost}"),
                 };
                 return Err(self.given_up(missing, why, Status::DeadlineExceeded));
             }
@@ -152,7 +195,7 @@ impl<'a> Reports<'a> {
             return Ok(());
         };
         let judged = self.evidence.judge(&found, self.patient);
-        judged.map_err(|why| self.given_up(missing, &why, Status::NotFound))
+        judged.map_err(|why| self.given_up(missing, &why.to_string(), Status::NotFound))
     }
 
     fn given_up(&self, missing: u32, why: &str, status: Status) -> Error {
@@ -182,11 +225,12 @@ mod tests {
         for _ in 0..HOPELESS {
             assert_eq!(evidence.judge(&found, false), Ok(()));
         }
-        let why = evidence.judge(&found, false).unwrap_err();
+        let why = evidence.judge(&found, false).unwrap_err().to_string();
         assert!(why.starts_with("2 shards are held by no peer; no deadline was given"), "{why}");
         for times in 1..10 {
             assert_eq!(evidence.judge(&found, true), Ok(()));
-            assert_eq!(evidence, LossEvidence { times, why: "2 shards are held by no peer".to_owned() });
+            let lost = evidence.lost.as_ref().map(LostShards::to_string);
+            assert_eq!((evidence.times, lost.as_deref()), (times, Some("2 shards are held by no peer")));
         }
         // A peer that returned is hope again.
         assert_eq!(evidence.judge(&ObjectMembers { members: Vec::new(), lost: 0 }, false), Ok(()));
@@ -195,8 +239,10 @@ mod tests {
 
     #[test]
     fn wrong_bytes_of_an_origin_are_not_waited_for() {
-        let wrong =
-            |origin, patient| LossEvidence::default().judge(&lost(vec![member(origin, "wrong bytes")]), patient);
+        let wrong = |origin, patient| {
+            let judged = LossEvidence::default().judge(&lost(vec![member(origin, "wrong bytes")]), patient);
+            judged.map_err(|why| why.to_string())
+        };
         let why = "2 shards are held by no peer; s1 is excluded: wrong bytes".to_owned();
         assert_eq!((wrong(true, true), wrong(true, false)), (Err(why.clone()), Err(why.clone())));
         assert_eq!((wrong(false, true), wrong(false, false)), (Ok(()), Err(why)));

@@ -1,6 +1,7 @@
 //! Reader: reads copies of one buffer of an object, from the peers that the catalog names, until all bytes are right.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -82,6 +83,36 @@ impl<'a> RangeReads<'a> {
     /// Returns true if the reads of the call are to end.
     pub(in crate::p2p) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Reason why one peer did not serve a batch.
+#[derive(Debug)]
+enum ServeError {
+    /// The peer's segment is not open, or the reads could not be submitted.
+    Submit(Error),
+    /// The batch failed with a connection.
+    Connection { problem: String },
+    /// The batch ended in this state.
+    Ended { state: TaskState },
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submit(error) => write!(f, "{error}"),
+            Self::Connection { problem } => f.write_str(problem),
+            Self::Ended { state } => write!(f, "{state:?}"),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Submit(error) => Some(error),
+            _ => None,
+        }
     }
 }
 
@@ -176,8 +207,8 @@ impl Reader<'_> {
     }
 
     /// Reads copies from one peer, and waits.
-    fn ask(&self, batch: &[Copy], place: &ObjectPlace) -> Result<(), String> {
-        let target = self.reads.sources.handle(&place.segment).map_err(|error| error.to_string())?;
+    fn ask(&self, batch: &[Copy], place: &ObjectPlace) -> Result<(), ServeError> {
+        let target = self.reads.sources.handle(&place.segment).map_err(ServeError::Submit)?;
         let request = |copy: &Copy| TransferRequest {
             opcode: Opcode::Read,
             source: self.reads.memory.address() + copy.target_offset,
@@ -188,7 +219,7 @@ impl Reader<'_> {
         let requests: Vec<TransferRequest> = batch.iter().map(request).collect();
         let left = self.reads.until.saturating_duration_since(Instant::now());
         let options = SubmitOptions { deadline: Some(left.min(PATIENCE)), ..SubmitOptions::default() };
-        let batch = self.reads.sources.submit(&requests, &options).map_err(|error| error.to_string())?;
+        let batch = self.reads.sources.submit(&requests, &options).map_err(ServeError::Submit)?;
         let status = loop {
             match batch.wait_for(interrupt::LOOK) {
                 Some(status) => break status,
@@ -198,7 +229,10 @@ impl Reader<'_> {
         };
         match status.state {
             TaskState::Completed => Ok(()),
-            state => Err(batch.problem().map_or_else(|| format!("{state:?}"), str::to_owned)),
+            state => Err(match batch.problem() {
+                Some(problem) => ServeError::Connection { problem: problem.to_owned() },
+                None => ServeError::Ended { state },
+            }),
         }
     }
 

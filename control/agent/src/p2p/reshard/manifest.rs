@@ -4,12 +4,15 @@
 //! `tensor_id`, `global_offset`, `local_shape`). Known optional fields are checked, and others ignored, so that
 //! manifests may be written by hand.
 
+mod error;
+
 use std::collections::BTreeMap;
 
 use kvplane_cluster::reshard::{Dtype, Fragment, Part, Placement, Tensor, TensorBox};
 use serde_json::{Map, Value};
 
 use crate::error::Error;
+use error::ManifestError;
 
 /// Only supported kind of resource.
 const KIND: &str = "model_weight";
@@ -22,13 +25,13 @@ pub fn placement_from_json(text: &str) -> Result<Placement, Error> {
     read(text).map_err(|why| Error::Argument(format!("the manifest: {why}")))
 }
 
-fn read(text: &str) -> Result<Placement, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("invalid JSON: {error}"))?;
-    let manifest = value.as_object().ok_or("no object")?;
+fn read(text: &str) -> Result<Placement, ManifestError> {
+    let value: Value = serde_json::from_str(text).map_err(ManifestError::Json)?;
+    let manifest = value.as_object().ok_or(ManifestError::NoObject)?;
     if let Some(kind) = optional(manifest, "resource_kind", Value::as_str, "a text")?
         && kind != KIND
     {
-        return Err(format!("resource_kind is {kind:?}: only {KIND:?} is supported"));
+        return Err(ManifestError::Resource { kind: kind.to_owned(), supported: KIND });
     }
     let word = |name| optional(manifest, name, Value::as_str, "a text").map(|word| word.unwrap_or("").to_owned());
     let model = format!("{}@{}", word("resource_id")?, word("revision")?);
@@ -37,20 +40,18 @@ fn read(text: &str) -> Result<Placement, String> {
     let by_name: BTreeMap<&str, usize> =
         tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
     let parts = each(list(manifest, "parts")?, "part", |entry| part(entry, &by_name, &tensors))?;
-    Placement::new(model, tensors, parts).map_err(|error| error.to_string())
+    Placement::new(model, tensors, parts).map_err(ManifestError::Placement)
 }
 
-fn tensor(entry: &Map<String, Value>) -> Result<Tensor, String> {
+fn tensor(entry: &Map<String, Value>) -> Result<Tensor, ManifestError> {
     let name = text_of(entry, "tensor_id")?;
-    let of = |why: String| format!("{name:?}: {why}");
+    let of = |source| ManifestError::Named { name: name.to_owned(), source: Box::new(source) };
     let dtype = text_of(entry, "dtype").map_err(of)?;
-    let dtype = Dtype::parse(dtype).ok_or_else(|| {
-        of(format!("dtype {dtype:?} is unknown: use names of safetensors, PyTorch or NumPy, such as bfloat16"))
-    })?;
+    let dtype = Dtype::parse(dtype).ok_or_else(|| of(ManifestError::Dtype { dtype: dtype.to_owned() }))?;
     if let Some(bytes) = optional(entry, "itemsize", Value::as_u64, "a number").map_err(of)?
         && bytes != dtype.bytes()
     {
-        return Err(of(format!("itemsize is {bytes}, but an element of {dtype} has {} bytes", dtype.bytes())));
+        return Err(of(ManifestError::ItemBytes { bytes, dtype }));
     }
     let layout = optional(entry, "layout_fingerprint", Value::as_str, "a text").map_err(of)?.unwrap_or("").to_owned();
     let shape = numbers(entry, "global_shape").map_err(of)?;
@@ -58,77 +59,78 @@ fn tensor(entry: &Map<String, Value>) -> Result<Tensor, String> {
         && let Some(dimension) =
             numbers(entry, "shard_dims").map_err(of)?.into_iter().find(|&one| one >= shape.len() as u64)
     {
-        return Err(of(format!("shard_dims names dimension {dimension}, but there are {}", shape.len())));
+        return Err(of(ManifestError::Dimension { dimension, dimensions: shape.len() }));
     }
     Ok(Tensor { name: name.to_owned(), shape, dtype, layout })
 }
 
-fn part(entry: &Map<String, Value>, by_name: &BTreeMap<&str, usize>, tensors: &[Tensor]) -> Result<Part, String> {
+fn part(
+    entry: &Map<String, Value>,
+    by_name: &BTreeMap<&str, usize>,
+    tensors: &[Tensor],
+) -> Result<Part, ManifestError> {
     let participant = text_of(entry, "participant_id")?;
     let fragment = |entry: &Map<String, Value>| {
         let name = text_of(entry, "tensor_id")?;
-        let tensor = *by_name.get(name).ok_or_else(|| format!("tensor {name:?} is not among the tensors"))?;
-        let of = |why: String| format!("of {name:?}: {why}");
+        let tensor = *by_name.get(name).ok_or_else(|| ManifestError::UnknownTensor { name: name.to_owned() })?;
+        let of = |source| ManifestError::Fragment { tensor: name.to_owned(), source: Box::new(source) };
         let (offset, shape) =
             (numbers(entry, "global_offset").map_err(of)?, numbers(entry, "local_shape").map_err(of)?);
-        let area = TensorBox::new(offset, shape).map_err(|error| of(error.to_string()))?;
-        if let Some(said) = optional(entry, "nbytes", Value::as_u64, "a number").map_err(of)? {
-            let bytes = area.elements().checked_mul(tensors[tensor].dtype.bytes());
-            if bytes != Some(said) {
-                let dtype = tensors[tensor].dtype;
-                return Err(of(format!(
-                    "nbytes is {said}, but {area} of {dtype} has {} bytes",
-                    bytes.unwrap_or(u64::MAX)
-                )));
+        let area = TensorBox::new(offset, shape).map_err(|error| of(ManifestError::Box(error)))?;
+        if let Some(stated) = optional(entry, "nbytes", Value::as_u64, "a number").map_err(of)? {
+            let dtype = tensors[tensor].dtype;
+            let bytes = area.elements().checked_mul(dtype.bytes());
+            if bytes != Some(stated) {
+                return Err(of(ManifestError::Bytes { stated, area, dtype, bytes }));
             }
         }
         Ok(Fragment { tensor, area })
     };
     let fragments = list(entry, "fragments").and_then(|fragments| each(fragments, "fragment", fragment));
-    let fragments = fragments.map_err(|why| format!("{participant:?}: {why}"))?;
+    let fragments =
+        fragments.map_err(|source| ManifestError::Named { name: participant.to_owned(), source: Box::new(source) })?;
     Ok(Part { participant: participant.to_owned(), fragments })
 }
 
 fn each<T>(
     entries: &[Value],
-    what: &str,
-    read: impl Fn(&Map<String, Value>) -> Result<T, String>,
-) -> Result<Vec<T>, String> {
+    what: &'static str,
+    read: impl Fn(&Map<String, Value>) -> Result<T, ManifestError>,
+) -> Result<Vec<T>, ManifestError> {
     let read = |(at, entry): (usize, &Value)| {
-        let entry = entry.as_object().ok_or_else(|| format!("{what} {at} is not an object"))?;
-        read(entry).map_err(|why| format!("{what} {at}: {why}"))
+        let entry = entry.as_object().ok_or(ManifestError::EntryNotObject { what, at })?;
+        read(entry).map_err(|source| ManifestError::Entry { what, at, source: Box::new(source) })
     };
     entries.iter().enumerate().map(read).collect()
 }
 
-fn list<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a [Value], String> {
-    let found = entry.get(name).ok_or_else(|| format!("{name} is missing"))?;
-    found.as_array().map(Vec::as_slice).ok_or_else(|| format!("{name} is not a list"))
+fn list<'a>(entry: &'a Map<String, Value>, field: &'static str) -> Result<&'a [Value], ManifestError> {
+    let found = entry.get(field).ok_or(ManifestError::Missing { field })?;
+    found.as_array().map(Vec::as_slice).ok_or(ManifestError::NotList { field })
 }
 
-fn text_of<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
-    match optional(entry, name, Value::as_str, "a text")? {
+fn text_of<'a>(entry: &'a Map<String, Value>, field: &'static str) -> Result<&'a str, ManifestError> {
+    match optional(entry, field, Value::as_str, "a text")? {
         Some(text) if !text.is_empty() => Ok(text),
-        Some(_) => Err(format!("{name} is empty")),
-        None => Err(format!("{name} is missing")),
+        Some(_) => Err(ManifestError::Empty { field }),
+        None => Err(ManifestError::Missing { field }),
     }
 }
 
-fn numbers(entry: &Map<String, Value>, name: &str) -> Result<Vec<u64>, String> {
-    let number =
-        |value: &Value| value.as_u64().ok_or_else(|| format!("{name} has {value}: numbers are from 0 to 2^64 - 1"));
-    list(entry, name)?.iter().map(number).collect()
+fn numbers(entry: &Map<String, Value>, field: &'static str) -> Result<Vec<u64>, ManifestError> {
+    let number = |value: &Value| value.as_u64().ok_or_else(|| ManifestError::NotNumber { field, value: value.clone() });
+    list(entry, field)?.iter().map(number).collect()
 }
 
 fn optional<'a, T>(
     entry: &'a Map<String, Value>,
-    name: &str,
+    field: &'static str,
     read: impl Fn(&'a Value) -> Option<T>,
-    kind: &str,
-) -> Result<Option<T>, String> {
-    match entry.get(name) {
+    kind: &'static str,
+) -> Result<Option<T>, ManifestError> {
+    match entry.get(field) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => read(value).map(Some).ok_or_else(|| format!("{name} is {value}: it must be {kind}")),
+        Some(value) => read(value).map(Some).ok_or_else(|| ManifestError::Kind { field, value: value.clone(), kind }),
     }
 }
 

@@ -4,6 +4,7 @@ mod manifest;
 mod named;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -160,18 +161,45 @@ impl<'a> Resharding<'a> {
     }
 }
 
+/// Error of the offsets of a part's fragments in memory.
+#[derive(Debug)]
+enum OffsetsError {
+    /// The numbers of offsets and fragments differ.
+    Count { offsets: usize, fragments: usize },
+    /// A fragment does not fit into the memory.
+    Outside { tensor: String, bytes: u64, offset: u64, memory_bytes: u64 },
+}
+
+impl fmt::Display for OffsetsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count { offsets, fragments } => write!(f, "{offsets} offsets for {fragments} fragments"),
+            Self::Outside { tensor, bytes, offset, memory_bytes } => {
+                write!(f, "{bytes} bytes of {tensor:?} from {offset} on are not within its {memory_bytes}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for OffsetsError {}
+
 /// Checks that each fragment fits into so many bytes; returns the begin and end of each.
-fn check_offsets(placement: &Placement, part: usize, offsets: &[u64], size: u64) -> Result<Vec<(u64, u64)>, String> {
+fn check_offsets(
+    placement: &Placement,
+    part: usize,
+    offsets: &[u64],
+    memory_bytes: u64,
+) -> Result<Vec<(u64, u64)>, OffsetsError> {
     let fragments = &placement.parts()[part].fragments;
     if offsets.len() != fragments.len() {
-        return Err(format!("{} offsets for {} fragments", offsets.len(), fragments.len()));
+        return Err(OffsetsError::Count { offsets: offsets.len(), fragments: fragments.len() });
     }
-    let span = |(fragment, &first): (_, &u64)| {
+    let span = |(fragment, &offset): (_, &u64)| {
         let bytes = placement.bytes(fragment);
-        let end = first.checked_add(bytes).filter(|&end| end <= size);
-        end.map(|end| (first, end)).ok_or_else(|| {
-            let tensor = &placement.tensors()[fragment.tensor].name;
-            format!("{bytes} bytes of {tensor:?} from {first} on are not within its {size}")
+        let end = offset.checked_add(bytes).filter(|&end| end <= memory_bytes);
+        end.map(|end| (offset, end)).ok_or_else(|| {
+            let tensor = placement.tensors()[fragment.tensor].name.clone();
+            OffsetsError::Outside { tensor, bytes, offset, memory_bytes }
         })
     };
     fragments.iter().zip(offsets).map(span).collect()

@@ -12,6 +12,8 @@
 //! outlives the control plane. A unit of work is a node.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -78,18 +80,48 @@ fn bad(reason: &str) -> Answer {
     failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason)
 }
 
+/// Reason why a request's body names no segments that a job can drain.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum SegmentsError {
+    /// It has no list of segments, or an empty one.
+    Missing,
+    /// It has more than [`NODES_MOST`].
+    Many { count: usize },
+    /// It chooses the segments to migrate to.
+    Targets,
+    /// One of its segments is not a text.
+    NotName { value: Value },
+}
+
+impl fmt::Display for SegmentsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("the body must have segments, a list of names"),
+            Self::Many { count } => {
+                write!(f, "{count} segments are too many for one job; at most {NODES_MOST}")
+            }
+            Self::Targets => f.write_str(
+                "target_segments cannot be chosen: slots migrate to all other members, by weight; leave it out",
+            ),
+            Self::NotName { value } => write!(f, "{value} is not the name of a segment"),
+        }
+    }
+}
+
+impl Error for SegmentsError {}
+
 /// Returns the segments that a job is to drain.
-fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
+fn segments_of(body: &Value) -> Result<Vec<&str>, SegmentsError> {
     let names = body.get("segments").and_then(Value::as_array).filter(|names| !names.is_empty());
-    let names = names.ok_or("the body must have segments, a list of names")?;
+    let names = names.ok_or(SegmentsError::Missing)?;
     if names.len() > NODES_MOST {
-        return Err(format!("{} segments are too many for one job; at most {NODES_MOST}", names.len()));
+        return Err(SegmentsError::Many { count: names.len() });
     }
     if body.get("target_segments").and_then(Value::as_array).is_some_and(|targets| !targets.is_empty()) {
-        let text = "target_segments cannot be chosen: slots migrate to all other members, by weight; leave it out";
-        return Err(text.to_owned());
+        return Err(SegmentsError::Targets);
     }
-    names.iter().map(|name| name.as_str().ok_or_else(|| format!("{name} is not the name of a segment"))).collect()
+    let not_name = |value: &Value| SegmentsError::NotName { value: value.clone() };
+    names.iter().map(|value| value.as_str().ok_or_else(|| not_name(value))).collect()
 }
 
 impl DrainJobs {
@@ -128,7 +160,7 @@ impl DrainJobs {
         };
         let names = match segments_of(&body) {
             Ok(names) => names,
-            Err(reason) => return bad(&reason),
+            Err(error) => return bad(&error.to_string()),
         };
         let view = match View::of(&self.control.cluster) {
             Ok(view) => view,
@@ -337,6 +369,6 @@ mod tests {
             assert!(segments_of(&wrong).is_err(), "{wrong}");
         }
         let chosen = json!({ "segments": ["a"], "target_segments": ["b"] });
-        assert!(segments_of(&chosen).unwrap_err().contains("target_segments"));
+        assert!(segments_of(&chosen).unwrap_err().to_string().contains("target_segments"));
     }
 }

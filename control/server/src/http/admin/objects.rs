@@ -34,7 +34,7 @@ pub(super) async fn keys(objects: &ObjectsAccess, tenant: String) -> Answer {
     match spawn_blocking(move || objects.keys(&tenant, KEYS_MOST)).await {
         Ok(Ok((keys, false))) => (StatusCode::OK, TEXT, (keys.join("\n") + "\n").into()),
         Ok(Ok((_, true))) => trouble(&format!("there are more than {KEYS_MOST} keys: kvplane ctl keys lists them")),
-        Ok(Err(reason)) => unavailable(&reason),
+        Ok(Err(error)) => unavailable(&error.to_string()),
         Err(error) => trouble(&error.to_string()),
     }
 }
@@ -44,7 +44,7 @@ pub(super) async fn remove_all(objects: &ObjectsAccess, tenant: Option<String>) 
     let Some(objects) = objects.0.clone() else { return no_way() };
     match spawn_blocking(move || objects.remove_all(tenant.as_deref())).await {
         Ok(Ok(removed)) => ok(&json!({ "success": true, "removed_count": removed })),
-        Ok(Err(reason)) => unavailable(&reason),
+        Ok(Err(error)) => unavailable(&error.to_string()),
         Err(error) => trouble(&error.to_string()),
     }
 }

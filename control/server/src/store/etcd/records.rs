@@ -3,9 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::{Change, Record, RecordError};
+use kvplane_cluster::{Change, Record};
 use kvplane_etcd::{Compare, Entry, Gateway, GatewayError, Operation, Outcome, Range};
 
+use super::error::{EtcdChangeError, StoredStateError};
 use super::{CALL, COMMIT};
 
 /// Operations per transaction: etcd accepts 128.
@@ -79,7 +80,7 @@ pub(super) enum ReadError {
     /// etcd does not answer; a retry may succeed.
     Gateway(GatewayError),
     /// The stored state is unusable.
-    Damaged(String),
+    Damaged(StoredStateError),
 }
 
 impl From<GatewayError> for ReadError {
@@ -106,7 +107,7 @@ pub(super) fn fence(turn: u64, changes: u64) -> Vec<u8> {
 
 impl FencedChanges<'_> {
     /// Carries out `changes`, all or none.
-    pub(super) fn commit(&mut self, changes: &[KeyChange]) -> Result<(), String> {
+    pub(super) fn commit(&mut self, changes: &[KeyChange]) -> Result<(), EtcdChangeError> {
         let by = Instant::now() + COMMIT;
         let bytes: usize = changes.iter().map(size).sum();
         if changes.len() <= OPERATIONS && bytes <= TRANSACTION_BYTES {
@@ -127,7 +128,7 @@ impl FencedChanges<'_> {
     }
 
     /// Carries out a stored batch.
-    fn finish(&mut self, changes: &[KeyChange], by: Instant) -> Result<(), String> {
+    fn finish(&mut self, changes: &[KeyChange], by: Instant) -> Result<(), EtcdChangeError> {
         let mut rest = changes;
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -143,7 +144,7 @@ impl FencedChanges<'_> {
         self.fenced(&[Operation::DeleteRange(&from, &to)], by)
     }
 
-    fn transact(&mut self, changes: &[KeyChange], by: Instant) -> Result<(), String> {
+    fn transact(&mut self, changes: &[KeyChange], by: Instant) -> Result<(), EtcdChangeError> {
         let keys: Vec<Vec<u8>> = changes.iter().map(|(key, _)| self.keys.of(key)).collect();
         let operation = |(key, change): (&'_ Vec<u8>, &'_ KeyChange)| (key.clone(), change.1.clone());
         let owned: Vec<(Vec<u8>, Option<Vec<u8>>)> = keys.iter().zip(changes).map(operation).collect();
@@ -160,7 +161,7 @@ impl FencedChanges<'_> {
     /// Retries until the transaction is carried out, another leader is found, or the deadline passes. An attempt may
     /// succeed although its answer is lost, and one that etcd processes late must not undo what followed it: the fence
     /// detects both.
-    fn fenced(&mut self, operations: &[Operation<'_>], by: Instant) -> Result<(), String> {
+    fn fenced(&mut self, operations: &[Operation<'_>], by: Instant) -> Result<(), EtcdChangeError> {
         let (fence_key, leader_key) = (self.keys.of(b"fence"), self.keys.of(b"leader"));
         let (before, after) = (fence(self.turn, self.changes), fence(self.turn, self.changes + 1));
         let mut all = vec![Operation::Put(&fence_key, &after), Operation::Put(&leader_key, self.leader)];
@@ -171,8 +172,8 @@ impl FencedChanges<'_> {
             match self.gateway.transact(&compares, &all, &[&fence_key], attempt) {
                 Ok(Outcome::Done) => break,
                 Ok(Outcome::Refused(found)) if found.first().is_some_and(|entry| entry.value == after) => break,
-                Ok(Outcome::Refused(_)) => return Err("another control plane leads".to_owned()),
-                Err(error) if Instant::now() + AGAIN >= by => return Err(error.to_string()),
+                Ok(Outcome::Refused(_)) => return Err(EtcdChangeError::OtherLeader),
+                Err(error) if Instant::now() + AGAIN >= by => return Err(EtcdChangeError::Gateway(error)),
                 Err(_) => thread::sleep(AGAIN),
             }
         }
@@ -182,7 +183,9 @@ impl FencedChanges<'_> {
 
     /// Reads the whole state, carries out a batch that a former leader left, and gives a new state its identity.
     pub(super) fn take_over(&mut self, fresh_id: u64) -> Result<StoredRecords, ReadError> {
-        let gateway = |reason| ReadError::Gateway(GatewayError { endpoint: "etcd".to_owned(), reason });
+        let gateway = |error: EtcdChangeError| {
+            ReadError::Gateway(GatewayError { endpoint: "etcd".to_owned(), reason: error.to_string() })
+        };
         let mut stored = read(self.gateway, self.keys)?;
         if !stored.batch.is_empty() {
             self.finish(&std::mem::take(&mut stored.batch), Instant::now() + COMMIT).map_err(gateway)?;
@@ -226,16 +229,16 @@ pub(super) fn read(gateway: &Gateway, keys: &Keys) -> Result<StoredRecords, Read
     sort(&entries, base.len()).map_err(ReadError::Damaged)
 }
 
-fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
+fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, StoredStateError> {
     let mut stored = StoredRecords::default();
     let (mut parts, mut whole) = (Vec::new(), 0);
     for Entry { key, value, .. } in entries {
         let name = key.get(base..).unwrap_or_default();
         if let Some(record) = name.strip_prefix(b"records/") {
-            let damaged = |error: RecordError| format!("{}: {error}", String::from_utf8_lossy(key));
-            let found = Record::decode(value).map_err(damaged)?;
+            let key = || String::from_utf8_lossy(key).into_owned();
+            let found = Record::decode(value).map_err(|source| StoredStateError::Record { key: key(), source })?;
             if found.key().to_bytes() != record {
-                return Err(format!("a record is stored under the key of another: {:?}", found.key()));
+                return Err(StoredStateError::OtherKey { found: found.key() });
             }
             stored.records.push(found);
         } else if name.starts_with(b"batch/") {
@@ -243,21 +246,21 @@ fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
         } else {
             let text = String::from_utf8_lossy(value);
             match name {
-                b"batch" => whole = text.parse().map_err(|_| format!("{text:?} is not a number of parts"))?,
+                b"batch" => {
+                    whole = text.parse().map_err(|_| StoredStateError::Parts { text: text.into_owned() })?;
+                }
                 b"tickets" => stored.tickets = Some(text.into_owned()),
                 b"ticket-time" => {
-                    let damaged = |_| format!("the ticket time {text:?} is not a number of seconds");
-                    stored.ticket_time_s = Some(text.parse().map_err(damaged)?);
+                    let seconds = text.parse().map_err(|_| StoredStateError::TicketTime { text: text.into_owned() })?;
+                    stored.ticket_time_s = Some(seconds);
                 }
                 b"state" => {
                     let (format, id) = text.split_once(' ').unwrap_or((&text, ""));
                     if format != FORMAT {
-                        return Err(format!(
-                            "it has format {format:?}, this program reads {FORMAT}: use the version that wrote it"
-                        ));
+                        return Err(StoredStateError::Format { found: format.to_owned(), supported: FORMAT });
                     }
                     let id =
-                        u64::from_str_radix(id, 16).map_err(|_| format!("{id:?} is not the identity of a state"))?;
+                        u64::from_str_radix(id, 16).map_err(|_| StoredStateError::Identity { text: id.to_owned() })?;
                     stored.state_id = Some(id);
                 }
                 _ => {}
@@ -265,11 +268,11 @@ fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
         }
     }
     if whole > parts.len() {
-        return Err(format!("a stored batch of {whole} parts has only {}", parts.len()));
+        return Err(StoredStateError::MissingParts { parts: whole, found: parts.len() });
     }
     // Further parts are left over from a batch that was never stored completely.
     let bytes: Vec<u8> = parts[..whole].iter().flat_map(|part| part.iter().copied()).collect();
-    stored.batch = decode(&bytes).ok_or("a stored batch is damaged")?;
+    stored.batch = decode(&bytes).ok_or(StoredStateError::Batch)?;
     Ok(stored)
 }
 
@@ -381,7 +384,13 @@ mod tests {
         assert_eq!((stored.state_id, stored.records.len()), (Some(77), 1_300));
         assert_eq!(weights(&gateway, &keys), vec![4; 1_300]);
         // A fenced leader changes nothing, whatever it believes.
-        assert!(first.commit(&tenants(0..1, 9)).expect_err("it does not lead").contains("another control plane"));
+        assert!(
+            first
+                .commit(&tenants(0..1, 9))
+                .expect_err("it does not lead")
+                .to_string()
+                .contains("another control plane")
+        );
         assert_eq!(weights(&gateway, &keys), vec![4; 1_300]);
         drop(etcd);
         let _ = std::fs::remove_dir_all(&directory);
@@ -414,8 +423,8 @@ mod tests {
             (stored.state_id, stored.tickets.as_deref(), stored.ticket_time_s),
             (Some(255), Some("t"), Some(77))
         );
-        assert!(sort(&[entry("ticket-time", b"noon")], 3).expect_err("damaged").contains("\"noon\""));
-        assert!(sort(&[entry("state", b"2 00")], 3).expect_err("newer").contains("format \"2\""));
+        assert!(sort(&[entry("ticket-time", b"noon")], 3).expect_err("damaged").to_string().contains("\"noon\""));
+        assert!(sort(&[entry("state", b"2 00")], 3).expect_err("newer").to_string().contains("format \"2\""));
         assert!(sort(&[entry("records/x", b"junk")], 3).is_err());
         let half = [entry("batch/00000000", &encode(&[(vec![1], None)]))];
         assert!(sort(&half, 3).expect("good").batch.is_empty(), "it was not written down as a whole");

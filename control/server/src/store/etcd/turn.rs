@@ -10,6 +10,7 @@ use kvplane_sys::random::random_u64;
 use tokio::sync::watch;
 
 use super::campaign::{Campaign, Verdict};
+use super::error::EtcdChangeError;
 use super::records::{FencedChanges, Keys, ReadError, fence};
 use super::{BEAT, CALL, Command, LOOK, Place, STEP_ASIDE, Takeover};
 
@@ -82,7 +83,7 @@ impl Turns {
                 Ok(Command::Resign) | Err(RecvTimeoutError::Disconnected) => return true,
                 Ok(Command::Commit { done, .. }) => {
                     // The requester may be gone.
-                    let _ = done.send(Err("another control plane may lead".to_owned()));
+                    let _ = done.send(Err(EtcdChangeError::NotLeading));
                 }
                 Ok(Command::Abandon { .. }) => {}
                 Err(RecvTimeoutError::Timeout) => return false,
@@ -166,9 +167,9 @@ impl Turns {
                 ticket_time_s: stored.ticket_time_s,
             },
             Err(ReadError::Gateway(error)) => return Over::Lost(error.to_string()),
-            Err(ReadError::Damaged(reason)) => {
+            Err(ReadError::Damaged(error)) => {
                 self.resign(&begun);
-                return Over::Failed(format!("{reason}: restore a copy, or remove the keys of the cluster"));
+                return Over::Failed(format!("{error}: restore a copy, or remove the keys of the cluster"));
             }
         };
         self.uncertain.store(false, Ordering::Release);
@@ -201,15 +202,15 @@ impl Turns {
                 // A command for an earlier turn.
                 Ok(Command::Abandon { .. }) => {}
                 Ok(Command::Commit { turn, done, .. }) if turn != begun.turn => {
-                    let _ = done.send(Err("that turn of leadership is over".to_owned()));
+                    let _ = done.send(Err(EtcdChangeError::TurnOver));
                 }
                 Ok(Command::Commit { changes, done, .. }) => {
                     let outcome = self.fenced(begun, |fenced| fenced.commit(&changes));
                     let lost = outcome.as_ref().err().cloned();
                     let _ = done.send(outcome);
-                    if let Some(reason) = lost {
+                    if let Some(error) = lost {
                         // The change may have been carried out or not: the next leader reads the stored state.
-                        return Over::Lost(reason);
+                        return Over::Lost(error.to_string());
                     }
                     (answered, beat_at) = (Instant::now(), Instant::now() + BEAT);
                 }

@@ -60,6 +60,8 @@ pub struct StockAnswer {
 pub enum HandshakeError {
     /// The handshake was dropped unsent.
     Dropped,
+    /// The engine's answer lacks the address that the connection needs.
+    NoGid,
     /// The engine could not be reached, or its answer is unusable.
     Failed(Box<dyn Error + Send + Sync>),
 }
@@ -68,6 +70,7 @@ impl fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dropped => f.write_str("the handshake was dropped before it was sent to the peer"),
+            Self::NoGid => f.write_str("its handshake has no local_gid: it is a Mooncake before 0.3.11"),
             Self::Failed(source) => source.fmt(f),
         }
     }
@@ -76,7 +79,7 @@ impl fmt::Display for HandshakeError {
 impl Error for HandshakeError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Dropped => None,
+            Self::Dropped | Self::NoGid => None,
             Self::Failed(source) => Some(&**source),
         }
     }
