@@ -79,6 +79,8 @@ pub(super) struct StoredRecords {
 pub(super) enum ReadError {
     /// etcd does not answer; a retry may succeed.
     Gateway(GatewayError),
+    /// A change that a former leader left could not be carried out; a retry may succeed.
+    Change(EtcdChangeError),
     /// The stored state is unusable.
     Damaged(StoredStateError),
 }
@@ -183,16 +185,13 @@ impl FencedChanges<'_> {
 
     /// Reads the whole state, carries out a batch that a former leader left, and gives a new state its identity.
     pub(super) fn take_over(&mut self, fresh_id: u64) -> Result<StoredRecords, ReadError> {
-        let gateway = |error: EtcdChangeError| {
-            ReadError::Gateway(GatewayError { endpoint: "etcd".to_owned(), reason: error.to_string() })
-        };
         let mut stored = read(self.gateway, self.keys)?;
         if !stored.batch.is_empty() {
-            self.finish(&std::mem::take(&mut stored.batch), Instant::now() + COMMIT).map_err(gateway)?;
+            self.finish(&std::mem::take(&mut stored.batch), Instant::now() + COMMIT).map_err(ReadError::Change)?;
             stored = read(self.gateway, self.keys)?;
         }
         if stored.state_id.is_none() {
-            self.commit(&[state_change(fresh_id)]).map_err(gateway)?;
+            self.commit(&[state_change(fresh_id)]).map_err(ReadError::Change)?;
             stored.state_id = Some(fresh_id);
         }
         Ok(stored)

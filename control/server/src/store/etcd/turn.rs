@@ -167,6 +167,7 @@ impl Turns {
                 ticket_time_s: stored.ticket_time_s,
             },
             Err(ReadError::Gateway(error)) => return Over::Lost(error.to_string()),
+            Err(ReadError::Change(error)) => return Over::Lost(error.to_string()),
             Err(ReadError::Damaged(error)) => {
                 self.resign(&begun);
                 return Over::Failed(format!("{error}: restore a copy, or remove the keys of the cluster"));
