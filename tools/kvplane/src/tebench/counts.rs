@@ -203,7 +203,7 @@ mod tests {
         [one("tcp", 10), one("shm", 20), one("tcp", 30)].into_iter().for_each(|counts| counts.add(&mut all));
         assert_eq!(all.iter().map(|one| (one.transport, one.bytes)).collect::<Vec<_>>(), [("tcp", 40), ("shm", 20)]);
         let line =
-            "  [transport] name=tcp operations=2 bytes=40 retries=0 failovers=4 p50_us=1.0 p99_us=3.1 queue_p99_us=0.3";
+            "  [transport] name=tcp operations=2 bytes=40 retries=0 failovers=4 p50_us=1.0 p99_us=3.1 queue_p99_us=0.1";
         assert_eq!(all[0].line(), line);
         let json = serde_json::to_value(&all[0]).unwrap();
         assert_eq!((&json["transport"], &json["bytes"], &json["p99_us"]), (&"tcp".into(), &40.into(), &3.072.into()));
