@@ -38,6 +38,11 @@ pub enum DeviceError {
         /// Reasons why drivers could not be asked, if there are any.
         detail: String,
     },
+    /// Memory of the host where a device's is needed.
+    HostMemory {
+        /// Address.
+        address: u64,
+    },
     /// The range does not lie inside one allocation.
     BeyondAllocation {
         /// First address of the range.
@@ -126,6 +131,7 @@ impl fmt::Display for DeviceError {
             Self::UnknownAddress { address, detail } => {
                 write!(f, "address {address:#x} is not memory of this process, and no driver can tell more: {detail}")
             }
+            Self::HostMemory { address } => write!(f, "address {address:#x} is memory of the host, not of a device"),
             Self::BeyondAllocation { address, bytes, base, allocated } => write!(
                 f,
                 "{bytes} bytes at {address:#x} exceed the allocation of {allocated} bytes at {base:#x}; register each \

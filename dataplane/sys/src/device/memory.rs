@@ -2,7 +2,7 @@
 
 use super::driver::HANDLE_BYTES;
 use super::handle::check_process;
-use super::{Allocation, Device, DeviceError, DeviceId, MemoryKind, locate};
+use super::{Allocation, Device, DeviceError, MemoryKind, locate};
 use crate::region::Region;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl DeviceMemory {
     pub unsafe fn adopt(address: u64, bytes: u64) -> Result<Arc<Self>, DeviceError> {
         let there = locate(address, bytes)?;
         let (Some(allocation), Some(id)) = (there.allocation, there.kind.device()) else {
-            return Err(DeviceError::UnknownAddress { address, detail: "it is memory of the host".to_owned() });
+            return Err(DeviceError::HostMemory { address });
         };
         let device = Device::open(id)?;
         Ok(Arc::new(Self { device, allocation, address, bytes, ownership: Ownership::Caller }))
@@ -54,39 +54,31 @@ impl DeviceMemory {
     /// When the device has too little memory left, or is lost.
     pub fn allocate(device: &Arc<Device>, bytes: u64) -> Result<Arc<Self>, DeviceError> {
         let address = device.with(|driver, ordinal| driver.allocate(ordinal, bytes))?;
-        let described = device.with(|driver, ordinal| match driver.describe(address)? {
-            Some(allocation) => Ok(allocation),
-            None => Err(DeviceError::Stale { address, id: DeviceId { family: driver.family(), ordinal } }),
-        });
-        let allocation = match described {
-            Ok(allocation) => allocation,
-            Err(error) => {
-                device.with(|driver, _| {
-                    driver.free(address);
-                    Ok(())
-                })?;
-                return Err(error);
-            }
-        };
-        Ok(Arc::new(Self { device: Arc::clone(device), allocation, address, bytes, ownership: Ownership::Range }))
+        Self::owned(device, address, bytes, Ownership::Range)
     }
 
     /// Maps an allocation of another process by its handle. The mapping ends with the last clone.
     ///
     /// # Errors
     /// When the driver rejects the handle: the allocation is gone, this process made the handle itself, or the devices
-    /// cannot access each other.
+    /// cannot access each other. When the allocation is shorter than `bytes`.
     pub fn map(device: &Arc<Device>, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Result<Arc<Self>, DeviceError> {
         let base = device.with(|driver, ordinal| driver.map(ordinal, handle))?;
+        Self::owned(device, base, bytes, Ownership::Process)
+    }
+
+    /// Describes the allocation at `base`, which the range owns; it is released if that fails.
+    fn owned(device: &Arc<Device>, base: u64, bytes: u64, ownership: Ownership) -> Result<Arc<Self>, DeviceError> {
         let kind = MemoryKind::Device(device.id());
         let allocation = Allocation { kind, base, bytes, buffer_id: 0, rdma: false, handle: false };
-        Ok(Arc::new(Self {
-            device: Arc::clone(device),
-            allocation,
-            address: base,
-            bytes,
-            ownership: Ownership::Process,
-        }))
+        let mut memory = Self { device: Arc::clone(device), allocation, address: base, bytes, ownership };
+        let found = device.with(|driver, _| driver.describe(base))?;
+        memory.allocation = found.ok_or(DeviceError::Stale { address: base, id: device.id() })?;
+        let Allocation { base, bytes: allocated, .. } = memory.allocation;
+        if !memory.allocation.covers(memory.address, bytes) {
+            return Err(DeviceError::BeyondAllocation { address: memory.address, bytes, base, allocated });
+        }
+        Ok(Arc::new(memory))
     }
 
     /// Returns the device.

@@ -236,7 +236,11 @@ fn another_process_maps_an_allocation_by_its_handle() {
     let device = Device::open(FIRST).unwrap();
     if let Ok(text) = std::env::var(HANDLE) {
         let bytes: Vec<u8> = (0..64).map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap()).collect();
-        let memory = DeviceMemory::map(&device, &bytes.try_into().unwrap(), MIB).unwrap();
+        let handle = bytes.try_into().unwrap();
+        let beyond = DeviceMemory::map(&device, &handle, MIB + 1).unwrap_err();
+        assert!(matches!(beyond, DeviceError::BeyondAllocation { allocated: MIB, .. }), "{beyond}");
+        assert_eq!(fake.counters().allocations, 0, "the mapping has ended");
+        let memory = DeviceMemory::map(&device, &handle, MIB).unwrap();
         assert_eq!(fake.read(memory.address(), MIB), pattern(5, MIB as usize));
         fake.write(memory.address() + 4096, &[42; 16]);
         return;
