@@ -460,30 +460,30 @@ fn global_view(conductor: &ConductorService) -> Value {
 
 fn services(conductor: &ConductorService) -> Value {
     let services = conductor.table().instances.into_iter().map(|row| {
-        let (name, rank) = row.instance.rsplit_once('@').unwrap_or((&row.instance, "0"));
-        json!({
-            "instance_id": name,
-            "dp_rank": rank.parse::<u64>().unwrap_or(0),
-            "tenant_id": external(&row.tenant),
-            "modelname": row.model,
-            "block_size": row.block_tokens,
-            "endpoint": row.address,
-            "degraded": row.degraded,
-            "suspect": row.suspect,
-        })
+        let mut service = service(&row.instance, &row.tenant, &row.model, row.block_tokens);
+        service["endpoint"] = json!(row.address);
+        service["degraded"] = json!(row.degraded);
+        service["suspect"] = json!(row.suspect);
+        service
     });
     let masters = conductor.feeds.masters().into_iter().map(|(spec, degraded)| {
-        let (name, rank) = spec.name.rsplit_once('@').unwrap_or((&spec.name, "0"));
-        json!({
-            "type": "Mooncake",
-            "instance_id": name,
-            "dp_rank": rank.parse::<u64>().unwrap_or(0),
-            "tenant_id": external(&spec.tenant),
-            "modelname": spec.model,
-            "block_size": spec.block_tokens,
-            "endpoint": spec.publisher,
-            "degraded": degraded,
-        })
+        let mut service = service(&spec.name, &spec.tenant, &spec.model, spec.block_tokens);
+        service["type"] = json!("Mooncake");
+        service["endpoint"] = json!(spec.publisher);
+        service["degraded"] = json!(degraded);
+        service
     });
     json!({ "services": services.chain(masters).collect::<Vec<_>>() })
+}
+
+/// Returns what an instance and a master have in common, for a name such as `engine@1` of rank 1.
+fn service(name: &str, tenant: &str, model: &str, block_tokens: u32) -> Value {
+    let (name, rank) = name.rsplit_once('@').unwrap_or((name, "0"));
+    json!({
+        "instance_id": name,
+        "dp_rank": rank.parse::<u64>().unwrap_or(0),
+        "tenant_id": external(tenant),
+        "modelname": model,
+        "block_size": block_tokens,
+    })
 }

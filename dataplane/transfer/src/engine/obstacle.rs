@@ -16,7 +16,7 @@ use crate::rails::rdma::DevicesError;
 pub(crate) enum Obstacle {
     /// The kind of peer, in these words.
     Peer { kind: &'static str },
-    /// The same for several transports.
+    /// One reason that several transports share.
     Common(Arc<Self>),
     /// The segment of the peer could not be opened.
     NotOpened(Error),
